@@ -1,0 +1,48 @@
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+STAMP := $(VENV)/.setup-stamp
+SOURCES := shared langchain_ctx llamaindex_ctx
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types bench notebooks clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## create .venv and install everything (nothing to do when up to date)
+
+$(STAMP): pyproject.toml constraints-dev.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "ctxfold needs Python 3.11 or newer: make setup PYTHON=python3.11"; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -e ".[all]" --group dev
+	@ln -sf basedpyright $(BIN)/pyright
+	@touch $(STAMP)
+
+demo: setup  ## a conversation that outgrows its window, without key or network
+	@$(BIN)/python -m ctxfold.demo $(ARGS)
+
+test: setup  ## all tests
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+lint: setup  ## ruff, formatting, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: setup  ## mypy strict and pyright strict
+	$(BIN)/mypy $(SOURCES) $(wildcard tests/typing)
+	$(BIN)/basedpyright
+
+bench: setup  ## engine time per turn beside its peers
+	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+notebooks: setup  ## execute the notebooks in place, outputs stored
+	@$(BIN)/python -m tests.run_notebooks $(ARGS)
+
+clean:  ## remove everything that was built
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

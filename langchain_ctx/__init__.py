@@ -1,0 +1,3 @@
+"""The LangChain face of ctxfold."""
+
+__all__: list[str] = []

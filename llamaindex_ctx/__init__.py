@@ -1,0 +1,3 @@
+"""The LlamaIndex face of ctxfold."""
+
+__all__: list[str] = []
