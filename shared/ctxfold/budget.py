@@ -1,0 +1,111 @@
+"""How many tokens there are, who may use them, and what a message costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ctxfold.errors import ConfigError, WindowTooSmallError
+from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
+from ctxfold.tokens import TextCounter
+
+__all__ = ["MessageCounter", "Policy", "policy"]
+
+MESSAGE_OVERHEAD_TOKENS = 4  # role and separators, as in OpenAI's published counting recipe for chat messages
+MEDIA_TOKENS = 800  # a mid-sized image; providers charge between 85 and 1,600
+
+
+class Policy(BaseModel):
+    """A session's rules, kept in its log so that every face decides alike. Ratios are of `budget_tokens`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    context_window: int = Field(gt=0, description="tokens that the model takes in and gives out, together")
+    reply_reserve_tokens: int = Field(gt=0, description="tokens kept free for the reply")
+    auto_compact: bool = True
+    strategy: Literal["tiered", "truncate"] = "tiered"
+    soft_ratio: float = Field(default=0.60, gt=0, le=1)
+    hard_ratio: float = Field(default=0.90, gt=0, le=1)
+    tail_ratio: float = Field(default=0.30, gt=0, lt=1, description="share that the newest messages keep after a summary")
+    keep_last: int = Field(default=6, ge=1, description="newest messages kept, where they fit half of the budget")
+    min_free_ratio: float = Field(default=0.20, ge=0, lt=1, description="an epoch change frees at least this share")
+    pin_ratio: float = Field(default=0.25, gt=0, lt=1)
+    tool_result_ratio: float = Field(default=0.25, gt=0, lt=1, description="a larger tool result is shown as an excerpt")
+    recall_ratio: float = Field(default=0.25, ge=0, lt=1, description="most that recalled passages take; 0 turns it off")
+    summary_tokens: int = Field(gt=0, description="upper limit of a summary")
+    cooldown_turns: int = Field(default=2, ge=0, description="turns between two summaries, unless the window is full")
+    count_reasoning: bool = True
+
+    @property
+    def budget_tokens(self) -> int:
+        """What a request may hold: the window less the reply reserve."""
+        return self.context_window - self.reply_reserve_tokens
+
+
+def policy(
+    context_window: int,
+    *,
+    reply_reserve_tokens: int | None = None,
+    summary_tokens: int | None = None,
+    **rules: object,
+) -> Policy:
+    """A Policy with the defaults that depend on the window: reply reserve a fifth, summary a fifth of the rest (64 to 2,048)."""
+    if context_window <= 0:
+        raise ConfigError(f"context_window is {context_window}: give the model's window in tokens, 1 or more")
+    reserve = max(1, context_window // 5) if reply_reserve_tokens is None else reply_reserve_tokens
+    if reserve >= context_window:
+        raise WindowTooSmallError(
+            f"context_window is {context_window} tokens and the reply reserve {reserve}: nothing is left for the prompt; "
+            "raise context_window or lower max_tokens"
+        )
+    limit = summary_tokens or min(2_048, max(64, (context_window - reserve) // 5))
+    values = {"context_window": context_window, "reply_reserve_tokens": reserve, "summary_tokens": limit, **rules}
+    try:
+        return Policy.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"policy setting {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+class MessageCounter:
+    """Tokens of whole messages and tools: visible text, tool calls and results, media, and reasoning when it is sent."""
+
+    def __init__(self, text: TextCounter, *, count_reasoning: bool = True) -> None:
+        self._text = text
+        self._count_reasoning = count_reasoning
+        self.id = f"{text.id}{'+reasoning' if count_reasoning else ''}"
+
+    def count(self, message: Message) -> int:
+        total = MESSAGE_OVERHEAD_TOKENS
+        for part in message.parts:
+            match part:
+                case TextPart(text=text):
+                    total += self._text.count(text)
+                case ReasoningPart(text=text):
+                    total += self._text.count(text) if self._count_reasoning else 0
+                case ToolCallPart():
+                    total += MESSAGE_OVERHEAD_TOKENS + self._text.count(f"{part.id}{part.name}{part.arguments}")
+                case ToolResultPart():
+                    total += self._text.count(part.content) + self._text.count(part.call_id)
+                case MediaPart():
+                    total += MEDIA_TOKENS
+                case _:
+                    continue
+        return total
+
+    def count_all(self, messages: Iterable[Message]) -> int:
+        return sum(self.count(m) for m in messages)
+
+    def count_text(self, text: str) -> int:
+        return self._text.count(text)
+
+    def count_tools(self, tools: Iterable[ToolSpec]) -> int:
+        """Tools cost what their JSON schema costs."""
+        return sum(
+            MESSAGE_OVERHEAD_TOKENS
+            + self._text.count(json.dumps([t.name, t.description, dict(t.parameters)], ensure_ascii=False))
+            for t in tools
+        )

@@ -1,0 +1,1 @@
+"""Making room: when, what and how, with the originals kept."""

@@ -1,0 +1,150 @@
+"""The few ways out of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ctxfold.errors import ConfigError
+from ctxfold.flow import Effect
+from ctxfold.history.records import Draft, Record, SessionKey
+from ctxfold.ports import (
+    AsyncChunkStream,
+    ChunkStream,
+    ContextBackend,
+    Document,
+    Head,
+    Ports,
+    Postings,
+    Reply,
+    Request,
+)
+
+__all__ = ["AppendLog", "Complete", "FetchLog", "FindLog", "OpenStream", "ReadHead", "ReadLog", "Search", "SnapshotBefore"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHead(Effect[Head | None]):
+    key: SessionKey
+
+    def perform(self, ports: Ports) -> Head | None:
+        return ports.store.head(self.key)
+
+    async def aperform(self, ports: Ports) -> Head | None:
+        return await ports.store.ahead(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog(Effect[tuple[Record, ...]]):
+    key: SessionKey
+    after: int = 0
+    upto: int | None = None
+
+    def perform(self, ports: Ports) -> tuple[Record, ...]:
+        return ports.store.read(self.key, after=self.after, upto=self.upto)
+
+    async def aperform(self, ports: Ports) -> tuple[Record, ...]:
+        return await ports.store.aread(self.key, after=self.after, upto=self.upto)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLog(Effect[tuple[Record, ...]]):
+    key: SessionKey
+    seqs: Sequence[int]
+
+    def perform(self, ports: Ports) -> tuple[Record, ...]:
+        return ports.store.fetch(self.key, self.seqs)
+
+    async def aperform(self, ports: Ports) -> tuple[Record, ...]:
+        return await ports.store.afetch(self.key, self.seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class FindLog(Effect[tuple[Record, ...]]):
+    key: SessionKey
+    ids: Sequence[str]
+
+    def perform(self, ports: Ports) -> tuple[Record, ...]:
+        return ports.store.find(self.key, self.ids)
+
+    async def aperform(self, ports: Ports) -> tuple[Record, ...]:
+        return await ports.store.afind(self.key, self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotBefore(Effect[int]):
+    key: SessionKey
+    seq: int
+
+    def perform(self, ports: Ports) -> int:
+        return ports.store.snapshot_before(self.key, self.seq)
+
+    async def aperform(self, ports: Ports) -> int:
+        return await ports.store.asnapshot_before(self.key, self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLog(Effect[tuple[Record, ...]]):
+    key: SessionKey
+    drafts: Sequence[Draft]
+    known: int = 0
+    expect: int | None = None
+    documents: Sequence[Document] = ()
+
+    def perform(self, ports: Ports) -> tuple[Record, ...]:
+        return ports.store.append(
+            self.key, self.drafts, known=self.known, expect=self.expect, documents=self.documents
+        )
+
+    async def aperform(self, ports: Ports) -> tuple[Record, ...]:
+        return await ports.store.aappend(
+            self.key, self.drafts, known=self.known, expect=self.expect, documents=self.documents
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Search(Effect[Postings]):
+    key: SessionKey
+    terms: Sequence[str]
+
+    def perform(self, ports: Ports) -> Postings:
+        return ports.store.postings(self.key, self.terms)
+
+    async def aperform(self, ports: Ports) -> Postings:
+        return await ports.store.apostings(self.key, self.terms)
+
+
+def _need(backend: ContextBackend | None) -> ContextBackend:
+    if backend is None:
+        raise ConfigError("this session has no backend: give one (backend=OpenAIChatBackend(...)) to send messages")
+    return backend
+
+
+@dataclass(frozen=True, slots=True)
+class Complete(Effect[Reply]):
+    """A whole answer from the backend, or from the summariser."""
+
+    request: Request
+    summarizer: bool = False
+
+    def _backend(self, ports: Ports) -> ContextBackend:
+        return _need(ports.summarizer if self.summarizer else ports.backend)
+
+    def perform(self, ports: Ports) -> Reply:
+        return self._backend(ports).send(self.request)
+
+    async def aperform(self, ports: Ports) -> Reply:
+        return await self._backend(ports).asend(self.request)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream(Effect["ChunkStream | AsyncChunkStream"]):
+    """An open answer, once its first event is there: a ChunkStream, or an AsyncChunkStream when driven on a loop."""
+
+    request: Request
+
+    def perform(self, ports: Ports) -> ChunkStream:
+        return _need(ports.backend).open_stream(self.request)
+
+    async def aperform(self, ports: Ports) -> AsyncChunkStream:
+        return await _need(ports.backend).aopen_stream(self.request)

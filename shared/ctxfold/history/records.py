@@ -1,0 +1,228 @@
+"""The records of a session's log: what happened, in order, as frozen values, and their stored form."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+
+from ctxfold.errors import StoreCorruptError
+from ctxfold.messages import Message, content_key
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = [
+    "Body",
+    "Cleared",
+    "Compacted",
+    "Draft",
+    "MessageAdded",
+    "MessageInserted",
+    "MessageRemoved",
+    "MessageReplaced",
+    "Pinned",
+    "PolicyChanged",
+    "Record",
+    "Restored",
+    "SessionKey",
+    "SnapshotTaken",
+    "TurnClosed",
+    "TurnStatus",
+    "Undone",
+    "Unpinned",
+    "decode_body",
+    "encode_body",
+    "fingerprint",
+]
+
+TurnStatus: TypeAlias = Literal["completed", "aborted", "discarded"]
+
+
+class SessionKey(NamedTuple):
+    """Whose session it is, and which."""
+
+    owner: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAdded:
+    """A message at the end of the log; `shown` is what the model sees instead when the original is too large."""
+
+    message: Message
+    shown: Message | None = None
+    kind: Literal["message_added"] = "message_added"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageInserted:
+    """A message put before the one with id `before` (at the end when that is None)."""
+
+    message: Message
+    before: str | None = None
+    kind: Literal["message_inserted"] = "message_inserted"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReplaced:
+    """New content under an old id."""
+
+    message: Message
+    kind: Literal["message_replaced"] = "message_replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRemoved:
+    """Messages taken out of the view; their records stay."""
+
+    ids: tuple[str, ...]
+    kind: Literal["message_removed"] = "message_removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Everything but the system prompts leaves the view."""
+
+    kind: Literal["cleared"] = "cleared"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnClosed:
+    """The end of the turn that its record names; only completed and aborted turns join the view."""
+
+    status: TurnStatus = "completed"
+    kind: Literal["turn_closed"] = "turn_closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    ids: tuple[str, ...]
+    kind: Literal["pinned"] = "pinned"
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    ids: tuple[str, ...]
+    kind: Literal["unpinned"] = "unpinned"
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """An epoch change: `covered` ids leave the view for `summary`, and `shown` messages stand in for their originals.
+
+    In a record with a turn id the covered messages are that open turn's own, and the summary takes their place there.
+    """
+
+    covered: tuple[str, ...] = ()
+    summary: Message | None = None
+    shown: tuple[Message, ...] = ()
+    strategy: str = ""
+    reason: str = ""
+    rung: str = ""
+    tokens_before: int = 0
+    tokens_after: int = 0
+    kind: Literal["compacted"] = "compacted"
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """The record with that id counts no more."""
+
+    record_id: str
+    kind: Literal["undone"] = "undone"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Originals back in the view, at its tail: (message id, seq of the record that holds it)."""
+
+    items: tuple[tuple[str, int], ...]
+    kind: Literal["restored"] = "restored"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """The rules from here on, as JSON text, and the id of the counter in use."""
+
+    policy: str
+    counter: str
+    kind: Literal["policy_changed"] = "policy_changed"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The folded state right before this record, as JSON text: ids and counts, never a message's text."""
+
+    state: str
+    kind: Literal["snapshot_taken"] = "snapshot_taken"
+
+
+Body: TypeAlias = (
+    MessageAdded
+    | MessageInserted
+    | MessageReplaced
+    | MessageRemoved
+    | Cleared
+    | TurnClosed
+    | Pinned
+    | Unpinned
+    | Compacted
+    | Undone
+    | Restored
+    | PolicyChanged
+    | SnapshotTaken
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A record not yet in a log; appending the same `id` twice is a no-op. `at_s` is Unix time."""
+
+    id: str
+    body: Body
+    turn_id: str | None = None
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record in its log; `seq` counts from 1 without gaps within a session."""
+
+    seq: int
+    id: str
+    body: Body
+    turn_id: str | None = None
+    at_s: float = field(default=0.0, compare=False)
+
+
+@cache
+def _adapter() -> TypeAdapter[Body]:
+    from pydantic import Field, TypeAdapter
+
+    return TypeAdapter(Annotated[Body, Field(discriminator="kind")])
+
+
+def encode_body(body: Body) -> str:
+    """ASCII-only JSON, so that every database takes it, NUL and all."""
+    value: Any = _adapter().dump_python(body, mode="python", exclude_none=True)
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+
+
+def decode_body(text: str) -> Body:
+    """The inverse of encode_body; StoreCorruptError when the text is not a record."""
+    try:
+        return _adapter().validate_json(text)
+    except ValueError as error:
+        raise StoreCorruptError(f"a stored record cannot be read ({str(error)[:200]}): restore the store from a copy") from None
+
+
+def fingerprint(body: Body) -> str:
+    """Equal for two bodies that may share one record id: a message's content, otherwise the whole body."""
+    match body:
+        case MessageAdded(message=message):
+            return content_key(message)
+        case _:
+            return hashlib.sha256(encode_body(body).encode()).hexdigest()[:32]

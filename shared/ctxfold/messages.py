@@ -1,0 +1,284 @@
+"""Messages and their parts: frozen values that every other module passes around."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+from ctxfold.errors import InvalidTextError, InvalidToolArgumentsError, MessageError, UnknownRoleError
+
+__all__ = [
+    "MediaPart",
+    "Message",
+    "MessageKind",
+    "Opaque",
+    "Part",
+    "ReasoningPart",
+    "Role",
+    "TextPart",
+    "ToolCallPart",
+    "ToolResultPart",
+    "ToolSpec",
+    "Usage",
+    "assistant",
+    "content_key",
+    "system",
+    "tool_result",
+    "user",
+    "validated",
+]
+
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+MessageKind: TypeAlias = Literal["message", "summary", "section"]
+ROLES: frozenset[str] = frozenset(get_args(Role))
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Visible text."""
+
+    text: str
+    type: Literal["text"] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """A model's thinking; `details` keeps a provider's own blocks as JSON text, byte for byte."""
+
+    text: str
+    signature: str | None = None
+    details: str | None = None
+    type: Literal["reasoning"] = "reasoning"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """A reference to an image, a file or a sound; `data` is JSON text in the shape its framework or provider gave it."""
+
+    kind: str
+    data: str
+    mime: str | None = None
+    type: Literal["media"] = "media"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """One call; `arguments` is JSON text exactly as received."""
+
+    id: str
+    name: str
+    arguments: str
+    extra: str | None = None
+    type: Literal["tool_call"] = "tool_call"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResultPart:
+    """The answer to one call, as text."""
+
+    call_id: str
+    content: str
+    name: str | None = None
+    is_error: bool = False
+    type: Literal["tool_result"] = "tool_result"
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """What only one framework knows of a message, as JSON text; never sent, never counted, never compared."""
+
+    namespace: str
+    json: str
+    type: Literal["opaque"] = "opaque"
+
+
+Part: TypeAlias = TextPart | ReasoningPart | MediaPart | ToolCallPart | ToolResultPart | Opaque
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as a provider reported them; `input_tokens` includes cache hits."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that the model may call; `parameters` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation.
+
+    `id` is unique within its session. `kind` tells summaries and injected sections from ordinary messages; `model`, `usage`
+    and `finish_reason` are set on replies.
+    """
+
+    id: str
+    role: Role
+    parts: tuple[Part, ...] = ()
+    name: str | None = None
+    kind: MessageKind = "message"
+    model: str | None = None
+    usage: Usage | None = None
+    finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The visible text: all text parts, or the tool result's content."""
+        return "".join(
+            p.text if isinstance(p, TextPart) else p.content
+            for p in self.parts
+            if isinstance(p, TextPart | ToolResultPart)
+        )
+
+    @property
+    def reasoning(self) -> str:
+        """The thinking text, "" when there is none."""
+        return "".join(p.text for p in self.parts if isinstance(p, ReasoningPart))
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallPart, ...]:
+        return tuple(p for p in self.parts if isinstance(p, ToolCallPart))
+
+    @property
+    def tool_results(self) -> tuple[ToolResultPart, ...]:
+        return tuple(p for p in self.parts if isinstance(p, ToolResultPart))
+
+    def opaque(self, namespace: str) -> Any:
+        """What that framework stored beside the message, decoded; None when it stored nothing."""
+        found = next((p for p in self.parts if isinstance(p, Opaque) and p.namespace == namespace), None)
+        return None if found is None else json.loads(found.json)
+
+    def without_reasoning(self) -> Message:
+        return replace(self, parts=tuple(p for p in self.parts if not isinstance(p, ReasoningPart)))
+
+    def with_role(self, role: Role) -> Message:
+        return replace(self, role=role)
+
+
+def system(text: str, *, id: str) -> Message:
+    return Message(id, "system", (TextPart(text),))
+
+
+def user(text: str, *, id: str) -> Message:
+    return Message(id, "user", (TextPart(text),))
+
+
+def assistant(text: str, *, id: str, reasoning: str = "", calls: Iterable[ToolCallPart] = ()) -> Message:
+    """An assistant message; empty text or reasoning adds no part."""
+    parts: list[Part] = []
+    if reasoning:
+        parts.append(ReasoningPart(reasoning))
+    if text:
+        parts.append(TextPart(text))
+    return Message(id, "assistant", (*parts, *calls))
+
+
+def tool_result(call_id: str, content: str, *, id: str, name: str | None = None, is_error: bool = False) -> Message:
+    return Message(id, "tool", (ToolResultPart(call_id, content, name, is_error),))
+
+
+def content_key(message: Message) -> str:
+    """A digest of what a model can see of a message: equal keys mean equal content, whatever framework brought it."""
+    seen: list[Any] = [message.role, message.name]
+    for part in message.parts:
+        match part:
+            case TextPart(text=text):
+                seen.append(["t", text])
+            case ToolCallPart():
+                seen.append(["c", part.id, part.name, _canonical_json(part.arguments)])
+            case ToolResultPart():
+                seen.append(["r", part.call_id, part.content])
+            case MediaPart():
+                seen.append(["m", part.kind, part.data])
+            case ReasoningPart() | Opaque():
+                continue
+    return hashlib.sha256(json.dumps(seen, ensure_ascii=True).encode()).hexdigest()[:32]
+
+
+def _canonical_json(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+    except ValueError:
+        return text
+
+
+def validated(message: Message) -> Message:
+    """The message itself, once it is known to be storable and sendable; raises MessageError otherwise."""
+    if message.role not in ROLES:
+        raise UnknownRoleError(
+            f"message {message.id!r} has role {message.role!r}: use one of {', '.join(sorted(ROLES))}"
+        )
+    if not message.id:
+        raise MessageError("a message has an empty id: give each message a unique one")
+    if message.role == "tool" and not message.tool_results:
+        raise MessageError(f"tool message {message.id!r} has no tool result: say which call it answers (tool_call_id)")
+    for part in message.parts:
+        _check_part(part, message.id)
+    for text in (message.id, message.name or ""):
+        _check_text(text, message.id)
+    return message
+
+
+def _check_part(part: Part, message_id: str) -> None:
+    match part:
+        case TextPart(text=text) | ReasoningPart(text=text):
+            _check_text(text, message_id)
+        case ToolResultPart():
+            _check_text(part.content, message_id)
+            _check_text(part.call_id, message_id)
+        case ToolCallPart():
+            _check_text(part.name, message_id)
+            _check_arguments(part, message_id)
+        case MediaPart(data=data):
+            _check_text(data, message_id)
+        case Opaque():
+            return
+
+
+def _check_text(text: str, message_id: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidTextError(
+            f"message {message_id!r} holds a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}: "
+            "decode the text properly or replace it before adding it"
+        ) from None
+
+
+def _check_arguments(part: ToolCallPart, message_id: str) -> None:
+    try:
+        value: object = json.loads(part.arguments)
+    except ValueError as error:
+        raise InvalidToolArgumentsError(
+            f"tool call {part.name!r} in message {message_id!r} has arguments that are not JSON ({error}): {part.arguments[:80]!r}"
+        ) from None
+    if not isinstance(value, dict):
+        raise InvalidToolArgumentsError(
+            f"tool call {part.name!r} in message {message_id!r} needs a JSON object as arguments, got {part.arguments[:80]!r}"
+        )
+    _check_text(part.arguments, message_id)

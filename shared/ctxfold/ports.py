@@ -1,0 +1,284 @@
+"""The seams: what the engine asks of the outside world, as protocols, and the bundle that carries them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ctxfold.history.records import Draft, Record, SessionKey
+from ctxfold.messages import Message, ToolSpec, Usage
+
+__all__ = [
+    "AsyncChunkStream",
+    "Chunk",
+    "ChunkStream",
+    "Clock",
+    "ContextBackend",
+    "Document",
+    "Head",
+    "Ids",
+    "Postings",
+    "Ports",
+    "Reply",
+    "Request",
+    "Store",
+    "SystemClock",
+    "TokenCounter",
+    "ToolCallDelta",
+    "UuidIds",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a backend is asked to answer.
+
+    `messages` is the window as the engine holds it, reasoning included: the backend's row decides what of it travels.
+    `tool_choice` is "auto", "none", "required" or a tool's name. `extra` goes into the request body as it is.
+    """
+
+    messages: Sequence[Message]
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    stop: tuple[str, ...] = ()
+    thinking: bool | str | None = None
+    model: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer; `message` carries usage, model and finish reason, `raw` is the provider's own object."""
+
+    message: Message
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    raw: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call as it came: index and id may be missing, repeated or wrong; `stream.Fold` sorts it out."""
+
+    index: int | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    extra: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One piece of a streamed answer, translated; `raw` is the provider's own object."""
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    reasoning_details: tuple[Any, ...] = ()
+    signature: str | None = None
+    refusal: str = ""
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    model: str | None = None
+    raw: Any = None
+
+
+class ChunkStream(Protocol):
+    """An open answer. The first event has arrived when it is handed out; `close` ends the connection at once."""
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+    def close(self) -> None: ...
+
+
+class AsyncChunkStream(Protocol):
+    """The same for async code."""
+
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class ContextBackend(Protocol):
+    """A model service. Errors are BackendError; nothing else leaves it.
+
+    `scratch_role` is the role in which the row allows one message at the very end of a request.
+    `context_window` is the row's default for the model, None when unknown.
+    """
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def context_window(self) -> int | None: ...
+
+    @property
+    def scratch_role(self) -> str: ...
+
+    def send(self, request: Request) -> Reply: ...
+
+    async def asend(self, request: Request) -> Reply: ...
+
+    def open_stream(self, request: Request) -> ChunkStream: ...
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream: ...
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class TokenCounter(Protocol):
+    """Counts what is sent; `id` changes whenever counts would."""
+
+    @property
+    def id(self) -> str: ...
+
+    def count(self, message: Message) -> int: ...
+
+    def count_text(self, text: str) -> int: ...
+
+    def count_tools(self, tools: Sequence[ToolSpec]) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a log ends: its last seq, and that of its newest snapshot (0 when there is none)."""
+
+    seq: int
+    snapshot_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A message made searchable: the record that holds it and its terms with their counts."""
+
+    seq: int
+    terms: Mapping[str, int]
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Postings:
+    """What BM25 needs for one query: size of the archive, and per term (seq, count in it, its length)."""
+
+    documents: int
+    total_length: int
+    by_term: Mapping[str, tuple[tuple[int, int, int], ...]]
+
+
+class Store(Protocol):
+    """An append-only log per (owner, session). Safe across threads, tasks and, where it is durable, processes.
+
+    Async forms do the same without blocking the loop. Failures are StoreError.
+    """
+
+    def head(self, key: SessionKey) -> Head | None:
+        """Where the session's log ends; None when there is no such session."""
+        ...
+
+    async def ahead(self, key: SessionKey) -> Head | None: ...
+
+    def append(
+        self,
+        key: SessionKey,
+        drafts: Sequence[Draft],
+        *,
+        known: int = 0,
+        expect: int | None = None,
+        documents: Sequence[Document] = (),
+    ) -> tuple[Record, ...]:
+        """Append in one transaction, making the session when it is new; returns every record after seq `known`.
+
+        A draft whose id is already there with the same fingerprint is skipped; with another, MessageConflictError and
+        nothing is written. With `expect`, HeadMovedError unless the log ends there. A SnapshotTaken draft moves the
+        newest snapshot.
+        """
+        ...
+
+    async def aappend(
+        self,
+        key: SessionKey,
+        drafts: Sequence[Draft],
+        *,
+        known: int = 0,
+        expect: int | None = None,
+        documents: Sequence[Document] = (),
+    ) -> tuple[Record, ...]: ...
+
+    def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
+        """Records with after < seq <= upto, in order."""
+        ...
+
+    async def aread(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]: ...
+
+    def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
+        """The records with these seqs, in order of seq; missing ones are left out."""
+        ...
+
+    async def afetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]: ...
+
+    def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
+        """The records with these record ids, in order of seq; missing ones are left out."""
+        ...
+
+    async def afind(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]: ...
+
+    def snapshot_before(self, key: SessionKey, seq: int) -> int:
+        """The seq of the newest snapshot before `seq`, 0 when there is none."""
+        ...
+
+    async def asnapshot_before(self, key: SessionKey, seq: int) -> int: ...
+
+    def postings(self, key: SessionKey, terms: Sequence[str]) -> Postings: ...
+
+    async def apostings(self, key: SessionKey, terms: Sequence[str]) -> Postings: ...
+
+    def sessions(self, owner: str) -> tuple[str, ...]:
+        """The names of an owner's sessions, sorted."""
+        ...
+
+    async def asessions(self, owner: str) -> tuple[str, ...]: ...
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Clock(Protocol):
+    def now_s(self) -> float:
+        """Unix time in seconds."""
+        ...
+
+
+class Ids(Protocol):
+    def new(self) -> str:
+        """An id never given before, by any process."""
+        ...
+
+
+class SystemClock:
+    def now_s(self) -> float:
+        return time.time()
+
+
+class UuidIds:
+    def new(self) -> str:
+        return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The outside world of one engine; `summarizer` writes summaries, None means the extractive one."""
+
+    store: Store
+    counter: TokenCounter
+    backend: ContextBackend | None = None
+    summarizer: ContextBackend | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    ids: Ids = field(default_factory=UuidIds)
