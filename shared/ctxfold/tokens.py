@@ -1,7 +1,7 @@
-"""Counting tokens without a network: exact where an encoding file lies on disk, by character class elsewhere.
+"""Counting tokens without a network: exact where an encoding file is on disk, by character class elsewhere.
 
-tiktoken ships no encoding files and fetches them without a time-out, so this module finds (or fetches, once, within
-a deadline) the file itself and hands tiktoken the ranks. Importing this module loads nothing and touches nothing.
+tiktoken ships no encoding files and fetches them without a time-out, so this module finds (or fetches, once,
+within a deadline) the file itself and hands tiktoken the ranks. Importing this module loads nothing.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _CL100K_MODELS: Final = re.compile(r"(gpt-4(?![.o\d])|gpt-3|davinci-002|babbage-
 
 
 def encoding_name(model: str | None) -> str:
-    """The encoding of an OpenAI model name, bare, routed (`openai/...`) or fine-tuned (`ft:...`); newest if unknown."""
+    """The encoding of an OpenAI model name, also `openai/...` and `ft:...`; the newest if unknown."""
     bare = (model or "").strip().lower().rpartition("/")[2].removeprefix("ft:")
     return "cl100k_base" if _CL100K_MODELS.match(bare) else "o200k_base"
 
@@ -136,7 +136,8 @@ class _Encodings:
         folders = list(_cache_folders())
         raise EncodingNotFoundError(
             f"encoding {name} is in none of {len(folders)} cache folders and {reason}: put its file, named "
-            f"{file.cache_key}, into a folder and set TIKTOKEN_CACHE_DIR to it, or install llama-index-core, which has it"
+            f"{file.cache_key}, into a folder and set TIKTOKEN_CACHE_DIR to it, "
+            "or install llama-index-core, which has it"
         )
 
     def warn_once(self, cause: EncodingNotFoundError) -> None:
@@ -144,7 +145,9 @@ class _Encodings:
         with self._lock:
             first, self._warned = not self._warned, True
         if first:
-            warnings.warn(f"tokens are estimated by character class, not counted: {cause}", CtxWarning, stacklevel=3)
+            warnings.warn(
+                f"tokens are estimated by character class, not counted: {cause}", CtxWarning, stacklevel=3
+            )
 
 
 _encodings: Final = _Encodings()
@@ -186,11 +189,13 @@ def _is_intact(file: _EncodingFile, data: bytes) -> bool:
 
 
 def _download_within(file: _EncodingFile, deadline_s: float) -> bytes | str:
-    """The verified file, also stored in our cache folder, or why there is none; returns within the deadline."""
+    """The verified file, also stored in our cache folder, or why there is none; within the deadline."""
     outcome: list[bytes | str] = []
     end = time.monotonic() + deadline_s
-    # a thread, because name resolution knows no time-out; a daemon, so that a hung one does not hold up the exit
-    worker = threading.Thread(target=lambda: outcome.append(_fetch(file.url, end)), name="ctxfold-encoding", daemon=True)
+    # a thread, as name resolution knows no time-out; a daemon, so that a hung one does not delay the exit
+    worker = threading.Thread(
+        target=lambda: outcome.append(_fetch(file.url, end)), name="ctxfold-encoding", daemon=True
+    )
     worker.start()
     worker.join(deadline_s)
     result = outcome[0] if outcome else f"the download did not finish within {deadline_s:g} s"
@@ -233,15 +238,15 @@ def _build(name: str, file: _EncodingFile, data: bytes) -> Encoding:
     return Encoding(name, pat_str=file.pattern, mergeable_ranks=ranks, special_tokens={})
 
 
-# A place where every encoding starts a new piece: a letter or digit, then punctuation (no apostrophe, no mark) or space.
+# Where every encoding starts a new piece: after a letter or digit, before space or a sign (no apostrophe).
 _LAST_SAFE_CUT: Final = re.compile(r"(?s:.*)[^\W_](?=[\s!-&(-/:-@\[-`{-~、。，！？；：…])")
 
 
 def _blocks(text: str) -> Iterator[str]:
     """The text in blocks of bounded length, cut where tokens end if there is such a place.
 
-    Merging takes more than linear time in an unbroken run, and matching recurses on it: a megabyte of one letter
-    would stall. Only a run of over 2,048 characters without a safe place is cut inside, at most one token off each.
+    Merging takes more than linear time in an unbroken run, and matching recurses on it: a megabyte of one
+    letter would stall. Only a run of over 2,048 characters without a safe place is cut inside.
     """
     start = 0
     while len(text) - start > _BLOCK_CHARS:
@@ -255,13 +260,14 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 class TiktokenCounter:
-    """Exact counts of one OpenAI encoding; safe across threads; special tokens count as the plain text they are."""
+    """Exact counts of one OpenAI encoding; safe across threads; special tokens count as plain text."""
 
     __slots__ = ("_encode", "_id")
 
     def __init__(self, encoding: str = "o200k_base", *, allow_download: bool = True) -> None:
         """Loads the encoding, 0.2-0.4 s once per process; raises EncodingNotFoundError within 3 s."""
-        self._encode: Callable[[str], list[int]] = _encodings.get(encoding, allow_download=allow_download).encode_ordinary
+        loaded = _encodings.get(encoding, allow_download=allow_download)
+        self._encode: Callable[[str], list[int]] = loaded.encode_ordinary
         self._id = f"tiktoken:{encoding}"
 
     @property
@@ -270,7 +276,7 @@ class TiktokenCounter:
         return self._id
 
     def count(self, text: str) -> int:
-        """Tokens of the text, in time linear in its length; a lone surrogate counts as its replacement character."""
+        """Tokens of the text, in linear time; a lone surrogate counts as its replacement character."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -293,7 +299,7 @@ _MICRO: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RatioCounter:
-    """Estimates tokens from how many characters of each class a text has; the same integer on every machine."""
+    """Estimates tokens from how many characters of each class a text has; equal on every machine."""
 
     ascii_per_token: float = 4.0
     """Characters of ASCII text in one token."""
@@ -305,7 +311,7 @@ class RatioCounter:
     """Tokens of an emoji, arrow, dingbat, private or broken character."""
 
     def __post_init__(self) -> None:
-        for name in ("ascii_per_token", "cjk_tokens_per_char", "other_tokens_per_char", "symbol_tokens_per_char"):
+        for name in self.__slots__:
             value: float = getattr(self, name)
             if not 0.01 <= value <= 100:
                 raise ConfigError(f"{name} is {value}: give a number from 0.01 to 100")
@@ -340,11 +346,13 @@ def _chars(runs: re.Pattern[str], text: str) -> int:
     return sum(map(len, runs.findall(text)))
 
 
-def text_counter(model: str | None = None, *, encoding: str | None = None, allow_download: bool = True) -> TextCounter:
-    """An exact counter if its encoding file can be had offline or within 3 s, else the ratio counter with one warning.
+def text_counter(
+    model: str | None = None, *, encoding: str | None = None, allow_download: bool = True
+) -> TextCounter:
+    """An exact counter if its encoding can be had within 3 s, else the ratio counter with one warning.
 
-    An explicit encoding wins over the model's; a model of unknown name is counted as OpenAI's newest. CTXFOLD_OFFLINE=1
-    or `allow_download=False` forbids the network. Every counter of one encoding shares its tables.
+    An explicit encoding wins over the model's; a model of unknown name is counted as OpenAI's newest.
+    CTXFOLD_OFFLINE=1 or `allow_download=False` forbids the network. Equal encodings share their tables.
     """
     try:
         return TiktokenCounter(encoding or encoding_name(model), allow_download=allow_download)

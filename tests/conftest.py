@@ -1,0 +1,50 @@
+"""What every test shares: one copy of ctxfold, hypothesis profiles, and PostgreSQL if there is a server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+# an editable install puts the root on sys.path: `import shared.ctxfold` would load a second engine
+sys.modules["shared"] = None  # type: ignore[assignment]
+
+POSTGRES_URL = "postgresql+psycopg://postgres@127.0.0.1:5432/test"
+_NOT_RUN = "PostgreSQL half not run: no server at 127.0.0.1:5432 (user postgres, database test)"
+
+_slow = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
+_dev = hypothesis.settings(deadline=None, max_examples=50, suppress_health_check=_slow)
+hypothesis.settings.register_profile("dev", parent=_dev)
+hypothesis.settings.register_profile("ci", parent=_dev, derandomize=True, max_examples=100)
+hypothesis.settings.register_profile("long", parent=_dev, max_examples=2000)
+_default = "ci" if os.environ.get("CI") else "dev"
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _default))
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> str:
+    """URL of a PostgreSQL server that answered just now; skips, with a line in the summary, where none is."""
+    import psycopg
+
+    try:
+        with psycopg.connect(POSTGRES_URL.replace("+psycopg", ""), connect_timeout=3) as connection:
+            connection.execute("select 1")
+    except psycopg.OperationalError as error:
+        pytest.skip(
+            f"{_NOT_RUN}: no server at 127.0.0.1:5432, user postgres, database test ({str(error).strip()})"
+        )
+    return POSTGRES_URL
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Says in the last lines when half of the store tests did not run."""
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    reasons = [text for text in skipped if _NOT_RUN in text]
+    if reasons:
+        terminalreporter.write_line(f"{_NOT_RUN}; {len(reasons)} tests skipped", yellow=True)
