@@ -1,0 +1,189 @@
+"""What every store shares: its async forms, its checks, and which drafts of an append are new."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+from ctxfold.errors import ConfigError, MessageConflictError, MessageError
+from ctxfold.history.records import Draft, Record, SessionKey, fingerprint
+from ctxfold.ports import Document, Head, Postings
+
+__all__ = ["MAX_KEY_BYTES", "BaseStore", "Fresh", "checked_drafts", "checked_key", "indexed_term", "unseen"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# three of these still fit one entry of a PostgreSQL b-tree (2704 bytes)
+MAX_KEY_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """A draft ready to be written."""
+
+    draft: Draft
+    fingerprint: str
+
+
+class BaseStore(ABC):
+    """The async forms and context managers of a store, derived from its sync methods.
+
+    Safe across threads and tasks. After a fork, open a store of your own in the child.
+    """
+
+    @abstractmethod
+    async def _offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` without blocking the loop."""
+
+    @abstractmethod
+    def head(self, key: SessionKey) -> Head | None: ...
+
+    @abstractmethod
+    def append(
+        self,
+        key: SessionKey,
+        drafts: Sequence[Draft],
+        *,
+        known: int = 0,
+        expect: int | None = None,
+        documents: Sequence[Document] = (),
+    ) -> tuple[Record, ...]: ...
+
+    @abstractmethod
+    def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]: ...
+
+    @abstractmethod
+    def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]: ...
+
+    @abstractmethod
+    def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]: ...
+
+    @abstractmethod
+    def snapshot_before(self, key: SessionKey, seq: int) -> int: ...
+
+    @abstractmethod
+    def postings(self, key: SessionKey, terms: Sequence[str]) -> Postings: ...
+
+    @abstractmethod
+    def sessions(self, owner: str) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    async def ahead(self, key: SessionKey) -> Head | None:
+        return await self._offload(self.head, key)
+
+    async def aappend(
+        self,
+        key: SessionKey,
+        drafts: Sequence[Draft],
+        *,
+        known: int = 0,
+        expect: int | None = None,
+        documents: Sequence[Document] = (),
+    ) -> tuple[Record, ...]:
+        """As `append`; when cancelled it may or may not have been written: read the head again."""
+        return await self._offload(self.append, key, drafts, known=known, expect=expect, documents=documents)
+
+    async def aread(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
+        return await self._offload(self.read, key, after=after, upto=upto)
+
+    async def afetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
+        return await self._offload(self.fetch, key, seqs)
+
+    async def afind(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
+        return await self._offload(self.find, key, ids)
+
+    async def asnapshot_before(self, key: SessionKey, seq: int) -> int:
+        return await self._offload(self.snapshot_before, key, seq)
+
+    async def apostings(self, key: SessionKey, terms: Sequence[str]) -> Postings:
+        return await self._offload(self.postings, key, terms)
+
+    async def asessions(self, owner: str) -> tuple[str, ...]:
+        return await self._offload(self.sessions, owner)
+
+    async def aclose(self) -> None:
+        await self._offload(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def checked_key(key: SessionKey) -> SessionKey:
+    """The key itself, once every store is known to take it; ConfigError otherwise."""
+    for what, text in (("owner", key[0]), ("session", key[1])):
+        if problem := _unfit(text):
+            raise ConfigError(f"the {what} name {text[:80]!r} {problem}: choose another one")
+    return key
+
+
+def _unfit(text: str) -> str | None:
+    if "\0" in text:
+        return "holds a NUL character"
+    if text.isascii():
+        size = len(text)
+    else:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            return "holds a lone surrogate"
+    return f"takes {size} bytes, at most {MAX_KEY_BYTES} are stored" if size > MAX_KEY_BYTES else None
+
+
+def indexed_term(term: str) -> str:
+    """The term as stored: itself, or its head and digest when a database could not index it whole."""
+    if len(term) <= MAX_KEY_BYTES // 4 and "\0" not in term:
+        return term
+    return f"{term[:64]}#{hashlib.sha256(term.encode(errors='surrogatepass')).hexdigest()}".replace("\0", " ")
+
+
+def checked_drafts(drafts: Iterable[Draft]) -> tuple[Fresh, ...]:
+    """Each draft with its fingerprint, once its ids are known to be storable; MessageError otherwise."""
+    ready: list[Fresh] = []
+    for draft in drafts:
+        for text in (draft.id, draft.turn_id or ""):
+            if problem := _unfit(text):
+                raise MessageError(f"the id {text[:80]!r} {problem}: give the message or turn another id")
+        ready.append(Fresh(draft, fingerprint(draft.body)))
+    return tuple(ready)
+
+
+def unseen(drafts: Iterable[Fresh], stored: Mapping[str, str]) -> list[Fresh]:
+    """The drafts whose ids `stored` (record id -> fingerprint) lacks, once each; raises when one changed."""
+    new: dict[str, Fresh] = {}
+    for item in drafts:
+        twin = new.get(item.draft.id)
+        found = stored.get(item.draft.id) if twin is None else twin.fingerprint
+        if found is None:
+            new[item.draft.id] = item
+        elif found != item.fingerprint:
+            raise MessageConflictError(_conflict(item.draft))
+    return list(new.values())
+
+
+def _conflict(draft: Draft) -> str:
+    message = getattr(draft.body, "message", None)
+    name = f"message {message.id!r}" if message is not None else f"record {draft.id!r}"
+    return (
+        f"{name} is already in this session with other content: give the new one a new id, "
+        "or use update() to change the old one"
+    )

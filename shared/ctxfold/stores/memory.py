@@ -1,0 +1,143 @@
+"""A store in this process's memory: for tests, notebooks and throw-away sessions."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from ctxfold.errors import HeadMovedError, StoreUnavailableError
+from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
+from ctxfold.ports import Document, Head, Postings
+from ctxfold.stores.base import BaseStore, checked_drafts, checked_key, indexed_term, unseen
+
+if TYPE_CHECKING:
+    from ctxfold.ports import Store
+
+__all__ = ["MemoryStore"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Log:
+    records: list[Record] = field(default_factory=list[Record])
+    seq_by_id: dict[str, int] = field(default_factory=dict[str, int])
+    fingerprints: dict[str, str] = field(default_factory=dict[str, str])
+    snapshots: list[int] = field(default_factory=list[int])
+    terms: dict[str, list[tuple[int, int, int]]] = field(
+        default_factory=dict[str, list[tuple[int, int, int]]]
+    )
+    documents: dict[int, int] = field(default_factory=dict[int, int])
+
+    def index(self, document: Document) -> None:
+        if document.seq in self.documents:
+            return
+        self.documents[document.seq] = document.length
+        for term, count in document.terms.items():
+            entry = (document.seq, count, document.length)
+            self.terms.setdefault(indexed_term(term), []).append(entry)
+
+
+class MemoryStore(BaseStore):
+    """Logs kept as values under one lock; gone when the process ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logs: dict[SessionKey, _Log] = {}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return "MemoryStore()"
+
+    async def _offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        # microseconds of work: a thread would cost more than it saves
+        return work(*args, **kwargs)
+
+    def _log(self, key: SessionKey) -> _Log | None:
+        if self._closed:
+            raise StoreUnavailableError("this MemoryStore is closed: open a new one")
+        return self._logs.get(checked_key(key))
+
+    def head(self, key: SessionKey) -> Head | None:
+        with self._lock:
+            log = self._log(key)
+            if log is None:
+                return None
+            return Head(len(log.records), log.snapshots[-1] if log.snapshots else 0)
+
+    def append(
+        self,
+        key: SessionKey,
+        drafts: Sequence[Draft],
+        *,
+        known: int = 0,
+        expect: int | None = None,
+        documents: Sequence[Document] = (),
+    ) -> tuple[Record, ...]:
+        ready = checked_drafts(drafts)
+        with self._lock:
+            log = self._log(key) or _Log()
+            if expect is not None and expect != len(log.records):
+                raise HeadMovedError(expect, len(log.records))
+            for item in unseen(ready, log.fingerprints):
+                draft = item.draft
+                record = Record(len(log.records) + 1, draft.id, draft.body, draft.turn_id, draft.at_s)
+                log.records.append(record)
+                log.seq_by_id[draft.id] = record.seq
+                log.fingerprints[draft.id] = item.fingerprint
+                if isinstance(draft.body, SnapshotTaken):
+                    log.snapshots.append(record.seq)
+            for document in documents:
+                log.index(document)
+            self._logs[SessionKey(*key)] = log
+            return tuple(log.records[max(known, 0) :])
+
+    def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
+        with self._lock:
+            log = self._log(key) or _Log()
+            stop = len(log.records) if upto is None else max(upto, 0)
+            return tuple(log.records[max(after, 0) : stop])
+
+    def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
+        with self._lock:
+            log = self._log(key) or _Log()
+            return tuple(log.records[seq - 1] for seq in sorted(set(seqs)) if 0 < seq <= len(log.records))
+
+    def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
+        with self._lock:
+            log = self._log(key) or _Log()
+            seqs = sorted({log.seq_by_id[name] for name in ids if name in log.seq_by_id})
+            return tuple(log.records[seq - 1] for seq in seqs)
+
+    def snapshot_before(self, key: SessionKey, seq: int) -> int:
+        with self._lock:
+            log = self._log(key) or _Log()
+            at = bisect_left(log.snapshots, seq)
+            return log.snapshots[at - 1] if at else 0
+
+    def postings(self, key: SessionKey, terms: Sequence[str]) -> Postings:
+        with self._lock:
+            log = self._log(key) or _Log()
+            by_term = {term: tuple(sorted(log.terms.get(indexed_term(term), ()))) for term in terms}
+            return Postings(len(log.documents), sum(log.documents.values()), by_term)
+
+    def sessions(self, owner: str) -> tuple[str, ...]:
+        checked_key(SessionKey(owner, ""))
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailableError("this MemoryStore is closed: open a new one")
+            return tuple(sorted(key.session for key in self._logs if key.owner == owner))
+
+    def close(self) -> None:
+        """Forget everything; idempotent."""
+        with self._lock:
+            self._closed = True
+            self._logs.clear()
+
+
+if TYPE_CHECKING:
+    _: Store = MemoryStore()

@@ -1,0 +1,253 @@
+"""Connections of the SQL store: which URLs are taken, how an engine is set up, and what its errors mean.
+
+SQLAlchemy and the driver are imported here on first use, never at import.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ctxfold.errors import (
+    ConfigError,
+    MissingExtraError,
+    StoreCorruptError,
+    StoreError,
+    StoreUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
+
+__all__ = [
+    "Driven",
+    "Dropped",
+    "Place",
+    "connected",
+    "is_passing",
+    "make_engine",
+    "parse_url",
+    "transaction",
+    "translated",
+]
+
+_SQLITE = frozenset({"sqlite", "sqlite+pysqlite"})
+_POSTGRES = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
+_TAKEN = "use sqlite:///file.db or postgresql+psycopg://user:password@host:5432/database"
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_LOCKED = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_OUT_OF_REACH = frozenset(
+    {
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_PERM,
+    }
+)
+# serialization failure, deadlock, lock timeout
+_PASSING_STATES = frozenset({"40001", "40P01", "55P03"})
+# connection exceptions, bad login, resources, operator intervention, no such database
+_OUT_OF_REACH_STATES = ("08", "28", "53", "57", "3D", "25006")
+
+
+class Driven(Protocol):
+    """A driver's own connection: a statement costs 5 µs here, 45 through SQLAlchemy's."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Any: ...
+
+    def cursor(self) -> Any: ...
+
+    def rollback(self) -> None: ...
+
+
+class Dropped(Exception):  # noqa: N818
+    """The server closed a pooled connection; a new one may work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a store is: the URL for the driver, and the name that may be shown (no password, no options)."""
+
+    url: URL
+    name: str
+    sqlite: bool
+    in_memory: bool
+    secrets: tuple[str, ...]
+
+    def hide(self, text: str) -> str:
+        """The text without any password of this URL."""
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def parse_url(text: str) -> Place:
+    """The place that a store URL names; ConfigError when ctxfold cannot keep sessions there."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError, TypeError, AttributeError):
+        # the text itself may hold a password
+        raise ConfigError(f"a store URL cannot be read: {_TAKEN}") from None
+    if url.drivername in _SQLITE:
+        return _sqlite_place(url)
+    if url.drivername not in _POSTGRES:
+        raise ConfigError(
+            f"a store URL begins with {url.drivername!r}, which ctxfold does not take: {_TAKEN} "
+            "(async code uses the same URL)"
+        )
+    if find_spec("psycopg") is None:
+        raise MissingExtraError('PostgreSQL needs psycopg 3: pip install "ctxfold[postgres]"')
+    url = url.set(drivername="postgresql+psycopg")
+    hidden = (url.password, *(url.query.get(name) for name in ("password", "sslpassword")))
+    secrets = tuple(str(text) for text in hidden if text)
+    shown = url.set(query={}).render_as_string(hide_password=True)
+    return Place(url, shown, sqlite=False, in_memory=False, secrets=secrets)
+
+
+def _sqlite_place(url: URL) -> Place:
+    if url.database in (None, "", ":memory:"):
+        return Place(url, "sqlite://", sqlite=True, in_memory=True, secrets=())
+    path = str(url.database)
+    if not path.startswith("file:"):
+        # a later chdir must not open another file
+        path = os.path.abspath(path)
+        folder = os.path.dirname(path)
+        if not os.path.isdir(folder):
+            raise ConfigError(
+                f"no folder {folder!r} for the store file {path!r}: create it or choose another path"
+            )
+        url = url.set(database=path)
+    return Place(url, f"sqlite:///{path}", sqlite=True, in_memory=False, secrets=())
+
+
+def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
+    """An engine in autocommit mode: transactions begin and end where the store says, in its own words."""
+    from sqlalchemy import create_engine, event
+    from sqlalchemy.pool import StaticPool
+
+    # a parameter would be a message's text: it must not turn up in logs and tracebacks
+    options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
+    if place.sqlite:
+        options["connect_args"] = {"timeout": timeout_s, "check_same_thread": False}
+        # the index of record ids is hit at random: with the default 2 MB, appends slow down as it grows
+        setup = ("PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-32000")
+    else:
+        options["connect_args"] = {"connect_timeout": max(2, round(timeout_s))}
+        setup = (f"SET lock_timeout = {max(1, round(timeout_s * 1000))}",)
+    if place.in_memory:
+        options["poolclass"] = StaticPool
+    else:
+        options |= {
+            "pool_size": pool_size,
+            "max_overflow": 0,
+            "pool_timeout": timeout_s,
+            "pool_use_lifo": True,
+        }
+    engine = create_engine(place.url, **options)
+
+    def prepare(connection: Any, _record: object) -> None:
+        cursor = connection.cursor()
+        try:
+            for statement in setup:
+                cursor.execute(statement)
+        finally:
+            cursor.close()
+
+    event.listen(engine, "connect", prepare)
+    return engine
+
+
+@contextmanager
+def connected(engine: Engine) -> Generator[Driven, None, None]:
+    """A pooled connection; it goes back without a transaction, whatever happened, or away when it is broken."""
+    pooled = engine.raw_connection()
+    connection: Any = pooled.dbapi_connection
+    failures = engine.dialect.loaded_dbapi.Error
+    try:
+        yield connection
+    except BaseException as error:
+        broken = bool(getattr(connection, "closed", False))
+        try:
+            connection.rollback()
+        except failures:
+            broken = True
+        if broken:
+            pooled.invalidate()
+        if broken and isinstance(error, failures):
+            raise Dropped(str(error)) from error
+        raise
+    finally:
+        pooled.close()
+
+
+@contextmanager
+def transaction(connection: Driven, place: Place) -> Generator[None, None, None]:
+    """One write transaction; when the block raises, `connected` undoes it."""
+    # a deferred transaction on SQLite fails at once when another writer came between its read and its write
+    connection.execute("BEGIN IMMEDIATE" if place.sqlite else "BEGIN ISOLATION LEVEL READ COMMITTED")
+    yield
+    connection.execute("COMMIT")
+
+
+def _sqlite_code(error: object) -> int:
+    code = getattr(error, "sqlite_errorcode", 0)
+    return int(code) & 0xFF
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the same work may succeed on a second try: a lock, a lost race, a dropped connection."""
+    if isinstance(error, Dropped) or _sqlite_code(error) in _LOCKED:
+        return True
+    return getattr(error, "sqlstate", None) in _PASSING_STATES
+
+
+def translated(error: Exception, place: Place, timeout_s: float) -> StoreError:
+    """The StoreError that says what an error of the driver or the pool means for the user."""
+    from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+    if isinstance(error, PoolTimeoutError):
+        return StoreUnavailableError(
+            f"no free connection to {place.name} for {timeout_s:g} s: raise pool_size or timeout_s"
+        )
+    reason = place.hide(re.sub(r"\s+", " ", str(error)).strip())[:300]
+    if isinstance(error, sqlite3.Error):
+        return _translated_sqlite(_sqlite_code(error), place, timeout_s, reason)
+    state = str(getattr(error, "sqlstate", None) or "")
+    if state in _PASSING_STATES:
+        return StoreUnavailableError(f"{place.name} stayed locked for {timeout_s:g} s ({reason}): try again")
+    if state in ("42P01", "42703"):
+        return StoreCorruptError(
+            f"{place.name} lacks tables or columns of ctxfold ({reason}): restore a copy"
+        )
+    gone = not state and type(error).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
+    if gone or isinstance(error, Dropped) or state.startswith(_OUT_OF_REACH_STATES):
+        return StoreUnavailableError(f"cannot reach {place.name} ({reason}): check server, address and login")
+    return StoreError(f"{place.name} refused a statement ({reason}): nothing was written")
+
+
+def _translated_sqlite(code: int, place: Place, timeout_s: float, reason: str) -> StoreError:
+    if code in _DAMAGED:
+        return StoreCorruptError(
+            f"{place.name} is damaged or no SQLite database ({reason}): restore it or choose another file"
+        )
+    if code in _LOCKED:
+        return StoreUnavailableError(
+            f"{place.name} stayed locked for {timeout_s:g} s ({reason}): end what holds it or raise timeout_s"
+        )
+    if code in _OUT_OF_REACH:
+        return StoreUnavailableError(
+            f"cannot use {place.name} ({reason}): check the path, its permissions and the free space"
+        )
+    if "no such table" in reason or "no such column" in reason:
+        return StoreCorruptError(f"{place.name} lacks tables of ctxfold ({reason}): restore it from a copy")
+    return StoreError(f"{place.name} refused a statement ({reason}): nothing was written")

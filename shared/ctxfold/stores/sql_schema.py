@@ -1,0 +1,169 @@
+"""Format version 1 of the SQL store: its tables, how they are made, and its statements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from sqlalchemy import BigInteger, Column, Double, Index, MetaData, Table, Text, UniqueConstraint, text
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from ctxfold.errors import StoreCorruptError, StoreFormatError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Dialect
+
+    from ctxfold.stores.sql_engine import Driven, Place
+
+__all__ = ["FORMAT_VERSION", "Statements", "create_tables", "marks", "stored_version"]
+
+FORMAT_VERSION = 1
+
+# any fixed number will do: it only has to be the same in every process
+_CREATION_LOCK = 0x63_74_78_66_6F_6C_64
+
+_metadata = MetaData()
+
+Table(
+    "ctxfold_meta",
+    _metadata,
+    Column("key", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+Table(
+    "ctxfold_sessions",
+    _metadata,
+    Column("owner", Text, primary_key=True),
+    Column("session", Text, primary_key=True),
+    Column("head", BigInteger, nullable=False),
+    Column("snapshot_seq", BigInteger, nullable=False),
+    Column("documents", BigInteger, nullable=False),
+    Column("total_length", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+_records = Table(
+    "ctxfold_records",
+    _metadata,
+    Column("owner", Text, primary_key=True),
+    Column("session", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("record_id", Text, nullable=False),
+    Column("turn_id", Text),
+    Column("kind", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("at_s", Double, nullable=False),
+    Column("payload", Text, nullable=False),
+    UniqueConstraint("owner", "session", "record_id", name="ctxfold_records_by_id"),
+)
+_only_snapshots = text("kind = 'snapshot_taken'")
+Index(
+    "ctxfold_records_snapshots",
+    _records.c.owner,
+    _records.c.session,
+    _records.c.seq,
+    sqlite_where=_only_snapshots,
+    postgresql_where=_only_snapshots,
+)
+# a row with the empty term stands for the document itself
+Table(
+    "ctxfold_terms",
+    _metadata,
+    Column("owner", Text, primary_key=True),
+    Column("session", Text, primary_key=True),
+    Column("term", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("count", BigInteger, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+
+def stored_version(connection: Driven, place: Place) -> int | None:
+    """The format version found, None before there are any tables; raises when this ctxfold cannot read it."""
+    if place.sqlite:
+        present = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'ctxfold_meta'"
+    else:
+        present = "SELECT 1 WHERE to_regclass('ctxfold_meta') IS NOT NULL"
+    if connection.execute(present).fetchone() is None:
+        return None
+    row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'format_version'").fetchone()
+    found = "" if row is None else str(row[0])
+    if not found.isdecimal():
+        raise StoreCorruptError(f"{place.name} has ctxfold tables without a format version: restore a copy")
+    if int(found) > FORMAT_VERSION:
+        raise StoreFormatError(
+            f"{place.name} has store format {found}, this ctxfold reads {FORMAT_VERSION}: upgrade ctxfold"
+        )
+    return int(found)
+
+
+def create_tables(connection: Driven, dialect: Dialect) -> None:
+    """Make all tables inside the caller's transaction; what another process made meanwhile is left alone."""
+    if dialect.name == "postgresql":
+        # CREATE TABLE IF NOT EXISTS alone still collides in the catalogue
+        connection.execute(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
+    for table in _metadata.sorted_tables:
+        connection.execute(str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)))
+        for index in table.indexes:
+            connection.execute(str(CreateIndex(index, if_not_exists=True).compile(dialect=dialect)))
+    connection.execute(
+        f"INSERT INTO ctxfold_meta (key, value) VALUES ('format_version', '{FORMAT_VERSION}') "
+        "ON CONFLICT (key) DO NOTHING"
+    )
+
+
+_MINE = "owner = ? AND session = ?"
+_COLUMNS = "seq, record_id, turn_id, at_s, payload"
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """The SQL texts in one driver's parameter style; those that end in `_in` take a list from `marks`."""
+
+    lock: str = f"SELECT head, snapshot_seq, documents, total_length FROM ctxfold_sessions WHERE {_MINE}"
+    head: str = f"SELECT head, snapshot_seq FROM ctxfold_sessions WHERE {_MINE}"
+    archive: str = f"SELECT documents, total_length FROM ctxfold_sessions WHERE {_MINE}"
+    sessions: str = "SELECT session FROM ctxfold_sessions WHERE owner = ?"
+    new_session: str = "INSERT INTO ctxfold_sessions VALUES (?, ?, 0, 0, 0, 0) ON CONFLICT DO NOTHING"
+    move_head: str = (
+        "UPDATE ctxfold_sessions SET head = ?, snapshot_seq = ?, documents = ?, total_length = ? "
+        f"WHERE {_MINE}"
+    )
+    insert: str = (
+        "INSERT INTO ctxfold_records "
+        "(owner, session, seq, record_id, turn_id, kind, fingerprint, at_s, payload) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    )
+    read: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq > ? ORDER BY seq"
+    read_upto: str = (
+        f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq > ? AND seq <= ? ORDER BY seq"
+    )
+    snapshot_before: str = (
+        f"SELECT seq FROM ctxfold_records WHERE {_MINE} AND seq < ? AND kind = 'snapshot_taken' "
+        "ORDER BY seq DESC LIMIT 1"
+    )
+    insert_term: str = (
+        "INSERT INTO ctxfold_terms (owner, session, term, seq, count, length) VALUES (?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT DO NOTHING"
+    )
+    fingerprints_in: str = (
+        f"SELECT record_id, fingerprint FROM ctxfold_records WHERE {_MINE} AND record_id IN "
+    )
+    fetch_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq IN "
+    find_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND record_id IN "
+    indexed_in: str = f"SELECT seq FROM ctxfold_terms WHERE {_MINE} AND term = '' AND seq IN "
+    postings_in: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term IN "
+
+    @classmethod
+    def of(cls, dialect: str) -> Statements:
+        plain = cls()
+        if dialect == "sqlite":
+            return plain
+        texts = {name: getattr(plain, name).replace("?", "%s") for name in (f.name for f in fields(plain))}
+        texts["lock"] += " FOR UPDATE"
+        return cls(**texts)
+
+
+def marks(count: int, dialect: str) -> str:
+    return f"({', '.join(['?' if dialect == 'sqlite' else '%s'] * count)})"
