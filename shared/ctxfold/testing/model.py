@@ -1,0 +1,197 @@
+"""The built-in `lookup` model: it knows only what the request says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ctxfold.testing import language, lookup
+from ctxfold.testing.schema import minimal
+from ctxfold.testing.script import Body, Reply, Scripted, ScriptedCall, api_error
+from ctxfold.testing.values import as_list, as_mapping
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+
+_SUMMARISE = re.compile(
+    r"\bsummari[sz](?:e|ing)\b|\bextract(?:ing)?\b[^.?!\n]{0,80}\b(?:context|facts)\b|"
+    r"\b(?:write|create|produce|give|make|update|extend|provide|merge|generate)\b[^.?!\n]{0,80}\b(?:summary|summaries)\b|"
+    r"总结|摘要|概括",
+    re.I,
+)
+_INSTRUCTION_CHARS = 600  # where an instruction to summarise must stand, from the beginning
+_TAGGED = re.compile(
+    r"<(\w*(?:transcript|conversation|messages|history|summary|dialog|text|document)\w*)>(.*?)</\1>",
+    re.DOTALL | re.IGNORECASE,
+)
+_CALL = re.compile(r"\bcall\s+`?([\w.-]+)`?\s+with\s+(?=\{)", re.I)
+_DEFAULT_SUMMARY_TOKENS = 512
+
+
+def reply(body: Body, *, count: Callable[[str], int], room: int | None, thinking: bool) -> Reply:
+    """What lookup answers; `room` is what the window leaves for it."""
+    messages = messages_of(body)
+    limit = body.get("max_tokens") or body.get("max_completion_tokens")
+    forced = _forced(body)
+    if isinstance(forced, str):
+        return api_error(400, forced, param="tool_choice")
+    if forced is None:
+        forced = _asked_calls(messages, _tools(body))
+    if forced:
+        names = ", ".join(call.name for call in forced)
+        return Scripted(tool_calls=forced, reasoning=f"The request asks for {names}." if thinking else "")
+    shape = _shape(body)
+    if shape is not None:
+        text = json.dumps(minimal(shape), ensure_ascii=False)
+        return Scripted(content=text, reasoning="The request asks for JSON of that shape." if thinking else "")
+    text, why = _text(messages, limit=limit, room=room, count=count)
+    cut = _fit(text, limit, count) if limit else text
+    return Scripted(content=cut, reasoning=why if thinking else "", finish_reason="stop" if cut == text else "length")
+
+
+def messages_of(body: Body) -> list[Message]:
+    """The request's messages."""
+    return [as_mapping(message) for message in as_list(body.get("messages"))]
+
+
+def _text(
+    messages: Sequence[Message], *, limit: int | None, room: int | None, count: Callable[[str], int]
+) -> tuple[str, str]:
+    """The words of the reply and, honestly, how they were found."""
+    transcript = to_summarise(messages)
+    if transcript is not None:
+        allowed = limit or min(_DEFAULT_SUMMARY_TOKENS, _DEFAULT_SUMMARY_TOKENS if room is None else room)
+        text = lookup.summarise(transcript, limit_tokens=allowed, count=count)
+        return text or "Nothing to report.", f"Kept what states facts, out of {len(transcript)} sentences."
+    asked = lookup.question_of(messages)
+    if asked is None:
+        return _acknowledge(messages)
+    index, question = asked
+    found = lookup.answer(messages, without=index, question=question)
+    if found.sentence is None:
+        return found.text, f"Read {found.read} sentences; none matches the question well enough."
+    where = f"message {found.sentence.message} ({found.sentence.role})"
+    return found.text, f"Read {found.read} sentences; the best match is in {where}, score {found.score:.2f}."
+
+
+def _acknowledge(messages: Sequence[Message]) -> tuple[str, str]:
+    """A statement is noted; a tool's result is reported."""
+    last: Message = messages[-1] if messages else {}
+    if last.get("role") == "tool":
+        found = lookup.message_sentences(last)
+        text = found[0] if found else "The tool returned nothing."
+        return text, f"Message {len(messages) - 1} is a tool result."
+    users = [lookup.content_text(one.get("content")) for one in messages if one.get("role") == "user"]
+    noted = "好的。" if users and language.is_chinese(users[-1]) else "Noted."
+    return noted, "The newest message asks nothing."
+
+
+def to_summarise(messages: Sequence[Message]) -> list[str] | None:
+    """The sentences a request asks to summarise, or None when it does not ask for that.
+
+    The instruction stands in a leading system message of a request without replies, or where the last user
+    message begins.
+    """
+    if not messages or messages[-1].get("role") not in ("user", "system", "developer"):
+        return None
+    first, last = (lookup.content_text(messages[index].get("content")) for index in (0, -1))
+    replies = any(one.get("role") in ("assistant", "tool") for one in messages)
+    if (
+        not replies
+        and len(messages) > 1
+        and messages[0].get("role") in ("system", "developer")
+        and _SUMMARISE.search(first[:_INSTRUCTION_CHARS])
+    ):
+        texts = [lookup.content_text(one.get("content")) for one in messages[1:]]
+        return [sentence for text in texts for sentence in _material(text)]
+    if not _SUMMARISE.search(last[:_INSTRUCTION_CHARS]) or _is_plain_question(last):
+        return None
+    material = _material(last, instructed=True)
+    if material:
+        return material
+    earlier = (one for one in messages[:-1] if one.get("role") not in ("system", "developer"))
+    return [sentence for one in earlier for sentence in lookup.message_sentences(one)]
+
+
+def _is_plain_question(text: str) -> bool:
+    """A question about a summary is no order to write one: `What did the summary say?`."""
+    bare = text.strip()
+    asks = re.match(r"(?:what|who|when|where|which|why|how|did|does|is|was|are|were)\b", bare, re.I)
+    return bool(asks) and "\n" not in bare
+
+
+def _material(text: str, *, instructed: bool = False) -> list[str]:
+    tagged = [match.group(2) for match in _TAGGED.finditer(text)]
+    if tagged:
+        return [sentence for part in tagged for sentence in _lines(part)]
+    if not instructed:
+        return _lines(text)
+    # untagged: the instruction is the first paragraph, or the line that ends with a colon
+    head = re.search(r"\n\s*\n|[:：]\s*\n", text)
+    return _lines(text[head.end() :]) if head else []
+
+
+def _lines(text: str) -> list[str]:
+    return lookup.message_sentences({"content": text.strip()})
+
+
+def _tools(body: Body) -> list[Tool]:
+    return [as_mapping(as_mapping(tool).get("function")) for tool in as_list(body.get("tools"))]
+
+
+def _forced(body: Body) -> tuple[ScriptedCall, ...] | str | None:
+    """The call that tool_choice demands, () when it forbids calls, or what is wrong with it."""
+    choice = body.get("tool_choice")
+    if choice == "none":
+        return ()
+    if choice in (None, "auto"):
+        return None
+    tools = _tools(body)
+    if isinstance(choice, Mapping):
+        name = as_mapping(as_mapping(choice).get("function") or choice).get("name")
+        tools = [tool for tool in tools if tool.get("name") == name]
+    if not tools:
+        return f"tool_choice is {json.dumps(choice)}, but no such tool is in 'tools'."
+    asked = _asked_calls(messages_of(body), tools)
+    if asked:
+        return asked
+    arguments = json.dumps(minimal(as_mapping(tools[0].get("parameters")) or {"type": "object"}), ensure_ascii=False)
+    return (ScriptedCall(str(tools[0]["name"]), arguments),)
+
+
+def _asked_calls(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[ScriptedCall, ...]:
+    """The calls that the last message, from the user, spells out: `call NAME with {...}`."""
+    if not messages or messages[-1].get("role") != "user":
+        return ()
+    known = {tool.get("name") for tool in tools}
+    text = lookup.content_text(messages[-1].get("content"))
+    calls: list[ScriptedCall] = []
+    for match in _CALL.finditer(text):
+        try:
+            _, end = json.JSONDecoder().raw_decode(text, match.end())
+        except ValueError:
+            continue
+        if match.group(1) in known:
+            calls.append(ScriptedCall(match.group(1), text[match.end() : end]))
+    return tuple(calls)
+
+
+def _shape(body: Body) -> Mapping[str, Any] | None:
+    """The JSON schema the reply must have."""
+    wanted = as_mapping(body.get("response_format"))
+    if wanted.get("type") == "json_schema":
+        return as_mapping(as_mapping(wanted.get("json_schema")).get("schema")) or {"type": "object"}
+    return {"type": "object"} if wanted.get("type") == "json_object" else None
+
+
+def _fit(text: str, limit: int, count: Callable[[str], int]) -> str:
+    """The longest beginning of the text within the limit."""
+    if count(text) <= limit:
+        return text
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if count(text[:middle]) <= limit else (low, middle - 1)
+    return text[:low]

@@ -1,0 +1,112 @@
+"""A reply as OpenAI-compatible JSON, or as the server-sent events that say the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctxfold.testing.script import Scripted
+
+_WORDS_PER_DELTA = 4
+_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A reply with what the server adds to it."""
+
+    reply: Scripted
+    id: str
+    created: int
+    model: str
+    usage: Mapping[str, Any]
+
+    def calls(self) -> list[dict[str, Any]]:
+        """The tool calls, each with an id."""
+        return [
+            {
+                "id": call.id or f"call_{self.id[-20:]}_{index}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for index, call in enumerate(self.reply.tool_calls)
+        ]
+
+
+def _encode(value: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # a lone surrogate that the request brought along
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def as_json(completion: Completion) -> bytes:
+    """The body of a plain response."""
+    reply, calls = completion.reply, completion.calls()
+    content = None if calls and not reply.content else reply.content
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if calls:
+        message["tool_calls"] = calls
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
+    return _encode(
+        {
+            "id": completion.id,
+            "object": "chat.completion",
+            "created": completion.created,
+            "model": completion.model,
+            "choices": [choice],
+            "usage": completion.usage,
+        }
+    )
+
+
+def as_events(completion: Completion, *, include_usage: bool) -> Iterator[bytes]:
+    """The stream's events, each whole; the finish, the usage if asked for, and [DONE] are the last three."""
+
+    def event(choices: list[dict[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
+        chunk: dict[str, Any] = {
+            "id": completion.id,
+            "object": "chat.completion.chunk",
+            "created": completion.created,
+            "model": completion.model,
+            "choices": choices,
+        }
+        if include_usage:
+            chunk["usage"] = usage
+        return b"data: " + _encode(chunk) + b"\n\n"
+
+    for delta in _deltas(completion):
+        yield event([{"index": 0, "delta": delta, "finish_reason": None}])
+    yield event([{"index": 0, "delta": {}, "finish_reason": completion.reply.finish}])
+    if include_usage:
+        yield event([], completion.usage)
+    yield _DONE
+
+
+def _deltas(completion: Completion) -> Iterator[dict[str, Any]]:
+    reply = completion.reply
+    yield {"role": "assistant", "content": ""}
+    for piece in _pieces(reply.reasoning, None):
+        yield {"reasoning_content": piece}
+    for piece in _pieces(reply.content, reply.chunks):
+        yield {"content": piece}
+    for index, call in enumerate(completion.calls()):
+        function = call["function"]
+        opened = {**call, "index": index, "function": {"name": function["name"], "arguments": ""}}
+        yield {"tool_calls": [opened]}
+        for piece in _pieces(function["arguments"], 2):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def _pieces(text: str, number: int | None) -> list[str]:
+    """The text in the given number of pieces, or a few words each; Chinese by eight characters."""
+    if number is not None:
+        size = max(1, -(-len(text) // max(1, number)))
+        return [text[start : start + size] for start in range(0, len(text), size)]
+    units = re.findall(r"\s*[^\s\u3040-\u9fff]+\s*|[\s\u3040-\u9fff]{1,2}", text)
+    return ["".join(units[at : at + _WORDS_PER_DELTA]) for at in range(0, len(units), _WORDS_PER_DELTA)]

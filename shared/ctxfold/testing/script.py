@@ -1,0 +1,92 @@
+"""What a scripted model plays: replies as values, raw byte frames, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Body: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedCall:
+    """One tool call; `arguments` is sent as it stands, also when it is not JSON."""
+
+    name: str
+    arguments: str = "{}"
+    id: str = ""  # "" lets the server give one, unique to request and position
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted:
+    """A model's reply, rendered as JSON or SSE, whichever the request asked for."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ScriptedCall, ...] = ()
+    usage: Mapping[str, Any] | None = None  # None: counted
+    finish_reason: str | None = None  # None: "tool_calls" with calls, else "stop"
+    delay_s: float = 0.0  # before the first byte
+    chunks: int | None = None  # content deltas when streamed; None: a few words each
+    chunk_delay_s: float = 0.0  # between two deltas
+
+    @property
+    def finish(self) -> str:
+        """The finish reason that is sent."""
+        return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class RawReply:
+    """Bytes as given, one network write a frame; then a clean end, a reset, or silence."""
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": "text/event-stream"})
+    frames: tuple[bytes, ...] = ()
+    then: Literal["eof", "abort", "hang"] = "eof"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An HTTP error; a mapping is sent as JSON, text as it stands."""
+
+    status: int
+    body: Mapping[str, Any] | str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def encoded(self) -> bytes:
+        """The body's bytes."""
+        return self.body.encode() if isinstance(self.body, str) else json.dumps(self.body).encode()
+
+
+Reply: TypeAlias = Scripted | RawReply | ErrorReply
+Script: TypeAlias = Iterable[Reply] | Callable[[Body], Reply]
+
+
+def api_error(
+    status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str | None = None
+) -> ErrorReply:
+    """An error body in the shape OpenAI-compatible servers share."""
+    kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
+    return ErrorReply(status, {"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+class ScriptPlayer:
+    """Plays a list in order, or asks a function; an exhausted list answers 500."""
+
+    def __init__(self, script: Script) -> None:
+        self._ask = script if callable(script) else None
+        self._items: tuple[Reply, ...] = () if callable(script) else tuple(script)
+        self._next = 0
+
+    def reply(self, body: Body) -> Reply:
+        """The reply to this request."""
+        if self._ask is not None:
+            return self._ask(body)
+        if self._next >= len(self._items):
+            message = f"The script of {len(self._items)} replies is exhausted: give ModelServer(script=...) more."
+            return api_error(500, message, code="script_exhausted")
+        self._next += 1
+        return self._items[self._next - 1]

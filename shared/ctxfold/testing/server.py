@@ -1,0 +1,367 @@
+"""`ModelServer`: an OpenAI-compatible chat service on loopback, with models that need no network."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Any, Self, cast
+
+from ctxfold.errors import ConfigError
+from ctxfold.testing import http, model, render
+from ctxfold.testing.script import (
+    Body,
+    ErrorReply,
+    RawReply,
+    Reply,
+    Script,
+    Scripted,
+    ScriptPlayer,
+    api_error,
+)
+from ctxfold.testing.strict import Strict, refusal, thinks
+from ctxfold.testing.usage import Meter, PrefixCache, PrefixStats, Prompt, TextCounter, overflow_message
+from ctxfold.testing.values import as_mapping
+
+_BACKLOG = 4096
+_REMEMBERED_CALLS = 65_536
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """One chat request as it arrived; header names in lower case, the key withheld."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+    body_bytes: bytes
+
+
+class ModelServer:
+    """A chat-completions server on 127.0.0.1, in a thread of its own, from `with` to the end of the block.
+
+    `model="lookup"` answers from the messages of each request alone; `script=` plays a list (or asks a
+    function of the request body). `strict` adds what that provider refuses; `context_window` is in tokens.
+    Attributes may be read from any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str = "lookup",
+        script: Script | None = None,
+        context_window: int | None = None,
+        strict: Strict | None = None,
+        reasoning: bool = False,
+        counter: TextCounter | None = None,
+    ) -> None:
+        if script is None and model != "lookup":
+            raise ConfigError(f"model {model!r} is not built in: use model='lookup' or pass script=[...]")
+        if context_window is not None and context_window <= 0:
+            raise ConfigError(f"context_window is {context_window}: give a positive number, or None")
+        if strict not in (None, "openai", "deepseek", "moonshot"):
+            raise ConfigError(f"strict is {strict!r}: use None, 'openai', 'deepseek' or 'moonshot'")
+        self.model = model
+        self.context_window = context_window
+        self.strict: Strict | None = strict
+        self.cancelled = 0
+        self._player = None if script is None else ScriptPlayer(script)
+        self._reasoning = reasoning
+        self._counter = counter
+        self._requests: list[RecordedRequest] = []
+        self._cache = PrefixCache()
+        self._produced: OrderedDict[str, str] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._port = 0
+
+    @property
+    def base_url(self) -> str:
+        """`http://127.0.0.1:PORT/v1`; only while the server runs."""
+        if self._thread is None:
+            raise ConfigError("the model server is not running: use it as `with ModelServer(...) as server:`")
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    @property
+    def requests(self) -> list[RecordedRequest]:
+        """All chat requests so far, refused ones too, in order of arrival."""
+        return list(self._requests)
+
+    def prefix_stats(self) -> PrefixStats:
+        """Prompt tokens of all accepted requests, and how many a prefix cache would have served."""
+        return self._cache.stats
+
+    def start(self) -> Self:
+        """Returns once the port accepts connections."""
+        if self._thread is not None:
+            raise ConfigError("the model server is already running: start a second ModelServer instead")
+        ready: concurrent.futures.Future[int] = concurrent.futures.Future()
+        thread = threading.Thread(target=self._run, args=(ready,), name="ctxfold-model-server", daemon=True)
+        thread.start()
+        try:
+            self._port = ready.result(_PATIENCE_S)
+        except BaseException:
+            thread.join(_PATIENCE_S)
+            raise
+        self._thread = thread
+        return self
+
+    def close(self) -> None:
+        """Ends all connections and the thread; closing twice does nothing."""
+        thread, self._thread = self._thread, None
+        if thread is None or self._loop is None or self._stopping is None:
+            return
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        thread.join(_PATIENCE_S)
+        if thread.is_alive():
+            raise TimeoutError(f"the model server's thread still runs after {_PATIENCE_S:.0f} s")
+
+    async def aclose(self) -> None:
+        """As `close`, without holding up the caller's loop."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _run(self, ready: concurrent.futures.Future[int]) -> None:
+        try:
+            asyncio.run(self._serve(ready))
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    async def _serve(self, ready: concurrent.futures.Future[int]) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        if self._counter is None:
+            from ctxfold.tokens import text_counter  # heavy: an encoding file is read
+
+            self._counter = text_counter(encoding="o200k_base", allow_download=False)
+        self._meter = Meter(self._counter)
+
+        def protocol() -> asyncio.StreamReaderProtocol:
+            reader = http.WatchedReader(limit=http.HEAD_LIMIT, loop=loop)
+            return asyncio.StreamReaderProtocol(reader, self._connected, loop=loop)
+
+        listener = await loop.create_server(protocol, "127.0.0.1", 0, backlog=_BACKLOG)
+        ready.set_result(listener.sockets[0].getsockname()[1])
+        await self._stopping.wait()
+        listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await listener.wait_closed()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # start_server would own the task and log its cancellation; this one is ended by _serve
+        watched = cast("http.WatchedReader", reader)
+        task = asyncio.get_running_loop().create_task(self._connection(watched, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connection(self, reader: http.WatchedReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await self._exchange(reader, writer):
+                pass
+        except ConnectionError:
+            pass  # the peer reset the connection between two requests; during one it is counted
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _exchange(self, reader: http.WatchedReader, writer: asyncio.StreamWriter) -> bool:
+        """Answers one request; whether the connection may carry another."""
+        try:
+            request = await http.read_request(reader, writer)
+        except http.BadRequestError as error:
+            refused = api_error(error.status, str(error)).encoded()
+            writer.write(http.plain(error.status, refused, {"connection": "close"}))
+            return False
+        if request is None:
+            return False
+        answering = asyncio.create_task(self._answer(request, writer))
+        leaving = asyncio.create_task(reader.gone.wait())
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                self.cancelled += 1
+                return False
+            try:
+                return answering.result() and request.keep_alive
+            except ConnectionError:
+                self.cancelled += 1
+                return False
+        finally:
+            answering.cancel()
+            leaving.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+
+    async def _answer(self, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
+        """Writes the response to its end; False when the connection must close."""
+        path = request.path.removeprefix("/v1")
+        if request.method == "POST" and path == "/chat/completions":
+            return await self._chat(request, writer)
+        if request.method == "GET" and path == "/models":
+            row = {"id": self.model, "object": "model", "created": 0, "owned_by": "ctxfold"}
+            found = ErrorReply(200, {"object": "list", "data": [row]})
+        elif request.method == "POST" and path == "/tokenize":
+            found = self._tokenize(request)
+        else:
+            message = f"Unknown request URL: {request.method} {request.path}."
+            found = api_error(404, message, code="unknown_url")
+        return await self._send(found, writer)
+
+    def _tokenize(self, request: http.HttpRequest) -> ErrorReply:
+        body = _parsed(request.body)
+        content = None if body is None else body.get("content")
+        if not isinstance(content, str):
+            return api_error(400, "'content' must be a string.", param="content")
+        # only how many there are means something: counters need not know ids
+        return ErrorReply(200, {"tokens": list(range(self._meter.text(content)))})
+
+    async def _chat(self, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
+        body = _parsed(request.body)
+        headers = {name: "[redacted]" if name == "authorization" else value for name, value in request.headers.items()}
+        frozen = MappingProxyType(headers), MappingProxyType(body or {})
+        self._requests.append(RecordedRequest(request.path, *frozen, request.body))
+        if body is None:
+            return await self._send(api_error(400, "The request body is not a JSON object."), writer)
+        try:
+            reply, prompt = self._reply(body)
+        except Exception as error:  # noqa: BLE001  # what this server cannot digest is the client's to see
+            return await self._send(api_error(500, f"{type(error).__name__}: {error}"), writer)
+        match reply:
+            case ErrorReply():
+                return await self._send(reply, writer)
+            case RawReply():
+                return await self._play(reply, writer)
+            case Scripted():
+                return await self._complete(reply, prompt, body, writer)
+
+    def _reply(self, body: Body) -> tuple[Reply, Prompt]:
+        """What the model says, or why the request is refused."""
+        refused = refusal(body, self.strict, self._produced)
+        if refused is not None:
+            return refused, Prompt("", (), ())
+        prompt = self._meter.prompt(body)
+        wanted = int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
+        window = self.context_window
+        if window is not None and prompt.total + wanted > window:
+            message = overflow_message(window, prompt.total, wanted)
+            code = "invalid_request_error" if self.strict == "deepseek" else "context_length_exceeded"
+            return api_error(400, message, param="messages", code=code), prompt
+        if self._player is not None:
+            return self._player.reply(body), prompt
+        room = None if window is None else window - prompt.total
+        thinking = thinks(body, self.strict, reasoning=self._reasoning)
+        return model.reply(body, count=self._meter.text, room=room, thinking=thinking), prompt
+
+    async def _complete(self, reply: Scripted, prompt: Prompt, body: Body, writer: asyncio.StreamWriter) -> bool:
+        cached = self._cache.add(prompt)
+        # the same request at the same place gets the same id, and no two requests share one
+        seed = f"{len(self._requests)}:".encode() + (prompt.prefixes[-1] if prompt.prefixes else b"")
+        completion = render.Completion(
+            reply,
+            id=f"chatcmpl-{hashlib.sha256(seed).hexdigest()[:24]}",
+            created=int(time.time()),
+            model=str(body.get("model") or self.model),
+            usage=reply.usage if reply.usage is not None else self._usage(reply, prompt, cached),
+        )
+        for call in completion.calls() if reply.reasoning else ():
+            self._produced[call["id"]] = reply.reasoning
+            if len(self._produced) > _REMEMBERED_CALLS:
+                self._produced.popitem(last=False)
+        if reply.delay_s:
+            await asyncio.sleep(reply.delay_s)
+        if not body.get("stream"):
+            writer.write(http.plain(200, render.as_json(completion)))
+            await writer.drain()
+            return True
+        return await self._stream(completion, body, writer)
+
+    async def _stream(self, completion: render.Completion, body: Body, writer: asyncio.StreamWriter) -> bool:
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        writer.write(http.head(200, {**headers, "transfer-encoding": "chunked"}))
+        usage = bool(as_mapping(body.get("stream_options")).get("include_usage"))
+        *events, done = render.as_events(completion, include_usage=usage)
+        for event in events:
+            writer.write(http.chunk(event))
+            await writer.drain()
+            await asyncio.sleep(completion.reply.chunk_delay_s)
+        # one write: a client that leaves after [DONE] has had the whole reply
+        writer.write(http.chunk(done) + http.LAST_CHUNK)
+        await writer.drain()
+        return True
+
+    def _usage(self, reply: Scripted, prompt: Prompt, cached: int) -> dict[str, Any]:
+        reasoning = self._meter.text(reply.reasoning)
+        calls = sum(self._meter.text(text) for call in reply.tool_calls for text in (call.name, call.arguments))
+        completion = reasoning + calls + self._meter.text(reply.content)
+        return {
+            "prompt_tokens": prompt.total,
+            "completion_tokens": completion,
+            "total_tokens": prompt.total + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
+        }
+
+    async def _send(self, reply: ErrorReply, writer: asyncio.StreamWriter) -> bool:
+        writer.write(http.plain(reply.status, reply.encoded(), reply.headers))
+        await writer.drain()
+        return True
+
+    async def _play(self, reply: RawReply, writer: asyncio.StreamWriter) -> bool:
+        framed = {"content-length", "transfer-encoding"}.isdisjoint(name.lower() for name in reply.headers)
+        extra = {"transfer-encoding": "chunked"} if framed else {}
+        writer.write(http.head(reply.status, {**reply.headers, **extra}))
+        for frame in reply.frames:
+            await writer.drain()
+            await asyncio.sleep(0)  # let the loop send this frame before the next
+            writer.write(http.chunk(frame) if framed else frame)
+        match reply.then:
+            case "eof":
+                writer.write(http.LAST_CHUNK if framed else b"")
+                await writer.drain()
+                return framed
+            case "abort":
+                await http.reset(writer)
+                return False
+            case "hang":
+                await writer.drain()
+                await asyncio.Event().wait()  # until the client leaves or the server closes
+                return False
+
+
+def _parsed(body: bytes) -> dict[str, Any] | None:
+    """The body as a JSON object, or None."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None

@@ -1,0 +1,110 @@
+"""What strict providers check before they answer, with the words they refuse in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from ctxfold.testing.script import Body, ErrorReply, api_error
+from ctxfold.testing.values import as_list, as_mapping, calls_of
+
+Strict: TypeAlias = Literal["openai", "deepseek", "moonshot"]
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+def thinks(body: Body, strict: Strict | None, *, reasoning: bool) -> bool:
+    """Whether this request is answered in thinking mode."""
+    if strict in ("deepseek", "moonshot"):
+        return as_mapping(body.get("thinking")).get("type") != "disabled"
+    return reasoning
+
+
+def refusal(body: Body, strict: Strict | None, produced: Mapping[str, str]) -> ErrorReply | None:
+    """The 400 this request earns; `produced` maps call ids to the reasoning they were sent with."""
+    messages = as_list(body.get("messages"))
+    shaped = isinstance(body.get("messages"), list) and all(isinstance(one, Mapping) for one in messages)
+    if not shaped:
+        return api_error(400, "'messages' must be an array of objects.", param="messages")
+    if strict is None:
+        return None
+    if not messages:
+        return api_error(400, "Invalid 'messages': empty array, at least 1 is expected.", param="messages")
+    checks = (_roles(messages), _arguments(messages), _pairs(messages))
+    message = next((found for found in checks if found), None)
+    if message is None and thinks(body, strict, reasoning=False):
+        message = _deepseek(body, messages) if strict == "deepseek" else _moonshot(messages, produced)
+    return api_error(400, message, param="messages", code="invalid_request_error") if message else None
+
+
+def _roles(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    for index, message in enumerate(messages):
+        if message.get("role") not in ROLES:
+            known = ", ".join(sorted(ROLES))
+            return f"Invalid role {message.get('role')!r} at messages[{index}]: expected one of {known}."
+    return None
+
+
+def _arguments(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    for index, message in enumerate(messages):
+        for call in calls_of(message):
+            try:
+                valid = isinstance(json.loads(call["function"]["arguments"]), dict) and call.get("id")
+            except (KeyError, TypeError, ValueError):
+                valid = False
+            if not valid:
+                return (
+                    f"Invalid tool call at messages[{index}].tool_calls: needs an id, a function name and "
+                    "arguments that are a JSON object."
+                )
+    return None
+
+
+def _pairs(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Every call answered right after it, every answer preceded by its call."""
+    open_ids: list[str] = []
+    caller = -1
+    for index, message in enumerate(messages):
+        if message.get("role") == "tool":
+            if message.get("tool_call_id") not in open_ids:
+                return (
+                    f"Invalid parameter: messages[{index}] with role 'tool' must be a response to a "
+                    f"preceding message with 'tool_calls' (tool_call_id {message.get('tool_call_id')!r})."
+                )
+            open_ids.remove(message["tool_call_id"])
+            continue
+        if open_ids:
+            break
+        open_ids = [call["id"] for call in calls_of(message)]
+        caller = index
+    if not open_ids:
+        return None
+    return (
+        f"An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+        f"'tool_call_id': messages[{caller}] has no response for {', '.join(open_ids)}."
+    )
+
+
+def _deepseek(body: Body, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    choice = body.get("tool_choice")
+    if choice == "required" or isinstance(choice, dict):
+        return "Thinking mode does not support this tool_choice."
+    for message in messages:
+        if message["role"] == "assistant" and not isinstance(message.get("reasoning_content"), str):
+            return "The `reasoning_content` in the thinking mode must be passed back to the API."
+    return None
+
+
+def _moonshot(messages: Sequence[Mapping[str, Any]], produced: Mapping[str, str]) -> str | None:
+    for index, message in enumerate(messages):
+        calls = calls_of(message) if message["role"] == "assistant" else []
+        if not calls:
+            continue
+        sent = message.get("reasoning_content")
+        if not isinstance(sent, str) or not sent:
+            return (
+                f"thinking is enabled but reasoning_content is missing in assistant tool call message at index {index}"
+            )
+        if any(produced.get(call["id"], sent) != sent for call in calls):
+            return f"reasoning_content was modified in assistant tool call message at index {index}"
+    return None
