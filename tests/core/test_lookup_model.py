@@ -185,7 +185,8 @@ class TestLookup:
 
 TRANSCRIPT = (
     "user: Hello there.\nassistant: Noted.\nuser: My flight SK4035 leaves Oslo on 3 March.\n"
-    "assistant: Noted.\nuser: How are you?\nuser: My flight SK4035 leaves Oslo on 3 March.\nuser: I must never take aspirin.\n"
+    "assistant: Noted.\nuser: How are you?\nuser: My flight SK4035 leaves Oslo on 3 March.\n"
+    "user: I must never take aspirin.\n"
     "user: 我的电话是13800138000。\nassistant: Well then.\n"
 )
 KEPT = ["My flight SK4035 leaves Oslo on 3 March.", "I must never take aspirin.", "我的电话是13800138000。"]
