@@ -28,16 +28,14 @@ class _Log:
     seq_by_id: dict[str, int] = field(default_factory=dict[str, int])
     fingerprints: dict[str, str] = field(default_factory=dict[str, str])
     snapshots: list[int] = field(default_factory=list[int])
-    terms: dict[str, list[tuple[int, int, int]]] = field(
-        default_factory=dict[str, list[tuple[int, int, int]]]
-    )
+    terms: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict[str, list[tuple[int, int, int]]])
     documents: dict[int, int] = field(default_factory=dict[int, int])
 
     def index(self, document: Document) -> None:
         if document.seq in self.documents:
             return
         self.documents[document.seq] = document.length
-        for term, count in document.terms.items():
+        for term, count in ((t, c) for t, c in document.terms.items() if t):
             entry = (document.seq, count, document.length)
             self.terms.setdefault(indexed_term(term), []).append(entry)
 

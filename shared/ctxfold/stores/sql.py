@@ -125,9 +125,7 @@ class SqlStore(BaseStore):
                 if attempt == _TRIES or not is_passing(error) or time.monotonic() > deadline_s:
                     raise translated(error, self._place, self._timeout_s) from None
             except UnicodeEncodeError:
-                raise InvalidTextError(
-                    "an id or term holds a lone surrogate: decode the text properly"
-                ) from None
+                raise InvalidTextError("an id or term holds a lone surrogate: decode the text properly") from None
             time.sleep(random.uniform(0.001, 0.005 * 2 ** min(attempt, 6)))
         raise AssertionError("unreachable")
 
@@ -201,9 +199,7 @@ class SqlStore(BaseStore):
             records = self._insert(connection, key, head, new, payloads)
             added = self._index(connection, key, documents) if documents else ()
             if new or added:
-                snapshot = max(
-                    (r.seq for r in records if isinstance(r.body, SnapshotTaken)), default=snapshot
-                )
+                snapshot = max((r.seq for r in records if isinstance(r.body, SnapshotTaken)), default=snapshot)
                 totals = (archived + len(added), length + sum(document.length for document in added))
                 moved = (head + len(records), snapshot, *totals, *key)
                 connection.execute(self._sql.move_head, moved)
@@ -221,9 +217,7 @@ class SqlStore(BaseStore):
         return int(row[0]), int(row[1]), int(row[2]), int(row[3])
 
     def _fingerprints(self, connection: Driven, key: SessionKey, ids: Sequence[str]) -> dict[str, str]:
-        return {
-            str(row[0]): str(row[1]) for row in self._listed(connection, self._sql.fingerprints_in, key, ids)
-        }
+        return {str(row[0]): str(row[1]) for row in self._listed(connection, self._sql.fingerprints_in, key, ids)}
 
     def _insert(
         self,
@@ -245,9 +239,7 @@ class SqlStore(BaseStore):
             self._executemany(connection, self._sql.insert, rows)
         return records
 
-    def _index(
-        self, connection: Driven, key: SessionKey, documents: Sequence[Document]
-    ) -> tuple[Document, ...]:
+    def _index(self, connection: Driven, key: SessionKey, documents: Sequence[Document]) -> tuple[Document, ...]:
         """Make documents searchable; returns those that were not already."""
         by_seq = {document.seq: document for document in reversed(documents)}
         for row in self._listed(connection, self._sql.indexed_in, key, list(by_seq)):
@@ -284,7 +276,7 @@ class SqlStore(BaseStore):
 
     def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
         checked_key(key)
-        wanted = sorted(set(seqs))
+        wanted = sorted({seq for seq in seqs if 0 < seq < 1 << 63})
         return self._read(
             lambda c: tuple(_record(row) for row in self._listed(c, self._sql.fetch_in, key, wanted, order=0))
         )

@@ -123,9 +123,7 @@ def _sqlite_place(url: URL) -> Place:
         path = os.path.abspath(path)
         folder = os.path.dirname(path)
         if not os.path.isdir(folder):
-            raise ConfigError(
-                f"no folder {folder!r} for the store file {path!r}: create it or choose another path"
-            )
+            raise ConfigError(f"no folder {folder!r} for the store file {path!r}: create it or choose another path")
         url = url.set(database=path)
     return Place(url, f"sqlite:///{path}", sqlite=True, in_memory=False, secrets=())
 
@@ -137,6 +135,7 @@ def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
 
     # a parameter would be a message's text: it must not turn up in logs and tracebacks
     options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
+    setup: tuple[str, ...]
     if place.sqlite:
         options["connect_args"] = {"timeout": timeout_s, "check_same_thread": False}
         # the index of record ids is hit at random: with the default 2 MB, appends slow down as it grows
@@ -169,7 +168,7 @@ def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
 
 @contextmanager
 def connected(engine: Engine) -> Generator[Driven, None, None]:
-    """A pooled connection; it goes back without a transaction, whatever happened, or away when it is broken."""
+    """A pooled connection; it goes back without a transaction whatever happened, or away when broken."""
     pooled = engine.raw_connection()
     connection: Any = pooled.dbapi_connection
     failures = engine.dialect.loaded_dbapi.Error
@@ -226,9 +225,7 @@ def translated(error: Exception, place: Place, timeout_s: float) -> StoreError:
     if state in _PASSING_STATES:
         return StoreUnavailableError(f"{place.name} stayed locked for {timeout_s:g} s ({reason}): try again")
     if state in ("42P01", "42703"):
-        return StoreCorruptError(
-            f"{place.name} lacks tables or columns of ctxfold ({reason}): restore a copy"
-        )
+        return StoreCorruptError(f"{place.name} lacks tables or columns of ctxfold ({reason}): restore a copy")
     gone = not state and type(error).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
     if gone or isinstance(error, Dropped) or state.startswith(_OUT_OF_REACH_STATES):
         return StoreUnavailableError(f"cannot reach {place.name} ({reason}): check server, address and login")

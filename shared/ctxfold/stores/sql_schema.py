@@ -127,8 +127,7 @@ class Statements:
     sessions: str = "SELECT session FROM ctxfold_sessions WHERE owner = ?"
     new_session: str = "INSERT INTO ctxfold_sessions VALUES (?, ?, 0, 0, 0, 0) ON CONFLICT DO NOTHING"
     move_head: str = (
-        "UPDATE ctxfold_sessions SET head = ?, snapshot_seq = ?, documents = ?, total_length = ? "
-        f"WHERE {_MINE}"
+        f"UPDATE ctxfold_sessions SET head = ?, snapshot_seq = ?, documents = ?, total_length = ? WHERE {_MINE}"
     )
     insert: str = (
         "INSERT INTO ctxfold_records "
@@ -136,9 +135,7 @@ class Statements:
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
     read: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq > ? ORDER BY seq"
-    read_upto: str = (
-        f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq > ? AND seq <= ? ORDER BY seq"
-    )
+    read_upto: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq > ? AND seq <= ? ORDER BY seq"
     snapshot_before: str = (
         f"SELECT seq FROM ctxfold_records WHERE {_MINE} AND seq < ? AND kind = 'snapshot_taken' "
         "ORDER BY seq DESC LIMIT 1"
@@ -147,9 +144,7 @@ class Statements:
         "INSERT INTO ctxfold_terms (owner, session, term, seq, count, length) VALUES (?, ?, ?, ?, ?, ?) "
         "ON CONFLICT DO NOTHING"
     )
-    fingerprints_in: str = (
-        f"SELECT record_id, fingerprint FROM ctxfold_records WHERE {_MINE} AND record_id IN "
-    )
+    fingerprints_in: str = f"SELECT record_id, fingerprint FROM ctxfold_records WHERE {_MINE} AND record_id IN "
     fetch_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq IN "
     find_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND record_id IN "
     indexed_in: str = f"SELECT seq FROM ctxfold_terms WHERE {_MINE} AND term = '' AND seq IN "

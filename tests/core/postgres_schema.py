@@ -1,0 +1,23 @@
+"""A PostgreSQL schema for one test, gone after it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import psycopg
+
+
+@contextmanager
+def fresh_schema(postgres_url: str) -> Generator[str, None, None]:
+    """A URL whose tables live in a schema of their own; the schema is dropped at the end."""
+    schema = f"ctxfold_{uuid.uuid4().hex[:16]}"
+    server = postgres_url.replace("+psycopg", "")
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f'CREATE SCHEMA "{schema}"'.encode())
+    try:
+        yield f"{postgres_url}?options=-csearch_path%3D{schema}"
+    finally:
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(f'DROP SCHEMA "{schema}" CASCADE'.encode())

@@ -1,0 +1,397 @@
+"""What only a durable store can do or suffer: files, servers, formats, locks, lost connections, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from ctxfold.errors import (
+    ConfigError,
+    CtxError,
+    InvalidTextError,
+    MissingExtraError,
+    StoreCorruptError,
+    StoreError,
+    StoreFormatError,
+    StoreUnavailableError,
+)
+from ctxfold.history.records import Draft, MessageAdded, SessionKey, TurnClosed
+from ctxfold.messages import Message, TextPart, user
+from ctxfold.ports import Head
+from ctxfold.stores.sql import SqlStore
+from tests.core.postgres_schema import fresh_schema
+from tests.golden import build_v1 as golden
+
+KEY = SessionKey("ann", "s1")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/a.db"
+        return
+    with fresh_schema(request.getfixturevalue("postgres_url")) as place:
+        yield place
+
+
+def said(name: str, text: str = "hi") -> Draft:
+    return Draft(name, MessageAdded(user(text, id=name)), "t1", 1.5)
+
+
+def run_sql(url: str, *statements: str) -> None:
+    """Statements past the store, as another program would send them."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as file:
+            for statement in statements:
+                file.execute(statement)
+    else:
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as server:
+            for statement in statements:
+                server.execute(statement.encode())
+
+
+# opening
+
+
+def test_two_handles_see_each_other(url: str) -> None:
+    with SqlStore(url) as one, SqlStore(url) as two:
+        one.append(KEY, [said("a")])
+        assert [r.id for r in two.append(KEY, [said("b")])] == ["a", "b"]
+        assert [r.id for r in one.append(KEY, [], known=1)] == ["b"]
+    with SqlStore(url) as again:
+        assert again.head(KEY) == Head(2, 0)
+
+
+def test_first_use_by_many_at_once(url: str) -> None:
+    stores = [SqlStore(url, pool_size=2) for _ in range(8)]
+    start, failures = threading.Barrier(8), list[BaseException]()
+
+    def use(n: int) -> None:
+        start.wait()
+        try:
+            stores[n].append(KEY, [said(f"m{n}")])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert [r.seq for r in stores[0].read(KEY)] == list(range(1, 9))
+    for store in stores:
+        store.close()
+
+
+def test_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with SqlStore("sqlite:///a.db") as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        store.append(KEY, [said("a")])
+    assert (tmp_path / "a.db").exists()
+
+
+def test_sqlite_file_is_in_wal_mode(tmp_path: Path) -> None:
+    with SqlStore(f"sqlite:///{tmp_path}/a.db") as store:
+        store.append(KEY, [])
+        with closing(sqlite3.connect(tmp_path / "a.db")) as file:
+            assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_sqlalchemy_loads_on_first_construction() -> None:
+    code = (
+        "import sys, ctxfold.stores.sql as s; assert 'sqlalchemy' not in sys.modules; "
+        "s.SqlStore('sqlite://').close(); assert 'sqlalchemy' in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env=environment, timeout=60)
+
+
+def test_a_forgotten_store_leaves_no_open_connection(url: str) -> None:
+    store = SqlStore(url)
+    store.append(KEY, [said("a")])
+    del store
+    # a connection left open would warn here, and warnings are errors
+    gc.collect()
+
+
+# wrong settings
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("mysql://u:secret@h/d", "'mysql'"),
+        ("postgresql+asyncpg://u:secret@h/d", "postgresql\\+psycopg://"),
+        ("sqlite+aiosqlite:///a.db", "sqlite:///file.db"),
+        ("secret nonsense", "cannot be read"),
+        ("postgresql://u:secret@h:port/d", "cannot be read"),
+        ("sqlite:////no/such/folder/a.db", "no folder '/no/such/folder'"),
+    ],
+)
+def test_wrong_urls(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        SqlStore(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "ctxfold\[postgres\]"'):
+        SqlStore("postgresql://ann@h/d")
+
+
+def test_wrong_numbers() -> None:
+    with pytest.raises(ConfigError, match="timeout_s=0"):
+        SqlStore("sqlite://", timeout_s=0)
+    with pytest.raises(ConfigError, match="pool_size=0"):
+        SqlStore("sqlite://", pool_size=0)
+
+
+# places that fail
+
+
+def test_garbage_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    path.write_bytes(b"this is no database, it is a text that is long enough" * 100)
+    before = path.read_bytes()
+    with SqlStore(f"sqlite:///{path}") as store:
+        for _ in range(2):
+            with pytest.raises(StoreCorruptError, match=r"a\.db is damaged .*restore"):
+                store.append(KEY, [said("a")])
+    assert path.read_bytes() == before
+
+
+def test_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with SqlStore(f"sqlite:///{path}") as store:
+        store.append(KEY, [said(f"m{n}", "x" * 3000) for n in range(200)])
+    data = bytearray(path.read_bytes())
+    data[8192:] = b"\xff" * (len(data) - 8192)
+    path.write_bytes(data)
+    with SqlStore(f"sqlite:///{path}") as store, pytest.raises(StoreCorruptError, match="restore"):
+        store.read(KEY)
+
+
+def test_folder_instead_of_file(tmp_path: Path) -> None:
+    with SqlStore(f"sqlite:///{tmp_path}") as store, pytest.raises(StoreUnavailableError, match="check the path"):
+        store.head(KEY)
+
+
+def test_unreadable_record_is_named(url: str) -> None:
+    with SqlStore(url) as store:
+        store.append(KEY, [said("a"), said("b")])
+        run_sql(url, "UPDATE ctxfold_records SET payload = '{broken' WHERE seq = 2")
+        with pytest.raises(StoreCorruptError, match=r"record 2 \('b'\)"):
+            store.read(KEY)
+        assert [r.id for r in store.read(KEY, upto=1)] == ["a"]
+
+
+def test_newer_format(url: str) -> None:
+    with SqlStore(url) as store:
+        store.append(KEY, [said("a")])
+    run_sql(url, "UPDATE ctxfold_meta SET value = '2'")
+    with SqlStore(url) as store, pytest.raises(StoreFormatError, match="format 2, this ctxfold reads 1: upgrade"):
+        store.append(KEY, [said("b")])
+    run_sql(url, "UPDATE ctxfold_meta SET value = '1'")
+    with SqlStore(url) as store:
+        assert store.head(KEY) == Head(1, 0)
+
+
+def test_lost_version_and_lost_tables(url: str) -> None:
+    with SqlStore(url) as store:
+        store.append(KEY, [said("a")])
+        run_sql(url, "DELETE FROM ctxfold_meta", "DROP TABLE ctxfold_records")
+        with pytest.raises(StoreCorruptError, match="lacks tables"):
+            store.read(KEY)
+    with SqlStore(url) as store, pytest.raises(StoreCorruptError, match="without a format version"):
+        store.read(KEY)
+
+
+@pytest.mark.usefixtures("postgres_url")
+def test_unreachable_server_hides_the_password() -> None:
+    address = "postgresql://ann:tops3cret@127.0.0.1:9/db?sslpassword=0ther"
+    with SqlStore(address, timeout_s=2) as store:
+        with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:9/db") as caught:
+            store.append(KEY, [said("a")])
+        for text in (str(caught.value), repr(store)):
+            assert "tops3cret" not in text
+            assert "0ther" not in text
+            assert "ann" in text
+
+
+def test_unknown_database(postgres_url: str) -> None:
+    address = postgres_url.rpartition("/")[0] + "/no_such_database"
+    with SqlStore(address) as store, pytest.raises(StoreUnavailableError, match="no_such_database"):
+        store.head(KEY)
+
+
+def test_a_lock_held_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with SqlStore(f"sqlite:///{path}", timeout_s=0.2) as store:
+        store.append(KEY, [said("a")])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailableError, match=r"locked for 0\.2 s"):
+                store.append(KEY, [said("b")])
+            assert [r.id for r in store.read(KEY)] == ["a"]
+            other.execute("ROLLBACK")
+        assert [r.seq for r in store.append(KEY, [said("b")], known=1)] == [2]
+
+
+def test_a_row_lock_held_too_long(postgres_url: str) -> None:
+    with fresh_schema(postgres_url) as url, SqlStore(url, timeout_s=0.2) as store:
+        store.append(KEY, [said("a")])
+        with psycopg.connect(url.replace("+psycopg", "")) as other:
+            other.execute("SELECT * FROM ctxfold_sessions FOR UPDATE")
+            with pytest.raises(StoreUnavailableError, match=r"locked for 0\.2 s"):
+                store.append(KEY, [said("b")])
+            other.rollback()
+        assert [r.seq for r in store.append(KEY, [said("b")], known=1)] == [2]
+
+
+def test_connections_cut_by_the_server_are_replaced(postgres_url: str) -> None:
+    with fresh_schema(postgres_url) as url, SqlStore(url + "&application_name=ctxfold_cut") as store:
+        store.append(KEY, [said("a")])
+        run_sql(
+            url,
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE application_name = 'ctxfold_cut' AND state = 'idle'",
+        )
+        assert store.head(KEY) == Head(1, 0)
+        assert [r.seq for r in store.append(KEY, [said("b")], known=1)] == [2]
+
+
+def test_more_threads_than_connections(url: str) -> None:
+    with SqlStore(url, pool_size=1) as store:
+        store.append(KEY, [said("a")])
+        threads = [threading.Thread(target=store.read, args=(KEY,)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert store.head(KEY) == Head(1, 0)
+
+
+# values
+
+
+def test_lone_surrogates_never_reach_the_store(url: str) -> None:
+    bad = Message("m1", "user", (TextPart("half \ud83d"),))
+    with SqlStore(url) as store:
+        with pytest.raises(CtxError) as caught:
+            store.append(KEY, [Draft("m1", MessageAdded(bad))])
+        assert isinstance(caught.value, InvalidTextError)
+        with pytest.raises(InvalidTextError):
+            store.postings(KEY, ["\ud83d"])
+        assert store.head(KEY) is None
+
+
+def test_a_refused_statement_undoes_the_whole_append(url: str) -> None:
+    with SqlStore(url) as store:
+        assert store.head(KEY) is None
+        if url.startswith("sqlite"):
+            check = "BEFORE INSERT ON ctxfold_records WHEN NEW.record_id = 'x' BEGIN SELECT RAISE(ABORT, 'no x'); END"
+            run_sql(url, f"CREATE TRIGGER no_x {check}")
+        else:
+            run_sql(url, "ALTER TABLE ctxfold_records ADD CONSTRAINT no_x CHECK (record_id <> 'x')")
+        with pytest.raises(StoreError, match=r"refused a statement .*nothing was written"):
+            store.append(KEY, [said("a"), said("x", "a secret text")])
+        assert store.head(KEY) is None
+        assert store.read(KEY) == ()
+        assert [r.seq for r in store.append(KEY, [said("a")])] == [1]
+
+
+def test_numbers_beyond_a_database_are_missing(url: str) -> None:
+    with SqlStore(url) as store:
+        store.append(KEY, [said("a")])
+        assert [r.seq for r in store.fetch(KEY, [1, 10**30])] == [1]
+
+
+# async
+
+
+async def test_async_calls_leave_the_loop_free(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    async with SqlStore(f"sqlite:///{path}", timeout_s=5) as store:
+        await store.aappend(KEY, [said("a")])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            waiting = asyncio.create_task(store.aappend(KEY, [said("b")], known=1))
+            started, ticks = time.monotonic(), 0
+            while time.monotonic() - started < 0.2:
+                await asyncio.sleep(0.01)
+                ticks += 1
+            other.execute("COMMIT")
+        assert ticks > 5
+        assert [r.seq for r in await waiting] == [2]
+
+
+async def test_cancelled_appends_lose_and_double_nothing(url: str) -> None:
+    async with SqlStore(url) as store:
+        await store.aappend(KEY, [])
+        for n in range(30):
+            task = asyncio.create_task(store.aappend(KEY, [said(f"m{n}")]))
+            await asyncio.sleep(n % 6 * 0.0005)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            # as the engine does: read the head again, then append the same records once more
+            head = await store.ahead(KEY)
+            assert head is not None
+            await store.aappend(KEY, [said(f"m{n}")], known=head.seq)
+        records = await store.aread(KEY)
+    assert [r.id for r in records] == [f"m{n}" for n in range(30)]
+    assert [r.seq for r in records] == list(range(1, 31))
+
+
+# the golden store of format 1
+
+
+@pytest.fixture
+def golden_url(url: str) -> str:
+    """A store of format 1 as it was written then: its schema and rows, loaded without ctxfold."""
+    schema = golden.FOLDER / f"v1_schema_{'sqlite' if url.startswith('sqlite') else 'postgresql'}.sql"
+    rows = golden.FOLDER / "v1_rows.sql"
+    statements = (schema.read_text(encoding="utf-8") + rows.read_text(encoding="utf-8")).split(";\n")
+    run_sql(url, *(statement for statement in statements if statement.strip()))
+    return url
+
+
+def test_golden_store_opens(golden_url: str) -> None:
+    with SqlStore(golden_url) as store:
+        records = store.read(golden.KEY)
+        assert [(r.seq, r.id, r.body, r.turn_id, r.at_s) for r in records] == [
+            (n, d.id, d.body, d.turn_id, d.at_s) for n, d in enumerate(golden.DRAFTS, 1)
+        ]
+        assert store.head(golden.KEY) == Head(20, 19)
+        assert store.snapshot_before(golden.KEY, 19) == 15
+        assert store.sessions("owner-2") == (golden.OTHER.session,)
+        found = store.postings(golden.KEY, ["中文", "long"])
+        assert (found.documents, found.total_length) == (2, 47)
+        assert found.by_term == {"中文": ((3, 2, 7),), "long": ((6, 40, 40),)}
+
+
+def test_golden_store_goes_on(golden_url: str) -> None:
+    with SqlStore(golden_url) as store:
+        # fingerprints are stored: a changed algorithm would make these conflicts
+        assert store.append(golden.KEY, golden.DRAFTS, known=20, documents=golden.DOCUMENTS) == ()
+        assert [r.seq for r in store.append(golden.KEY, [Draft("new", TurnClosed())], known=20)] == [21]
+        assert store.postings(golden.KEY, []).documents == 2
+
+
+def test_golden_rows_are_what_the_builder_writes_today() -> None:
+    assert golden.build() == (golden.FOLDER / "v1_rows.sql").read_text(encoding="utf-8")

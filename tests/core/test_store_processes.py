@@ -1,0 +1,54 @@
+"""Eight processes on one session: nothing lost, nothing doubled, order kept per writer."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
+from ctxfold.messages import user
+from ctxfold.stores.sql import SqlStore
+from tests.core.postgres_schema import fresh_schema
+
+KEY = SessionKey("default", "shared")
+PROCESSES, APPENDS = 8, 100
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/a.db"
+        return
+    with fresh_schema(request.getfixturevalue("postgres_url")) as place:
+        yield place
+
+
+def write(url: str, writer: int) -> None:
+    """One writer: creates the store if it is first, appends, and replays every fifth append."""
+    known = 0
+    with SqlStore(url, timeout_s=60) as store:
+        for n in range(APPENDS):
+            name = f"w{writer}-{n}"
+            drafts = [Draft(name, MessageAdded(user(f"text {name}", id=name)))]
+            known = store.append(KEY, drafts, known=known)[-1].seq
+            if n % 5 == 0:
+                store.append(KEY, drafts, known=known)
+
+
+def test_eight_processes_on_one_session(url: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=write, args=(url, n)) for n in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0] * PROCESSES
+    with SqlStore(url) as store:
+        records = store.read(KEY)
+    assert [r.seq for r in records] == list(range(1, PROCESSES * APPENDS + 1))
+    for writer in range(PROCESSES):
+        mine = [r.id for r in records if r.id.startswith(f"w{writer}-")]
+        assert mine == [f"w{writer}-{n}" for n in range(APPENDS)]

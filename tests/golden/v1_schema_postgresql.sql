@@ -1,0 +1,41 @@
+CREATE TABLE ctxfold_meta (
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (key)
+);
+
+CREATE TABLE ctxfold_records (
+    owner TEXT NOT NULL,
+    session TEXT NOT NULL,
+    seq BIGINT NOT NULL,
+    record_id TEXT NOT NULL,
+    turn_id TEXT,
+    kind TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    at_s DOUBLE PRECISION NOT NULL,
+    payload TEXT NOT NULL,
+    PRIMARY KEY (owner, session, seq),
+    CONSTRAINT ctxfold_records_by_id UNIQUE (owner, session, record_id)
+);
+
+CREATE INDEX ctxfold_records_snapshots ON ctxfold_records (owner, session, seq) WHERE kind = 'snapshot_taken';
+
+CREATE TABLE ctxfold_sessions (
+    owner TEXT NOT NULL,
+    session TEXT NOT NULL,
+    head BIGINT NOT NULL,
+    snapshot_seq BIGINT NOT NULL,
+    documents BIGINT NOT NULL,
+    total_length BIGINT NOT NULL,
+    PRIMARY KEY (owner, session)
+);
+
+CREATE TABLE ctxfold_terms (
+    owner TEXT NOT NULL,
+    session TEXT NOT NULL,
+    term TEXT NOT NULL,
+    seq BIGINT NOT NULL,
+    count BIGINT NOT NULL,
+    length BIGINT NOT NULL,
+    PRIMARY KEY (owner, session, term, seq)
+);
