@@ -9,7 +9,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctxfold.errors import ConfigError, WindowTooSmallError
-from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
+from ctxfold.messages import (
+    MediaPart,
+    Message,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    ToolSpec,
+)
 from ctxfold.tokens import TextCounter
 
 __all__ = ["MessageCounter", "Policy", "policy"]
@@ -29,14 +37,42 @@ class Policy(BaseModel):
     strategy: Literal["tiered", "truncate"] = "tiered"
     soft_ratio: float = Field(default=0.60, gt=0, le=1)
     hard_ratio: float = Field(default=0.90, gt=0, le=1)
-    tail_ratio: float = Field(default=0.30, gt=0, lt=1, description="share that the newest messages keep after a summary")
-    keep_last: int = Field(default=6, ge=1, description="newest messages kept, where they fit half of the budget")
-    min_free_ratio: float = Field(default=0.20, ge=0, lt=1, description="an epoch change frees at least this share")
+    tail_ratio: float = Field(
+        default=0.30,
+        gt=0,
+        lt=1,
+        description="share that the newest messages keep after a summary",
+    )
+    keep_last: int = Field(
+        default=6,
+        ge=1,
+        description="newest messages kept, where they fit half of the budget",
+    )
+    min_free_ratio: float = Field(
+        default=0.20,
+        ge=0,
+        lt=1,
+        description="an epoch change frees at least this share",
+    )
     pin_ratio: float = Field(default=0.25, gt=0, lt=1)
-    tool_result_ratio: float = Field(default=0.25, gt=0, lt=1, description="a larger tool result is shown as an excerpt")
-    recall_ratio: float = Field(default=0.25, ge=0, lt=1, description="most that recalled passages take; 0 turns it off")
+    tool_result_ratio: float = Field(
+        default=0.25,
+        gt=0,
+        lt=1,
+        description="a larger tool result is shown as an excerpt",
+    )
+    recall_ratio: float = Field(
+        default=0.25,
+        ge=0,
+        lt=1,
+        description="most that recalled passages take; 0 turns it off",
+    )
     summary_tokens: int = Field(gt=0, description="upper limit of a summary")
-    cooldown_turns: int = Field(default=2, ge=0, description="turns between two summaries, unless the window is full")
+    cooldown_turns: int = Field(
+        default=2,
+        ge=0,
+        description="turns between two summaries, unless the window is full",
+    )
     count_reasoning: bool = True
 
     @property
@@ -62,7 +98,12 @@ def policy(
             "raise context_window or lower max_tokens"
         )
     limit = summary_tokens or min(2_048, max(64, (context_window - reserve) // 5))
-    values = {"context_window": context_window, "reply_reserve_tokens": reserve, "summary_tokens": limit, **rules}
+    values = {
+        "context_window": context_window,
+        "reply_reserve_tokens": reserve,
+        "summary_tokens": limit,
+        **rules,
+    }
     try:
         return Policy.model_validate(values)
     except ValidationError as error:

@@ -20,7 +20,17 @@ from ctxfold.ports import (
     Request,
 )
 
-__all__ = ["AppendLog", "Complete", "FetchLog", "FindLog", "OpenStream", "ReadHead", "ReadLog", "Search", "SnapshotBefore"]
+__all__ = [
+    "AppendLog",
+    "Complete",
+    "FetchLog",
+    "FindLog",
+    "OpenStream",
+    "ReadHead",
+    "ReadLog",
+    "Search",
+    "SnapshotBefore",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +103,20 @@ class AppendLog(Effect[tuple[Record, ...]]):
 
     def perform(self, ports: Ports) -> tuple[Record, ...]:
         return ports.store.append(
-            self.key, self.drafts, known=self.known, expect=self.expect, documents=self.documents
+            self.key,
+            self.drafts,
+            known=self.known,
+            expect=self.expect,
+            documents=self.documents,
         )
 
     async def aperform(self, ports: Ports) -> tuple[Record, ...]:
         return await ports.store.aappend(
-            self.key, self.drafts, known=self.known, expect=self.expect, documents=self.documents
+            self.key,
+            self.drafts,
+            known=self.known,
+            expect=self.expect,
+            documents=self.documents,
         )
 
 

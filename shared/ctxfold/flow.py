@@ -46,7 +46,7 @@ def run(flow: Flow[T], ports: Ports) -> T:
         while True:
             try:
                 result = effect.perform(ports)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - the flow decides, also on cancellation
                 effect = flow.throw(error)
             else:
                 effect = flow.send(result)
@@ -64,7 +64,7 @@ async def arun(flow: Flow[T], ports: Ports) -> T:
         while True:
             try:
                 result = await effect.aperform(ports)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - the flow decides, also on cancellation
                 effect = flow.throw(error)
             else:
                 effect = flow.send(result)

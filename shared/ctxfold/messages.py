@@ -8,7 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from ctxfold.errors import InvalidTextError, InvalidToolArgumentsError, MessageError, UnknownRoleError
+from ctxfold.errors import (
+    InvalidTextError,
+    InvalidToolArgumentsError,
+    MessageError,
+    UnknownRoleError,
+)
 
 __all__ = [
     "MediaPart",
@@ -168,7 +173,10 @@ class Message:
 
     def opaque(self, namespace: str) -> Any:
         """What that framework stored beside the message, decoded; None when it stored nothing."""
-        found = next((p for p in self.parts if isinstance(p, Opaque) and p.namespace == namespace), None)
+        found = next(
+            (p for p in self.parts if isinstance(p, Opaque) and p.namespace == namespace),
+            None,
+        )
         return None if found is None else json.loads(found.json)
 
     def without_reasoning(self) -> Message:
@@ -196,24 +204,32 @@ def assistant(text: str, *, id: str, reasoning: str = "", calls: Iterable[ToolCa
     return Message(id, "assistant", (*parts, *calls))
 
 
-def tool_result(call_id: str, content: str, *, id: str, name: str | None = None, is_error: bool = False) -> Message:
+def tool_result(
+    call_id: str,
+    content: str,
+    *,
+    id: str,
+    name: str | None = None,
+    is_error: bool = False,
+) -> Message:
     return Message(id, "tool", (ToolResultPart(call_id, content, name, is_error),))
 
 
 def content_key(message: Message) -> str:
-    """A digest of what a model can see of a message: equal keys mean equal content, whatever framework brought it."""
-    seen: list[Any] = [message.role, message.name]
+    """A digest of what a model can see of a message: equal keys mean equal content, whatever framework brought it.
+
+    Names, reasoning and split points of text are left out: frameworks add, drop and move them.
+    """
+    seen: list[Any] = [message.role, message.text]
     for part in message.parts:
         match part:
-            case TextPart(text=text):
-                seen.append(["t", text])
             case ToolCallPart():
                 seen.append(["c", part.id, part.name, _canonical_json(part.arguments)])
             case ToolResultPart():
-                seen.append(["r", part.call_id, part.content])
+                seen.append(["r", part.call_id])
             case MediaPart():
                 seen.append(["m", part.kind, part.data])
-            case ReasoningPart() | Opaque():
+            case TextPart() | ReasoningPart() | Opaque():
                 continue
     return hashlib.sha256(json.dumps(seen, ensure_ascii=True).encode()).hexdigest()[:32]
 

@@ -145,9 +145,7 @@ class _Encodings:
         with self._lock:
             first, self._warned = not self._warned, True
         if first:
-            warnings.warn(
-                f"tokens are estimated by character class, not counted: {cause}", CtxWarning, stacklevel=3
-            )
+            warnings.warn(f"tokens are estimated by character class, not counted: {cause}", CtxWarning, stacklevel=3)
 
 
 _encodings: Final = _Encodings()
@@ -346,9 +344,7 @@ def _chars(runs: re.Pattern[str], text: str) -> int:
     return sum(map(len, runs.findall(text)))
 
 
-def text_counter(
-    model: str | None = None, *, encoding: str | None = None, allow_download: bool = True
-) -> TextCounter:
+def text_counter(model: str | None = None, *, encoding: str | None = None, allow_download: bool = True) -> TextCounter:
     """An exact counter if its encoding can be had within 3 s, else the ratio counter with one warning.
 
     An explicit encoding wins over the model's; a model of unknown name is counted as OpenAI's newest.

@@ -137,9 +137,9 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Originals back in the view, at its tail: (message id, seq of the record that holds it)."""
+    """An original back in the view, at its tail."""
 
-    items: tuple[tuple[str, int], ...]
+    message: Message
     kind: Literal["restored"] = "restored"
 
 
@@ -216,7 +216,9 @@ def decode_body(text: str) -> Body:
     try:
         return _adapter().validate_json(text)
     except ValueError as error:
-        raise StoreCorruptError(f"a stored record cannot be read ({str(error)[:200]}): restore the store from a copy") from None
+        raise StoreCorruptError(
+            f"a stored record cannot be read ({str(error)[:200]}): restore the store from a copy"
+        ) from None
 
 
 def fingerprint(body: Body) -> str:

@@ -1,0 +1,112 @@
+"""When to make room, and how: nothing, tool outputs (soft), or a summary (hard). Pure; asked before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ctxfold.budget import Policy
+from ctxfold.compaction.clear_tools import clear_tools
+from ctxfold.compaction.plan import Decision, Facts, Hold, Plan
+from ctxfold.history.cuts import kept, legal_cuts
+from ctxfold.history.view import Entry, View
+from ctxfold.ports import TokenCounter
+
+__all__ = ["choose_cut", "decide", "summary_limit"]
+
+
+def decide(view: View, facts: Facts, *, rules: Policy, counter: TokenCounter) -> Decision:
+    """The cheapest step that frees enough, or the reason for none. Constant time while no trigger fires."""
+    budget = rules.budget_tokens
+    used = view.tokens + facts.overhead_tokens
+    ratio = used / budget
+    if facts.mode == "close" and ratio <= rules.soft_ratio:
+        return Hold(f"{used} of {budget} tokens used, soft trigger at {rules.soft_ratio:.0%}")
+    if facts.mode == "cap" and used <= budget:
+        return Hold(f"{used} of {budget} tokens used: the request fits")
+    reason = f"{facts.mode}: {used} of {budget} tokens used ({ratio:.0%})"
+    if facts.mode != "forced":
+        pruned = _clear(view, facts, rules, counter, reason)
+        if pruned is not None and _enough(pruned, facts, rules):
+            return pruned
+    if facts.mode == "close" and ratio <= rules.hard_ratio:
+        return Hold(f"{reason}: tool outputs alone would free too little, hard trigger at {rules.hard_ratio:.0%}")
+    if facts.mode == "close" and ratio <= 1 and facts.turns_since_summary < rules.cooldown_turns:
+        return Hold(f"{reason}: last summary {facts.turns_since_summary} turns ago, cooldown {rules.cooldown_turns}")
+    return _summarize(view, facts, rules, reason)
+
+
+def _clear(view: View, facts: Facts, rules: Policy, counter: TokenCounter, reason: str) -> Plan | None:
+    entries = [*view.live, *view.turn] if facts.mode == "cap" else list(view.live)
+    keep = kept(entries, pins=facts.pins)
+    shown, saved = clear_tools(view.live, budget_tokens=rules.budget_tokens, keep=keep, counter=counter)
+    if not shown:
+        return None
+    return Plan("clear_tools", reason, view.tokens, view.tokens - saved, shown=shown)
+
+
+def _enough(plan: Plan, facts: Facts, rules: Policy) -> bool:
+    freed = plan.tokens_before - plan.tokens_after
+    fits = plan.tokens_after + facts.overhead_tokens <= rules.soft_ratio * rules.budget_tokens
+    return freed >= rules.min_free_ratio * rules.budget_tokens and fits
+
+
+def _summarize(view: View, facts: Facts, rules: Policy, reason: str) -> Decision:
+    """A summary of the session's past; when that frees too little, of the asking turn's own finished rounds."""
+    session = _span(view.live, facts, rules, older=view.compressed)
+    plans = [_plan(view, session, rules, reason, turn_id=None)]
+    if view.turn and facts.turn_id is not None:
+        own = _span(view.turn, facts, rules, older=())
+        plans.append(_plan(view, own, rules, reason, turn_id=facts.turn_id))
+    for plan in plans:
+        if plan is None:
+            continue
+        freed = plan.tokens_before - plan.tokens_after
+        fits = plan.tokens_after + facts.overhead_tokens <= rules.budget_tokens
+        needed = {"close": rules.min_free_ratio * rules.budget_tokens, "cap": 1, "forced": 1}[facts.mode]
+        if freed >= needed and (fits or facts.mode != "close"):
+            return plan
+    return Hold(
+        f"{reason}: no span is left whose summary would free "
+        f"{rules.min_free_ratio:.0%} of the budget; system, pins and the newest messages fill it",
+        exhausted=True,
+    )
+
+
+def _span(entries: Sequence[Entry], facts: Facts, rules: Policy, *, older: Sequence[Entry]) -> tuple[Entry, ...]:
+    keep = kept(entries, pins=facts.pins)
+    cut = choose_cut(entries, rules, keep_more=facts.mode != "forced")
+    covered = [e for e in entries[:cut] if e.id not in keep]
+    return (*older, *covered) if covered else ()
+
+
+def choose_cut(entries: Sequence[Entry], rules: Policy, *, keep_more: bool = True) -> int:
+    """The cut that keeps the newest `keep_last` messages where they fit half of the budget.
+
+    With `keep_more`, it keeps whatever else fits `tail_ratio` of the budget.
+    """
+    cuts = sorted(legal_cuts(entries))
+    after = [0] * (len(entries) + 1)
+    for index in range(len(entries) - 1, -1, -1):
+        after[index] = after[index + 1] + entries[index].tokens
+    wanted = max((c for c in cuts if c <= len(entries) - rules.keep_last), default=0)
+    target = rules.tail_ratio * rules.budget_tokens
+    if keep_more and after[wanted] <= target:
+        return min(c for c in cuts if after[c] <= target)
+    half = rules.budget_tokens / 2
+    if after[wanted] <= half:
+        return wanted
+    return min((c for c in cuts if after[c] <= half), default=0)
+
+
+def summary_limit(source_tokens: int, rules: Policy) -> int:
+    """Most tokens that a summary of such a source may take: always fewer than it replaces."""
+    return min(rules.summary_tokens, source_tokens // 2)
+
+
+def _plan(view: View, covered: tuple[Entry, ...], rules: Policy, reason: str, *, turn_id: str | None) -> Plan | None:
+    if not covered:
+        return None
+    tokens = sum(e.tokens for e in covered)
+    after = view.tokens - tokens + summary_limit(tokens, rules)
+    strategy = "truncate" if rules.strategy == "truncate" else "summarize"
+    return Plan(strategy, reason, view.tokens, after, covered=covered, turn_id=turn_id)

@@ -1,0 +1,110 @@
+"""What the engine reports to its subscribers, as values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ctxfold.messages import Message
+
+__all__ = [
+    "Appended",
+    "CompactionHeld",
+    "Event",
+    "HistoryCompacted",
+    "Inserted",
+    "Removed",
+    "Subscriber",
+    "Subscribers",
+    "TurnEnded",
+    "Updated",
+]
+
+_log = logging.getLogger("ctxfold")
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Messages were stored, in order."""
+
+    session: str
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    session: str
+    message: Message
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    session: str
+    old: Message
+    new: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Messages left the view by an edit."""
+
+    session: str
+    messages: tuple[Message, ...]
+    how: Literal["removed", "popped", "retained", "cleared"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    session: str
+    turn_id: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryCompacted:
+    """An epoch change. Counts are messages and tokens of the view before and after; `rung` says who wrote the summary."""
+
+    session: str
+    strategy: str
+    reason: str
+    rung: str
+    messages_before: int
+    messages_after: int
+    tokens_before: int
+    tokens_after: int
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionHeld:
+    """A compaction was due but would not free enough; it is tried again when the window or the history has changed."""
+
+    session: str
+    reason: str
+
+
+Event: TypeAlias = Appended | Inserted | Updated | Removed | TurnEnded | HistoryCompacted | CompactionHeld
+Subscriber: TypeAlias = Callable[[Event], None]
+
+
+class Subscribers:
+    """Who wants events. A subscriber that raises is logged, with its traceback, and breaks nothing."""
+
+    def __init__(self) -> None:
+        self._all: list[Subscriber] = []
+
+    def add(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Subscribe (twice is once); the returned function unsubscribes."""
+        if subscriber not in self._all:
+            self._all.append(subscriber)
+        return lambda: self._all.remove(subscriber) if subscriber in self._all else None
+
+    def emit(self, event: Event) -> None:
+        for subscriber in tuple(self._all):
+            try:
+                subscriber(event)
+            except Exception:  # noqa: BLE001 - logged with its traceback; a subscriber must not break a turn
+                _log.exception("a subscriber raised on %s", type(event).__name__)

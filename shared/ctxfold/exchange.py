@@ -1,0 +1,237 @@
+"""One exchange with a model: store what is asked, fit the request, send it, store the reply. Flows over an engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from ctxfold.editing import remove_ids
+from ctxfold.effects import Complete, OpenStream
+from ctxfold.engine import Engine, Window
+from ctxfold.errors import BackendError, ContextOverflowError
+from ctxfold.flow import Flow
+from ctxfold.history.records import PolicyChanged, SessionKey
+from ctxfold.journal import Journal, append, draft
+from ctxfold.messages import Message, Role, ToolSpec
+from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
+from ctxfold.reconcile import reconcile
+from ctxfold.stream import Fold
+from ctxfold.zones.assemble import Scratch, place_scratch, scratch_message
+
+__all__ = ["OnAbort", "OpenReply", "Options", "Question", "abandon", "ask", "finish_stream", "open_reply"]
+
+OnAbort: TypeAlias = Literal["discard", "keep_partial"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a caller may say about one request.
+
+    `scratch` is one message at the very end that is never stored. `on_abort` says what a stream that is cancelled or fails
+    leaves behind: nothing, or what had arrived, without tool calls. `extra` goes into the request body as it is.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    stop: tuple[str, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str | None = None
+    thinking: bool | str | None = None
+    model: str | None = None
+    scratch: str | None = None
+    recall: bool = True
+    auto_compact: bool | None = None
+    on_abort: OnAbort = "discard"
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked where. `prompts` are the system prompts, None to leave them as they are.
+
+    `messages` are new, unless `given_ids` is set: then they are a full list of which only what the session does not know is
+    new, and `given_ids` are the ids that came with it. `known_ids` False says that all ids were made for this question.
+    """
+
+    key: SessionKey
+    messages: Sequence[Message]
+    options: Options = field(default_factory=Options)
+    prompts: tuple[str, ...] | None = None
+    known_ids: bool = True
+    given_ids: frozenset[str] | None = None
+
+
+@dataclass(slots=True)
+class OpenReply:
+    """A reply on its way: feed each chunk of `stream` to `fold`, then finish, or abandon."""
+
+    journal: Journal
+    turn_id: str
+    fresh_turn: bool
+    stream: ChunkStream | AsyncChunkStream
+    fold: Fold
+    options: Options
+
+
+def ask(engine: Engine, question: Question) -> Flow[Reply]:
+    """The model's reply, stored. When anything fails, the session is as it was before."""
+    journal, turn_id, fresh = yield from _begin(engine, question)
+    try:
+        reply = yield from _with_recovery(engine, journal, turn_id, question.options, _complete)
+        yield from engine.finish(journal, turn_id, reply.message)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield from _roll_back(engine, journal, turn_id, fresh)
+        raise
+    return reply
+
+
+def open_reply(engine: Engine, question: Question, message_id: str) -> Flow[OpenReply]:
+    """The reply's stream, once its first event is there."""
+    journal, turn_id, fresh = yield from _begin(engine, question)
+    try:
+        stream = yield from _with_recovery(engine, journal, turn_id, question.options, _open)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield from _roll_back(engine, journal, turn_id, fresh)
+        raise
+    model = question.options.model or (engine.ports.backend.model if engine.ports.backend else None)
+    return OpenReply(journal, turn_id, fresh, stream, Fold(message_id, model), question.options)
+
+
+def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
+    """Store what the stream has brought."""
+    whole = reply.fold.close()
+    yield from engine.finish(reply.journal, reply.turn_id, whole.message)
+    return whole
+
+
+def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
+    """Leave behind what the caller chose: nothing, or the text that had arrived."""
+    partial = reply.fold.partial() if reply.options.on_abort == "keep_partial" else None
+    if partial is None:
+        yield from _roll_back(engine, reply.journal, reply.turn_id, reply.fresh_turn)
+        return
+    yield from engine.finish(reply.journal, reply.turn_id, replace(partial, finish_reason="aborted"))
+
+
+def _begin(engine: Engine, question: Question) -> Flow[tuple[Journal, str, bool]]:
+    """The session, the turn that asks, and whether this exchange opened it."""
+    journal = yield from engine.open(question.key, prompts=question.prompts)
+    before = frozenset(journal.state.open)
+    messages: Sequence[Message] = question.messages
+    turn_id: str | None = None
+    if question.given_ids is not None:
+        found = reconcile(journal, messages, given_ids=question.given_ids)
+        messages, turn_id = found.messages, found.turn_id
+        if found.superseded:
+            yield from remove_ids(engine, journal, found.superseded)
+    if messages:
+        turn_id = yield from engine.begin(journal, messages, turn_id=turn_id, known_ids=question.known_ids)
+    turn_id = turn_id or engine.ports.ids.new()
+    return journal, turn_id, turn_id not in before
+
+
+def _roll_back(engine: Engine, journal: Journal, turn_id: str, fresh: bool) -> Flow[None]:
+    """A turn that this exchange opened goes; one that was under way stays open, so that the caller can try again."""
+    if fresh:
+        yield from engine.close(journal, turn_id, "discarded")
+
+
+def _complete(request: Request) -> Flow[Reply]:
+    return (yield from Complete(request))
+
+
+def _open(request: Request) -> Flow[ChunkStream | AsyncChunkStream]:
+    return (yield from OpenStream(request))
+
+
+def _with_recovery(
+    engine: Engine, journal: Journal, turn_id: str, options: Options, send: Callable[[Request], Flow[Any]]
+) -> Flow[Any]:
+    """Send; on an overflow learn the limit, make room and send once more."""
+    request = yield from _fitted(engine, journal, turn_id, options)
+    try:
+        return (yield from send(request))
+    except BackendError as error:
+        if error.kind != "context_overflow":
+            raise
+        first = error
+    if not journal.rules().auto_compact or options.auto_compact is False:
+        raise ContextOverflowError(
+            f"{first}; automatic compaction is off: call compact() or raise context_window"
+        ) from first
+    yield from _learn(engine, journal, first)
+    outcome = yield from engine.compact(journal)
+    request = yield from _fitted(engine, journal, turn_id, options)
+    try:
+        return (yield from send(request))
+    except BackendError as error:
+        if error.kind != "context_overflow":
+            raise
+        raise ContextOverflowError(f"{error}; after compaction ({outcome.reason}) it still does not fit") from error
+
+
+def _learn(engine: Engine, journal: Journal, error: BackendError) -> Flow[None]:
+    """A limit told by the provider wins over the configured window."""
+    rules = journal.rules()
+    limit = error.limit_tokens
+    if limit is None or limit >= rules.context_window:
+        return
+    reserve = min(rules.reply_reserve_tokens, max(1, limit // 5))
+    learnt = rules.model_copy(update={"context_window": limit, "reply_reserve_tokens": reserve})
+    body = PolicyChanged(learnt.model_dump_json(), engine.ports.counter.id)
+    yield from append(journal, (draft(engine.ports, body),), engine.ports)
+
+
+def _fitted(engine: Engine, journal: Journal, turn_id: str, options: Options) -> Flow[Request]:
+    counter = engine.ports.counter
+    backend = engine.ports.backend
+    role: Role = "system" if backend is not None and backend.scratch_role == "system" else "user"
+    tools_tokens = counter.count_tools(options.tools)
+    scratch_tokens = counter.count(scratch_message(Scratch(options.scratch, role))) if options.scratch else 0
+    window = yield from engine.window(
+        journal,
+        turn_id=turn_id,
+        overhead_tokens=tools_tokens + scratch_tokens,
+        max_tokens=options.max_tokens,
+        auto_compact=options.auto_compact,
+        recall=options.recall,
+    )
+    _note(engine, journal, window, turn_id, options, tools_tokens)
+    text = "\n\n".join(t for t in (window.recalled, options.scratch) if t)
+    messages = place_scratch(list(window.messages), Scratch(text, role))
+    return Request(
+        messages=messages,
+        tools=options.tools,
+        tool_choice=options.tool_choice,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        stop=options.stop,
+        thinking=options.thinking,
+        model=options.model,
+        extra=options.extra,
+    )
+
+
+def _note(engine: Engine, journal: Journal, window: Window, turn_id: str, options: Options, tools_tokens: int) -> None:
+    tools = json.dumps([(t.name, t.description, dict(t.parameters)) for t in options.tools], sort_keys=True)
+    backend = engine.ports.backend
+    with journal.lock:
+        journal.tracker.sent(
+            window.view,
+            turn_id=turn_id,
+            tools_tokens=tools_tokens,
+            compactions=journal.state.compactions,
+            edits=journal.state.edits,
+            surroundings=(
+                ("model", options.model or (backend.model if backend else "")),
+                ("tools", hashlib.sha256(tools.encode()).hexdigest() if options.tools else ""),
+                ("thinking", str(options.thinking)),
+            ),
+        )

@@ -1,0 +1,121 @@
+"""Where a history may be cut, and what stays on either side. A split is never repaired afterwards: none is ever made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeAlias
+
+from ctxfold.errors import OrphanToolResultError
+from ctxfold.history.view import Entry
+from ctxfold.messages import Message
+
+__all__ = [
+    "CutRule",
+    "check_sequence",
+    "complete_prefix",
+    "kept",
+    "legal_cuts",
+    "open_calls",
+    "round_of",
+]
+
+CutRule: TypeAlias = Callable[[Sequence[Entry]], frozenset[int]]
+
+
+def complete_rounds(entries: Sequence[Entry]) -> frozenset[int]:
+    """Cut positions at which no tool call is separated from any of its results, parallel calls included."""
+    cuts: set[int] = set()
+    waiting: set[str] = set()
+    for index, entry in enumerate(entries):
+        if not waiting and entry.message.role != "tool":
+            cuts.add(index)
+        _follow(waiting, entry.message)
+    if not waiting:
+        cuts.add(len(entries))
+    return frozenset(cuts)
+
+
+DEFAULT_RULES: tuple[CutRule, ...] = (complete_rounds,)
+
+
+def legal_cuts(entries: Sequence[Entry], *, rules: Iterable[CutRule] = DEFAULT_RULES) -> frozenset[int]:
+    """Indices at which every rule allows a cut; `entries[:cut]` may then be compacted."""
+    allowed = [rule(entries) for rule in rules]
+    return frozenset.intersection(*allowed) if allowed else frozenset(range(len(entries) + 1))
+
+
+def kept(entries: Sequence[Entry], *, pins: Collection[str]) -> frozenset[str]:
+    """Ids that stay verbatim even left of a cut: system messages, the newest user message, pins with their whole round."""
+    ids = {e.id for e in entries if e.message.role == "system" and e.message.kind == "message"}
+    newest = next(
+        (e.id for e in reversed(entries) if e.message.role == "user" and e.message.kind == "message"),
+        None,
+    )
+    if newest is not None:
+        ids.add(newest)
+    if pins:
+        for index, entry in enumerate(entries):
+            if entry.id in pins:
+                ids.update(e.id for e in entries[slice(*round_of(entries, index))])
+    return frozenset(ids)
+
+
+def round_of(entries: Sequence[Entry], index: int) -> tuple[int, int]:
+    """The half-open range of the tool round that holds entry `index`; just the entry when it is in none."""
+    start = index
+    while start > 0 and entries[start].message.role == "tool":
+        start -= 1
+    if not entries[start].message.tool_calls:
+        return (index, index + 1)
+    end = start + 1
+    while end < len(entries) and entries[end].message.role == "tool":
+        end += 1
+    return (start, end)
+
+
+def open_calls(entries: Sequence[Entry]) -> set[str]:
+    """Ids of calls at the end of `entries` that still wait for a result; reads the last round only."""
+    answered: set[str] = set()
+    for entry in reversed(entries):
+        if entry.message.role == "tool":
+            answered.update(r.call_id for r in entry.message.tool_results)
+            continue
+        return {c.id for c in entry.message.tool_calls} - answered
+    return set()
+
+
+def complete_prefix(entries: Sequence[Entry]) -> int:
+    """How many leading entries form a legal conversation: an unfinished last round is left out."""
+    return max(legal_cuts(entries))
+
+
+def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()) -> set[str]:
+    """Ids of calls that wait for results after `messages`; OrphanToolResultError when a result answers no open call.
+
+    `waiting` are the calls that were open before. A message other than a tool result while calls are open is refused too.
+    """
+    pending = set(waiting)
+    for message in messages:
+        if message.role == "tool":
+            for result in message.tool_results:
+                if result.call_id not in pending:
+                    raise OrphanToolResultError(
+                        f"tool message {message.id!r} answers call {result.call_id!r}, which is not open "
+                        f"(open: {', '.join(sorted(pending)) or 'none'}): add the assistant message that makes the call first"
+                    )
+                pending.discard(result.call_id)
+        elif pending:
+            raise OrphanToolResultError(
+                f"{len(pending)} tool call(s) still wait for a result ({', '.join(sorted(pending))}): "
+                f"add their results before the {message.role} message {message.id!r}"
+            )
+        else:
+            pending = {c.id for c in message.tool_calls}
+    return pending
+
+
+def _follow(waiting: set[str], message: Message) -> None:
+    for result in message.tool_results:
+        waiting.discard(result.call_id)
+    for call in message.tool_calls:
+        waiting.add(call.id)

@@ -1,0 +1,257 @@
+"""The fold of a session's log: records in, view out. Work per record does not depend on the length of the history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from ctxfold.history.cuts import complete_prefix
+from ctxfold.history.records import (
+    Cleared,
+    Compacted,
+    MessageAdded,
+    MessageInserted,
+    MessageRemoved,
+    MessageReplaced,
+    Pinned,
+    PolicyChanged,
+    Record,
+    Restored,
+    SessionKey,
+    SnapshotTaken,
+    TurnClosed,
+    Undone,
+    Unpinned,
+)
+from ctxfold.history.view import Entry, Prefix, View
+from ctxfold.messages import Message, Usage
+
+__all__ = ["CLOSED_TURNS_KEPT", "OpenTurn", "SessionState", "is_final"]
+
+CLOSED_TURNS_KEPT = 256
+
+
+def is_final(message: Message) -> bool:
+    """Whether a message ends a turn: an assistant's, without tool calls."""
+    return message.role == "assistant" and not message.tool_calls
+
+
+@dataclass(slots=True)
+class OpenTurn:
+    """A turn's own entries, seen by nobody else until it closes; `at_s` is when it last wrote."""
+
+    entries: list[Entry] = field(default_factory=list[Entry])
+    at_s: float = 0.0
+
+
+class SessionState:
+    """One session, folded up to `head`. `apply` takes records in order of seq; those at or before `head` are ignored.
+
+    `live` is only ever appended to within an epoch; an epoch change puts a new list in its place, so views stay as they were.
+    """
+
+    def __init__(self, key: SessionKey, count: Callable[[Message], int]) -> None:
+        self.key = key
+        self.head = 0
+        self.snapshot_seq = 0
+        self.epoch = 0
+        self.system: list[Entry] = []
+        self.compressed: list[Entry] = []
+        self.live: list[Entry] = []
+        self.tokens = 0
+        self.open: dict[str, OpenTurn] = {}
+        self.closed: dict[str, None] = {}
+        self.pins: dict[str, None] = {}
+        self.policy_json = ""
+        self.turns = 0
+        self.summary_turn = -1
+        self.compactions = 0
+        self.revertible: list[str] = []
+        self.undone: set[str] = set()
+        self.edits = 0
+        self.usage = Usage()
+        self.replies = 0
+        self.stale = False
+        self._count = count
+
+    def apply(self, records: Iterable[Record]) -> None:
+        """Fold records in; `stale` is set when the fold has to be built anew (after an undo)."""
+        for record in records:
+            if record.seq <= self.head:
+                continue
+            self.head = record.seq
+            if record.id not in self.undone:
+                self._fold(record)
+
+    def view(self, turn_id: str | None = None) -> View:
+        """The zones as the given turn sees them; without one, as they stand between turns."""
+        turn = self.open.get(turn_id) if turn_id is not None else None
+        entries = tuple(turn.entries) if turn else ()
+        return View(
+            epoch=self.epoch,
+            system=tuple(self.system),
+            compressed=tuple(self.compressed),
+            live=Prefix(self.live),
+            turn=entries,
+            tokens=self.tokens + sum(e.tokens for e in entries),
+        )
+
+    def copy(self) -> SessionState:
+        """An independent fold at the same place."""
+        twin = SessionState(self.key, self._count)
+        for name in (
+            "head",
+            "snapshot_seq",
+            "epoch",
+            "tokens",
+            "policy_json",
+            "turns",
+            "summary_turn",
+            "edits",
+            "stale",
+        ):
+            setattr(twin, name, getattr(self, name))
+        twin.system, twin.compressed, twin.live = (
+            list(self.system),
+            list(self.compressed),
+            list(self.live),
+        )
+        twin.open = {turn: OpenTurn(list(t.entries), t.at_s) for turn, t in self.open.items()}
+        twin.closed, twin.pins = dict(self.closed), dict(self.pins)
+        twin.revertible, twin.undone = list(self.revertible), set(self.undone)
+        return twin
+
+    def entry(self, message_id: str) -> Entry | None:
+        """The visible entry with that id, open turns included."""
+        zones = (
+            self.live,
+            self.compressed,
+            self.system,
+            *(t.entries for t in self.open.values()),
+        )
+        return next((e for zone in zones for e in reversed(zone) if e.id == message_id), None)
+
+    def _fold(self, record: Record) -> None:  # noqa: C901, PLR0912 - one case for each kind of record
+        match record.body:
+            case MessageAdded(message=message, shown=shown):
+                self._add(self._entry(record, message, shown), record)
+            case Restored(message=message):
+                self._add(self._entry(record, message), record)
+            case TurnClosed(status=status):
+                self._close(record.turn_id or "", joins=status != "discarded")
+            case Compacted():
+                self._compact(record, record.body)
+            case MessageInserted(message=message, before=before):
+                self._insert(self._entry(record, message), before)
+                self._edited(record)
+            case MessageReplaced(message=message):
+                self._replace({message.id: self._entry(record, message)})
+                self._edited(record)
+            case MessageRemoved(ids=ids):
+                self._remove(frozenset(ids))
+                self._edited(record)
+            case Cleared():
+                self.compressed, self.live, self.pins = [], [], {}
+                self._edited(record)
+            case Pinned(ids=ids):
+                self.pins.update(dict.fromkeys(ids))
+            case Unpinned(ids=ids):
+                self.pins = {pin: None for pin in self.pins if pin not in ids}
+            case Undone(record_id=record_id):
+                self.stale = record_id not in self.undone or self.stale
+                self.undone.add(record_id)
+                self.epoch += 1
+                self.edits += 1
+            case PolicyChanged(policy=policy):
+                self.policy_json = policy
+            case SnapshotTaken():
+                self.snapshot_seq = record.seq
+            case _:
+                assert_never(record.body)
+
+    def _entry(self, record: Record, message: Message, shown: Message | None = None) -> Entry:
+        visible = shown or message
+        return Entry(
+            message.id,
+            record.seq,
+            visible,
+            self._count(visible),
+            record.seq if shown else 0,
+        )
+
+    def _add(self, entry: Entry, record: Record) -> None:
+        if entry.message.usage is not None:
+            self.usage += entry.message.usage
+            self.replies += 1
+        if entry.message.role == "system" and record.turn_id is None and not self.live and not self.compressed:
+            self.system.append(entry)
+            self.tokens += entry.tokens
+        elif record.turn_id is None:
+            self._join(entry)
+        elif record.turn_id not in self.closed:
+            turn = self.open.setdefault(record.turn_id, OpenTurn())
+            turn.entries.append(entry)
+            turn.at_s = record.at_s
+
+    def _join(self, entry: Entry) -> None:
+        self.live.append(entry)
+        self.tokens += entry.tokens
+        self.turns += is_final(entry.message)
+
+    def _close(self, turn_id: str, *, joins: bool) -> None:
+        turn = self.open.pop(turn_id, None)
+        self.closed[turn_id] = None
+        if len(self.closed) > CLOSED_TURNS_KEPT:
+            del self.closed[next(iter(self.closed))]
+        if turn is None or not joins:
+            return
+        for entry in turn.entries[: complete_prefix(turn.entries)]:
+            self._join(entry)
+
+    def _compact(self, record: Record, body: Compacted) -> None:
+        covered = frozenset(body.covered)
+        shown = {m.id: m for m in body.shown}
+        summary = [self._entry(record, body.summary)] if body.summary else []
+        turn = self.open.get(record.turn_id) if record.turn_id is not None else None
+        if turn is not None:
+            rest = [self._stand_in(e, shown, record.seq) for e in turn.entries if e.id not in covered]
+            head = next((i for i, e in enumerate(turn.entries) if e.id in covered), 0)
+            turn.entries = [*rest[:head], *summary, *rest[head:]]
+        else:
+            old = [e for e in self.compressed if e.id not in covered]
+            self.compressed = [*old, *summary]
+            self.live = [self._stand_in(e, shown, record.seq) for e in self.live if e.id not in covered]
+        self.compactions += 1
+        if summary:
+            self.summary_turn = self.turns
+        self._new_epoch(record)
+
+    def _stand_in(self, entry: Entry, shown: dict[str, Message], seq: int) -> Entry:
+        message = shown.get(entry.id)
+        if message is None:
+            return entry
+        return replace(entry, message=message, tokens=self._count(message), shown_seq=seq)
+
+    def _insert(self, entry: Entry, before: str | None) -> None:
+        at = next((i for i, e in enumerate(self.live) if e.id == before), len(self.live))
+        self.live = [*self.live[:at], entry, *self.live[at:]]
+
+    def _replace(self, new: dict[str, Entry]) -> None:
+        self.system = [new.get(e.id, e) for e in self.system]
+        self.live = [new.get(e.id, e) for e in self.live]
+
+    def _remove(self, ids: frozenset[str]) -> None:
+        self.system = [e for e in self.system if e.id not in ids]
+        self.compressed = [e for e in self.compressed if e.id not in ids]
+        self.live = [e for e in self.live if e.id not in ids]
+        self.pins = {pin: None for pin in self.pins if pin not in ids}
+
+    def _edited(self, record: Record) -> None:
+        self.edits += 1
+        self._new_epoch(record)
+
+    def _new_epoch(self, record: Record) -> None:
+        self.epoch += 1
+        self.revertible.append(record.id)
+        self.tokens = sum(e.tokens for zone in (self.system, self.compressed, self.live) for e in zone)

@@ -1,0 +1,119 @@
+"""Which requests begin with the whole of the one before, and what broke the others. Work grows with the turn, not the history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ctxfold.history.view import View
+
+__all__ = ["PrefixStats", "PrefixTracker"]
+
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStats:
+    """Requests so far, tokens sent, of those in an unbroken prefix of the request before, and breaks by cause."""
+
+    requests: int = 0
+    sent_tokens: int = 0
+    reused_tokens: int = 0
+    breaks: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def reuse(self) -> float:
+        """Share of the sent tokens that a prefix cache could serve."""
+        return self.reused_tokens / self.sent_tokens if self.sent_tokens else 0.0
+
+
+@dataclass(slots=True)
+class _Sent:
+    view: View
+    surroundings: tuple[tuple[str, str], ...]
+    compactions: int
+    edits: int
+
+
+@dataclass(slots=True)
+class PrefixTracker:
+    """Compares each request with the one before it of the same turn, or else of the session."""
+
+    requests: int = 0
+    sent_tokens: int = 0
+    reused_tokens: int = 0
+    breaks: Counter[str] = field(default_factory=Counter[str])
+    _last: _Sent | None = None
+    _by_turn: dict[str, _Sent] = field(default_factory=dict[str, _Sent])
+
+    def sent(
+        self,
+        view: View,
+        *,
+        turn_id: str | None,
+        tools_tokens: int = 0,
+        compactions: int,
+        edits: int,
+        surroundings: tuple[tuple[str, str], ...] = (),
+    ) -> str | None:
+        """Note a request; the cause by which it breaks the prefix of the one before, None when it does not.
+
+        `surroundings` are named values that also stand in the prefix, such as ("model", ...) and ("tools", ...).
+        """
+        now = _Sent(view, surroundings, compactions, edits)
+        before = self._by_turn.get(turn_id or "") or self._last
+        total = view.tokens + tools_tokens
+        self.requests += 1
+        self.sent_tokens += total
+        cause, reused = (None, 0) if before is None else _compare(before, now)
+        if before is not None and cause is None:
+            reused += tools_tokens
+        self.reused_tokens += reused
+        if cause is not None:
+            self.breaks[cause] += 1
+        self._last = now
+        if turn_id is not None:
+            self._by_turn[turn_id] = now
+        return cause
+
+    def ended(self, turn_id: str) -> None:
+        """Forget an ended turn; its last request stays the one that the next turn is compared with."""
+        self._by_turn.pop(turn_id, None)
+
+    def stats(self) -> PrefixStats:
+        return PrefixStats(self.requests, self.sent_tokens, self.reused_tokens, tuple(sorted(self.breaks.items())))
+
+
+def _compare(before: _Sent, now: _Sent) -> tuple[str | None, int]:
+    for (name, old), (_, new) in zip(before.surroundings, now.surroundings, strict=False):
+        if old != new:
+            return name, 0
+    if before.view.epoch == now.view.epoch:
+        if _grew(before.view, now.view):
+            return None, before.view.tokens
+        return "concurrent_turn", _shared_tokens(before.view, now.view)
+    shared = _shared(before.view, now.view)
+    if shared == len(before.view):
+        return None, before.view.tokens
+    tokens = sum(e.tokens for e, _ in zip(now.view, range(shared), strict=False))
+    return ("compaction" if now.compactions > before.compactions else "edit"), tokens
+
+
+def _grew(old: View, new: View) -> bool:
+    """Within one epoch: whether the old turn's entries stand in the new view right where the old live ones ended."""
+    start = len(old.live)
+    place = [*(new.live[i] for i in range(start, len(new.live))), *new.turn]
+    return len(place) >= len(old.turn) and all(a.version == b.version for a, b in zip(old.turn, place, strict=False))
+
+
+def _shared(old: View, new: View) -> int:
+    count = 0
+    for a, b in zip(old, new, strict=False):
+        if a.version != b.version:
+            break
+        count += 1
+    return count
+
+
+def _shared_tokens(old: View, new: View) -> int:
+    return sum(e.tokens for e, _ in zip(new, range(_shared(old, new)), strict=False))

@@ -1,0 +1,199 @@
+"""A folded state as JSON text and back: ids, places and counts, never a message's text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ctxfold.errors import StoreCorruptError, StoreFormatError
+from ctxfold.history.log import OpenTurn, SessionState
+from ctxfold.history.records import (
+    Compacted,
+    MessageAdded,
+    MessageInserted,
+    MessageReplaced,
+    Record,
+    Restored,
+    SessionKey,
+)
+from ctxfold.history.view import Entry
+from ctxfold.messages import Message, Usage
+
+__all__ = [
+    "SNAPSHOT_VERSION",
+    "Slot",
+    "Snapshot",
+    "dump_state",
+    "load_state",
+    "message_in",
+    "parse_snapshot",
+]
+
+SNAPSHOT_VERSION = 1
+REVERTIBLE_KEPT = 256
+Slot = tuple[str, int, int, int]  # id, seq, shown_seq, tokens
+
+
+class OpenSlots(BaseModel):
+    """An open turn's entries, and when it last wrote."""
+
+    model_config = ConfigDict(frozen=True)
+    at_s: float
+    entries: tuple[Slot, ...]
+
+
+class Snapshot(BaseModel):
+    """What a SnapshotTaken record holds."""
+
+    model_config = ConfigDict(frozen=True)
+    version: int
+    counter: str
+    epoch: int
+    turns: int
+    summary_turn: int
+    edits: int
+    usage: tuple[int, int, int, int, int]
+    replies: int
+    policy: str
+    previous: int
+    system: tuple[Slot, ...]
+    compressed: tuple[Slot, ...]
+    live: tuple[Slot, ...]
+    open: Mapping[str, OpenSlots]
+    closed: tuple[str, ...]
+    pins: tuple[str, ...]
+    compactions: int
+    revertible: tuple[str, ...]
+    undone: tuple[str, ...]
+
+    def seqs(self) -> tuple[int, ...]:
+        """Every record that has to be fetched to show this state."""
+        zones = (
+            self.system,
+            self.compressed,
+            self.live,
+            *(t.entries for t in self.open.values()),
+        )
+        return tuple(sorted({shown or seq for zone in zones for _, seq, shown, _ in zone}))
+
+
+def dump_state(state: SessionState, counter_id: str) -> str:
+    """The state as compact JSON text."""
+    value: dict[str, Any] = {
+        "version": SNAPSHOT_VERSION,
+        "counter": counter_id,
+        "epoch": state.epoch,
+        "turns": state.turns,
+        "summary_turn": state.summary_turn,
+        "edits": state.edits,
+        "usage": astuple(state.usage),
+        "replies": state.replies,
+        "policy": state.policy_json,
+        "previous": state.snapshot_seq,
+        "system": _slots(state.system),
+        "compressed": _slots(state.compressed),
+        "live": _slots(state.live),
+        "open": {k: {"at_s": t.at_s, "entries": _slots(t.entries)} for k, t in state.open.items()},
+        "closed": list(state.closed)[-64:],
+        "pins": list(state.pins),
+        "compactions": state.compactions,
+        "revertible": state.revertible[-REVERTIBLE_KEPT:],
+        "undone": sorted(state.undone),
+    }
+    return json.dumps(value, separators=(",", ":"))
+
+
+def parse_snapshot(text: str) -> Snapshot:
+    """StoreFormatError for a newer version, StoreCorruptError for damage."""
+    try:
+        snapshot = Snapshot.model_validate_json(text)
+    except ValidationError as error:
+        raise StoreCorruptError(f"a snapshot cannot be read: {error.errors()[0]['msg']}") from None
+    if snapshot.version > SNAPSHOT_VERSION:
+        raise StoreFormatError(
+            f"snapshot has version {snapshot.version}, this ctxfold reads up to {SNAPSHOT_VERSION}: upgrade ctxfold"
+        )
+    return snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    records: Mapping[int, Record]
+    count: Callable[[Message], int]
+    recount: bool
+
+    def entries(self, slots: Sequence[Slot]) -> list[Entry]:
+        return [self.entry(slot) for slot in slots]
+
+    def entry(self, slot: Slot) -> Entry:
+        message_id, seq, shown_seq, tokens = slot
+        record = self.records.get(shown_seq or seq)
+        message = None if record is None else message_in(record, message_id, shown=bool(shown_seq))
+        if message is None:
+            raise StoreCorruptError(f"record {shown_seq or seq} with message {message_id!r} is missing from the store")
+        return Entry(
+            message_id,
+            seq,
+            message,
+            self.count(message) if self.recount else tokens,
+            shown_seq,
+        )
+
+
+def load_state(
+    key: SessionKey,
+    snapshot: Snapshot,
+    records: Iterable[Record],
+    *,
+    at: int,
+    counter_id: str,
+    count: Callable[[Message], int],
+) -> SessionState:
+    """The state that was dumped, right after its record `at`; counts are made anew when the counter is another one."""
+    loader = _Loader({r.seq: r for r in records}, count, counter_id != snapshot.counter)
+    state = SessionState(key, count)
+    state.head = state.snapshot_seq = at
+    state.epoch, state.turns, state.summary_turn = (
+        snapshot.epoch,
+        snapshot.turns,
+        snapshot.summary_turn,
+    )
+    state.edits, state.policy_json = snapshot.edits, snapshot.policy
+    state.usage, state.replies = Usage(*snapshot.usage), snapshot.replies
+    state.system, state.compressed = (
+        loader.entries(snapshot.system),
+        loader.entries(snapshot.compressed),
+    )
+    state.live = loader.entries(snapshot.live)
+    state.open = {k: OpenTurn(loader.entries(t.entries), t.at_s) for k, t in snapshot.open.items()}
+    state.closed, state.pins = (
+        dict.fromkeys(snapshot.closed),
+        dict.fromkeys(snapshot.pins),
+    )
+    state.compactions, state.revertible = snapshot.compactions, list(snapshot.revertible)
+    state.undone = set(snapshot.undone)
+    state.tokens = sum(e.tokens for zone in (state.system, state.compressed, state.live) for e in zone)
+    return state
+
+
+def message_in(record: Record, message_id: str, *, shown: bool = False) -> Message | None:
+    """The message with that id in a record: its original, or the stand-in that the model sees."""
+    match record.body:
+        case MessageAdded(message=message, shown=stand_in):
+            found = stand_in if shown else message
+        case MessageInserted(message=message) | MessageReplaced(message=message) | Restored(message=message):
+            found = message
+        case Compacted(summary=summary, shown=messages):
+            candidates = (*messages, *((summary,) if summary else ()))
+            found = next((m for m in candidates if m.id == message_id), None)
+        case _:
+            found = None
+    return found if found is not None and found.id == message_id else None
+
+
+def _slots(entries: Iterable[Entry]) -> list[Slot]:
+    return [(e.id, e.seq, e.shown_seq, e.tokens) for e in entries]

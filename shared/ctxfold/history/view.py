@@ -1,0 +1,93 @@
+"""What a model may see of a session, as frozen values that cost nothing to hand out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from ctxfold.messages import Message
+
+__all__ = ["Entry", "Prefix", "View"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message in the view: `message` as the model sees it, `seq` of the record with its original.
+
+    `shown_seq` is the record that holds the stand-in when the model sees one, else 0.
+    """
+
+    id: str
+    seq: int
+    message: Message
+    tokens: int
+    shown_seq: int = 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Equal versions mean equal bytes."""
+        return (self.seq, self.shown_seq)
+
+
+class Prefix(Sequence[Entry]):
+    """The first entries of a list that is only ever appended to: a snapshot in constant time."""
+
+    __slots__ = ("_entries", "_length")
+
+    def __init__(self, entries: list[Entry], length: int | None = None) -> None:
+        self._entries = entries
+        self._length = len(entries) if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Entry]: ...
+    def __getitem__(self, index: int | slice) -> Entry | Sequence[Entry]:
+        if isinstance(index, slice):
+            return [self._entries[i] for i in range(*index.indices(self._length))]
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        return self._entries[index if index >= 0 else self._length + index]
+
+    def __iter__(self) -> Iterator[Entry]:
+        for index in range(self._length):
+            yield self._entries[index]
+
+    def same_list(self, other: Prefix) -> bool:
+        """Whether both look at one append-only list, so that the shorter is a prefix of the longer."""
+        return self._entries is other._entries
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The zones of one session at one moment; `turn` holds the asking turn's own messages, if it is open."""
+
+    epoch: int
+    system: tuple[Entry, ...]
+    compressed: tuple[Entry, ...]
+    live: Prefix
+    turn: tuple[Entry, ...]
+    tokens: int
+
+    def __len__(self) -> int:
+        return len(self.system) + len(self.compressed) + len(self.live) + len(self.turn)
+
+    def __iter__(self) -> Iterator[Entry]:
+        yield from self.system
+        yield from self.compressed
+        yield from self.live
+        yield from self.turn
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(entry.message for entry in self)
+
+    def last(self) -> Entry | None:
+        """The newest entry of the conversation, system prompts and summaries aside."""
+        if self.turn:
+            return self.turn[-1]
+        return self.live[-1] if len(self.live) else None

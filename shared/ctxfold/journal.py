@@ -1,0 +1,218 @@
+"""An open session: its folded state beside the store, kept up to date, with the flows that load, refresh and append."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ctxfold.budget import Policy
+from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadHead, ReadLog, SnapshotBefore
+from ctxfold.errors import HeadMovedError, MessageConflictError, SessionNotFoundError
+from ctxfold.flow import Flow
+from ctxfold.history.log import SessionState
+from ctxfold.history.prefix import PrefixTracker
+from ctxfold.history.records import Body, Draft, MessageAdded, Record, SessionKey, SnapshotTaken, TurnClosed, TurnStatus
+from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
+from ctxfold.history.view import View
+from ctxfold.messages import Message, content_key
+from ctxfold.ports import Document, Ports
+
+__all__ = [
+    "Journal",
+    "append",
+    "closing",
+    "draft",
+    "load",
+    "refresh",
+    "snapshot_draft",
+    "stale_turns",
+    "unknown",
+    "without",
+]
+
+SNAPSHOT_EVERY = 1_000  # records
+TURN_TIMEOUT_S = 900.0
+
+
+@dataclass(slots=True)
+class Journal:
+    """One session in use. `lock` guards the state; it is never held across an effect."""
+
+    state: SessionState
+    tracker: PrefixTracker = field(default_factory=PrefixTracker)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    compacting: bool = False
+    held: tuple[int, int, str] | None = None  # epoch, tokens and policy at which compaction could not help
+    scratch: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict[str, tuple[str, str]])
+
+    @property
+    def key(self) -> SessionKey:
+        return self.state.key
+
+    def view(self, turn_id: str | None = None) -> View:
+        with self.lock:
+            return self.state.view(turn_id)
+
+    def rules(self) -> Policy:
+        """The policy in force, as the log has it."""
+        return _policy(self.state.policy_json)
+
+
+_parsed: OrderedDict[str, Policy] = OrderedDict()
+
+
+def _policy(text: str) -> Policy:
+    found = _parsed.get(text)
+    if found is None:
+        found = _parsed[text] = Policy.model_validate_json(text)
+        if len(_parsed) > 64:
+            _parsed.popitem(last=False)
+    return found
+
+
+def draft(ports: Ports, body: Body, *, turn_id: str | None = None, record_id: str | None = None) -> Draft:
+    return Draft(record_id or ports.ids.new(), body, turn_id, ports.clock.now_s())
+
+
+def load(key: SessionKey, ports: Ports) -> Flow[SessionState]:
+    """The state at the end of the log: newest snapshot and what came after it, not the history before."""
+    head = yield from ReadHead(key)
+    if head is None:
+        raise SessionNotFoundError(
+            f"session {key.session!r} of owner {key.owner!r} does not exist in this store: check the name, or create it"
+        )
+    state = yield from _fold_from(key, head.snapshot_seq, frozenset(), ports)
+    while state.stale:
+        state = yield from without(key, frozenset(state.undone), ports)
+    return state
+
+
+def without(key: SessionKey, undone: frozenset[str], ports: Ports) -> Flow[SessionState]:
+    """The state as if the records with these ids had never been, folded from the snapshot before the first of them."""
+    records = yield from FindLog(key, tuple(sorted(undone)))
+    first = min((r.seq for r in records), default=1)
+    at = yield from SnapshotBefore(key, first)
+    return (yield from _fold_from(key, at, undone, ports))
+
+
+def _fold_from(key: SessionKey, at: int, undone: frozenset[str], ports: Ports) -> Flow[SessionState]:
+    records = yield from ReadLog(key, after=max(0, at - 1))
+    state = SessionState(key, ports.counter.count)
+    if at and records and isinstance(records[0].body, SnapshotTaken):
+        snapshot = parse_snapshot(records[0].body.state)
+        texts = yield from FetchLog(key, snapshot.seqs())
+        state = load_state(key, snapshot, texts, at=at, counter_id=ports.counter.id, count=ports.counter.count)
+    state.undone |= undone
+    state.apply(records)
+    return state
+
+
+def refresh(journal: Journal, ports: Ports) -> Flow[None]:
+    """Catch up with other writers; one indexed read when there is nothing new."""
+    records = yield from ReadLog(journal.key, after=journal.state.head)
+    yield from _take_in(journal, records, ports)
+
+
+def append(
+    journal: Journal,
+    drafts: Sequence[Draft],
+    ports: Ports,
+    *,
+    expect: int | None = None,
+    documents: Sequence[Document] = (),
+) -> Flow[tuple[Record, ...]]:
+    """Store drafts and fold them in, with whatever others have written since."""
+    known = journal.state.head
+    records = yield from AppendLog(journal.key, drafts, known=known, expect=expect, documents=documents)
+    yield from _take_in(journal, records, ports)
+    if journal.state.head - journal.state.snapshot_seq >= SNAPSHOT_EVERY:
+        yield from _snapshot(journal, ports)
+    return records
+
+
+def _take_in(journal: Journal, records: Sequence[Record], ports: Ports) -> Flow[None]:
+    with journal.lock:
+        journal.state.apply(records)
+        stale = journal.state.stale
+    if stale:
+        state = yield from load(journal.key, ports)
+        with journal.lock:
+            if state.head >= journal.state.head:
+                journal.state = state
+
+
+def _snapshot(journal: Journal, ports: Ports) -> Flow[None]:
+    with journal.lock:
+        head = journal.state.head
+        taken = snapshot_draft(journal.state, ports)
+    with suppress(HeadMovedError):  # another writer was first: the next append takes it
+        records = yield from AppendLog(journal.key, (taken,), known=head, expect=head)
+        with journal.lock:
+            journal.state.apply(records)
+
+
+def snapshot_draft(state: SessionState, ports: Ports) -> Draft:
+    return draft(ports, SnapshotTaken(dump_state(state, ports.counter.id)))
+
+
+def stale_turns(journal: Journal, ports: Ports) -> tuple[Draft, ...]:
+    """Closings for turns that nobody has written to for 15 minutes: their finished part joins the view."""
+    now = ports.clock.now_s()
+    with journal.lock:
+        dead = [t for t, turn in journal.state.open.items() if now - turn.at_s > TURN_TIMEOUT_S]
+    return tuple(closing(ports, turn_id, "aborted") for turn_id in dead)
+
+
+def closing(ports: Ports, turn_id: str, status: TurnStatus) -> Draft:
+    return draft(ports, TurnClosed(status), turn_id=turn_id, record_id=f"c:{turn_id}")
+
+
+def unknown(journal: Journal, messages: Sequence[Message]) -> Flow[dict[str, str]]:
+    """The ids of messages that the session does not have, each with the record id under which it is to be stored.
+
+    A known id with the same content is left out; with other content it is a MessageConflictError. A message whose turn was
+    discarded counts as unknown: it is stored anew, under the next free record id.
+    """
+    wanted = {m.id: m for m in messages}
+    found: dict[str, str] = {}
+    attempt = 1
+    while wanted:
+        names = {_record_name(message_id, attempt): message_id for message_id in wanted}
+        records = yield from FindLog(journal.key, tuple(names))
+        dropped = yield from _discarded(journal, records)
+        stored = {names[r.id]: r for r in records}
+        found |= {i: _record_name(i, attempt) for i in wanted if i not in stored}
+        for message_id, record in stored.items():
+            if record.turn_id not in dropped:
+                _check_same(journal, wanted[message_id], record)
+        wanted = {i: m for i, m in wanted.items() if i in stored and stored[i].turn_id in dropped}
+        attempt += 1
+    return found
+
+
+def _record_name(message_id: str, attempt: int) -> str:
+    return f"m:{message_id}" if attempt == 1 else f"m:{message_id}#{attempt}"
+
+
+def _discarded(journal: Journal, records: Sequence[Record]) -> Flow[frozenset[str | None]]:
+    turns = sorted({r.turn_id for r in records if r.turn_id})
+    if not turns:
+        return frozenset()
+    closings = yield from FindLog(journal.key, [f"c:{turn}" for turn in turns])
+    return frozenset(r.turn_id for r in closings if r.body == TurnClosed("discarded"))
+
+
+def _check_same(journal: Journal, message: Message, record: Record) -> None:
+    stored = record.body.message if isinstance(record.body, MessageAdded) else None
+    if stored is not None and content_key(stored) == content_key(message):
+        return
+    entry = journal.state.entry(message.id)
+    if entry is not None and content_key(entry.message) == content_key(message):
+        return
+    raise MessageConflictError(
+        f"message id {message.id!r} is in session {journal.key.session!r} with other content: "
+        "give the new message an id of its own, or change the old one with update()"
+    )

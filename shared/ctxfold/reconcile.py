@@ -1,0 +1,72 @@
+"""Which of a full message list a session does not have yet.
+
+Chat models are handed the whole conversation on every call. Messages are recognised by id, or, without one, by position and
+content: whatever stands after the session's last known message is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ctxfold.journal import Journal
+from ctxfold.messages import Message, content_key
+
+__all__ = ["Reconciled", "reconcile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """New messages; the open turn that they go on with; and known messages that the caller has gone back behind."""
+
+    messages: tuple[Message, ...]
+    turn_id: str | None = None
+    superseded: tuple[str, ...] = ()
+
+
+def reconcile(journal: Journal, messages: Sequence[Message], *, given_ids: Collection[str]) -> Reconciled:
+    """The part of `messages` after the last one that the session knows; all of it when it knows none.
+
+    `given_ids` are the ids that came with the messages; others were made up on the way and say nothing. A list that ends with
+    a known user message asks for its reply anew: what followed it is superseded.
+    """
+    with journal.lock:
+        live = journal.state.live
+        turns = {turn_id: turn.entries for turn_id, turn in journal.state.open.items()}
+    owners = {e.id: turn_id for turn_id, entries in turns.items() for e in entries}
+    tails = {content_key(entries[-1].message): turn_id for turn_id, entries in turns.items() if entries}
+    if live:
+        tails.setdefault(content_key(live[-1].message), "")
+    known_live = {e.id for e in live[-_LOOK_BACK:]} if given_ids else set[str]()
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        place = _place(message, given_ids, owners, known_live, tails)
+        if place is not None:
+            fresh = tuple(messages[index + 1 :])
+            return Reconciled(fresh, place or None, () if fresh or place else _after(journal, message))
+    return Reconciled(tuple(messages))
+
+
+_LOOK_BACK = 512  # newest live messages whose ids are looked at; older ones are recognised by the store
+
+
+def _place(
+    message: Message,
+    given_ids: Collection[str],
+    owners: dict[str, str],
+    known_live: Collection[str],
+    tails: dict[str, str],
+) -> str | None:
+    """The open turn that holds the message, "" for the closed conversation, None when it is not known."""
+    if message.id in given_ids:
+        if message.id in owners:
+            return owners[message.id]
+        return "" if message.id in known_live else None
+    return tails.get(content_key(message))
+
+
+def _after(journal: Journal, message: Message) -> tuple[str, ...]:
+    if message.role != "user":
+        return ()
+    ids = [e.id for e in journal.state.live]
+    return tuple(ids[ids.index(message.id) + 1 :]) if message.id in ids else ()

@@ -1,0 +1,415 @@
+"""The object a user holds: one session over one engine. Every method has an async form that begins with `a`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
+
+from ctxfold import editing, exchange
+from ctxfold.budget import Policy
+from ctxfold.compaction.apply import Outcome
+from ctxfold.connect import ports, session_rules
+from ctxfold.engine import Added, Engine, Window
+from ctxfold.errors import EmptyMessagesError, NotEnoughHistoryError
+from ctxfold.events import Subscriber
+from ctxfold.exchange import OpenReply, Options, Question
+from ctxfold.explain import Explanation, MessageExplanation, explain, explain_message, original
+from ctxfold.flow import Flow, arun, run
+from ctxfold.history.prefix import PrefixStats
+from ctxfold.history.records import SessionKey
+from ctxfold.history.view import View
+from ctxfold.journal import Journal
+from ctxfold.jsonl import exported, write_lines
+from ctxfold.messages import Message, Role, Usage, system, tool_result, user
+from ctxfold.options import RequestOptions
+from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Store, TokenCounter
+from ctxfold.stream import StreamEvent
+from ctxfold.tokens import TextCounter
+
+__all__ = ["AgentContext", "Input", "SessionUsage"]
+
+T = TypeVar("T")
+Input: TypeAlias = "str | Message | Sequence[Message]"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUsage:
+    """What a session has cost so far: `reported` sums what the provider said of every reply."""
+
+    reported: Usage
+    replies: int
+    turns: int
+    compactions: int
+    window_tokens: int
+    budget_tokens: int
+    prefix: PrefixStats
+
+
+class AgentContext:
+    """A conversation that may outgrow its window.
+
+    Args:
+        backend: the model service; None for a context that only keeps messages.
+        session: the session's name; made in the store when it is new.
+        store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
+        context_window: tokens in and out together; None takes the backend row's value for the model.
+        system: system prompt, or several.
+        owner: whose session it is.
+        summarizer: who writes summaries; None is the backend itself, and without one the extractive summary.
+        max_tokens: reply reserve in tokens; None keeps a fifth of the window free.
+        create: False raises SessionNotFoundError for a session that is not in the store.
+        rules: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
+
+    Safe across threads and tasks; use it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        backend: ContextBackend | None = None,
+        *,
+        session: str = "default",
+        store: str | Store | None = None,
+        context_window: int | None = None,
+        system: str | Sequence[str] | None = None,
+        owner: str = "default",
+        summarizer: ContextBackend | None = None,
+        counter: TokenCounter | TextCounter | None = None,
+        max_tokens: int | None = None,
+        create: bool = True,
+        **rules: object,
+    ) -> None:
+        policy = session_rules(context_window, backend, reply_reserve_tokens=max_tokens, **rules)
+        bundle = ports(
+            store=store,
+            backend=backend,
+            summarizer=summarizer,
+            counter=counter,
+            count_reasoning=policy.count_reasoning,
+        )
+        prompts = (system,) if isinstance(system, str) else tuple(system) if system is not None else None
+        self._bind(Engine(bundle, policy), SessionKey(owner, session), prompts, create=create)
+        self._owns_store = store is None or isinstance(store, str)
+        try:
+            self._run(self._journal())
+        except BaseException:
+            self.close()
+            raise
+
+    def _bind(self, engine: Engine, key: SessionKey, prompts: tuple[str, ...] | None, *, create: bool) -> None:
+        self._engine = engine
+        self._key = key
+        self._prompts = prompts
+        self._create = create
+        self._turn: str | None = None
+        self._owns_store = False
+
+    def at(self, session: str, *, owner: str | None = None, create: bool = True) -> AgentContext:
+        """Another session over the same engine, store and backend; made at its first use."""
+        other = object.__new__(AgentContext)
+        other._bind(self._engine, SessionKey(owner or self._key.owner, session), self._prompts, create=create)
+        return other
+
+    # identity
+
+    @property
+    def session(self) -> str:
+        return self._key.session
+
+    @property
+    def owner(self) -> str:
+        return self._key.owner
+
+    @property
+    def policy(self) -> Policy:
+        """The rules that this context was made with."""
+        return self._engine.rules
+
+    @property
+    def backend(self) -> ContextBackend | None:
+        return self._engine.ports.backend
+
+    @property
+    def counter(self) -> TokenCounter:
+        return self._engine.ports.counter
+
+    def new_id(self) -> str:
+        """A message id that was never given before."""
+        return self._engine.ports.ids.new()
+
+    def user_message(self, text: str) -> Message:
+        return user(text, id=self.new_id())
+
+    def system_message(self, text: str) -> Message:
+        return system(text, id=self.new_id())
+
+    def tool_message(self, tool_call_id: str, content: str, *, name: str | None = None) -> Message:
+        return tool_result(tool_call_id, content, id=self.new_id(), name=name)
+
+    # asking
+
+    def send(self, content: Input, **options: Unpack[RequestOptions]) -> Reply:
+        """The model's reply, stored with what was asked. On any error the session is as it was."""
+        return self._run(exchange.ask(self._engine, self._question(content, options)))
+
+    async def asend(self, content: Input, **options: Unpack[RequestOptions]) -> Reply:
+        return await self._arun(exchange.ask(self._engine, self._question(content, options)))
+
+    def send_stream(self, content: Input, **options: Unpack[RequestOptions]) -> Iterator[StreamEvent]:
+        """The reply as events; stored when the stream ends. `on_abort` says what an abandoned one leaves behind."""
+        return self.stream(self._question(content, options))
+
+    def asend_stream(self, content: Input, **options: Unpack[RequestOptions]) -> AsyncIterator[StreamEvent]:
+        return self.astream(self._question(content, options))
+
+    def stream(self, question: Question, done: Callable[[Reply], None] | None = None) -> Iterator[StreamEvent]:
+        """Events of the reply to a question; `done` gets the whole reply once it is stored."""
+        reply = self._run(exchange.open_reply(self._engine, question, self.new_id()))
+        stream = cast("ChunkStream", reply.stream)
+        try:
+            for chunk in stream:
+                yield from reply.fold.feed(chunk)
+            whole = self._run(exchange.finish_stream(self._engine, reply))
+        except BaseException:
+            stream.close()
+            self._run(exchange.abandon(self._engine, reply))
+            raise
+        stream.close()
+        if done is not None:
+            done(whole)
+
+    async def astream(
+        self, question: Question, done: Callable[[Reply], None] | None = None
+    ) -> AsyncIterator[StreamEvent]:
+        reply: OpenReply = await self._arun(exchange.open_reply(self._engine, question, self.new_id()))
+        stream = cast("AsyncChunkStream", reply.stream)
+        async with aclosing(stream):
+            try:
+                async for chunk in stream:
+                    for event in reply.fold.feed(chunk):
+                        yield event
+                whole = await self._arun(exchange.finish_stream(self._engine, reply))
+            except BaseException:
+                await self._arun(exchange.abandon(self._engine, reply))
+                raise
+        if done is not None:
+            done(whole)
+
+    def ask(self, question: Question) -> Reply:
+        """`send` with everything spelt out; for faces."""
+        return self._run(exchange.ask(self._engine, question))
+
+    async def aask(self, question: Question) -> Reply:
+        return await self._arun(exchange.ask(self._engine, question))
+
+    def _question(self, content: Input, options: Mapping[str, Any]) -> Question:
+        return Question(
+            self._key, self._messages(content), Options(**options), self._prompts, not isinstance(content, str)
+        )
+
+    def _messages(self, content: Input) -> tuple[Message, ...]:
+        if isinstance(content, str):
+            return (self.user_message(content),)
+        messages = (content,) if isinstance(content, Message) else tuple(content)
+        if not messages:
+            raise EmptyMessagesError("no message to send: give at least one")
+        return messages
+
+    # keeping
+
+    def add(self, messages: Input) -> Added:
+        """Store messages without asking the model; a known id with the same content is kept once."""
+        return self._run(self._add(self._messages(messages)))
+
+    async def aadd(self, messages: Input) -> Added:
+        return await self._arun(self._add(self._messages(messages)))
+
+    def _add(self, messages: Sequence[Message]) -> Flow[Added]:
+        journal = yield from self._journal()
+        added = yield from self._engine.add(journal, messages, turn_id=self._turn)
+        self._turn = added.turn_id
+        return added
+
+    def set_messages(self, messages: Sequence[Message]) -> None:
+        """Put messages in place of the whole conversation at once; what was there stays in the archive."""
+        self._run(self._edit(lambda e, j: editing.set_all(e, j, messages)))
+
+    async def aset_messages(self, messages: Sequence[Message]) -> None:
+        await self._arun(self._edit(lambda e, j: editing.set_all(e, j, messages)))
+
+    def update(self, index: int, message: Message) -> Message:
+        """Replace the live message at `index`; the old one is returned."""
+        return self._run(self._edit(lambda e, j: editing.update(e, j, index, message)))
+
+    async def aupdate(self, index: int, message: Message) -> Message:
+        return await self._arun(self._edit(lambda e, j: editing.update(e, j, index, message)))
+
+    def insert(self, index: int, message: Message) -> None:
+        """Insert before live message `index`; never inside a tool round."""
+        self._run(self._edit(lambda e, j: editing.insert(e, j, index, message)))
+
+    async def ainsert(self, index: int, message: Message) -> None:
+        await self._arun(self._edit(lambda e, j: editing.insert(e, j, index, message)))
+
+    def remove(self, index: int) -> tuple[Message, ...]:
+        """Remove live message `index`, with its tool round; what went."""
+        return self._run(self._edit(lambda e, j: editing.remove(e, j, index)))
+
+    async def aremove(self, index: int) -> tuple[Message, ...]:
+        return await self._arun(self._edit(lambda e, j: editing.remove(e, j, index)))
+
+    def pop(self) -> tuple[Message, ...]:
+        """Remove the newest live message, with its tool round; what went."""
+        return self._run(self._edit(editing.pop))
+
+    async def apop(self) -> tuple[Message, ...]:
+        return await self._arun(self._edit(editing.pop))
+
+    def retain(self, role: Role) -> tuple[Message, ...]:
+        """Keep only one role's live messages; what went."""
+        return self._run(self._edit(lambda e, j: editing.retain(e, j, role)))
+
+    async def aretain(self, role: Role) -> tuple[Message, ...]:
+        return await self._arun(self._edit(lambda e, j: editing.retain(e, j, role)))
+
+    def clear(self) -> tuple[Message, ...]:
+        """Empty the conversation but for system prompts; the archive keeps what was there."""
+        return self._run(self._edit(editing.clear))
+
+    async def aclear(self) -> tuple[Message, ...]:
+        return await self._arun(self._edit(editing.clear))
+
+    def pin(self, *message_ids: str) -> None:
+        """Keep messages verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
+        self._run(self._edit(lambda e, j: e.pin(j, message_ids)))
+
+    async def apin(self, *message_ids: str) -> None:
+        await self._arun(self._edit(lambda e, j: e.pin(j, message_ids)))
+
+    def unpin(self, *message_ids: str) -> None:
+        self._run(self._edit(lambda e, j: e.unpin(j, message_ids)))
+
+    async def aunpin(self, *message_ids: str) -> None:
+        await self._arun(self._edit(lambda e, j: e.unpin(j, message_ids)))
+
+    def compact(self) -> Outcome:
+        """Compact now; NotEnoughHistoryError when nothing may be compacted."""
+        return _needed(self._run(self._edit(lambda e, j: e.compact(j))))
+
+    async def acompact(self) -> Outcome:
+        return _needed(await self._arun(self._edit(lambda e, j: e.compact(j))))
+
+    def undo(self) -> None:
+        """Take back the last compaction or edit."""
+        self._run(self._edit(lambda e, j: e.undo(j)))
+
+    async def aundo(self) -> None:
+        await self._arun(self._edit(lambda e, j: e.undo(j)))
+
+    # looking
+
+    def window(self, *, recall: bool = False) -> Window:
+        """What the model would be shown next, made to fit; with `recall`, passages for the newest user message too."""
+        return self._run(self._window(recall))
+
+    async def awindow(self, *, recall: bool = False) -> Window:
+        return await self._arun(self._window(recall))
+
+    def _window(self, recall: bool) -> Flow[Window]:
+        journal = yield from self._journal()
+        turn = self._turn if self._turn in journal.state.open else None
+        return (yield from self._engine.window(journal, turn_id=turn, recall=recall))
+
+    def view(self) -> View:
+        """The zones as they stand, not made to fit."""
+        return self._run(self._journal()).view(self._turn)
+
+    async def aview(self) -> View:
+        return (await self._arun(self._journal())).view(self._turn)
+
+    def get(self, message_id: str) -> Message:
+        """A message as it was stored, compacted or not; MessageNotFoundError when the session never had it."""
+        return self._run(self._edit(lambda _, j: original(j, message_id)))
+
+    async def aget(self, message_id: str) -> Message:
+        return await self._arun(self._edit(lambda _, j: original(j, message_id)))
+
+    def explain(self) -> Explanation:
+        """Why the window is what it is; print it, or take `to_dict()`."""
+        return explain(self._run(self._journal()))
+
+    def explain_message(self, message_id: str) -> MessageExplanation:
+        """Where one message is now, and the reference that reads it back."""
+        return self._run(self._edit(lambda _, j: explain_message(j, message_id)))
+
+    def usage(self) -> SessionUsage:
+        """Tokens reported, replies, compactions and prefix reuse so far."""
+        journal = self._run(self._journal())
+        state = journal.state
+        return SessionUsage(
+            reported=state.usage,
+            replies=state.replies,
+            turns=state.turns,
+            compactions=state.compactions,
+            window_tokens=journal.view().tokens,
+            budget_tokens=journal.rules().budget_tokens,
+            prefix=journal.tracker.stats(),
+        )
+
+    def export_jsonl(self, path: str | PathLike[str], *, zone: str = "all") -> int:
+        """Write messages, one a line, to a file that appears only when whole; how many. `zone`: "all" or "window"."""
+        lines = self._run(self._edit(lambda _, j: exported(j, zone)))
+        return write_lines(path, lines)
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Get every event of this engine's sessions; the returned function ends it."""
+        return self._engine.events.add(subscriber)
+
+    # driving
+
+    def _journal(self) -> Flow[Journal]:
+        return (yield from self._engine.open(self._key, create=self._create, prompts=self._prompts))
+
+    def _edit(self, change: Callable[[Engine, Journal], Flow[T]]) -> Flow[T]:
+        journal = yield from self._journal()
+        return (yield from change(self._engine, journal))
+
+    def _run(self, flow: Flow[T]) -> T:
+        return run(flow, self._engine.ports)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await arun(flow, self._engine.ports)
+
+    def close(self) -> None:
+        """Close the store, if this context opened it. The backend belongs to whoever made it."""
+        if self._owns_store:
+            self._engine.ports.store.close()
+
+    async def aclose(self) -> None:
+        if self._owns_store:
+            await self._engine.ports.store.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _needed(outcome: Outcome) -> Outcome:
+    if not outcome.compacted:
+        raise NotEnoughHistoryError(f"nothing was compacted: {outcome.reason}")
+    return outcome

@@ -1,0 +1,296 @@
+"""A streamed answer folded into events and one message; pure, shared by every face."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+from ctxfold.errors import BackendError
+from ctxfold.messages import Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart, Usage
+from ctxfold.ports import Chunk, Reply, ToolCallDelta
+
+__all__ = ["Content", "ContentFirst", "Fold", "StreamEvent", "Thinking", "ToolCalls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """A piece of reasoning."""
+
+    text: str
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ContentFirst:
+    """The first content after thinking; comes again after a second thinking phase, never in a plain answer."""
+
+    text: str
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Any other content."""
+
+    text: str
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """Pieces of tool calls as they came; whole calls stand in the reply that `Fold.close` gives."""
+
+    calls: tuple[ToolCallDelta, ...]
+    chunk: Chunk
+
+
+StreamEvent: TypeAlias = Thinking | ContentFirst | Content | ToolCalls
+
+REFUSAL = "refusal"
+_CUT_SHORT = frozenset({"length", "context_window", "content_filter", "error"})
+_TEXT_KEYS = ("text", "summary", "thinking")
+
+
+class Fold:
+    """Chunks in, events out, one reply at the end; constant work per chunk."""
+
+    def __init__(self, message_id: str, model: str | None = None) -> None:
+        self._id = message_id
+        self._model = model
+        self._segments: list[_Segment] = []
+        self._calls = _Calls()
+        self._details = _Details()
+        self._refusal: list[str] = []
+        self._thinking = False
+        self._usage: Usage | None = None
+        self._finish: str | None = None
+        self._raw: Any = None
+
+    def feed(self, chunk: Chunk) -> tuple[StreamEvent, ...]:
+        """The events of one chunk: tool calls, then thinking, then content; none for an empty chunk."""
+        events: list[StreamEvent] = []
+        if chunk.tool_calls:
+            for delta in chunk.tool_calls:
+                self._calls.add(delta)
+            events.append(ToolCalls(chunk.tool_calls, chunk))
+        if chunk.reasoning:
+            self._thinking = True
+            self._segment(thinking=True).pieces.append(chunk.reasoning)
+            events.append(Thinking(chunk.reasoning, chunk))
+        if chunk.signature:
+            self._segment(thinking=True).signature = chunk.signature
+        if chunk.reasoning_details:
+            self._details.add(chunk.reasoning_details)
+        if chunk.content:
+            self._segment(thinking=False).pieces.append(chunk.content)
+            events.append(ContentFirst(chunk.content, chunk) if self._thinking else Content(chunk.content, chunk))
+            self._thinking = False
+        self._note(chunk)
+        return tuple(events)
+
+    def _note(self, chunk: Chunk) -> None:
+        if chunk.refusal:
+            self._refusal.append(chunk.refusal)
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        if chunk.finish_reason is not None:
+            self._finish, self._raw = chunk.finish_reason, chunk.raw
+        if self._model is None and chunk.model:
+            self._model = chunk.model
+
+    def _segment(self, *, thinking: bool) -> _Segment:
+        last = self._segments[-1] if self._segments else None
+        # a signature ends its block: what follows belongs to the next one
+        if last is None or last.thinking is not thinking or last.signature is not None:
+            last = _Segment(thinking)
+            self._segments.append(last)
+        return last
+
+    def close(self) -> Reply:
+        """The whole reply; raises BackendError("protocol") for a tool call that never got a name.
+
+        When the answer was cut short, a call whose arguments are incomplete is left out.
+        """
+        calls = self._calls.close(self._id, cut_short=self._finish in _CUT_SHORT)
+        return Reply(self._message((*self._parts(), *calls)), self._usage, self._finish, self._raw)
+
+    def partial(self) -> Message | None:
+        """Text and reasoning so far, never a tool call; None when there is neither."""
+        parts = self._parts()
+        return self._message(parts) if parts else None
+
+    def _message(self, parts: tuple[Part, ...]) -> Message:
+        return Message(self._id, "assistant", parts, model=self._model, usage=self._usage, finish_reason=self._finish)
+
+    def _parts(self) -> tuple[Part, ...]:
+        details = self._details.text()
+        parts: list[Part] = []
+        for segment in self._segments:
+            text = _repaired("".join(segment.pieces))
+            if segment.thinking:
+                parts.append(ReasoningPart(text, segment.signature, details))
+                details = None
+            else:
+                parts.append(TextPart(text))
+        if details is not None:
+            parts.insert(0, ReasoningPart("", None, details))
+        if self._refusal:
+            # a refusal is no content: it stays beside the message, and the finish reason tells
+            parts.append(Opaque(REFUSAL, json.dumps(_repaired("".join(self._refusal)))))
+        return tuple(parts)
+
+
+@dataclass(slots=True)
+class _Segment:
+    thinking: bool
+    pieces: list[str] = field(default_factory=list[str])
+    signature: str | None = None
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str | None = None
+    name: str | None = None
+    extra: str | None = None
+    pieces: list[str] = field(default_factory=list[str])
+
+    def arguments(self) -> str:
+        return _repaired("".join(self.pieces))
+
+
+class _Calls:
+    """Tool calls put together from deltas whose index and id may be missing, repeated or wrong."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._by_index: dict[int, _Call] = {}
+        self._by_id: dict[str, _Call] = {}
+
+    def add(self, delta: ToolCallDelta) -> None:
+        call = self._find(delta)
+        if call is None:
+            call = _Call()
+            self._calls.append(call)
+        if delta.id and call.id is None:
+            call.id = delta.id
+            self._by_id[delta.id] = call
+        if delta.name and call.name is None:
+            call.name = delta.name
+        if delta.extra is not None:
+            call.extra = delta.extra
+        if delta.arguments:
+            call.pieces.append(delta.arguments)
+        if delta.index is not None:
+            self._by_index[delta.index] = call
+
+    def _find(self, delta: ToolCallDelta) -> _Call | None:
+        """The call that a delta continues; None when it opens one."""
+        if delta.id:
+            known = self._by_id.get(delta.id)
+            if known is not None:
+                return known
+            at_index = None if delta.index is None else self._by_index.get(delta.index)
+            return at_index if at_index is not None and at_index.id is None and not at_index.name else None
+        last = self._calls[-1] if self._calls else None
+        if delta.index is not None:
+            # an index never seen, with neither id nor name, is the tail of the call last opened
+            call = self._by_index.get(delta.index) or (None if delta.name else last)
+        else:
+            call = last
+        return None if call is None or _starts_another(call, delta) else call
+
+    def close(self, message_id: str, *, cut_short: bool) -> tuple[ToolCallPart, ...]:
+        parts: list[ToolCallPart] = []
+        for number, call in enumerate(self._calls):
+            arguments = call.arguments()
+            if cut_short and not (call.name and _is_object(arguments)):
+                continue
+            if not call.name:
+                raise BackendError(
+                    f"tool call {number + 1} of {len(self._calls)} came without a name: "
+                    "retry, or report it to the server's maintainers",
+                    kind="protocol",
+                )
+            identity = call.id or f"call_{message_id}_{number}"
+            parts.append(ToolCallPart(identity, call.name, arguments or "{}", call.extra))
+        return tuple(parts)
+
+
+def _starts_another(call: _Call, delta: ToolCallDelta) -> bool:
+    """Whether a delta without id opens a new call, told by its name alone."""
+    if not delta.name or not call.name:
+        return False
+    if delta.name != call.name:
+        return True
+    return delta.arguments.lstrip().startswith("{") and _is_object(call.arguments())
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+class _Details:
+    """Reasoning blocks as their provider sends them, the text of a block joined by (type, index)."""
+
+    def __init__(self) -> None:
+        self._blocks: list[_Block] = []
+        self._newest: dict[tuple[object, object], _Block] = {}
+
+    def add(self, items: tuple[Any, ...]) -> None:
+        """Items of one chunk: each continues a block of an earlier chunk, or begins one."""
+        begun: list[tuple[tuple[object, object], _Block]] = []
+        for item in items:
+            if not isinstance(item, dict):
+                continue
+            fresh = cast("dict[str, Any]", item)
+            key = (str(fresh.get("type")), str(fresh.get("index")))
+            block = self._newest.get(key)
+            if block is None or block.is_finished(fresh):
+                block = _Block()
+                self._blocks.append(block)
+                begun.append((key, block))
+            block.add(fresh)
+        self._newest.update(begun)
+
+    def text(self) -> str | None:
+        """All blocks as JSON text, None when there are none."""
+        return json.dumps([block.joined() for block in self._blocks], ensure_ascii=False) if self._blocks else None
+
+
+class _Block:
+    def __init__(self) -> None:
+        self._fields: dict[str, Any] = {}
+        self._texts: dict[str, list[str]] = {}
+
+    def add(self, fresh: dict[str, Any]) -> None:
+        for name, value in fresh.items():
+            if name in _TEXT_KEYS and isinstance(value, str):
+                self._texts.setdefault(name, []).append(value)
+                self._fields.setdefault(name, None)
+            elif value is not None or name not in self._fields:
+                self._fields[name] = value
+
+    def is_finished(self, fresh: dict[str, Any]) -> bool:
+        """Whether what comes now is another block: encrypted ones come whole, a signature ends one without index."""
+        known, new = self._fields.get("id"), fresh.get("id")
+        if "data" in fresh or (known and new and known != new):
+            return True
+        return fresh.get("index") is None and bool(self._fields.get("signature"))
+
+    def joined(self) -> dict[str, Any]:
+        return {name: "".join(self._texts[name]) if name in self._texts else v for name, v in self._fields.items()}
+
+
+def _repaired(text: str) -> str:
+    """The text with surrogate pairs joined that two chunks had cut apart."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

@@ -1,0 +1,68 @@
+"""A request from the zones: the window, and one message at its end that is never stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ctxfold.flow import Flow
+from ctxfold.history.view import View
+from ctxfold.journal import Journal
+from ctxfold.messages import Message, Role, TextPart
+from ctxfold.ports import Ports
+from ctxfold.zones.recall import recall, render
+
+__all__ = ["Scratch", "newest_question", "place_scratch", "recalled", "scratch_message"]
+
+SCRATCH_ID = "scratch"
+REMEMBERED_QUESTIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Text for this request only, and the role in which it travels."""
+
+    text: str
+    role: Role = "system"
+
+
+def newest_question(view: View) -> Message | None:
+    """The newest user message of the view."""
+    for entries in (view.turn, view.live):
+        for index in range(len(entries) - 1, -1, -1):
+            message = entries[index].message
+            if message.role == "user" and message.kind == "message":
+                return message
+    return None
+
+
+def recalled(journal: Journal, view: View, ports: Ports, *, question: Message | None, room_tokens: int) -> Flow[str]:
+    """Passages of compacted messages for the question, within the policy's share and the room left; the same all turn long."""
+    rules = journal.rules()
+    share = min(int(rules.recall_ratio * rules.budget_tokens), room_tokens)
+    if question is None or share <= 0 or not journal.state.compactions:
+        return ""
+    known = journal.scratch.get(question.id)
+    if known is not None and known[0] == question.text and ports.counter.count_text(known[1]) <= share:
+        return known[1]
+    visible = frozenset(e.seq for e in view if not e.shown_seq)
+    found = yield from recall(journal.key, question.text, budget_tokens=share, visible=visible, counter=ports.counter)
+    text = render(found)
+    journal.scratch[question.id] = (question.text, text)
+    if len(journal.scratch) > REMEMBERED_QUESTIONS:
+        journal.scratch.popitem(last=False)
+    return text
+
+
+def scratch_message(scratch: Scratch) -> Message:
+    return Message(SCRATCH_ID, scratch.role, (TextPart(scratch.text),), kind="section")
+
+
+def place_scratch(messages: list[Message], scratch: Scratch | None) -> list[Message]:
+    """The messages with the scratch at the very end; in the user role before a user message that stands last."""
+    if scratch is None or not scratch.text:
+        return messages
+    message = scratch_message(scratch)
+    last_is_user = bool(messages) and messages[-1].role == "user"
+    if scratch.role != "system" and last_is_user:
+        return [*messages[:-1], message, messages[-1]]
+    return [*messages, message]
