@@ -1,1 +1,39 @@
-"""Model services as ports."""
+"""Model services: backends, provider rows, and what the wire needs; loaded on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ctxfold.backends.chaos import ChaosBackend
+    from ctxfold.backends.openai_chat import OpenAIChatBackend
+    from ctxfold.backends.profile import Profile, load_profile, provider_names
+    from ctxfold.backends.retry import Retry
+    from ctxfold.backends.scripted import ScriptedBackend
+
+__all__ = [
+    "ChaosBackend",
+    "OpenAIChatBackend",
+    "Profile",
+    "Retry",
+    "ScriptedBackend",
+    "load_profile",
+    "provider_names",
+]
+
+_HOMES = {
+    "ChaosBackend": "chaos",
+    "OpenAIChatBackend": "openai_chat",
+    "Profile": "profile",
+    "Retry": "retry",
+    "ScriptedBackend": "scripted",
+    "load_profile": "profile",
+    "provider_names": "profile",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

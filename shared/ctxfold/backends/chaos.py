@@ -1,0 +1,185 @@
+"""A backend that fails on purpose, the same way for the same seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from ctxfold.backends.profile import common_rules
+from ctxfold.errors import BackendError, ConfigError
+from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
+
+__all__ = ["ChaosBackend"]
+
+KINDS = ("rate_limit", "overloaded", "server", "timeout", "connection")
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """What befalls one call; `cut_after` is the number of chunks a truncated stream still gives."""
+
+    delay_s: float
+    error: BackendError | None
+    cut_after: int | None
+
+
+class ChaosBackend:
+    """Wraps any backend. Call number n of a seed always meets the same fate, whatever runs beside it.
+
+    `error_rate` calls fail before they reach the inner backend; `truncate_rate` of the rest lose their end,
+    which a whole reply shows as a stream_truncated error. `delay_s` is the longest pause before a call.
+    """
+
+    def __init__(
+        self,
+        inner: ContextBackend,
+        *,
+        seed: int | str = 0,
+        error_rate: float = 0.0,
+        kinds: Sequence[str] = KINDS,
+        truncate_rate: float = 0.0,
+        delay_s: float = 0.0,
+    ) -> None:
+        for name, rate in (("error_rate", error_rate), ("truncate_rate", truncate_rate)):
+            if not 0 <= rate <= 1:
+                raise ConfigError(f"{name} is {rate}: use a number from 0 to 1")
+        if error_rate and not kinds:
+            raise ConfigError("kinds is empty: name at least one kind of error")
+        self._inner = inner
+        self._seed = seed
+        self._error_rate = error_rate
+        self._kinds = tuple(kinds)
+        self._truncate_rate = truncate_rate
+        self._delay_s = delay_s
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    @property
+    def model(self) -> str:
+        return self._inner.model
+
+    @property
+    def context_window(self) -> int | None:
+        return self._inner.context_window
+
+    @property
+    def scratch_role(self) -> str:
+        return self._inner.scratch_role
+
+    def send(self, request: Request) -> Reply:
+        fate = self._meet()
+        reply = self._inner.send(request)
+        if fate.cut_after is not None:
+            raise _cut()
+        return reply
+
+    async def asend(self, request: Request) -> Reply:
+        fate = await self._ameet()
+        reply = await self._inner.asend(request)
+        if fate.cut_after is not None:
+            raise _cut()
+        return reply
+
+    def open_stream(self, request: Request) -> ChunkStream:
+        fate = self._meet()
+        stream = self._inner.open_stream(request)
+        return stream if fate.cut_after is None else _CutStream(stream, fate.cut_after)
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+        fate = await self._ameet()
+        stream = await self._inner.aopen_stream(request)
+        return stream if fate.cut_after is None else _AsyncCutStream(stream, fate.cut_after)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def _meet(self) -> _Fate:
+        fate = self._fate()
+        if fate.delay_s:
+            time.sleep(fate.delay_s)
+        if fate.error is not None:
+            raise fate.error
+        return fate
+
+    async def _ameet(self) -> _Fate:
+        fate = self._fate()
+        if fate.delay_s:
+            await asyncio.sleep(fate.delay_s)
+        if fate.error is not None:
+            raise fate.error
+        return fate
+
+    def _fate(self) -> _Fate:
+        with self._lock:
+            number = self._calls
+            self._calls += 1
+        rng = random.Random(f"{self._seed}:{number}")
+        fails, cut, delay, kind, after = (rng.random() for _ in range(5))
+        error: BackendError | None = None
+        if fails < self._error_rate:
+            chosen = self._kinds[int(kind * len(self._kinds))]
+            retryable = chosen in common_rules().retryable
+            error = BackendError(
+                f"chaos: call {number} fails with {chosen}: lower error_rate for a calmer run",
+                kind=chosen,
+                retryable=retryable,
+            )
+        return _Fate(delay * self._delay_s, error, 1 + int(after * 4) if cut < self._truncate_rate else None)
+
+
+class _CutStream:
+    """A stream that breaks off after some chunks."""
+
+    def __init__(self, inner: ChunkStream, after: int) -> None:
+        self._inner = inner
+        self._after = after
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for number, chunk in enumerate(self._inner):
+            if number >= self._after or chunk.finish_reason is not None:
+                break
+            yield chunk
+        self._inner.close()
+        raise _cut()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _AsyncCutStream:
+    def __init__(self, inner: AsyncChunkStream, after: int) -> None:
+        self._inner = inner
+        self._after = after
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        number = 0
+        async for chunk in self._inner:
+            if number >= self._after or chunk.finish_reason is not None:
+                break
+            number += 1
+            yield chunk
+        await self._inner.aclose()
+        raise _cut()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _cut() -> BackendError:
+    return BackendError(
+        "chaos: the answer was cut off: lower truncate_rate for a calmer run",
+        kind="stream_truncated",
+        retryable=True,
+    )
+
+
+if TYPE_CHECKING:
+    _: ContextBackend = ChaosBackend(cast("ContextBackend", ...))

@@ -1,0 +1,281 @@
+"""What every backend over HTTP shares: key, deadlines, retries, sync and async calls and streams.
+
+A wire (chat completions, another provider's own) adds how a request is written and how an answer is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from ctxfold.backends.exchange import (
+    AsyncChannel,
+    Call,
+    Channel,
+    Open,
+    Parser,
+    adrive,
+    drive,
+    open_answer,
+    whole_reply,
+)
+from ctxfold.backends.http_stream import AsyncHttpStream, HttpStream
+from ctxfold.backends.profile import Profile, load_profile
+from ctxfold.backends.retry import Retry
+from ctxfold.errors import ConfigError, InvalidTextError
+from ctxfold.ports import Ids, Reply, Request, UuidIds
+
+if TYPE_CHECKING:
+    import httpx
+
+    from ctxfold.backends.http import Clients
+
+__all__ = ["HttpBackend"]
+
+HIDDEN = "**********"
+
+
+class HttpBackend(ABC):
+    """A model service over HTTP; safe across threads, tasks and event loops.
+
+    Usable as `with` or `async with`; after `close` the next call opens new connections. `timeout_s` bounds the wait for the first
+    event, or for a whole reply that is not streamed; `idle_timeout_s` each pause afterwards. Both default to the row's.
+    """
+
+    wire: str
+
+    def __init__(  # noqa: PLR0913  one keyword per independent setting
+        self,
+        *,
+        model: str,
+        provider: str = "generic",
+        base_url: str | None = None,
+        api_key: str | SecretStr | None = None,
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
+        connect_timeout_s: float = 10.0,
+        max_retries: int = 2,
+        retry: Retry | None = None,
+        http_client: httpx.Client | None = None,
+        async_http_client: httpx.AsyncClient | None = None,
+        headers: Mapping[str, str] | None = None,
+        thinking: bool | str | None = None,
+        profile: Profile | Mapping[str, Any] | str | Path | None = None,
+        ids: Ids | None = None,
+    ) -> None:
+        if not model:
+            raise ConfigError("model is empty: name the model to use")
+        self._row = load_profile(provider if profile is None else profile)
+        if self._row.wire != self.wire:
+            raise ConfigError(
+                f"provider {self._row.name!r} speaks {self._row.wire}, {type(self).__name__} speaks {self.wire}: "
+                "use the backend for that wire"
+            )
+        self._model = model
+        self._profiles = {model: self._row.for_model(model)}
+        self._url = _url(self._row, base_url)
+        self._key = _key(self._row, api_key)
+        self._headers = {**_key_headers(self._row, self._key), **(headers or {})}
+        self._timeout_s = _positive("timeout_s", timeout_s, self._row.first_event_timeout)
+        self._idle_timeout_s = _positive("idle_timeout_s", idle_timeout_s, self._row.idle_timeout)
+        self._connect_timeout_s = _positive("connect_timeout_s", connect_timeout_s, 10.0)
+        self._retry = retry if retry is not None else Retry(max_retries)
+        self._given = http_client, async_http_client
+        self._thinking = thinking
+        self._ids = ids if ids is not None else UuidIds()
+        self._clients: Clients | None = None
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
+        """The body that is sent for a request."""
+
+    @abstractmethod
+    def _parser(self, profile: Profile, request: Request) -> Parser:
+        """A fresh parser for one answer."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(provider={self._row.name!r}, model={self._model!r})"
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def profile(self) -> Profile:
+        """The provider's row as it holds for this model."""
+        return self._profiles[self._model]
+
+    @property
+    def context_window(self) -> int | None:
+        return self.profile.context_window
+
+    @property
+    def scratch_role(self) -> str:
+        return "user" if self.profile.request.one_leading_system else "system"
+
+    def send(self, request: Request) -> Reply:
+        """The whole answer to a request."""
+        channel = self._channel(request)
+        reply = drive(whole_reply(self._call(request, stream=False)), channel)
+        channel.close()
+        return reply
+
+    async def asend(self, request: Request) -> Reply:
+        channel = self._achannel(request)
+        reply = await adrive(whole_reply(self._call(request, stream=False)), channel)
+        await channel.aclose()
+        return reply
+
+    def open_stream(self, request: Request) -> HttpStream:
+        """A stream whose first event has arrived; errors before it are raised here."""
+        channel = self._channel(request)
+        return HttpStream(drive(open_answer(self._call(request, stream=True)), channel), channel)
+
+    async def aopen_stream(self, request: Request) -> AsyncHttpStream:
+        channel = self._achannel(request)
+        return AsyncHttpStream(await adrive(open_answer(self._call(request, stream=True)), channel), channel)
+
+    def close(self) -> None:
+        if self._clients is not None:
+            self._clients.close()
+
+    async def aclose(self) -> None:
+        if self._clients is not None:
+            await self._clients.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _profile_for(self, model: str | None) -> Profile:
+        name = model or self._model
+        if name not in self._profiles:
+            self._profiles[name] = self._row.for_model(name)
+        return self._profiles[name]
+
+    def _resolved(self, request: Request) -> Request:
+        """The request with this backend's model and thinking where it leaves them open."""
+        thinking = self._thinking if request.thinking is None else request.thinking
+        return replace(request, model=request.model or self._model, thinking=thinking)
+
+    def _hide(self, text: str) -> str:
+        key = self._key.get_secret_value() if self._key is not None else ""
+        return text.replace(key, HIDDEN) if key else text
+
+    def _call(self, request: Request, *, stream: bool) -> Call:
+        resolved = self._resolved(request)
+        profile = self._profile_for(resolved.model)
+        accept = "text/event-stream" if stream else "application/json"
+        headers = {
+            "accept": accept,
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+            **self._headers,
+        }
+        body = _encoded(self.request_body(request, stream=stream))
+        return Call(
+            profile,
+            Open(self._url, headers, body, self._timeout_s),
+            lambda: self._parser(profile, resolved),
+            self._idle_timeout_s,
+            self._retry,
+            self._hide,
+            self._ids.new(),
+            resolved.model or self._model,
+        )
+
+    def _channel(self, request: Request) -> Channel:
+        from ctxfold.backends.http import HttpChannel
+
+        return HttpChannel(self._http(), self._profile_for(request.model), self._retry)
+
+    def _achannel(self, request: Request) -> AsyncChannel:
+        from ctxfold.backends.http import AsyncHttpChannel
+
+        return AsyncHttpChannel(self._http(), self._profile_for(request.model), self._retry)
+
+    def _http(self) -> Clients:
+        with self._lock:
+            if self._clients is None:
+                from ctxfold.backends.http import Clients
+
+                self._clients = Clients(*self._given, connect_timeout_s=self._connect_timeout_s)
+            return self._clients
+
+
+def _url(row: Profile, base_url: str | None) -> str:
+    base = (base_url or row.base_url).rstrip("/")
+    try:
+        parts = urlsplit(base)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ConfigError(f"base_url {base!r} is no http(s) address: give one such as http://localhost:8000/v1")
+    return base if base.endswith(row.path) else base + row.path
+
+
+def _key(row: Profile, given: str | SecretStr | None) -> SecretStr | None:
+    text = given.get_secret_value() if isinstance(given, SecretStr) else given
+    if text is None and row.key_env is not None:
+        text = os.environ.get(row.key_env)
+        if not text:
+            raise ConfigError(f"provider {row.name!r} needs an API key: set {row.key_env} or pass api_key=")
+    if text is None or not text.strip():
+        return None
+    text = text.strip()  # a key read from a file often brings its newline
+    if not (text.isascii() and text.isprintable()):
+        raise ConfigError("the API key holds characters that no HTTP header may hold: copy it again")
+    return SecretStr(text)
+
+
+def _key_headers(row: Profile, key: SecretStr | None) -> dict[str, str]:
+    """The row's headers with the key in place; one that needs a key is left out when there is none."""
+    secret = key.get_secret_value() if key is not None else None
+    return {
+        name: value.replace("{key}", secret or "")
+        for name, value in row.headers.items()
+        if secret is not None or "{key}" not in value
+    }
+
+
+def _positive(name: str, value: float | None, default: float) -> float:
+    if value is None:
+        return default
+    if not value > 0:
+        raise ConfigError(f"{name} is {value}: use a number of seconds above 0")
+    return value
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidTextError(
+            f"the request holds a lone surrogate at character {error.start}: decode the text properly or replace it"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the request cannot be written as JSON ({error}): use JSON values in tools and extra"
+        ) from error

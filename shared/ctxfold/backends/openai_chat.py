@@ -1,0 +1,43 @@
+"""The backend for every server that speaks OpenAI-compatible chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ctxfold.backends.exchange import Parser
+from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.backends.openai_parse import ChatParser
+from ctxfold.backends.openai_request import canonical_lines, project, request_body
+from ctxfold.backends.profile import Profile
+from ctxfold.messages import Message
+from ctxfold.ports import ContextBackend, Request
+
+__all__ = ["OpenAIChatBackend"]
+
+
+class OpenAIChatBackend(HttpBackend):
+    """A model service behind chat completions; what is particular to a provider stands in its profile row."""
+
+    wire = "openai_chat"
+
+    def to_request_messages(self, messages: Sequence[Message], *, model: str | None = None) -> list[dict[str, Any]]:
+        """The messages as they travel: reasoning kept where the row says so, stripped elsewhere."""
+        return project(self._profile_for(model), messages, model=model or self.model)
+
+    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
+        """The body that is sent for a request; ConfigError where the row cannot do what is asked."""
+        resolved = self._resolved(request)
+        name = resolved.model or self.model
+        return request_body(self._profile_for(name), resolved, model=name, stream=stream)
+
+    def canonical_bytes(self, request: Request) -> bytes:
+        """Tools, then projected messages, one JSON object a line: a request extends another when these bytes do."""
+        return canonical_lines(request.tools, self.to_request_messages(request.messages, model=request.model))
+
+    def _parser(self, profile: Profile, request: Request) -> Parser:
+        return ChatParser(profile, thinking=request.thinking is not False, hide=self._hide)
+
+
+if TYPE_CHECKING:
+    _: ContextBackend = OpenAIChatBackend(model="m")

@@ -1,0 +1,75 @@
+"""Deadlines for blocking reads: one thread that shuts sockets down when their time is up.
+
+HTTP clients fix the read timeout of a body when they begin it; a stream needs a long one before its first event and a short
+one afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+__all__ = ["Guard", "Watchdog"]
+
+LINGER_S = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Guard:
+    """One socket under watch; `expired` once its deadline cut it off."""
+
+    sock: socket.socket
+    deadline_s: float = 0.0
+    expired: bool = False
+
+
+class Watchdog:
+    """Safe across threads. Its daemon thread starts with the first deadline and ends when none was set for a while."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._guards: set[Guard] = set()
+        self._thread: threading.Thread | None = None
+        self._wakes_at_s = float("inf")
+
+    def arm(self, guard: Guard, timeout_s: float) -> None:
+        """From now on the socket has this many seconds, until `disarm`."""
+        guard.deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._guards.add(guard)
+            if self._thread is None:
+                self._wakes_at_s = guard.deadline_s
+                self._thread = threading.Thread(target=self._watch, name="ctxfold-deadlines", daemon=True)
+                self._thread.start()
+            elif guard.deadline_s < self._wakes_at_s:
+                self._changed.notify()
+
+    def disarm(self, guard: Guard) -> None:
+        with self._changed:
+            self._guards.discard(guard)
+
+    def _watch(self) -> None:
+        with self._changed:
+            quiet_since_s = time.monotonic()
+            while True:
+                now_s = time.monotonic()
+                for guard in [g for g in self._guards if g.deadline_s <= now_s]:
+                    self._guards.discard(guard)
+                    _cut(guard)
+                if self._guards:
+                    quiet_since_s = now_s
+                elif now_s - quiet_since_s >= LINGER_S:
+                    self._thread = None
+                    return
+                self._wakes_at_s = min((g.deadline_s for g in self._guards), default=now_s + LINGER_S)
+                self._changed.wait(max(self._wakes_at_s - time.monotonic(), 0.0))
+
+
+def _cut(guard: Guard) -> None:
+    guard.expired = True
+    with contextlib.suppress(OSError):  # closed meanwhile
+        # the plain socket's method: that of a TLS socket would drop its state under the reader
+        socket.socket.shutdown(guard.sock, socket.SHUT_RDWR)
