@@ -62,7 +62,7 @@ class ErrorReply:
 
 
 Reply: TypeAlias = Scripted | RawReply | ErrorReply
-Script: TypeAlias = Iterable[Reply] | Callable[[Body], Reply]
+Script: TypeAlias = Iterable[Reply] | Callable[[Body], Reply | None]
 
 
 def api_error(
@@ -74,14 +74,14 @@ def api_error(
 
 
 class ScriptPlayer:
-    """Plays a list in order, or asks a function; an exhausted list answers 500."""
+    """Plays a list in order, or asks a function (whose None leaves the answer to `lookup`); an exhausted list answers 500."""
 
     def __init__(self, script: Script) -> None:
         self._ask = script if callable(script) else None
         self._items: tuple[Reply, ...] = () if callable(script) else tuple(script)
         self._next = 0
 
-    def reply(self, body: Body) -> Reply:
+    def reply(self, body: Body) -> Reply | None:
         """The reply to this request."""
         if self._ask is not None:
             return self._ask(body)

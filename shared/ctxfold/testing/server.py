@@ -276,8 +276,9 @@ class ModelServer:
             message = overflow_message(window, prompt.total, wanted)
             code = "invalid_request_error" if self.strict == "deepseek" else "context_length_exceeded"
             return api_error(400, message, param="messages", code=code), prompt
-        if self._player is not None:
-            return self._player.reply(body), prompt
+        played = None if self._player is None else self._player.reply(body)
+        if played is not None:
+            return played, prompt
         room = None if window is None else window - prompt.total
         thinking = thinks(body, self.strict, reasoning=self._reasoning)
         return model.reply(body, count=self._meter.text, room=room, thinking=thinking), prompt
