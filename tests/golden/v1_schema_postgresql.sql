@@ -14,11 +14,8 @@ CREATE TABLE ctxfold_records (
     fingerprint TEXT NOT NULL,
     at_s DOUBLE PRECISION NOT NULL,
     payload TEXT NOT NULL,
-    PRIMARY KEY (owner, session, seq),
-    CONSTRAINT ctxfold_records_by_id UNIQUE (owner, session, record_id)
+    PRIMARY KEY (owner, session, seq)
 );
-
-CREATE INDEX ctxfold_records_snapshots ON ctxfold_records (owner, session, seq) WHERE kind = 'snapshot_taken';
 
 CREATE TABLE ctxfold_sessions (
     owner TEXT NOT NULL,
@@ -39,3 +36,7 @@ CREATE TABLE ctxfold_terms (
     length BIGINT NOT NULL,
     PRIMARY KEY (owner, session, term, seq)
 );
+
+CREATE UNIQUE INDEX ctxfold_records_by_id ON ctxfold_records ((owner COLLATE "C"), (session COLLATE "C"), (record_id COLLATE "C"));
+
+CREATE INDEX ctxfold_records_snapshots ON ctxfold_records ((owner COLLATE "C"), (session COLLATE "C"), seq) WHERE kind = 'snapshot_taken';

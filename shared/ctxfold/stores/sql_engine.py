@@ -142,7 +142,8 @@ def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
         setup = ("PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-32000")
     else:
         options["connect_args"] = {"connect_timeout": max(2, round(timeout_s))}
-        setup = (f"SET lock_timeout = {max(1, round(timeout_s * 1000))}",)
+        # a plan cached while a table was small must not go on reading all of it
+        setup = (f"SET lock_timeout = {max(1, round(timeout_s * 1000))}", "SET enable_seqscan = off")
     if place.in_memory:
         options["poolclass"] = StaticPool
     else:
