@@ -191,7 +191,11 @@ class _Calls:
             if known is not None:
                 return known
             at_index = None if delta.index is None else self._by_index.get(delta.index)
-            return at_index if at_index is not None and at_index.id is None and not at_index.name else None
+            return (
+                at_index
+                if at_index is not None and at_index.id is None and not (at_index.name and delta.name)
+                else None
+            )
         last = self._calls[-1] if self._calls else None
         if delta.index is not None:
             # an index never seen, with neither id nor name, is the tail of the call last opened

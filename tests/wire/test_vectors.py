@@ -10,8 +10,8 @@ import pytest
 
 from ctxfold.backends import OpenAIChatBackend, load_profile
 from ctxfold.errors import BackendError
-from ctxfold.messages import Message, system, user
-from ctxfold.ports import Request, ToolSpec
+from ctxfold.messages import Message, ToolSpec, system, user
+from ctxfold.ports import Request
 from ctxfold.stream import Fold, StreamEvent
 from tests.wire.raw_server import Play, RawServer
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ctxfold.backends.failures import http_failure
@@ -55,7 +55,7 @@ class Open:
     """Send the request and wait for the response's head; gives a Head."""
 
     url: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)  # holds the key
     body: bytes
     timeout_s: float
 

@@ -17,7 +17,7 @@ MAX_MESSAGE_CHARS = 2000
 _ADVICE: Mapping[str, str] = {
     "auth": "check the API key",
     "connect": "is the server running, and is base_url right?",
-    "connection": "try again",
+    "connection": "try again, and check base_url if it stays",
     "content_filter": "change the content",
     "context_overflow": "send less, or set context_window to what the model allows",
     "empty_response": "try again",

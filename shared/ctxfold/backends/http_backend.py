@@ -85,7 +85,7 @@ class HttpBackend(ABC):
         self._profiles = {model: self._row.for_model(model)}
         self._url = _url(self._row, base_url)
         self._key = _key(self._row, api_key)
-        self._headers = {**_key_headers(self._row, self._key), **(headers or {})}
+        self._headers = dict(headers or {})
         self._timeout_s = _positive("timeout_s", timeout_s, self._row.first_event_timeout)
         self._idle_timeout_s = _positive("idle_timeout_s", idle_timeout_s, self._row.idle_timeout)
         self._connect_timeout_s = _positive("connect_timeout_s", connect_timeout_s, 10.0)
@@ -186,11 +186,11 @@ class HttpBackend(ABC):
     def _call(self, request: Request, *, stream: bool) -> Call:
         resolved = self._resolved(request)
         profile = self._profile_for(resolved.model)
-        accept = "text/event-stream" if stream else "application/json"
         headers = {
-            "accept": accept,
+            "accept": "text/event-stream" if stream else "application/json",
             "content-type": "application/json",
-            "accept-encoding": "identity",
+            "accept-encoding": "identity",  # a compressing proxy would hold chunks back
+            **_key_headers(self._row, self._key),
             **self._headers,
         }
         body = _encoded(self.request_body(request, stream=stream))

@@ -109,7 +109,10 @@ class ChatParser:
         try:
             payload: object = json.loads(body)
         except ValueError:
-            self._fail("protocol", f"a reply of {len(body)} bytes that is not JSON")
+            if body[:1] != b"<" and body.rstrip()[-1:] not in b"}]":
+                self._fail("stream_truncated", f"the reply broke off after {len(body)} bytes")
+            else:
+                self._fail("protocol", f"a reply of {len(body)} bytes that is not JSON")
             return []
         chunks = self._payload(payload, "message", "")
         if self.error is not None:
