@@ -10,7 +10,7 @@ from ctxfold.errors import MessageNotFoundError
 from ctxfold.flow import Flow
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import Record
-from ctxfold.history.snapshot import message_in
+from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.view import Entry
 from ctxfold.journal import Journal
 from ctxfold.messages import Message
@@ -100,9 +100,17 @@ def explain_message(journal: Journal, message_id: str) -> Flow[MessageExplanatio
 
 
 def original(journal: Journal, message_id: str) -> Flow[Message]:
-    """A message as it was stored, wherever it is now; MessageNotFoundError when the session never had it."""
+    """A message as it was stored, wherever it is now, by its id or by a reference such as `#17`.
+
+    MessageNotFoundError when the session never had it.
+    """
     entry = journal.state.entry(message_id)
     records: tuple[Record, ...]
+    if message_id.startswith("#") and message_id[1:].isdecimal():
+        records = yield from FetchLog(journal.key, (int(message_id[1:]),))
+        found = [m for r in records if (m := stored_message(r)) is not None]
+        if found:
+            return found[0]
     if entry is not None:
         records = yield from FetchLog(journal.key, (entry.seq,))
     else:
@@ -113,6 +121,17 @@ def original(journal: Journal, message_id: str) -> Flow[Message]:
             f"message {message_id!r} is not in session {journal.key.session!r}: check the reference"
         )
     return messages[-1]
+
+
+def conversation(journal: Journal, turn_id: str | None = None) -> Flow[tuple[Message, ...]]:
+    """Every message as it was stored, compacted or not, edits applied, in order; with those of an open turn."""
+    records = yield from ReadLog(journal.key)
+    state = SessionState(journal.key, lambda _: 0)
+    # a compaction only hides: folded without it, the log gives back what it stood for
+    state.undone = {*journal.state.undone, *(r.id for r in records if isinstance(r.body, Compacted))}
+    state.apply(records)
+    stored = {r.seq: r for r in records}
+    return tuple(message_in(stored[e.seq], e.id) or e.message for e in state.view(turn_id))
 
 
 def _block(zone: str, entry: Entry, pinned: bool) -> Block:

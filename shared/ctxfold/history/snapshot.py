@@ -195,5 +195,16 @@ def message_in(record: Record, message_id: str, *, shown: bool = False) -> Messa
     return found if found is not None and found.id == message_id else None
 
 
+def stored_message(record: Record) -> Message | None:
+    """The original message that a record holds, if it holds one."""
+    match record.body:
+        case MessageAdded(message=message) | MessageInserted(message=message):
+            return message
+        case MessageReplaced(message=message) | Restored(message=message):
+            return message
+        case _:
+            return None
+
+
 def _slots(entries: Iterable[Entry]) -> list[Slot]:
     return [(e.id, e.seq, e.shown_seq, e.tokens) for e in entries]
