@@ -8,7 +8,7 @@ from ctxfold.engine import Engine
 from ctxfold.events import Inserted, Removed, Updated
 from ctxfold.flow import Flow
 from ctxfold.history.cuts import check_sequence
-from ctxfold.history.records import Cleared, MessageAdded, MessageRemoved
+from ctxfold.history.records import Cleared, Draft, MessageAdded, MessageRemoved
 from ctxfold.history.revise import inserted, popped, removal, removed, replaced, retained
 from ctxfold.journal import Journal, append, draft
 from ctxfold.messages import Message, Role, validated
@@ -73,19 +73,32 @@ def retain(engine: Engine, journal: Journal, role: Role) -> Flow[tuple[Message, 
     return gone
 
 
-def clear(engine: Engine, journal: Journal) -> Flow[tuple[Message, ...]]:
-    """Empty the conversation; system prompts stay, and the log keeps what was there."""
+def clear(engine: Engine, journal: Journal, *, prompts: bool = False) -> Flow[tuple[Message, ...]]:
+    """Empty the conversation; system prompts stay unless `prompts`, and the log keeps what was there."""
     gone = tuple(e.message for e in journal.view().live)
+    if prompts:
+        yield from append(journal, _emptied(engine, journal, prompts=True), engine.ports)
+        engine.events.emit(Removed(journal.key.session, gone, "cleared"))
+        return gone
     yield from engine.edit(journal, lambda _: (Cleared(), Removed(journal.key.session, gone, "cleared")))
     return gone
 
 
-def set_all(engine: Engine, journal: Journal, messages: Sequence[Message]) -> Flow[None]:
-    """Put these messages in place of the whole conversation, at once; what was there stays in the log."""
+def _emptied(engine: Engine, journal: Journal, *, prompts: bool) -> list[Draft]:
+    system = tuple(e.id for e in journal.view().system) if prompts else ()
+    bodies = (*((MessageRemoved(system),) if system else ()), Cleared())
+    return [draft(engine.ports, body) for body in bodies]
+
+
+def set_all(engine: Engine, journal: Journal, messages: Sequence[Message], *, prompts: bool = False) -> Flow[None]:
+    """Put these messages in place of the whole conversation, at once; what was there stays in the log.
+
+    With `prompts`, in place of the system prompts too.
+    """
     fresh = [validated(m) for m in messages]
     pending = check_sequence(fresh)
     whole = len(fresh) if not pending else max(i for i, m in enumerate(fresh) if m.tool_calls)
-    drafts = [draft(engine.ports, Cleared())]
+    drafts = _emptied(engine, journal, prompts=prompts)
     drafts += [draft(engine.ports, MessageAdded(m)) for m in fresh[:whole]]
     yield from append(journal, drafts, engine.ports)
     if whole < len(fresh):

@@ -44,7 +44,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.view import View
 from ctxfold.journal import Journal, append, closing, draft, load, refresh, stale_turns, unknown, without
-from ctxfold.messages import Message, system, validated
+from ctxfold.messages import Message, system, user, validated
 from ctxfold.ports import Document, Ports
 from ctxfold.zones.assemble import newest_question, recalled
 from ctxfold.zones.recall import document
@@ -277,12 +277,18 @@ class Engine:
         max_tokens: int | None = None,
         auto_compact: bool | None = None,
         recall: bool = True,
+        question: str | None = None,
     ) -> Flow[Window]:
-        """What a request may hold, made to fit. ContextOverflowError when it cannot, or may not be, made to."""
+        """What a request may hold, made to fit. ContextOverflowError when it cannot, or may not be, made to.
+
+        `question` is what is about to be asked, where it is not stored yet: it is counted, and recall looks for it.
+        """
         rules = journal.rules()
         extra = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
         allowed = rules.auto_compact if auto_compact is None else auto_compact
         view = journal.view(turn_id)
+        asked = self._coming(journal, view, question)
+        extra += self.ports.counter.count(asked) if asked else 0
         reason = "automatic compaction is off"
         for _ in range(FIT_TRIES if allowed else 0):
             if view.tokens + extra <= rules.budget_tokens:
@@ -300,8 +306,16 @@ class Engine:
         if not recall:
             return Window(view)
         room = rules.budget_tokens - view.tokens - extra
-        text = yield from recalled(journal, view, self.ports, question=newest_question(view), room_tokens=room)
+        text = yield from recalled(journal, view, self.ports, question=asked or newest_question(view), room_tokens=room)
         return Window(view, text)
+
+    def _coming(self, journal: Journal, view: View, question: str | None) -> Message | None:
+        """The question as a message, unless it stands in the view already."""
+        newest = newest_question(view) if question else None
+        if not question or (newest is not None and newest.text == question):
+            return None
+        # recalled passages are kept by id: after a compaction there is more to find
+        return user(question, id=f"asked:{journal.state.compactions}")
 
     def maintain(self, journal: Journal) -> Flow[None]:
         """Ordinary triggers, asked when a turn has closed."""

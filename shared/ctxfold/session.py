@@ -17,7 +17,7 @@ from ctxfold.engine import Added, Engine, Window
 from ctxfold.errors import EmptyMessagesError, NotEnoughHistoryError
 from ctxfold.events import Subscriber
 from ctxfold.exchange import OpenReply, Options, Question
-from ctxfold.explain import Explanation, MessageExplanation, explain, explain_message, original
+from ctxfold.explain import Explanation, MessageExplanation, conversation, explain, explain_message, original
 from ctxfold.flow import Flow, arun, run
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import SessionKey
@@ -233,12 +233,15 @@ class AgentContext:
         self._turn = added.turn_id
         return added
 
-    def set_messages(self, messages: Sequence[Message]) -> None:
-        """Put messages in place of the whole conversation at once; what was there stays in the archive."""
-        self._run(self._edit(lambda e, j: editing.set_all(e, j, messages)))
+    def set_messages(self, messages: Sequence[Message], *, prompts: bool = False) -> None:
+        """Put messages in place of the whole conversation at once, with `prompts` of the system prompts too.
 
-    async def aset_messages(self, messages: Sequence[Message]) -> None:
-        await self._arun(self._edit(lambda e, j: editing.set_all(e, j, messages)))
+        What was there stays in the archive.
+        """
+        self._run(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
+
+    async def aset_messages(self, messages: Sequence[Message], *, prompts: bool = False) -> None:
+        await self._arun(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
 
     def update(self, index: int, message: Message) -> Message:
         """Replace the live message at `index`; the old one is returned."""
@@ -275,12 +278,12 @@ class AgentContext:
     async def aretain(self, role: Role) -> tuple[Message, ...]:
         return await self._arun(self._edit(lambda e, j: editing.retain(e, j, role)))
 
-    def clear(self) -> tuple[Message, ...]:
-        """Empty the conversation but for system prompts; the archive keeps what was there."""
-        return self._run(self._edit(editing.clear))
+    def clear(self, *, prompts: bool = False) -> tuple[Message, ...]:
+        """Empty the conversation, system prompts only with `prompts`; the archive keeps what was there."""
+        return self._run(self._edit(lambda e, j: editing.clear(e, j, prompts=prompts)))
 
-    async def aclear(self) -> tuple[Message, ...]:
-        return await self._arun(self._edit(editing.clear))
+    async def aclear(self, *, prompts: bool = False) -> tuple[Message, ...]:
+        return await self._arun(self._edit(lambda e, j: editing.clear(e, j, prompts=prompts)))
 
     def pin(self, *message_ids: str) -> None:
         """Keep messages verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
@@ -311,17 +314,31 @@ class AgentContext:
 
     # looking
 
-    def window(self, *, recall: bool = False) -> Window:
-        """What the model would be shown next, made to fit; with `recall`, passages for the newest user message too."""
-        return self._run(self._window(recall))
+    def window(self, *, recall: bool = False, question: str | None = None, overhead_tokens: int = 0) -> Window:
+        """What the model would be shown next, made to fit; with `recall`, passages for the newest user message too.
 
-    async def awindow(self, *, recall: bool = False) -> Window:
-        return await self._arun(self._window(recall))
+        `question` is a user message that is not stored yet; `overhead_tokens` is what else the request will hold.
+        """
+        return self._run(self._window(recall, question, overhead_tokens))
 
-    def _window(self, recall: bool) -> Flow[Window]:
+    async def awindow(self, *, recall: bool = False, question: str | None = None, overhead_tokens: int = 0) -> Window:
+        return await self._arun(self._window(recall, question, overhead_tokens))
+
+    def _window(self, recall: bool, question: str | None, overhead: int) -> Flow[Window]:
         journal = yield from self._journal()
         turn = self._turn if self._turn in journal.state.open else None
-        return (yield from self._engine.window(journal, turn_id=turn, recall=recall))
+        return (
+            yield from self._engine.window(
+                journal, turn_id=turn, recall=recall, question=question, overhead_tokens=overhead
+            )
+        )
+
+    def messages(self) -> tuple[Message, ...]:
+        """The whole conversation as it was stored, what was compacted included; reads the log."""
+        return self._run(self._edit(lambda _, j: conversation(j, self._turn)))
+
+    async def amessages(self) -> tuple[Message, ...]:
+        return await self._arun(self._edit(lambda _, j: conversation(j, self._turn)))
 
     def view(self) -> View:
         """The zones as they stand, not made to fit."""
