@@ -54,6 +54,7 @@ class Question:
 
     `messages` are new, unless `given_ids` is set: then they are a full list of which only what the session does not know is
     new, and `given_ids` are the ids that came with it. `known_ids` False says that all ids were made for this question.
+    `reply_id` is the id that a streamed reply gets, for faces that show it from the first chunk on; None makes one.
     """
 
     key: SessionKey
@@ -62,6 +63,7 @@ class Question:
     prompts: tuple[str, ...] | None = None
     known_ids: bool = True
     given_ids: frozenset[str] | None = None
+    reply_id: str | None = None
 
 
 @dataclass(slots=True)

@@ -167,7 +167,7 @@ class AgentContext:
 
     def stream(self, question: Question, done: Callable[[Reply], None] | None = None) -> Iterator[StreamEvent]:
         """Events of the reply to a question; `done` gets the whole reply once it is stored."""
-        reply = self._run(exchange.open_reply(self._engine, question, self.new_id()))
+        reply = self._run(exchange.open_reply(self._engine, question, question.reply_id or self.new_id()))
         stream = cast("ChunkStream", reply.stream)
         try:
             for chunk in stream:
@@ -184,7 +184,7 @@ class AgentContext:
     async def astream(
         self, question: Question, done: Callable[[Reply], None] | None = None
     ) -> AsyncIterator[StreamEvent]:
-        reply: OpenReply = await self._arun(exchange.open_reply(self._engine, question, self.new_id()))
+        reply: OpenReply = await self._arun(exchange.open_reply(self._engine, question, question.reply_id or self.new_id()))
         stream = cast("AsyncChunkStream", reply.stream)
         async with aclosing(stream):
             try:
