@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from ctxfold.effects import FetchLog, FindLog
+from ctxfold.effects import FetchLog, FindLog, ReadLog
 from ctxfold.errors import MessageNotFoundError
 from ctxfold.flow import Flow
+from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixStats
-from ctxfold.history.records import Record
+from ctxfold.history.records import Compacted, Record
 from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.view import Entry
 from ctxfold.journal import Journal
 from ctxfold.messages import Message
 
-__all__ = ["Block", "Explanation", "MessageExplanation", "explain", "explain_message", "original"]
+__all__ = ["Block", "Explanation", "MessageExplanation", "conversation", "explain", "explain_message", "original"]
 
 Where: TypeAlias = Literal["visible", "excerpt", "compacted", "open turn"]
 
