@@ -1,3 +1,39 @@
-"""The LlamaIndex face of ctxfold."""
+"""The LlamaIndex face of ctxfold; names load on first use."""
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
+    from llamaindex_ctx.memory import CtxMemory
+    from llamaindex_ctx.registry import register_store
+    from llamaindex_ctx.summarizer import LlmSummarizer
+
+_WHERE = {
+    "CtxMemory": "memory",
+    "LlmSummarizer": "summarizer",
+    "from_chat_messages": "convert",
+    "register_store": "registry",
+    "to_chat_messages": "convert",
+}
+
+__all__ = ["CtxMemory", "LlmSummarizer", "from_chat_messages", "register_store", "to_chat_messages"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'llamaindex_ctx' has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"llamaindex_ctx.{_WHERE[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "llama_index":
+            raise
+        from ctxfold.errors import MissingExtraError
+
+        raise MissingExtraError('llamaindex_ctx needs llama-index-core: pip install "ctxfold[llamaindex]"') from error
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

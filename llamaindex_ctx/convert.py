@@ -1,0 +1,349 @@
+"""LlamaIndex messages and ctxfold messages, both ways, without loss.
+
+What a model can see becomes parts; what only LlamaIndex knows (split points, token counts, roles such as "developer", further
+`additional_kwargs`) travels beside them, and is left out where the parts alone give the same message back. Three things
+do not travel: `thinking_delta` (of one chunk), `images` (they are blocks already) and sections that an engine injected.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias, cast
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ContentBlock,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+
+from ctxfold.errors import UnknownRoleError
+from ctxfold.messages import (
+    MediaPart,
+    Message,
+    MessageKind,
+    Opaque,
+    Part,
+    ReasoningPart,
+    Role,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from llamaindex_ctx.media import MEDIA_BLOCKS, media_block, media_part, plain_media_block
+from llamaindex_ctx.rounds import paired
+
+__all__ = [
+    "ID_KEY",
+    "KIND_KEY",
+    "from_chat_message",
+    "from_chat_messages",
+    "is_section",
+    "section",
+    "to_chat_message",
+    "to_chat_messages",
+]
+
+ID_KEY: Final = "ctxfold_id"
+KIND_KEY: Final = "ctxfold_kind"
+NAMESPACE: Final = "llama_index"
+REASONING_KEY: Final = "reasoning_content"  # where OpenAI-like integrations look for it
+_DROPPED: Final = frozenset({ID_KEY, KIND_KEY, "thinking_delta", "images"})
+
+_ROLES: Final[Mapping[MessageRole, Role]] = {
+    MessageRole.SYSTEM: "system",
+    MessageRole.DEVELOPER: "system",
+    MessageRole.USER: "user",
+    MessageRole.ASSISTANT: "assistant",
+    MessageRole.CHATBOT: "assistant",
+    MessageRole.MODEL: "assistant",
+    MessageRole.TOOL: "tool",
+    MessageRole.FUNCTION: "tool",
+}
+Block: TypeAlias = ContentBlock
+Json: TypeAlias = dict[str, Any]
+_block: TypeAdapter[Block] = TypeAdapter(ContentBlock)
+
+
+def is_section(message: ChatMessage) -> bool:
+    """Whether an engine injected the message for one request: it is never stored."""
+    return message.additional_kwargs.get(KIND_KEY) == "section"
+
+
+def section(text: str) -> ChatMessage:
+    """Text for one request only, in the user role, marked so that it is never stored."""
+    return ChatMessage(role=MessageRole.USER, content=text, additional_kwargs={KIND_KEY: "section"})
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def from_chat_messages(messages: Iterable[ChatMessage | str], new_id: Callable[[], str] = _new_id) -> list[Message]:
+    """The messages to store: sections left out, ids given, every tool call but those of the last round answered."""
+    taken = (ChatMessage(content=m) if isinstance(m, str) else m for m in messages)
+    return paired([from_chat_message(m, new_id()) for m in taken if not is_section(m)], new_id)
+
+
+def from_chat_message(message: ChatMessage, id: str) -> Message:
+    """One message under the id that it carries, else under `id`. UnknownRoleError for a function's without call id."""
+    role, kwargs = _role(message), _kwargs(message)
+    carried = message.additional_kwargs.get(ID_KEY)
+    reading = _Reading(str(carried) if carried else id, role, kwargs)
+    for block in message.blocks:
+        reading.take(block)
+    kind: MessageKind = "summary" if message.additional_kwargs.get(KIND_KEY) == "summary" else "message"
+    name = kwargs.get("name")
+    plain = Message(reading.id, role, reading.finish(), name if isinstance(name, str) else None, kind)
+    if _seen(to_chat_message(plain)) == _seen(message):
+        return plain
+    beside = json.dumps({"role": message.role.value, "kwargs": kwargs, "blocks": reading.spec})
+    return replace(plain, parts=(*plain.parts, Opaque(NAMESPACE, beside)))
+
+
+def _role(message: ChatMessage) -> Role:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise UnknownRoleError(
+            f"role {message.role!r} is not known: use one of {', '.join(sorted(r.value for r in _ROLES))}"
+        )
+    if message.role is MessageRole.FUNCTION and not message.additional_kwargs.get("tool_call_id"):
+        raise UnknownRoleError(
+            "a message in the role 'function' does not say which call it answers: use the role 'tool' with "
+            'additional_kwargs={"tool_call_id": ...}'
+        )
+    return role
+
+
+def _kwargs(message: ChatMessage) -> Json:
+    if not message.additional_kwargs:
+        return {}
+    kept = {k: v for k, v in message.additional_kwargs.items() if k not in _DROPPED}
+    # objects of a provider's library and the like: as LlamaIndex itself would write them down
+    return cast(
+        "Json",
+        to_jsonable_python(
+            message.model_copy(update={"additional_kwargs": kept}).model_dump()["additional_kwargs"], fallback=str
+        ),
+    )
+
+
+def _seen(message: ChatMessage) -> tuple[str, Json, list[Json]]:
+    return message.role.value, _kwargs(message), [b.model_dump() for b in message.blocks]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One message's blocks on their way into parts, with a note per block on what its part does not say."""
+
+    id: str
+    role: Role
+    kwargs: Json
+    parts: list[Part] = field(default_factory=list[Part])
+    spec: list[Json] = field(default_factory=list[Json])
+    texts: list[str] = field(default_factory=list[str])
+
+    def take(self, block: Block) -> None:
+        match block:
+            case TextBlock() if self.role == "tool":
+                self.texts.append(block.text)
+                self.spec.append({"k": "slice", "n": len(block.text)})
+            case TextBlock():
+                self._put(TextPart(block.text), {"k": "text"})
+            case ThinkingBlock():
+                self._put(*_from_thinking(block))
+            case ToolCallBlock():
+                self._put(*self._from_call(block))
+            case _ if isinstance(block, MEDIA_BLOCKS):
+                part, fields = media_part(block)
+                self._put(part, {"k": "media", "fields": fields})
+            case _:
+                self._other(block)
+
+    def _put(self, part: Part, note: Json) -> None:
+        self.parts.append(part)
+        self.spec.append(note)
+
+    def _other(self, block: Any) -> None:
+        """A block without a part of its own kind; the text inside it, if any, is shown and counted."""
+        note: Json = {"k": "raw", "block": block.model_dump(mode="json")}
+        inner = getattr(block, "cited_content", None) or getattr(block, "content", None) or ()
+        held: Iterable[Any] = inner if isinstance(inner, list) else (inner,)
+        texts = [b.text for b in held if isinstance(b, TextBlock)]
+        if texts and self.role != "tool":
+            self._put(TextPart("\n".join(texts)), {**note, "shown": True})
+        else:
+            self.spec.append(note)
+
+    def _from_call(self, block: ToolCallBlock) -> tuple[ToolCallPart, Json]:
+        number = sum(isinstance(p, ToolCallPart) for p in self.parts)
+        given = block.tool_kwargs
+        arguments = given if isinstance(given, str) else json.dumps(to_jsonable_python(given), ensure_ascii=False)
+        part = ToolCallPart(
+            self._call_id(block.tool_call_id, number), block.tool_name, arguments if arguments.strip() else "{}"
+        )
+        note: Json = {"k": "call", "id": block.tool_call_id}
+        return part, {**note, "text": given} if isinstance(given, str) else note
+
+    def _call_id(self, given: str | None, number: int) -> str:
+        """The call's id; some integrations give none, or the tool's name to all calls of it."""
+        used = {p.id for p in self.parts if isinstance(p, ToolCallPart)}
+        if not given:
+            return f"call_{self.id}_{number}"
+        return given if given not in used else f"{given}#{number}"
+
+    def finish(self) -> tuple[Part, ...]:
+        """All parts, with the reasoning and the tool calls that stand in `additional_kwargs` alone."""
+        if self.role == "tool":
+            call_id, name = self.kwargs.get("tool_call_id"), self.kwargs.get("name")
+            result = ToolResultPart(str(call_id or ""), "\n".join(self.texts), name if isinstance(name, str) else None)
+            self.parts.insert(0, result)
+        if self.role == "assistant":
+            self._from_kwargs()
+        return tuple(self.parts)
+
+    def _from_kwargs(self) -> None:
+        reasoning = self.kwargs.get(REASONING_KEY)
+        if isinstance(reasoning, str) and reasoning and not any(isinstance(p, ReasoningPart) for p in self.parts):
+            self.parts.insert(0, ReasoningPart(reasoning))
+            self.spec.insert(0, {"k": "hidden"})
+        known = {p.id for p in self.parts if isinstance(p, ToolCallPart)}
+        for number, call in enumerate(_openai_calls(self.kwargs.get("tool_calls"))):
+            if call.id not in known:
+                named = call if call.id else replace(call, id=self._call_id(None, number))
+                self._put(named, {"k": "hidden"})
+
+
+def _from_thinking(block: ThinkingBlock) -> tuple[ReasoningPart, Json]:
+    info = dict(block.additional_information)
+    signature, details = info.get("signature"), info.get("details")
+    part = ReasoningPart(
+        block.content or "",
+        signature if isinstance(signature, str) else None,
+        details if isinstance(details, str) else None,
+    )
+    rest = to_jsonable_python(info, fallback=str)
+    return part, {"k": "thinking", "none": block.content is None, "num": block.num_tokens, "info": rest}
+
+
+def _openai_calls(value: Any) -> Iterable[ToolCallPart]:
+    """Tool calls in OpenAI's shape; anything else is left alone."""
+    items: Iterable[Any] = value if isinstance(value, list) else ()
+    for item in items:
+        call = cast("Json", item) if isinstance(item, dict) else {}
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(name := cast("Json", function).get("name"), str):
+            arguments = cast("Json", function).get("arguments")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+            yield ToolCallPart(str(call.get("id") or ""), name, text or "{}")
+
+
+def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
+    """The messages as LlamaIndex knows them, each a new object; one for each tool result."""
+    found: list[ChatMessage] = []
+    for message in messages:
+        results = message.tool_results
+        if len(results) > 1:
+            found += [to_chat_message(replace(message, parts=(result,))) for result in results]
+        else:
+            found.append(to_chat_message(message))
+    return found
+
+
+def to_chat_message(message: Message) -> ChatMessage:
+    """One message, exactly as it came when it came from LlamaIndex; its id in `additional_kwargs["ctxfold_id"]`."""
+    beside: Json | None = message.opaque(NAMESPACE)
+    parts = [p for p in message.parts if not isinstance(p, Opaque)]
+    marks = {ID_KEY: message.id, **({KIND_KEY: message.kind} if message.kind != "message" else {})}
+    blocks = None if beside is None else _restored(parts, cast("list[Json]", beside["blocks"]))
+    if beside is None or blocks is None:
+        return _plain(message, parts, marks)
+    return ChatMessage(role=MessageRole(beside["role"]), blocks=blocks, additional_kwargs={**beside["kwargs"], **marks})
+
+
+def _plain(message: Message, parts: Sequence[Part], marks: Json) -> ChatMessage:
+    kwargs: Json = {}
+    if message.tool_results:
+        kwargs["tool_call_id"] = message.tool_results[0].call_id
+    name = message.name or (message.tool_results[0].name if message.tool_results else None)
+    if name:
+        kwargs["name"] = name
+    if message.reasoning:
+        # streaming chat engines keep one text block and the kwargs, nothing else
+        kwargs[REASONING_KEY] = message.reasoning
+    blocks = [b for p in parts if (b := _plain_block(p)) is not None]
+    return ChatMessage(role=MessageRole(message.role), blocks=blocks, additional_kwargs={**kwargs, **marks})
+
+
+def _plain_block(part: Part) -> Block | None:
+    match part:
+        case TextPart(text=text) | ToolResultPart(content=text):
+            return TextBlock(text=text)
+        case ReasoningPart():
+            info = {"signature": part.signature, "details": part.details}
+            return ThinkingBlock(
+                content=part.text, additional_information={k: v for k, v in info.items() if v is not None}
+            )
+        case ToolCallPart():
+            return ToolCallBlock(tool_call_id=part.id, tool_name=part.name, tool_kwargs=json.loads(part.arguments))
+        case MediaPart():
+            return plain_media_block(part)
+        case Opaque():
+            return None
+
+
+def _restored(parts: Sequence[Part], spec: Sequence[Json]) -> list[Block] | None:
+    """The blocks as they were; None when the parts are no longer those that the notes speak of."""
+    results = [p for p in parts if isinstance(p, ToolResultPart)]
+    slices = _slices(results[0].content, [n["n"] for n in spec if n["k"] == "slice"]) if results else deque[str]()
+    queue = deque(p for p in parts if not isinstance(p, ToolResultPart))
+    blocks: list[Block] = [TextBlock(text=results[0].content)] if slices is None else []
+    for note in spec:
+        if note["k"] == "slice":
+            if slices:
+                blocks.append(TextBlock(text=slices.popleft()))
+        elif note["k"] == "raw" and not note.get("shown"):
+            blocks.append(_block.validate_python(note["block"]))
+        elif not queue:
+            return None
+        elif (block := _noted_block(queue.popleft(), note)) is not None:
+            blocks.append(block)
+    return None if queue else blocks
+
+
+def _slices(content: str, lengths: Sequence[int]) -> deque[str] | None:
+    """The texts that were joined into a tool's result; None when it is shown as an excerpt now."""
+    if sum(lengths) + max(0, len(lengths) - 1) != len(content):
+        return None
+    found: deque[str] = deque()
+    at = 0
+    for length in lengths:
+        found.append(content[at : at + length])
+        at += length + 1
+    return found
+
+
+def _noted_block(part: Part, note: Json) -> Block | None:
+    match note["k"], part:
+        case "raw", _:
+            return _block.validate_python(note["block"])
+        case "thinking", ReasoningPart():
+            content = None if note["none"] and not part.text else part.text
+            return ThinkingBlock(content=content, num_tokens=note["num"], additional_information=note["info"])
+        case "call", ToolCallPart():
+            kwargs = note["text"] if "text" in note else json.loads(part.arguments)
+            return ToolCallBlock(tool_call_id=note["id"], tool_name=part.name, tool_kwargs=kwargs)
+        case "media", MediaPart():
+            return media_block(part, note["fields"])
+        case "text", TextPart():
+            return TextBlock(text=part.text)
+        case _:
+            return None

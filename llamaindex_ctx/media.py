@@ -1,0 +1,106 @@
+"""Images, sounds, films and documents: LlamaIndex blocks and the shapes that chat APIs know."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias, cast
+
+from llama_index.core.base.llms.types import AudioBlock, DocumentBlock, ImageBlock, TextBlock, VideoBlock
+from pydantic import ValidationError
+
+from ctxfold.messages import MediaPart
+
+__all__ = ["MEDIA_BLOCKS", "MediaBlock", "media_block", "media_part", "plain_media_block"]
+
+MediaBlock: TypeAlias = ImageBlock | AudioBlock | VideoBlock | DocumentBlock
+MEDIA_BLOCKS: Final = (ImageBlock, AudioBlock, VideoBlock, DocumentBlock)
+
+_TYPES: Final[Mapping[str, type[MediaBlock]]] = {
+    "image": ImageBlock,
+    "audio": AudioBlock,
+    "video": VideoBlock,
+    "document": DocumentBlock,
+}
+_BYTES: Final = {"image": "image", "audio": "audio", "video": "video", "document": "data"}
+_MIME: Final = {"image": "image_mimetype", "video": "video_mimetype", "document": "document_mimetype"}
+_FALLBACK_MIME: Final = {"image": "image/png", "video": "video/mp4", "document": "application/octet-stream"}
+
+
+def media_part(block: MediaBlock) -> tuple[MediaPart, dict[str, Any]]:
+    """The part in the shape of chat APIs, and the block's fields without its bytes, which stand in the part."""
+    kind = block.block_type
+    held = getattr(block, _BYTES[kind])
+    if held is not None and not isinstance(held, bytes):
+        held.seek(0)
+        block = block.model_copy(update={_BYTES[kind]: base64.b64encode(held.read())})
+    fields = block.model_dump(mode="json")
+    data = cast("str | None", fields.pop(_BYTES[kind]))
+    mime = fields.get(_MIME.get(kind, ""))
+    where = str(fields.get("url") or fields.get("path") or "")
+    if data is not None and kind != "audio":
+        where = f"data:{mime or _FALLBACK_MIME[kind]};base64,{data}"
+    return MediaPart(kind, json.dumps(_wire(kind, where, data, fields)), mime), {**fields, "_bytes": data is not None}
+
+
+def _wire(kind: str, where: str, data: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    match kind:
+        case "audio" if data is not None:
+            return {"type": "input_audio", "input_audio": {"data": data, "format": fields.get("format") or "wav"}}
+        case "audio":
+            return {"type": "audio_url", "audio_url": {"url": where}}
+        case "video":
+            return {"type": "video_url", "video_url": {"url": where}}
+        case "document":
+            return {"type": "file", "file": {"filename": fields.get("title"), "file_data": where}}
+        case _:
+            detail = {"detail": fields["detail"]} if fields.get("detail") else {}
+            return {"type": "image_url", "image_url": {"url": where, **detail}}
+
+
+def media_block(part: MediaPart, fields: Mapping[str, Any]) -> MediaBlock:
+    """The block as it was, from its part and the fields that `media_part` gave."""
+    rest = dict(fields)
+    has_bytes = rest.pop("_bytes")
+    kind = part.kind
+    data = _held(json.loads(part.data)) if has_bytes else None
+    values = {**rest, _BYTES[kind]: data}
+    try:
+        return _TYPES[kind].model_validate(values)
+    except ValidationError:
+        # a file that is gone by now: the reference stays, whoever resolves it finds out
+        return _TYPES[kind].model_construct(None, **values)
+
+
+def _held(wire: Mapping[str, Any]) -> bytes:
+    if wire["type"] == "input_audio":
+        return str(wire["input_audio"]["data"]).encode()
+    inner = wire[wire["type"]]
+    return str(inner.get("url") or inner.get("file_data")).partition(";base64,")[2].encode()
+
+
+def plain_media_block(part: MediaPart) -> MediaBlock | TextBlock:
+    """A block for media that another face wrote; a note where LlamaIndex has no block for their shape."""
+    wire = cast("dict[str, Any]", json.loads(part.data))
+    inner = wire.get(str(wire.get("type")))
+    source: Any = inner if inner is not None else wire
+    values: dict[str, Any] = {"url": source} if isinstance(source, str) else dict(source)
+    kind = {"image_url": "image", "input_audio": "audio", "audio_url": "audio", "video_url": "video"}.get(
+        str(wire.get("type")), {"file": "document"}.get(part.kind, part.kind)
+    )
+    if kind not in _TYPES:
+        return TextBlock(text=f"[{part.kind} attachment, not shown]")
+    data = values.get("base64") or values.get("data")
+    where = values.get("url") or values.get("file_data")
+    if data is None and isinstance(where, str) and ";base64," in where:
+        data = where.partition(";base64,")[2]
+    mime = part.mime or values.get("mime_type")
+    known: dict[str, Any] = {} if kind == "audio" or not mime else {_MIME[kind]: mime}
+    if isinstance(data, str):
+        known[_BYTES[kind]] = data.encode()
+    elif isinstance(where, str) and where:
+        known["url"] = where
+    else:
+        return TextBlock(text=f"[{part.kind} attachment, not shown]")
+    return _TYPES[kind].model_validate(known)

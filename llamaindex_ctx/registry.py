@@ -1,0 +1,101 @@
+"""Which store a serialised memory means: stores by name, and the engines that live in this process."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llama_index.core.llms.llm import LLM
+
+from ctxfold.connect import open_store
+from ctxfold.errors import ConfigError
+from ctxfold.ports import Store
+from ctxfold.session import AgentContext
+
+__all__ = ["Live", "Source", "find_live", "find_source", "forget", "keep_live", "name_of", "register_store"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a name stands for: a store by URL or as an object, and who writes the summaries of memories opened through it."""
+
+    store: str | Store
+    llm: LLM | None = None
+
+    def open(self) -> tuple[Store, bool]:
+        """The store, and whether it was opened here."""
+        return open_store(self.store), isinstance(self.store, str)
+
+
+@dataclass(eq=False)
+class Live:
+    """One engine in use, shared by a memory and all copies of it."""
+
+    key: str
+    context: AgentContext
+    source: Source
+    opened: Store | None  # to be closed with the memory
+    tokenizer_fn: Callable[[str], Sequence[Any]]
+
+
+_lock = threading.Lock()
+_sources: dict[str, Source] = {}
+_live: weakref.WeakValueDictionary[str, Live] = weakref.WeakValueDictionary()
+
+
+def register_store(name: str, store: str | Store, *, llm: LLM | None = None) -> None:
+    """Give a store a name by which serialised memories refer to it, never by a URL, which may hold a password.
+
+    `CtxMemory.from_defaults(store=name)` opens it; so does `CtxMemory.from_dict` in a process where the name was registered.
+    `llm` writes the summaries of memories that are rebuilt from a dict.
+    """
+    if not name or "://" in name:
+        raise ConfigError(f"store name {name.partition('://')[0]!r}: give a plain name such as 'chats', not a URL")
+    with _lock:
+        _sources[name] = Source(store, llm)
+
+
+def find_source(name: str) -> Source:
+    """What was registered under the name."""
+    with _lock:
+        source = _sources.get(name)
+    if source is None:
+        raise ConfigError(
+            f"no store is registered as {name!r} in this process: call "
+            f"llamaindex_ctx.register_store({name!r}, url_or_store) before this memory is opened"
+        )
+    return source
+
+
+def name_of(source: Source) -> str:
+    """The name of a source; one is made up, for this process, if it has none."""
+    with _lock:
+        for name, known in _sources.items():
+            same_url = isinstance(source.store, str) and known.store == source.store
+            if same_url or known.store is source.store:
+                return name
+        name = f"process-{uuid.uuid4().hex}"
+        _sources[name] = source
+        return name
+
+
+def forget(source: Source) -> None:
+    """Drop a name that was made up for the source."""
+    with _lock:
+        for name in [n for n, s in _sources.items() if n.startswith("process-") and s.store is source.store]:
+            del _sources[name]
+
+
+def keep_live(live: Live) -> None:
+    """Remember an engine for as long as a memory holds it."""
+    with _lock:
+        _live[live.key] = live
+
+
+def find_live(key: str) -> Live | None:
+    with _lock:
+        return _live.get(key)

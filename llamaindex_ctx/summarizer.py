@@ -1,0 +1,95 @@
+"""Any LlamaIndex LLM as the backend that writes summaries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
+from llama_index.core.llms.llm import LLM
+from llama_index_instrumentation.dispatcher import instrument_tags
+
+from ctxfold.errors import BackendError
+from ctxfold.messages import assistant
+from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request
+
+__all__ = ["LlmSummarizer"]
+
+
+class LlmSummarizer:
+    """A LlamaIndex LLM that is asked for summaries only, whole ones: nothing of them reaches a user's stream.
+
+    Its instrumentation events carry the tag `ctxfold: summary`. The length of a summary is asked for in words, because LLM
+    classes do not agree on the name of a token limit.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    @property
+    def model(self) -> str:
+        return self._llm.metadata.model_name
+
+    @property
+    def context_window(self) -> int | None:
+        return self._llm.metadata.context_window or None
+
+    @property
+    def scratch_role(self) -> str:
+        return "user"
+
+    def send(self, request: Request) -> Reply:
+        """The summary. Whatever the LLM raises leaves here as BackendError."""
+        with _translated(self.model), instrument_tags({"ctxfold": "summary"}):
+            return _reply(self._llm.chat(_chat(request)), self.model)
+
+    async def asend(self, request: Request) -> Reply:
+        with _translated(self.model), instrument_tags({"ctxfold": "summary"}):
+            return _reply(await self._llm.achat(_chat(request)), self.model)
+
+    def open_stream(self, request: Request) -> ChunkStream:
+        raise _whole_only(self.model)
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+        raise _whole_only(self.model)
+
+    def close(self) -> None:
+        """The LLM belongs to whoever made it."""
+
+    async def aclose(self) -> None:
+        """The LLM belongs to whoever made it."""
+
+
+def _chat(request: Request) -> list[ChatMessage]:
+    return [ChatMessage(role=MessageRole(m.role), content=m.text) for m in request.messages]
+
+
+def _reply(response: ChatResponse, model: str) -> Reply:
+    return Reply(assistant(response.message.content or "", id="summary"), raw=response.raw)
+
+
+def _whole_only(model: str) -> BackendError:
+    return BackendError(f"{model!r} was given as a summariser and is not streamed: call send or asend", kind="rejected")
+
+
+@contextmanager
+def _translated(model: str) -> Generator[None]:
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:
+        kind = "server"
+        if isinstance(error, TimeoutError | asyncio.TimeoutError):
+            kind = "timeout"
+        elif isinstance(error, ConnectionError):
+            kind = "connect"
+        raise BackendError(f"the summariser {model!r} failed: {type(error).__name__}: {error}", kind=kind) from error
+
+
+if TYPE_CHECKING:
+    from llama_index.core.llms.mock import MockLLM
+
+    _: ContextBackend = LlmSummarizer(MockLLM())
