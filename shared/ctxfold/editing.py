@@ -2,110 +2,254 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal, TypeAlias, TypeVar
 
+from ctxfold.budget import Policy
+from ctxfold.compaction.clear_tools import sized
 from ctxfold.engine import Engine
-from ctxfold.events import Inserted, Removed, Updated
+from ctxfold.errors import (
+    ContextOverflowError,
+    MessageConflictError,
+    MessageIndexError,
+    MessageNotFoundError,
+    NothingToUndoError,
+    PinBudgetError,
+)
+from ctxfold.events import Event, Inserted, Removed, Updated
 from ctxfold.flow import Flow
-from ctxfold.history.cuts import check_sequence
-from ctxfold.history.records import Cleared, Draft, MessageAdded, MessageRemoved
+from ctxfold.history.cuts import check_sequence, round_of
+from ctxfold.history.log import SessionState
+from ctxfold.history.records import Body, Cleared, Draft, MessageAdded, MessageRemoved, Pinned, Undone, Unpinned
 from ctxfold.history.revise import inserted, popped, removal, removed, replaced, retained
-from ctxfold.journal import Journal, append, draft
+from ctxfold.history.view import Entry, View
+from ctxfold.journal import Journal, append, decided, draft, record_names, unknown, without
 from ctxfold.messages import Message, Role, validated
 
-__all__ = ["clear", "insert", "pop", "remove", "remove_ids", "retain", "set_all", "update"]
+__all__ = [
+    "clear",
+    "edit",
+    "insert",
+    "pin",
+    "pop",
+    "remove",
+    "remove_ids",
+    "retain",
+    "revert",
+    "set_all",
+    "undo",
+    "unpin",
+    "update",
+]
+
+E = TypeVar("E", bound=Event)
+How: TypeAlias = Literal["removed", "popped", "retained", "cleared"]
+
+
+def edit(
+    engine: Engine,
+    journal: Journal,
+    change: Callable[[View], tuple[Body, E] | None],
+    *,
+    record_id: str | None = None,
+) -> Flow[E | None]:
+    """One edit of the live conversation, decided on the newest view; None when there was nothing to change."""
+    done: list[E] = []
+
+    def drafts(state: SessionState) -> list[Draft]:
+        done.clear()
+        changed = change(state.view())
+        if changed is None:
+            return []
+        done.append(changed[1])
+        return [draft(engine.ports, changed[0], record_id=record_id)]
+
+    yield from decided(journal, drafts, engine.ports)
+    for event in done:
+        engine.events.emit(event)
+    return done[0] if done else None
 
 
 def update(engine: Engine, journal: Journal, index: int, message: Message) -> Flow[Message]:
     """Replace the live message at `index`; it keeps its id. The old one is returned."""
-    old = _live(journal, index)
-    new = validated(Message(old.id, message.role, message.parts, message.name))
-    yield from engine.edit(
-        journal, lambda view: (replaced(view.live, index, new), Updated(journal.key.session, old, new))
-    )
-    return old
+    anchor = _anchor(journal, index)
+
+    def change(view: View) -> tuple[Body, Updated]:
+        place = _place(view.live, anchor)
+        old = view.live[place].message
+        new = validated(Message(old.id, message.role, message.parts, message.name))
+        return replaced(view.live, place, new), Updated(journal.key.session, old, new)
+
+    event = yield from edit(engine, journal, change)
+    return event.old if event is not None else message
 
 
 def insert(engine: Engine, journal: Journal, index: int, message: Message) -> Flow[None]:
+    """Put a message before the live one at `index`; one that the session has already is left where it is."""
     new = validated(message)
-    yield from engine.edit(
-        journal, lambda view: (inserted(view.live, index, new), Inserted(journal.key.session, new, index))
-    )
+    names = yield from unknown(journal, [new])
+    if not names:
+        return
+    before = inserted(journal.view().live, index, new).before
+
+    def change(view: View) -> tuple[Body, Inserted]:
+        place = len(view.live) if before is None else _place(view.live, before)
+        return inserted(view.live, place, new), Inserted(journal.key.session, new, place)
+
+    yield from edit(engine, journal, change, record_id=names[new.id])
 
 
 def remove(engine: Engine, journal: Journal, index: int) -> Flow[tuple[Message, ...]]:
     """Remove the live message at `index`, with its tool round; what went."""
-    gone = tuple(e.message for e in removed(journal.view().live, index))
-    yield from engine.edit(
-        journal,
-        lambda view: (removal(removed(view.live, index)), Removed(journal.key.session, gone, "removed")),
-    )
-    return gone
+    anchor = _anchor(journal, index)
+    return (yield from _remove(engine, journal, lambda live: removed(live, _place(live, anchor)), "removed"))
 
 
-def remove_ids(engine: Engine, journal: Journal, ids: Sequence[str]) -> Flow[None]:
-    """Remove messages by id, each with its tool round; unknown ids are ignored."""
-    live = journal.view().live
-    places = [i for i, e in enumerate(live) if e.id in ids]
-    gone = {e.id: e for place in places for e in removed(live, place)}
-    if gone:
-        event = Removed(journal.key.session, tuple(e.message for e in gone.values()), "removed")
-        yield from engine.edit(journal, lambda _: (MessageRemoved(tuple(gone)), event))
+def remove_ids(engine: Engine, journal: Journal, ids: Collection[str]) -> Flow[str]:
+    """Remove messages by id, each with its tool round; unknown ids are ignored. The record's id, to revert it by."""
+    record_id = engine.ports.ids.new()
+
+    def chosen(live: Sequence[Entry]) -> tuple[Entry, ...]:
+        places = [i for i, e in enumerate(live) if e.id in ids]
+        return tuple({e.id: e for place in places for e in removed(live, place)}.values())
+
+    yield from _remove(engine, journal, chosen, "removed", record_id=record_id)
+    return record_id
 
 
 def pop(engine: Engine, journal: Journal) -> Flow[tuple[Message, ...]]:
     """Remove the newest live message, with its tool round; what went."""
-    gone = tuple(e.message for e in popped(journal.view().live))
-    yield from engine.edit(
-        journal, lambda view: (removal(popped(view.live)), Removed(journal.key.session, gone, "popped"))
-    )
-    return gone
+    return (yield from _remove(engine, journal, popped, "popped"))
 
 
 def retain(engine: Engine, journal: Journal, role: Role) -> Flow[tuple[Message, ...]]:
     """Keep only one role's live messages (a tool round only as a whole); what went."""
-    gone = tuple(e.message for e in retained(journal.view().live, role))
-    if gone:
-        yield from engine.edit(
-            journal,
-            lambda view: (removal(retained(view.live, role)), Removed(journal.key.session, gone, "retained")),
-        )
-    return gone
+    return (yield from _remove(engine, journal, lambda live: retained(live, role), "retained"))
 
 
 def clear(engine: Engine, journal: Journal, *, prompts: bool = False) -> Flow[tuple[Message, ...]]:
     """Empty the conversation; system prompts stay unless `prompts`, and the log keeps what was there."""
-    gone = tuple(e.message for e in journal.view().live)
-    if prompts:
-        yield from append(journal, _emptied(engine, journal, prompts=True), engine.ports)
-        engine.events.emit(Removed(journal.key.session, gone, "cleared"))
-        return gone
-    yield from engine.edit(journal, lambda _: (Cleared(), Removed(journal.key.session, gone, "cleared")))
-    return gone
+
+    def change(view: View) -> tuple[Body, Removed]:
+        gone = (*(view.system if prompts else ()), *view.live)
+        return Cleared(prompts=prompts or None), Removed(journal.key.session, tuple(e.message for e in gone), "cleared")
+
+    event = yield from edit(engine, journal, change)
+    return event.messages if event is not None else ()
 
 
-def _emptied(engine: Engine, journal: Journal, *, prompts: bool) -> list[Draft]:
-    system = tuple(e.id for e in journal.view().system) if prompts else ()
-    bodies = (*((MessageRemoved(system),) if system else ()), Cleared())
-    return [draft(engine.ports, body) for body in bodies]
-
-
-def set_all(engine: Engine, journal: Journal, messages: Sequence[Message], *, prompts: bool = False) -> Flow[None]:
+def set_all(
+    engine: Engine, journal: Journal, messages: Sequence[Message], *, prompts: bool = False
+) -> Flow[str | None]:
     """Put these messages in place of the whole conversation, at once; what was there stays in the log.
 
-    With `prompts`, in place of the system prompts too.
+    A tool round at the end that still waits for results goes into an open turn, whose id is returned. With `prompts` the
+    system prompts are replaced too; without, system messages that stand among them already are not put there twice.
     """
-    fresh = [validated(m) for m in messages]
+    kept = set[str]() if prompts else {e.message.text for e in journal.view().system}
+    fresh = [m for m in map(validated, messages) if m.role != "system" or m.text not in kept]
+    ids = [m.id for m in fresh]
+    twice = next((i for i in ids if ids.count(i) > 1), None) if len(set(ids)) < len(ids) else None
+    if twice is not None:
+        raise MessageConflictError(f"message id {twice!r} stands twice in the list: give each message an id of its own")
     pending = check_sequence(fresh)
     whole = len(fresh) if not pending else max(i for i, m in enumerate(fresh) if m.tool_calls)
-    drafts = _emptied(engine, journal, prompts=prompts)
-    drafts += [draft(engine.ports, MessageAdded(m)) for m in fresh[:whole]]
+    names = yield from record_names(journal, ids)
+    turn = engine.ports.ids.new() if pending else None
+    drafts = [draft(engine.ports, Cleared(prompts=prompts or None))]
+    for index, (m, shown) in enumerate(sized(fresh, rules=journal.rules(), counter=engine.ports.counter)):
+        place = turn if index >= whole else None
+        drafts.append(draft(engine.ports, MessageAdded(m, shown), turn_id=place, record_id=names[m.id]))
     yield from append(journal, drafts, engine.ports)
-    if whole < len(fresh):
-        yield from engine.add(journal, fresh[whole:])
     yield from engine.maintain(journal)
+    return turn
 
 
-def _live(journal: Journal, index: int) -> Message:
+def pin(engine: Engine, journal: Journal, ids: Sequence[str]) -> Flow[None]:
+    """Keep messages verbatim through every compaction, with their tool rounds. PinBudgetError beyond their share."""
+
+    def pinned(state: SessionState) -> list[Draft]:
+        _check_pins(state, ids, journal.rules())
+        return [draft(engine.ports, Pinned(tuple(ids)))]
+
+    yield from decided(journal, pinned, engine.ports)
+
+
+def _check_pins(state: SessionState, ids: Sequence[str], rules: Policy) -> None:
+    entries = state.live
+    places = {e.id: i for i, e in enumerate(entries)}
+    for message_id in ids:
+        if message_id not in places:
+            raise MessageNotFoundError(
+                f"message {message_id!r} is not in the live conversation ({len(entries)} messages): pin a message "
+                "before it is compacted and after its turn has ended"
+            )
+    wanted = {*state.pins, *ids}
+    held = {e.id: e for i in map(places.get, wanted) if i is not None for e in entries[slice(*round_of(entries, i))]}
+    tokens = sum(e.tokens for e in held.values())
+    limit = int(rules.pin_ratio * rules.budget_tokens)
+    if tokens > limit:
+        raise PinBudgetError(
+            f"pinned messages would take {tokens} tokens, their share is {limit}: unpin some or raise context_window"
+        )
+
+
+def unpin(engine: Engine, journal: Journal, ids: Sequence[str]) -> Flow[None]:
+    yield from append(journal, (draft(engine.ports, Unpinned(tuple(ids))),), engine.ports)
+
+
+def undo(engine: Engine, journal: Journal) -> Flow[None]:
+    """Take back the last compaction or edit. ContextOverflowError, before anything is written, if that would not fit."""
+    with journal.lock:
+        target = journal.state.revertible[-1] if journal.state.revertible else None
+        undone = frozenset(journal.state.undone)
+    if target is None:
+        raise NothingToUndoError("there is no compaction or edit to undo")
+    before = yield from without(journal.key, undone | {target}, engine.ports)
+    rules = journal.rules()
+    if before.view().tokens > rules.budget_tokens:
+        raise ContextOverflowError(
+            f"undone, the session needs {before.view().tokens} tokens, the budget is {rules.budget_tokens}: "
+            "raise context_window first"
+        )
+    yield from revert(engine, journal, target)
+
+
+def revert(engine: Engine, journal: Journal, record_id: str) -> Flow[None]:
+    """Take back one compaction or edit, if it still counts."""
+
+    def undoing(state: SessionState) -> list[Draft]:
+        return [draft(engine.ports, Undone(record_id))] if record_id in state.revertible else []
+
+    yield from decided(journal, undoing, engine.ports)
+
+
+def _remove(
+    engine: Engine,
+    journal: Journal,
+    chosen: Callable[[Sequence[Entry]], tuple[Entry, ...]],
+    how: How,
+    *,
+    record_id: str | None = None,
+) -> Flow[tuple[Message, ...]]:
+    def change(view: View) -> tuple[MessageRemoved, Removed] | None:
+        gone = chosen(view.live)
+        return (removal(gone), Removed(journal.key.session, tuple(e.message for e in gone), how)) if gone else None
+
+    event = yield from edit(engine, journal, change, record_id=record_id)
+    return event.messages if event is not None else ()
+
+
+def _anchor(journal: Journal, index: int) -> str:
+    """The id of the live message at `index`: other writers may move it before the edit is written."""
     live = journal.view().live
-    return live[index].message if -len(live) <= index < len(live) else removed(live, index)[0].message
+    if not -len(live) <= index < len(live):
+        raise MessageIndexError(f"index {index} is outside a conversation of {len(live)} messages")
+    return live[index].id
+
+
+def _place(live: Sequence[Entry], message_id: str) -> int:
+    place = next((i for i, e in enumerate(live) if e.id == message_id), None)
+    if place is None:
+        raise MessageNotFoundError(f"message {message_id!r} has just left the live conversation: look at it anew")
+    return place

@@ -7,52 +7,58 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ctxfold.budget import Policy
 from ctxfold.compaction.apply import Outcome, compact
 from ctxfold.compaction.clear_tools import sized
 from ctxfold.compaction.plan import Facts, Mode
-from ctxfold.effects import AppendLog, ReadHead
+from ctxfold.effects import AppendLog, FindLog, ReadHead
 from ctxfold.errors import (
-    ContextOverflowError,
+    CtxError,
     EmptyMessagesError,
-    MessageNotFoundError,
+    MessageConflictError,
     MessageTooLargeError,
-    PinBudgetError,
     WindowTooSmallError,
 )
-from ctxfold.events import Appended, Event, Subscribers, TurnEnded
+from ctxfold.events import Appended, CompactionHeld, Subscribers, TurnEnded
 from ctxfold.flow import Flow
-from ctxfold.history.cuts import check_sequence, open_calls, round_of
+from ctxfold.history.cuts import check_sequence, open_calls
 from ctxfold.history.log import is_final
 from ctxfold.history.records import (
-    Body,
     Draft,
     MessageAdded,
-    MessageRemoved,
-    MessageReplaced,
-    Pinned,
     PolicyChanged,
     Record,
     SessionKey,
+    TurnClosed,
     TurnStatus,
-    Undone,
-    Unpinned,
 )
+from ctxfold.history.revise import prompt_changes
 from ctxfold.history.view import View
-from ctxfold.journal import Journal, append, closing, draft, load, refresh, stale_turns, unknown, without
+from ctxfold.journal import (
+    Journal,
+    append,
+    check_open,
+    close_turns,
+    closing,
+    decided,
+    draft,
+    load,
+    refresh,
+    stale_turns,
+    turn_of,
+    unknown,
+)
 from ctxfold.messages import Message, system, user, validated
 from ctxfold.ports import Document, Ports
-from ctxfold.zones.assemble import newest_question, recalled
+from ctxfold.zones.assemble import newest_question, overflow, recalled
 from ctxfold.zones.recall import document
 
 __all__ = ["Added", "Engine", "Window"]
 
-FIT_TRIES = 3
-Edit: TypeAlias = Callable[[View], tuple[Body, Event]]
+FIT_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +99,14 @@ class Engine:
 
         SessionNotFoundError when it does not exist and `create` is off.
         """
-        journal = self._journals.get(key)
+        with self._lock:
+            journal = self._journals.get(key)
+            if journal is not None:
+                self._journals.move_to_end(key)
         if journal is not None:
             yield from refresh(journal, self.ports)
         else:
+            self._check_prompts(prompts or (), self.rules)
             journal = yield from self._open_new(key, create)
         if prompts is not None:
             yield from self._set_prompts(journal, prompts)
@@ -114,30 +124,27 @@ class Engine:
             while len(self._journals) > self._max_sessions:
                 self._journals.popitem(last=False)
         dead = stale_turns(journal, self.ports)
-        changed = create and journal.state.policy_json != self.rules.model_dump_json()
-        if dead or changed:
-            yield from append(journal, (*dead, *((policy,) if changed else ())), self.ports)
+        if dead:
+            yield from close_turns(journal, dead, "aborted", self.ports)
+        if create and journal.state.policy_json != self.rules.model_dump_json():
+            yield from append(journal, (policy,), self.ports)
         return journal
 
     def _set_prompts(self, journal: Journal, prompts: Sequence[str]) -> Flow[None]:
-        """System prompts are set at construction; other ones take their places and open a new epoch."""
-        old = journal.view().system
-        if [e.message.text for e in old] == list(prompts):
+        """System prompts are set at construction; other ones take their places and open a new epoch.
+
+        Only those are touched that were set this way: system messages that came with the conversation stay.
+        """
+        if [e.message.text for e in journal.view().system] == list(prompts):
             return
         self._check_prompts(prompts, journal.rules())
-        bodies: list[Body] = []
-        for index, text in enumerate(prompts):
-            if index >= len(old):
-                bodies.append(MessageAdded(validated(system(text, id=self.ports.ids.new()))))
-            elif old[index].message.text != text:
-                bodies.append(MessageReplaced(validated(system(text, id=old[index].id))))
-        if len(old) > len(prompts):
-            bodies.append(MessageRemoved(tuple(e.id for e in old[len(prompts) :])))
-        yield from append(journal, [draft(self.ports, body) for body in bodies], self.ports)
+        yield from decided(
+            journal, lambda state: [draft(self.ports, body) for body in prompt_changes(state, prompts)], self.ports
+        )
 
     def _check_prompts(self, prompts: Sequence[str], rules: Policy) -> None:
-        tokens = sum(self.ports.counter.count(system(text, id="prompt")) for text in prompts)
-        if tokens > rules.budget_tokens:
+        tokens = sum(self.ports.counter.count(validated(system(text, id="prompt"))) for text in prompts)
+        if prompts and tokens >= rules.budget_tokens:
             raise WindowTooSmallError(
                 f"the system prompt has {tokens} tokens and the reply reserve {rules.reply_reserve_tokens}, "
                 f"the window is {rules.context_window}: shorten the prompt or raise context_window"
@@ -151,13 +158,15 @@ class Engine:
         messages: Sequence[Message],
         *,
         turn_id: str | None = None,
+        new_turn: str | None = None,
         hold: bool = False,
         known_ids: bool = True,
     ) -> Flow[Added]:
         """Store messages and, when they complete a turn, make room where the rules ask for it.
 
         Messages go to the open turn that waits for their tool results, else to `turn_id`, else straight into the view. With
-        `hold` they stay in an open turn until it is closed. `known_ids` False says that all ids are newly made.
+        `hold` they stay in an open turn until it is closed; a turn that has to be opened is called `new_turn`.
+        `known_ids` False says that all ids are newly made.
         """
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
@@ -166,14 +175,19 @@ class Engine:
         fresh = [m for m in {m.id: m for m in checked}.values() if m.id in ids]
         turn = self._waiting_turn(journal, fresh) or turn_id
         if not fresh:
+            turn = turn_of(journal, checked[-1].id) or turn
             return Added((), turn if turn in journal.state.open else None)
-        turn, drafts = self._drafts(journal, fresh, turn, hold=hold, record_ids=ids)
+        place, drafts = self._drafts(journal, fresh, turn, hold=hold, record_ids=ids, new_turn=new_turn)
         stored = yield from append(journal, drafts, self.ports)
+        check_open(journal, place)
         self.events.emit(Appended(journal.key.session, tuple(fresh)))
         yield from self._index_oversized(journal, drafts, stored)
-        if turn is None and is_final(fresh[-1]):
+        for item in drafts:
+            if isinstance(item.body, TurnClosed):
+                self._turn_ended(journal, item.turn_id or "", item.body.status)
+        if place is None and is_final(fresh[-1]):
             yield from self.maintain(journal)
-        return Added(tuple(fresh), turn)
+        return Added(tuple(fresh), place)
 
     def _drafts(
         self,
@@ -183,6 +197,7 @@ class Engine:
         *,
         hold: bool,
         record_ids: Mapping[str, str],
+        new_turn: str | None,
     ) -> tuple[str | None, list[Draft]]:
         entries = journal.view(turn).turn if turn else ()
         drafts: list[Draft] = []
@@ -193,7 +208,7 @@ class Engine:
             drafts.append(closing(self.ports, turn or "", "aborted"))
             turn, waiting = None, set()
         pending = check_sequence(fresh, waiting=waiting)
-        place = turn or (self.ports.ids.new() if pending or hold else None)
+        place = turn or ((new_turn or self.ports.ids.new()) if pending or hold else None)
         drafts += [
             draft(self.ports, MessageAdded(m, shown), turn_id=place, record_id=record_ids[m.id])
             for m, shown in sized(fresh, rules=journal.rules(), counter=self.ports.counter)
@@ -224,11 +239,18 @@ class Engine:
             yield from append(journal, (), self.ports, documents=documents)
 
     def begin(
-        self, journal: Journal, messages: Sequence[Message], *, turn_id: str | None = None, known_ids: bool = True
+        self,
+        journal: Journal,
+        messages: Sequence[Message],
+        *,
+        new_turn: str,
+        turn_id: str | None = None,
+        known_ids: bool = True,
     ) -> Flow[str]:
         """Store what a turn starts or goes on with, in an open turn that others do not see; its id.
 
-        MessageTooLargeError when a user message can never fit; nothing is stored then.
+        It is `new_turn`, unless the messages go on with another one. MessageTooLargeError when a user message can never
+        fit; nothing is stored then.
         """
         rules = journal.rules()
         fixed = sum(e.tokens for e in journal.view().system)
@@ -239,32 +261,45 @@ class Engine:
                     f"the message has {tokens} tokens and the system prompt {fixed}, but only {rules.budget_tokens} of the "
                     f"window's {rules.context_window} are free for the prompt: shorten it or raise context_window"
                 )
-        added = yield from self.add(journal, messages, turn_id=turn_id, hold=True, known_ids=known_ids)
-        return added.turn_id or turn_id or self.ports.ids.new()
+        added = yield from self.add(
+            journal, messages, turn_id=turn_id, new_turn=new_turn, hold=True, known_ids=known_ids
+        )
+        return added.turn_id or turn_id or new_turn
 
-    def finish(self, journal: Journal, turn_id: str, reply: Message) -> Flow[bool]:
-        """Store a reply; without tool calls it closes the turn. Whether the turn is closed."""
+    def finish(self, journal: Journal, turn_id: str, reply: Message) -> Flow[Message]:
+        """Store a reply; without tool calls it closes the turn. A reply whose id the session has gets a new one.
+
+        TurnClosedError when somebody has closed the turn meanwhile: the reply is not part of the conversation then.
+        """
+        if (yield from FindLog(journal.key, (f"m:{reply.id}",))):
+            reply = replace(reply, id=self.ports.ids.new())
         added = validated(reply)
         drafts = [draft(self.ports, MessageAdded(added), turn_id=turn_id, record_id=f"m:{reply.id}")]
-        done = is_final(added)
-        if done:
+        if is_final(added):
             drafts.append(closing(self.ports, turn_id, "completed"))
-        yield from append(journal, drafts, self.ports)
+        check_open(journal, turn_id)
+        try:
+            yield from append(journal, drafts, self.ports)
+        except MessageConflictError:
+            yield from refresh(journal, self.ports)
+            check_open(journal, turn_id)
+            raise
+        if not is_final(added):
+            check_open(journal, turn_id)
         self.events.emit(Appended(journal.key.session, (added,)))
-        if done:
-            yield from self._ended(journal, turn_id, "completed")
-        return done
+        if is_final(added):
+            self._turn_ended(journal, turn_id, "completed")
+            yield from self.maintain(journal)
+        return added
 
     def close(self, journal: Journal, turn_id: str, status: TurnStatus) -> Flow[None]:
-        """End a turn: "aborted" keeps its finished part, "discarded" nothing, in the view; the log keeps both."""
-        yield from append(journal, (closing(self.ports, turn_id, status),), self.ports)
-        yield from self._ended(journal, turn_id, status)
+        """End a turn if it is open: "aborted" keeps its finished part, "discarded" nothing, in the view; the log keeps both."""
+        if (yield from close_turns(journal, (turn_id,), status, self.ports)):
+            self._turn_ended(journal, turn_id, status)
 
-    def _ended(self, journal: Journal, turn_id: str, status: str) -> Flow[None]:
-        journal.tracker.ended(turn_id)
+    def _turn_ended(self, journal: Journal, turn_id: str, status: TurnStatus) -> None:
+        journal.tracker.ended(turn_id, dropped=status != "completed")
         self.events.emit(TurnEnded(journal.key.session, turn_id, status))
-        if status == "completed":
-            yield from self.maintain(journal)
 
     # room
 
@@ -294,15 +329,12 @@ class Engine:
             if view.tokens + extra <= rules.budget_tokens:
                 break
             outcome = yield from self._compact(journal, "cap", turn_id=turn_id, overhead_tokens=extra)
-            reason = outcome.reason
+            reason, before = outcome.reason, view
             view = journal.view(turn_id)
-            if not outcome.compacted:
+            if not outcome.compacted and view.epoch == before.epoch:
                 break
         if view.tokens + extra > rules.budget_tokens:
-            raise ContextOverflowError(
-                f"the request needs {view.tokens + extra + rules.reply_reserve_tokens} tokens, the window is "
-                f"{rules.context_window} ({reason}): raise context_window, unpin messages or call compact()"
-            )
+            raise overflow(view, extra, rules, reason)
         if not recall:
             return Window(view)
         room = rules.budget_tokens - view.tokens - extra
@@ -319,12 +351,17 @@ class Engine:
 
     def maintain(self, journal: Journal) -> Flow[None]:
         """Ordinary triggers, asked when a turn has closed."""
-        if journal.rules().auto_compact:
+        if not journal.rules().auto_compact:
+            return
+        try:
             yield from self._compact(journal, "close")
+        except CtxError as error:
+            # the turn itself is stored and stays so; the next request asks for room again where it needs it
+            self.events.emit(CompactionHeld(journal.key.session, f"the compaction failed: {error}"))
 
-    def compact(self, journal: Journal) -> Flow[Outcome]:
-        """Compaction on demand, whatever the triggers say."""
-        return (yield from self._compact(journal, "forced"))
+    def compact(self, journal: Journal, *, turn_id: str | None = None) -> Flow[Outcome]:
+        """Compaction on demand, whatever the triggers say; with a turn, of its own rounds too."""
+        return (yield from self._compact(journal, "forced", turn_id=turn_id))
 
     def _compact(
         self, journal: Journal, mode: Mode, *, turn_id: str | None = None, overhead_tokens: int = 0
@@ -336,50 +373,3 @@ class Engine:
         for event in events:
             self.events.emit(event)
         return outcome
-
-    # edits
-
-    def edit(self, journal: Journal, change: Edit) -> Flow[Event]:
-        """One edit of the live conversation, decided on the newest view and written only if nobody was first."""
-        body, event = change(journal.view())
-        yield from append(journal, (draft(self.ports, body),), self.ports, expect=journal.state.head)
-        self.events.emit(event)
-        return event
-
-    def pin(self, journal: Journal, ids: Sequence[str]) -> Flow[None]:
-        """Keep messages verbatim through every compaction, with their tool rounds. PinBudgetError beyond their share."""
-        entries = list(journal.view().live)
-        places = {e.id: i for i, e in enumerate(entries)}
-        for message_id in ids:
-            if message_id not in places:
-                raise MessageNotFoundError(
-                    f"message {message_id!r} is not in the live conversation: restore it before pinning"
-                )
-        wanted = {*journal.state.pins, *ids}
-        held = {
-            e.id: e for i in map(places.get, wanted) if i is not None for e in entries[slice(*round_of(entries, i))]
-        }
-        tokens, rules = sum(e.tokens for e in held.values()), journal.rules()
-        limit = int(rules.pin_ratio * rules.budget_tokens)
-        if tokens > limit:
-            raise PinBudgetError(
-                f"pinned messages would take {tokens} tokens, their share is {limit}: unpin some or raise context_window"
-            )
-        yield from append(journal, (draft(self.ports, Pinned(tuple(ids))),), self.ports)
-
-    def unpin(self, journal: Journal, ids: Sequence[str]) -> Flow[None]:
-        yield from append(journal, (draft(self.ports, Unpinned(tuple(ids))),), self.ports)
-
-    def undo(self, journal: Journal) -> Flow[None]:
-        """Take back the last compaction or edit. ContextOverflowError, before anything is written, if that would not fit."""
-        if not journal.state.revertible:
-            raise MessageNotFoundError("there is no compaction or edit to undo")
-        target = journal.state.revertible[-1]
-        before = yield from without(journal.key, frozenset({*journal.state.undone, target}), self.ports)
-        rules = journal.rules()
-        if before.view().tokens > rules.budget_tokens:
-            raise ContextOverflowError(
-                f"undone, the session needs {before.view().tokens} tokens, the budget is {rules.budget_tokens}: "
-                "raise context_window first"
-            )
-        yield from append(journal, (draft(self.ports, Undone(target)),), self.ports, expect=journal.state.head)

@@ -19,6 +19,7 @@ CtxError
 │   ├── SessionNotFoundError (LookupError)
 │   ├── MessageNotFoundError (LookupError)
 │   ├── MessageIndexError (IndexError)
+│   ├── NothingToUndoError (LookupError)
 │   └── TurnClosedError
 ├── CompactionError
 │   ├── NotEnoughHistoryError
@@ -51,6 +52,7 @@ __all__ = [
     "MessageTooLargeError",
     "MissingExtraError",
     "NotEnoughHistoryError",
+    "NothingToUndoError",
     "OrphanToolResultError",
     "PinBudgetError",
     "SessionError",
@@ -140,6 +142,10 @@ class MessageNotFoundError(SessionError, LookupError):
 
 class MessageIndexError(SessionError, IndexError):
     """An index outside the live conversation."""
+
+
+class NothingToUndoError(SessionError, LookupError):
+    """No compaction or edit is left to take back."""
 
 
 class TurnClosedError(SessionError):

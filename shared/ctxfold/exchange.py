@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from ctxfold.editing import remove_ids
+from ctxfold.editing import remove_ids, revert
 from ctxfold.effects import Complete, OpenStream
 from ctxfold.engine import Engine, Window
 from ctxfold.errors import BackendError, ContextOverflowError
 from ctxfold.flow import Flow
 from ctxfold.history.records import PolicyChanged, SessionKey
-from ctxfold.journal import Journal, append, draft
+from ctxfold.journal import Journal, append, draft, refresh
 from ctxfold.messages import Message, Role, ToolSpec
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
 from ctxfold.reconcile import reconcile
@@ -67,12 +67,21 @@ class Question:
 
 
 @dataclass(slots=True)
+class _Exchange:
+    """What has to be taken back when an exchange fails: the turn `new_turn`, if it was opened, and an edit."""
+
+    journal: Journal
+    new_turn: str
+    turn_id: str
+    removal: str | None = None
+
+
+@dataclass(slots=True)
 class OpenReply:
     """A reply on its way: feed each chunk of `stream` to `fold`, then finish, or abandon."""
 
-    journal: Journal
-    turn_id: str
-    fresh_turn: bool
+    exchange: _Exchange
+    message_id: str
     stream: ChunkStream | AsyncChunkStream
     fold: Fold
     options: Options
@@ -80,69 +89,84 @@ class OpenReply:
 
 def ask(engine: Engine, question: Question) -> Flow[Reply]:
     """The model's reply, stored. When anything fails, the session is as it was before."""
-    journal, turn_id, fresh = yield from _begin(engine, question)
+    exchange = yield from _opened(engine, question)
     try:
-        reply = yield from _with_recovery(engine, journal, turn_id, question.options, _complete)
-        yield from engine.finish(journal, turn_id, reply.message)
+        yield from _begin(engine, exchange, question)
+        reply: Reply = yield from _with_recovery(engine, exchange, question.options, _complete)
+        stored = yield from engine.finish(exchange.journal, exchange.turn_id, reply.message)
     except GeneratorExit:
         raise
     except BaseException:
-        yield from _roll_back(engine, journal, turn_id, fresh)
+        yield from _roll_back(engine, exchange)
         raise
-    return reply
+    return reply if stored == reply.message else replace(reply, message=stored)
 
 
 def open_reply(engine: Engine, question: Question, message_id: str) -> Flow[OpenReply]:
     """The reply's stream, once its first event is there."""
-    journal, turn_id, fresh = yield from _begin(engine, question)
+    exchange = yield from _opened(engine, question)
     try:
-        stream = yield from _with_recovery(engine, journal, turn_id, question.options, _open)
+        yield from _begin(engine, exchange, question)
+        stream = yield from _with_recovery(engine, exchange, question.options, _open)
     except GeneratorExit:
         raise
     except BaseException:
-        yield from _roll_back(engine, journal, turn_id, fresh)
+        yield from _roll_back(engine, exchange)
         raise
     model = question.options.model or (engine.ports.backend.model if engine.ports.backend else None)
-    return OpenReply(journal, turn_id, fresh, stream, Fold(message_id, model), question.options)
+    return OpenReply(exchange, message_id, stream, Fold(message_id, model), question.options)
 
 
 def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
     """Store what the stream has brought."""
     whole = reply.fold.close()
-    yield from engine.finish(reply.journal, reply.turn_id, whole.message)
+    yield from engine.finish(reply.exchange.journal, reply.exchange.turn_id, whole.message)
     return whole
 
 
 def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
-    """Leave behind what the caller chose: nothing, or the text that had arrived."""
+    """Leave behind what the caller chose: nothing, or the text that had arrived. A reply that is stored already stays."""
+    journal, turn_id = reply.exchange.journal, reply.exchange.turn_id
+    yield from refresh(journal, engine.ports)
     partial = reply.fold.partial() if reply.options.on_abort == "keep_partial" else None
-    if partial is None:
-        yield from _roll_back(engine, reply.journal, reply.turn_id, reply.fresh_turn)
-        return
-    yield from engine.finish(reply.journal, reply.turn_id, replace(partial, finish_reason="aborted"))
+    turn = journal.state.open.get(turn_id)
+    if partial is None or turn is None:
+        yield from _roll_back(engine, reply.exchange)
+    elif any(e.id == reply.message_id for e in turn.entries):
+        # cancelled right after a reply with tool calls was stored: the caller never saw them
+        yield from engine.close(journal, turn_id, "aborted")
+    else:
+        yield from engine.finish(journal, turn_id, replace(partial, finish_reason="aborted"))
 
 
-def _begin(engine: Engine, question: Question) -> Flow[tuple[Journal, str, bool]]:
-    """The session, the turn that asks, and whether this exchange opened it."""
+def _opened(engine: Engine, question: Question) -> Flow[_Exchange]:
     journal = yield from engine.open(question.key, prompts=question.prompts)
-    before = frozenset(journal.state.open)
+    new_turn = engine.ports.ids.new()
+    return _Exchange(journal, new_turn, new_turn)
+
+
+def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None]:
+    """Store what is new, in the turn that asks."""
+    journal = exchange.journal
     messages: Sequence[Message] = question.messages
     turn_id: str | None = None
     if question.given_ids is not None:
         found = reconcile(journal, messages, given_ids=question.given_ids)
         messages, turn_id = found.messages, found.turn_id
         if found.superseded:
-            yield from remove_ids(engine, journal, found.superseded)
+            exchange.removal = yield from remove_ids(engine, journal, found.superseded)
     if messages:
-        turn_id = yield from engine.begin(journal, messages, turn_id=turn_id, known_ids=question.known_ids)
-    turn_id = turn_id or engine.ports.ids.new()
-    return journal, turn_id, turn_id not in before
+        turn_id = yield from engine.begin(
+            journal, messages, new_turn=exchange.new_turn, turn_id=turn_id, known_ids=question.known_ids
+        )
+    exchange.turn_id = turn_id or exchange.new_turn
 
 
-def _roll_back(engine: Engine, journal: Journal, turn_id: str, fresh: bool) -> Flow[None]:
+def _roll_back(engine: Engine, exchange: _Exchange) -> Flow[None]:
     """A turn that this exchange opened goes; one that was under way stays open, so that the caller can try again."""
-    if fresh:
-        yield from engine.close(journal, turn_id, "discarded")
+    yield from engine.close(exchange.journal, exchange.new_turn, "discarded")
+    if exchange.removal is not None and exchange.new_turn not in exchange.journal.state.closed:
+        yield from revert(engine, exchange.journal, exchange.removal)
 
 
 def _complete(request: Request) -> Flow[Reply]:
@@ -154,9 +178,10 @@ def _open(request: Request) -> Flow[ChunkStream | AsyncChunkStream]:
 
 
 def _with_recovery(
-    engine: Engine, journal: Journal, turn_id: str, options: Options, send: Callable[[Request], Flow[Any]]
+    engine: Engine, exchange: _Exchange, options: Options, send: Callable[[Request], Flow[Any]]
 ) -> Flow[Any]:
     """Send; on an overflow learn the limit, make room and send once more."""
+    journal, turn_id = exchange.journal, exchange.turn_id
     request = yield from _fitted(engine, journal, turn_id, options)
     try:
         return (yield from send(request))
@@ -168,8 +193,10 @@ def _with_recovery(
         raise ContextOverflowError(
             f"{first}; automatic compaction is off: call compact() or raise context_window"
         ) from first
-    yield from _learn(engine, journal, first)
-    outcome = yield from engine.compact(journal)
+    learnt = yield from _learn(engine, journal, first)
+    outcome = yield from engine.compact(journal, turn_id=turn_id)
+    if not outcome.compacted and not learnt:
+        raise ContextOverflowError(f"{first}; nothing could be compacted ({outcome.reason})") from first
     request = yield from _fitted(engine, journal, turn_id, options)
     try:
         return (yield from send(request))
@@ -179,16 +206,17 @@ def _with_recovery(
         raise ContextOverflowError(f"{error}; after compaction ({outcome.reason}) it still does not fit") from error
 
 
-def _learn(engine: Engine, journal: Journal, error: BackendError) -> Flow[None]:
-    """A limit told by the provider wins over the configured window."""
+def _learn(engine: Engine, journal: Journal, error: BackendError) -> Flow[bool]:
+    """A limit told by the provider wins over the configured window; whether there was one."""
     rules = journal.rules()
     limit = error.limit_tokens
-    if limit is None or limit >= rules.context_window:
-        return
+    if limit is None or not 1 < limit < rules.context_window:
+        return False
     reserve = min(rules.reply_reserve_tokens, max(1, limit // 5))
     learnt = rules.model_copy(update={"context_window": limit, "reply_reserve_tokens": reserve})
     body = PolicyChanged(learnt.model_dump_json(), engine.ports.counter.id)
     yield from append(journal, (draft(engine.ports, body),), engine.ports)
+    return True
 
 
 def _fitted(engine: Engine, journal: Journal, turn_id: str, options: Options) -> Flow[Request]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from ctxfold.effects import FetchLog, FindLog, ReadLog
+from ctxfold.effects import FetchLog, ReadLog
 from ctxfold.errors import MessageNotFoundError
 from ctxfold.flow import Flow
 from ctxfold.history.log import SessionState
@@ -13,7 +13,7 @@ from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import Compacted, Record
 from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.view import Entry
-from ctxfold.journal import Journal
+from ctxfold.journal import Journal, known_records
 from ctxfold.messages import Message
 
 __all__ = ["Block", "Explanation", "MessageExplanation", "conversation", "explain", "explain_message", "original"]
@@ -115,7 +115,7 @@ def original(journal: Journal, message_id: str) -> Flow[Message]:
     if entry is not None:
         records = yield from FetchLog(journal.key, (entry.seq,))
     else:
-        records = yield from FindLog(journal.key, (f"m:{message_id}", f"m:{message_id}#2"))
+        records = yield from known_records(journal, message_id)
     messages = [m for r in records if (m := message_in(r, message_id)) is not None]
     if not messages:
         raise MessageNotFoundError(

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ctxfold.budget import Policy
 from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadHead, ReadLog, SnapshotBefore
-from ctxfold.errors import HeadMovedError, MessageConflictError, SessionNotFoundError
+from ctxfold.errors import (
+    HeadMovedError,
+    MessageConflictError,
+    SessionNotFoundError,
+    StoreUnavailableError,
+    TurnClosedError,
+)
 from ctxfold.flow import Flow
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixTracker
-from ctxfold.history.records import Body, Draft, MessageAdded, Record, SessionKey, SnapshotTaken, TurnClosed, TurnStatus
+from ctxfold.history.records import (
+    Body,
+    Draft,
+    MessageAdded,
+    MessageInserted,
+    Record,
+    SessionKey,
+    SnapshotTaken,
+    TurnClosed,
+    TurnStatus,
+)
 from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
 from ctxfold.history.view import View
 from ctxfold.messages import Message, content_key
@@ -23,18 +39,25 @@ from ctxfold.ports import Document, Ports
 __all__ = [
     "Journal",
     "append",
+    "check_open",
+    "close_turns",
     "closing",
+    "decided",
     "draft",
+    "known_records",
     "load",
+    "record_names",
     "refresh",
     "snapshot_draft",
     "stale_turns",
+    "turn_of",
     "unknown",
     "without",
 ]
 
 SNAPSHOT_EVERY = 1_000  # records
 TURN_TIMEOUT_S = 900.0
+DECIDE_TRIES = 16
 
 
 @dataclass(slots=True)
@@ -44,7 +67,7 @@ class Journal:
     state: SessionState
     tracker: PrefixTracker = field(default_factory=PrefixTracker)
     lock: threading.RLock = field(default_factory=threading.RLock)
-    compacting: bool = False
+    compacting: int = 0  # compactions under way
     held: tuple[int, int, str] | None = None  # epoch, tokens and policy at which compaction could not help
     scratch: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict[str, tuple[str, str]])
 
@@ -136,12 +159,40 @@ def append(
 def _take_in(journal: Journal, records: Sequence[Record], ports: Ports) -> Flow[None]:
     with journal.lock:
         journal.state.apply(records)
-        stale = journal.state.stale
-    if stale:
+    while journal.state.stale:
         state = yield from load(journal.key, ports)
         with journal.lock:
             if state.head >= journal.state.head:
                 journal.state = state
+
+
+def decided(
+    journal: Journal, decide: Callable[[SessionState], Sequence[Draft]], ports: Ports
+) -> Flow[tuple[Record, ...]]:
+    """Store what `decide` makes of the newest state; when another writer is first, it decides anew on the new head."""
+    for _ in range(DECIDE_TRIES):
+        with journal.lock:
+            head = journal.state.head
+            drafts = decide(journal.state)
+        if not drafts:
+            return ()
+        try:
+            return (yield from append(journal, drafts, ports, expect=head))
+        except HeadMovedError:
+            yield from refresh(journal, ports)
+    raise StoreUnavailableError(
+        f"other writers of session {journal.key.session!r} were first {DECIDE_TRIES} times; nothing was written: try again"
+    )
+
+
+def close_turns(journal: Journal, turn_ids: Sequence[str], status: TurnStatus, ports: Ports) -> Flow[bool]:
+    """Close turns, unless somebody has closed them already; whether this call closed any."""
+
+    def closings(state: SessionState) -> list[Draft]:
+        return [closing(ports, t, status) for t in turn_ids if t in state.open]
+
+    yield from refresh(journal, ports)
+    return bool((yield from decided(journal, closings, ports)))
 
 
 def _snapshot(journal: Journal, ports: Ports) -> Flow[None]:
@@ -158,12 +209,11 @@ def snapshot_draft(state: SessionState, ports: Ports) -> Draft:
     return draft(ports, SnapshotTaken(dump_state(state, ports.counter.id)))
 
 
-def stale_turns(journal: Journal, ports: Ports) -> tuple[Draft, ...]:
-    """Closings for turns that nobody has written to for 15 minutes: their finished part joins the view."""
+def stale_turns(journal: Journal, ports: Ports) -> tuple[str, ...]:
+    """Turns that nobody has written to for 15 minutes."""
     now = ports.clock.now_s()
     with journal.lock:
-        dead = [t for t, turn in journal.state.open.items() if now - turn.at_s > TURN_TIMEOUT_S]
-    return tuple(closing(ports, turn_id, "aborted") for turn_id in dead)
+        return tuple(t for t, turn in journal.state.open.items() if now - turn.at_s > TURN_TIMEOUT_S)
 
 
 def closing(ports: Ports, turn_id: str, status: TurnStatus) -> Draft:
@@ -174,23 +224,50 @@ def unknown(journal: Journal, messages: Sequence[Message]) -> Flow[dict[str, str
     """The ids of messages that the session does not have, each with the record id under which it is to be stored.
 
     A known id with the same content is left out; with other content it is a MessageConflictError. A message whose turn was
-    discarded counts as unknown: it is stored anew, under the next free record id.
+    discarded, or that was there before the conversation was cleared, counts as unknown: it is stored anew.
     """
-    wanted = {m.id: m for m in messages}
+    wanted: dict[str, Message] = {}
+    for message in messages:
+        twin = wanted.setdefault(message.id, message)
+        if twin is not message and content_key(twin) != content_key(message):
+            raise MessageConflictError(f"message id {message.id!r} stands twice in the list with different content")
+    chains = yield from _chains(journal, wanted)
+    dropped = yield from _discarded(journal, [r for chain in chains.values() for r in chain])
     found: dict[str, str] = {}
-    attempt = 1
+    for message_id, message in wanted.items():
+        chain = chains[message_id]
+        alive = [r for r in chain if r.turn_id not in dropped]
+        if not alive or (alive[-1].seq < journal.state.cleared_seq and not _outlives_clear(journal, message_id)):
+            found[message_id] = _record_name(message_id, len(chain) + 1)
+        else:
+            _check_same(journal, message, alive[-1])
+    return found
+
+
+def record_names(journal: Journal, ids: Iterable[str]) -> Flow[dict[str, str]]:
+    """A free record id for each message id, whatever the session has under it."""
+    chains = yield from _chains(journal, ids)
+    return {message_id: _record_name(message_id, len(chain) + 1) for message_id, chain in chains.items()}
+
+
+def known_records(journal: Journal, message_id: str) -> Flow[tuple[Record, ...]]:
+    """Every record that has brought the message, oldest first."""
+    chains = yield from _chains(journal, (message_id,))
+    return tuple(chains[message_id])
+
+
+def _chains(journal: Journal, ids: Iterable[str]) -> Flow[dict[str, list[Record]]]:
+    """Every record under the names of each message id, oldest first."""
+    chains: dict[str, list[Record]] = {message_id: [] for message_id in ids}
+    wanted, attempt = list(chains), 1
     while wanted:
         names = {_record_name(message_id, attempt): message_id for message_id in wanted}
         records = yield from FindLog(journal.key, tuple(names))
-        dropped = yield from _discarded(journal, records)
-        stored = {names[r.id]: r for r in records}
-        found |= {i: _record_name(i, attempt) for i in wanted if i not in stored}
-        for message_id, record in stored.items():
-            if record.turn_id not in dropped:
-                _check_same(journal, wanted[message_id], record)
-        wanted = {i: m for i, m in wanted.items() if i in stored and stored[i].turn_id in dropped}
+        for record in records:
+            chains[names[record.id]].append(record)
+        wanted = [i for i in wanted if len(chains[i]) == attempt]
         attempt += 1
-    return found
+    return chains
 
 
 def _record_name(message_id: str, attempt: int) -> str:
@@ -205,8 +282,15 @@ def _discarded(journal: Journal, records: Sequence[Record]) -> Flow[frozenset[st
     return frozenset(r.turn_id for r in closings if r.body == TurnClosed("discarded"))
 
 
+def _outlives_clear(journal: Journal, message_id: str) -> bool:
+    with journal.lock:
+        zones = [journal.state.system, *(t.entries for t in journal.state.open.values())]
+        return any(e.id == message_id for zone in zones for e in zone)
+
+
 def _check_same(journal: Journal, message: Message, record: Record) -> None:
-    stored = record.body.message if isinstance(record.body, MessageAdded) else None
+    body = record.body
+    stored = body.message if isinstance(body, MessageAdded | MessageInserted) else None
     if stored is not None and content_key(stored) == content_key(message):
         return
     entry = journal.state.entry(message.id)
@@ -216,3 +300,21 @@ def _check_same(journal: Journal, message: Message, record: Record) -> None:
         f"message id {message.id!r} is in session {journal.key.session!r} with other content: "
         "give the new message an id of its own, or change the old one with update()"
     )
+
+
+def turn_of(journal: Journal, message_id: str) -> str | None:
+    """The open turn that holds a message."""
+    with journal.lock:
+        return next(
+            (t for t, turn in journal.state.open.items() if any(e.id == message_id for e in turn.entries)), None
+        )
+
+
+def check_open(journal: Journal, turn_id: str | None) -> None:
+    with journal.lock:
+        closed = turn_id in journal.state.closed
+    if closed:
+        raise TurnClosedError(
+            f"turn {turn_id!r} of session {journal.key.session!r} was closed meanwhile (turns without a word for 15 minutes "
+            "are, when a session is opened): what came after it is not part of the conversation; ask again"
+        )

@@ -252,26 +252,25 @@ def validated(message: Message) -> Message:
     if message.role == "tool" and not message.tool_results:
         raise MessageError(f"tool message {message.id!r} has no tool result: say which call it answers (tool_call_id)")
     for part in message.parts:
-        _check_part(part, message.id)
-    for text in (message.id, message.name or ""):
-        _check_text(text, message.id)
+        _check_part(part, message)
+    for text in (message.id, message.name, message.model, message.finish_reason):
+        _check_text(text or "", message.id)
     return message
 
 
-def _check_part(part: Part, message_id: str) -> None:
-    match part:
-        case TextPart(text=text) | ReasoningPart(text=text):
-            _check_text(text, message_id)
-        case ToolResultPart():
-            _check_text(part.content, message_id)
-            _check_text(part.call_id, message_id)
-        case ToolCallPart():
-            _check_text(part.name, message_id)
-            _check_arguments(part, message_id)
-        case MediaPart(data=data):
-            _check_text(data, message_id)
-        case Opaque():
-            return
+def _check_part(part: Part, message: Message) -> None:
+    """Every text in it is storable: one lone surrogate in the log would make the whole session unreadable."""
+    for name in part.__slots__:
+        value: object = getattr(part, name)
+        if isinstance(value, str):
+            _check_text(value, message.id)
+    if isinstance(part, ToolCallPart):
+        _check_arguments(part, message.id)
+    for kind, role in ((ToolCallPart, "assistant"), (ToolResultPart, "tool")):
+        if isinstance(part, kind) and message.role != role:
+            raise MessageError(
+                f"{message.role} message {message.id!r} holds a {part.type}: put it into a message with role {role!r}"
+            )
 
 
 def _check_text(text: str, message_id: str) -> None:
@@ -289,7 +288,7 @@ def _check_text(text: str, message_id: str) -> None:
 def _check_arguments(part: ToolCallPart, message_id: str) -> None:
     try:
         value: object = json.loads(part.arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidToolArgumentsError(
             f"tool call {part.name!r} in message {message_id!r} has arguments that are not JSON ({error}): {part.arguments[:80]!r}"
         ) from None

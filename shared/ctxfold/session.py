@@ -172,19 +172,21 @@ class AgentContext:
         try:
             for chunk in stream:
                 yield from reply.fold.feed(chunk)
+            stream.close()
             whole = self._run(exchange.finish_stream(self._engine, reply))
         except BaseException:
             stream.close()
             self._run(exchange.abandon(self._engine, reply))
             raise
-        stream.close()
         if done is not None:
             done(whole)
 
     async def astream(
         self, question: Question, done: Callable[[Reply], None] | None = None
     ) -> AsyncIterator[StreamEvent]:
-        reply: OpenReply = await self._arun(exchange.open_reply(self._engine, question, question.reply_id or self.new_id()))
+        reply: OpenReply = await self._arun(
+            exchange.open_reply(self._engine, question, question.reply_id or self.new_id())
+        )
         stream = cast("AsyncChunkStream", reply.stream)
         async with aclosing(stream):
             try:
@@ -238,10 +240,10 @@ class AgentContext:
 
         What was there stays in the archive.
         """
-        self._run(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
+        self._turn = self._run(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
 
     async def aset_messages(self, messages: Sequence[Message], *, prompts: bool = False) -> None:
-        await self._arun(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
+        self._turn = await self._arun(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
 
     def update(self, index: int, message: Message) -> Message:
         """Replace the live message at `index`; the old one is returned."""
@@ -287,16 +289,16 @@ class AgentContext:
 
     def pin(self, *message_ids: str) -> None:
         """Keep messages verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
-        self._run(self._edit(lambda e, j: e.pin(j, message_ids)))
+        self._run(self._edit(lambda e, j: editing.pin(e, j, message_ids)))
 
     async def apin(self, *message_ids: str) -> None:
-        await self._arun(self._edit(lambda e, j: e.pin(j, message_ids)))
+        await self._arun(self._edit(lambda e, j: editing.pin(e, j, message_ids)))
 
     def unpin(self, *message_ids: str) -> None:
-        self._run(self._edit(lambda e, j: e.unpin(j, message_ids)))
+        self._run(self._edit(lambda e, j: editing.unpin(e, j, message_ids)))
 
     async def aunpin(self, *message_ids: str) -> None:
-        await self._arun(self._edit(lambda e, j: e.unpin(j, message_ids)))
+        await self._arun(self._edit(lambda e, j: editing.unpin(e, j, message_ids)))
 
     def compact(self) -> Outcome:
         """Compact now; NotEnoughHistoryError when nothing may be compacted."""
@@ -307,10 +309,10 @@ class AgentContext:
 
     def undo(self) -> None:
         """Take back the last compaction or edit."""
-        self._run(self._edit(lambda e, j: e.undo(j)))
+        self._run(self._edit(editing.undo))
 
     async def aundo(self) -> None:
-        await self._arun(self._edit(lambda e, j: e.undo(j)))
+        await self._arun(self._edit(editing.undo))
 
     # looking
 

@@ -46,9 +46,10 @@ def compact(journal: Journal, facts: Facts, ports: Ports) -> Flow[tuple[Outcome,
     if isinstance(decision, Hold):
         return Outcome(None, decision.reason), _hold(journal, view, decision)
     with journal.lock:
-        if journal.compacting:
+        # what must fit now does not wait for a summary by another task: whoever writes first wins
+        if journal.compacting and facts.mode == "close":
             return Outcome(None, "a compaction is under way"), ()
-        journal.compacting = True
+        journal.compacting += 1
     try:
         summary = None
         if decision.covered:
@@ -56,7 +57,7 @@ def compact(journal: Journal, facts: Facts, ports: Ports) -> Flow[tuple[Outcome,
             summary = yield from summarize(decision.covered, rules=rules, counter=ports.counter, window_tokens=window)
         outcome = yield from _commit(journal, decision, summary, view, ports)
     finally:
-        journal.compacting = False
+        journal.compacting -= 1
     return outcome, (outcome.event,) if outcome.event else ()
 
 
@@ -95,35 +96,35 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
         turn_id=plan.turn_id,
     )
     documents = yield from _documents(journal, _leaving(plan, before), ports)
+    source_tokens = sum(e.tokens for e in plan.covered)
+    if message is not None and ports.counter.count(message) >= source_tokens:
+        size = ports.counter.count(message)
+        return Outcome(None, f"the summary would not be smaller: {size} of {source_tokens} tokens; rejected")
     for _ in range(COMMIT_TRIES):
         if not _unchanged(journal, plan, before):
             return Outcome(None, "another writer changed the span first; nothing was written")
-        head, drafts, after = _predicted(journal, written, plan, ports)
-        if summary is not None and after.tokens >= before.tokens and plan.strategy != "clear_tools":
-            return Outcome(
-                None, f"the summary would not be smaller: {after.tokens} of {before.tokens} tokens; rejected"
-            )
+        head, drafts, now, after = _predicted(journal, written, plan, ports)
         try:
             yield from append(journal, drafts, ports, expect=head, documents=documents)
         except HeadMovedError:
             yield from refresh(journal, ports)
             continue
         journal.held = None
-        return Outcome(_event(journal, plan, summary, before, after), plan.reason)
+        return Outcome(_event(journal, plan, summary, now, after), plan.reason)
     return Outcome(None, f"other writers were first {COMMIT_TRIES} times; nothing was written")
 
 
-def _predicted(journal: Journal, written: Draft, plan: Plan, ports: Ports) -> tuple[int, tuple[Draft, ...], View]:
-    """The head to expect, the record with its snapshot, and the view that results; all before anything is written."""
+def _predicted(journal: Journal, written: Draft, plan: Plan, ports: Ports) -> tuple[int, tuple[Draft, ...], View, View]:
+    """The head to expect, the record with its snapshot, and the view before and after; all before anything is written."""
     with journal.lock:
         twin = journal.state.copy()
-    head = twin.head
+    head, now = twin.head, twin.view(plan.turn_id)
     twin.apply([Record(head + 1, written.id, written.body, written.turn_id, written.at_s)])
     after = twin.view(plan.turn_id)
     body = written.body
     if isinstance(body, Compacted):
-        written = replace(written, body=replace(body, tokens_after=after.tokens))
-    return head, (written, snapshot_draft(twin, ports)), after
+        written = replace(written, body=replace(body, tokens_before=now.tokens, tokens_after=after.tokens))
+    return head, (written, snapshot_draft(twin, ports)), now, after
 
 
 def _unchanged(journal: Journal, plan: Plan, before: View) -> bool:

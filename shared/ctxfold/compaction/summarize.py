@@ -57,8 +57,8 @@ def summarize(
         for rung, bodies in (("model", True), ("model, tool outputs left out", False)):
             try:
                 text = yield from _by_model(sources, limit, window_tokens, counter, bodies=bodies)
-            except (CtxError, ValueError) as error:
-                problems.append(f"{rung}: {error}")
+            except Exception as error:  # noqa: BLE001 - any failure of a user's summariser is reported, and the next rung follows
+                problems.append(f"{rung}: {error}" if isinstance(error, CtxError) else f"{rung}: {error!r}")
                 continue
             return Summary(f"{HEADING}\n{_with_ledger(text, sources, limit, counter)}", rung, tuple(problems))
     text = ledger(passages(sources), limit_tokens=limit, counter=counter)

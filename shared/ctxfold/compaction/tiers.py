@@ -25,8 +25,9 @@ def decide(view: View, facts: Facts, *, rules: Policy, counter: TokenCounter) ->
         return Hold(f"{used} of {budget} tokens used: the request fits")
     reason = f"{facts.mode}: {used} of {budget} tokens used ({ratio:.0%})"
     if facts.mode != "forced":
-        pruned = _clear(view, facts, rules, counter, reason)
-        if pruned is not None and _enough(pruned, facts, rules):
+        plans = _clear(view, facts, rules, counter, reason)
+        pruned = next((p for p in plans if _enough(p, facts, rules)), None)
+        if pruned is not None:
             return pruned
     if facts.mode == "close" and ratio <= rules.hard_ratio:
         return Hold(f"{reason}: tool outputs alone would free too little, hard trigger at {rules.hard_ratio:.0%}")
@@ -35,13 +36,18 @@ def decide(view: View, facts: Facts, *, rules: Policy, counter: TokenCounter) ->
     return _summarize(view, facts, rules, reason)
 
 
-def _clear(view: View, facts: Facts, rules: Policy, counter: TokenCounter, reason: str) -> Plan | None:
-    entries = [*view.live, *view.turn] if facts.mode == "cap" else list(view.live)
-    keep = kept(entries, pins=facts.pins)
-    shown, saved = clear_tools(view.live, budget_tokens=rules.budget_tokens, keep=keep, counter=counter)
-    if not shown:
-        return None
-    return Plan("clear_tools", reason, view.tokens, view.tokens - saved, shown=shown)
+def _clear(view: View, facts: Facts, rules: Policy, counter: TokenCounter, reason: str) -> list[Plan]:
+    """Old tool outputs of the session; and, when a request must fit, those of the asking turn."""
+    scopes: list[tuple[Sequence[Entry], str | None]] = [(view.live, None)]
+    if facts.mode == "cap" and facts.turn_id is not None:
+        scopes.append((view.turn, facts.turn_id))
+    plans: list[Plan] = []
+    for entries, turn_id in scopes:
+        keep = kept(entries, pins=facts.pins)
+        shown, saved = clear_tools(entries, budget_tokens=rules.budget_tokens, keep=keep, counter=counter)
+        if shown:
+            plans.append(Plan("clear_tools", reason, view.tokens, view.tokens - saved, shown=shown, turn_id=turn_id))
+    return plans
 
 
 def _enough(plan: Plan, facts: Facts, rules: Policy) -> bool:
@@ -57,14 +63,13 @@ def _summarize(view: View, facts: Facts, rules: Policy, reason: str) -> Decision
     if view.turn and facts.turn_id is not None:
         own = _span(view.turn, facts, rules, older=())
         plans.append(_plan(view, own, rules, reason, turn_id=facts.turn_id))
-    for plan in plans:
-        if plan is None:
-            continue
-        freed = plan.tokens_before - plan.tokens_after
-        fits = plan.tokens_after + facts.overhead_tokens <= rules.budget_tokens
-        needed = {"close": rules.min_free_ratio * rules.budget_tokens, "cap": 1, "forced": 1}[facts.mode]
-        if freed >= needed and (fits or facts.mode != "close"):
-            return plan
+    needed = rules.min_free_ratio * rules.budget_tokens if facts.mode == "close" else 1
+    useful = [p for p in plans if p is not None and p.tokens_before - p.tokens_after >= needed]
+    fitting = [p for p in useful if p.tokens_after + facts.overhead_tokens <= rules.budget_tokens]
+    if fitting:
+        return fitting[0]
+    if useful and facts.mode != "close":
+        return min(useful, key=lambda p: p.tokens_after)
     return Hold(
         f"{reason}: no span is left whose summary would free "
         f"{rules.min_free_ratio:.0%} of the budget; system, pins and the newest messages fill it",

@@ -8,6 +8,7 @@ from typing import assert_never
 
 from ctxfold.history.cuts import complete_prefix
 from ctxfold.history.records import (
+    AMONG_PROMPTS,
     Cleared,
     Compacted,
     MessageAdded,
@@ -70,6 +71,7 @@ class SessionState:
         self.revertible: list[str] = []
         self.undone: set[str] = set()
         self.edits = 0
+        self.cleared_seq = 0
         self.usage = Usage()
         self.replies = 0
         self.stale = False
@@ -109,6 +111,10 @@ class SessionState:
             "turns",
             "summary_turn",
             "edits",
+            "compactions",
+            "usage",
+            "replies",
+            "cleared_seq",
             "stale",
         ):
             setattr(twin, name, getattr(self, name))
@@ -144,15 +150,19 @@ class SessionState:
                 self._compact(record, record.body)
             case MessageInserted(message=message, before=before):
                 self._insert(self._entry(record, message), before)
-                self._edited(record)
+                self._edited(record, revertible=before != AMONG_PROMPTS)
             case MessageReplaced(message=message):
+                prompt = any(e.id == message.id for e in self.system)
                 self._replace({message.id: self._entry(record, message)})
-                self._edited(record)
+                self._edited(record, revertible=not prompt)
             case MessageRemoved(ids=ids):
+                prompt = any(e.id in ids for e in self.system)
                 self._remove(frozenset(ids))
-                self._edited(record)
-            case Cleared():
+                self._edited(record, revertible=not prompt)
+            case Cleared(prompts=prompts):
                 self.compressed, self.live, self.pins = [], [], {}
+                self.system = [] if prompts else self.system
+                self.cleared_seq = record.seq
                 self._edited(record)
             case Pinned(ids=ids):
                 self.pins.update(dict.fromkeys(ids))
@@ -161,8 +171,9 @@ class SessionState:
             case Undone(record_id=record_id):
                 self.stale = record_id not in self.undone or self.stale
                 self.undone.add(record_id)
-                self.epoch += 1
-                self.edits += 1
+                # two each, as the undone record no longer counts: neither number ever comes again
+                self.epoch += 2
+                self.edits += 2
             case PolicyChanged(policy=policy):
                 self.policy_json = policy
             case SnapshotTaken():
@@ -184,10 +195,7 @@ class SessionState:
         if entry.message.usage is not None:
             self.usage += entry.message.usage
             self.replies += 1
-        if entry.message.role == "system" and record.turn_id is None and not self.live and not self.compressed:
-            self.system.append(entry)
-            self.tokens += entry.tokens
-        elif record.turn_id is None:
+        if record.turn_id is None:
             self._join(entry)
         elif record.turn_id not in self.closed:
             turn = self.open.setdefault(record.turn_id, OpenTurn())
@@ -195,7 +203,8 @@ class SessionState:
             turn.at_s = record.at_s
 
     def _join(self, entry: Entry) -> None:
-        self.live.append(entry)
+        leads = entry.message.role == "system" and not self.live and not self.compressed
+        (self.system if leads else self.live).append(entry)
         self.tokens += entry.tokens
         self.turns += is_final(entry.message)
 
@@ -234,6 +243,9 @@ class SessionState:
         return replace(entry, message=message, tokens=self._count(message), shown_seq=seq)
 
     def _insert(self, entry: Entry, before: str | None) -> None:
+        if before == AMONG_PROMPTS:
+            self.system = [*self.system, entry]
+            return
         at = next((i for i, e in enumerate(self.live) if e.id == before), len(self.live))
         self.live = [*self.live[:at], entry, *self.live[at:]]
 
@@ -247,11 +259,12 @@ class SessionState:
         self.live = [e for e in self.live if e.id not in ids]
         self.pins = {pin: None for pin in self.pins if pin not in ids}
 
-    def _edited(self, record: Record) -> None:
+    def _edited(self, record: Record, *, revertible: bool = True) -> None:
         self.edits += 1
-        self._new_epoch(record)
+        self._new_epoch(record, revertible=revertible)
 
-    def _new_epoch(self, record: Record) -> None:
+    def _new_epoch(self, record: Record, *, revertible: bool = True) -> None:
         self.epoch += 1
-        self.revertible.append(record.id)
+        if revertible:
+            self.revertible.append(record.id)
         self.tokens = sum(e.tokens for zone in (self.system, self.compressed, self.live) for e in zone)

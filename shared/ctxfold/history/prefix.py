@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ctxfold.history.view import View
+from ctxfold.history.view import Entry, View
+from ctxfold.messages import Message, Opaque
 
 __all__ = ["PrefixStats", "PrefixTracker"]
 
@@ -33,6 +34,8 @@ class _Sent:
     surroundings: tuple[tuple[str, str], ...]
     compactions: int
     edits: int
+    turn_id: str | None
+    dropped: bool = False
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class PrefixTracker:
 
         `surroundings` are named values that also stand in the prefix, such as ("model", ...) and ("tools", ...).
         """
-        now = _Sent(view, surroundings, compactions, edits)
+        now = _Sent(view, surroundings, compactions, edits, turn_id)
         before = self._by_turn.get(turn_id or "") or self._last
         total = view.tokens + tools_tokens
         self.requests += 1
@@ -76,9 +79,14 @@ class PrefixTracker:
             self._by_turn[turn_id] = now
         return cause
 
-    def ended(self, turn_id: str) -> None:
-        """Forget an ended turn; its last request stays the one that the next turn is compared with."""
+    def ended(self, turn_id: str, *, dropped: bool = False) -> None:
+        """Forget an ended turn; its last request stays the one that the next turn is compared with.
+
+        `dropped` says that not all of its messages went into the conversation.
+        """
         self._by_turn.pop(turn_id, None)
+        if dropped and self._last is not None and self._last.turn_id == turn_id:
+            self._last.dropped = True
 
     def stats(self) -> PrefixStats:
         return PrefixStats(self.requests, self.sent_tokens, self.reused_tokens, tuple(sorted(self.breaks.items())))
@@ -88,32 +96,46 @@ def _compare(before: _Sent, now: _Sent) -> tuple[str | None, int]:
     for (name, old), (_, new) in zip(before.surroundings, now.surroundings, strict=False):
         if old != new:
             return name, 0
-    if before.view.epoch == now.view.epoch:
-        if _grew(before.view, now.view):
-            return None, before.view.tokens
-        return "concurrent_turn", _shared_tokens(before.view, now.view)
+    if _grew(before.view, now.view):
+        return None, before.view.tokens
     shared = _shared(before.view, now.view)
     if shared == len(before.view):
         return None, before.view.tokens
     tokens = sum(e.tokens for e, _ in zip(now.view, range(shared), strict=False))
-    return ("compaction" if now.compactions > before.compactions else "edit"), tokens
+    return _cause(before, now), tokens
+
+
+def _cause(before: _Sent, now: _Sent) -> str:
+    if now.compactions > before.compactions:
+        return "compaction"
+    if now.edits != before.edits:
+        return "edit"
+    return "aborted_turn" if before.dropped else "concurrent_turn"
 
 
 def _grew(old: View, new: View) -> bool:
-    """Within one epoch: whether the old turn's entries stand in the new view right where the old live ones ended."""
+    """Whether, within one epoch, the old turn's entries stand in the new view right where the old live ones ended."""
+    heads = (old.epoch, len(old.system), len(old.compressed))
+    if heads != (new.epoch, len(new.system), len(new.compressed)):
+        return False
     start = len(old.live)
     place = [*(new.live[i] for i in range(start, len(new.live))), *new.turn]
-    return len(place) >= len(old.turn) and all(a.version == b.version for a, b in zip(old.turn, place, strict=False))
+    return len(place) >= len(old.turn) and all(_same(a, b) for a, b in zip(old.turn, place, strict=False))
 
 
 def _shared(old: View, new: View) -> int:
     count = 0
     for a, b in zip(old, new, strict=False):
-        if a.version != b.version:
+        if not _same(a, b):
             break
         count += 1
     return count
 
 
-def _shared_tokens(old: View, new: View) -> int:
-    return sum(e.tokens for e, _ in zip(new, range(_shared(old, new)), strict=False))
+def _same(a: Entry, b: Entry) -> bool:
+    """Whether both travel as the same bytes; most often one look at their versions tells."""
+    return a.version == b.version or _sent_parts(a.message) == _sent_parts(b.message)
+
+
+def _sent_parts(message: Message) -> tuple[object, ...]:
+    return (message.role, message.name, *(p for p in message.parts if not isinstance(p, Opaque)))

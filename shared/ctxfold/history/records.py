@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 __all__ = [
+    "AMONG_PROMPTS",
     "Body",
     "Cleared",
     "Compacted",
@@ -41,6 +42,9 @@ __all__ = [
 TurnStatus: TypeAlias = Literal["completed", "aborted", "discarded"]
 
 
+AMONG_PROMPTS = ""
+
+
 class SessionKey(NamedTuple):
     """Whose session it is, and which."""
 
@@ -59,7 +63,7 @@ class MessageAdded:
 
 @dataclass(frozen=True, slots=True)
 class MessageInserted:
-    """A message put before the one with id `before` (at the end when that is None)."""
+    """A message put before the one with id `before`: at the end when that is None, behind the system prompts when it is ""."""
 
     message: Message
     before: str | None = None
@@ -84,8 +88,9 @@ class MessageRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Everything but the system prompts leaves the view."""
+    """Everything but the system prompts leaves the view; with `prompts`, they too."""
 
+    prompts: bool | None = None
     kind: Literal["cleared"] = "cleared"
 
 

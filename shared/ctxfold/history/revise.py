@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ctxfold.errors import MessageError, MessageIndexError, OrphanToolResultError
 from ctxfold.history.cuts import legal_cuts, round_of
-from ctxfold.history.records import MessageAdded, MessageInserted, MessageRemoved, MessageReplaced
+from ctxfold.history.log import SessionState
+from ctxfold.history.records import (
+    AMONG_PROMPTS,
+    Body,
+    MessageAdded,
+    MessageInserted,
+    MessageRemoved,
+    MessageReplaced,
+)
 from ctxfold.history.view import Entry
-from ctxfold.messages import Message, Role
+from ctxfold.messages import Message, Role, system, validated
 
-__all__ = ["inserted", "popped", "removed", "replaced", "retained"]
+__all__ = ["inserted", "popped", "prompt_changes", "removed", "replaced", "retained"]
+
+PROMPT_ID = "system-prompt-"
 
 
 def replaced(entries: Sequence[Entry], index: int, message: Message) -> MessageReplaced:
@@ -29,7 +40,7 @@ def replaced(entries: Sequence[Entry], index: int, message: Message) -> MessageR
     return MessageReplaced(message)
 
 
-def inserted(entries: Sequence[Entry], index: int, message: Message) -> MessageInserted | MessageAdded:
+def inserted(entries: Sequence[Entry], index: int, message: Message) -> MessageInserted:
     """A message before position `index`, which may be the end but not inside a tool round."""
     if not 0 <= index <= len(entries):
         raise MessageIndexError(f"index {index} is outside 0..{len(entries)}")
@@ -37,7 +48,7 @@ def inserted(entries: Sequence[Entry], index: int, message: Message) -> MessageI
         raise OrphanToolResultError("a tool call or result cannot be inserted alone: append the whole round at the end")
     if index not in legal_cuts(entries):
         raise OrphanToolResultError(f"position {index} lies inside a tool round: insert before or after the round")
-    return MessageInserted(message, entries[index].id) if index < len(entries) else MessageAdded(message)
+    return MessageInserted(message, entries[index].id if index < len(entries) else None)
 
 
 def removed(entries: Sequence[Entry], index: int) -> tuple[Entry, ...]:
@@ -63,6 +74,26 @@ def retained(entries: Sequence[Entry], role: Role) -> tuple[Entry, ...]:
             gone.extend(block)
         index = end
     return tuple(gone)
+
+
+def prompt_changes(state: SessionState, prompts: Sequence[str]) -> list[Body]:
+    """What makes the session's own system prompts these; system messages that came with the conversation stay."""
+    if [e.message.text for e in state.system] == list(prompts):
+        return []
+    own = [e for e in state.system if e.id.startswith(PROMPT_ID)]
+    others = {e.message.text for e in state.system if not e.id.startswith(PROMPT_ID)}
+    prompts = [text for text in prompts if text not in others]
+    fresh = not state.live and not state.compressed and not state.open
+    bodies: list[Body] = []
+    for index, text in enumerate(prompts):
+        message = validated(system(text, id=f"{PROMPT_ID}{index + 1}"))
+        if index >= len(own):
+            bodies.append(MessageAdded(message) if fresh else MessageInserted(message, AMONG_PROMPTS))
+        elif own[index].message.text != text:
+            bodies.append(MessageReplaced(replace(message, id=own[index].id)))
+    if len(own) > len(prompts):
+        bodies.append(MessageRemoved(tuple(e.id for e in own[len(prompts) :])))
+    return bodies
 
 
 def removal(entries: Sequence[Entry]) -> MessageRemoved:

@@ -69,6 +69,7 @@ class Snapshot(BaseModel):
     compactions: int
     revertible: tuple[str, ...]
     undone: tuple[str, ...]
+    cleared_seq: int = 0
 
     def seqs(self) -> tuple[int, ...]:
         """Every record that has to be fetched to show this state."""
@@ -103,6 +104,7 @@ def dump_state(state: SessionState, counter_id: str) -> str:
         "compactions": state.compactions,
         "revertible": state.revertible[-REVERTIBLE_KEPT:],
         "undone": sorted(state.undone),
+        "cleared_seq": state.cleared_seq,
     }
     return json.dumps(value, separators=(",", ":"))
 
@@ -175,7 +177,7 @@ def load_state(
         dict.fromkeys(snapshot.pins),
     )
     state.compactions, state.revertible = snapshot.compactions, list(snapshot.revertible)
-    state.undone = set(snapshot.undone)
+    state.undone, state.cleared_seq = set(snapshot.undone), snapshot.cleared_seq
     state.tokens = sum(e.tokens for zone in (state.system, state.compressed, state.live) for e in zone)
     return state
 
