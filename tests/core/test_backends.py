@@ -485,7 +485,7 @@ def test_a_named_error_event_and_a_cut_last_event() -> None:
 
 
 def test_a_reply_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctxfold.backends.openai_parse.MAX_REPLY_BYTES", 100)
+    monkeypatch.setattr("ctxfold.backends.answer.MAX_REPLY_BYTES", 100)
     parser = ChatParser(load_profile("generic"))
     parser.feed(b" ")
     parser.feed(b"[" * 101)

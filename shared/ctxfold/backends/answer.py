@@ -1,0 +1,163 @@
+"""What every wire's parser does alike: bytes to events or one JSON reply, the end of it, and what went wrong."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from ctxfold.backends.failures import plain_failure
+from ctxfold.backends.profile import Profile, common_rules
+from ctxfold.backends.sse import SseDecoder, SseEvent
+from ctxfold.errors import BackendError
+from ctxfold.ports import Chunk
+
+__all__ = ["AnswerParser", "as_dict", "as_dicts", "as_text"]
+
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+
+
+class AnswerParser(ABC):
+    """Decodes one answer. `error` holds what ends it badly, to be raised once the chunks before it are taken.
+
+    `done` says that nothing more counts, `complete` that there was a finish reason and no error, `answered` that
+    there was text, reasoning, a refusal or a call. A body that starts like JSON is one whole reply, whatever its
+    content type says.
+    """
+
+    def __init__(self, profile: Profile, *, hide: Callable[[str], str] = str) -> None:
+        self.error: BackendError | None = None
+        self.done = False
+        self.answered = False
+        self._profile = profile
+        self._hide = hide
+        self._sse = SseDecoder()
+        self._json: bytearray | None = None
+        self._sniffed = False
+        self._finish: str | None = None
+        self._refused = False
+
+    @abstractmethod
+    def _payload(self, payload: object, event_name: str) -> list[Chunk]:
+        """The chunks of one event; an error inside it becomes `error`."""
+
+    @abstractmethod
+    def _reply(self, payload: object) -> list[Chunk]:
+        """The chunks of a whole reply; one that is no reply becomes `error`."""
+
+    @abstractmethod
+    def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
+        """The regular end: what is late, and the check that there was an answer."""
+
+    @property
+    def complete(self) -> bool:
+        return self._finish is not None and self.error is None
+
+    def feed(self, data: bytes) -> list[Chunk]:
+        """The chunks that these bytes complete."""
+        if not self._sniffed:
+            data = data.removeprefix(b"\xef\xbb\xbf").lstrip()
+            if not data:
+                return []
+            self._sniffed = True
+            if data[:1] in b"{[<":
+                self._json = bytearray()
+        if self._json is None:
+            return self._events(lambda: self._sse.feed(data))
+        self._json += data
+        if len(self._json) > MAX_REPLY_BYTES:
+            self._fail("protocol", f"a reply of over {MAX_REPLY_BYTES} bytes")
+        return []
+
+    def close(self) -> list[Chunk]:
+        """The chunks left when the body has ended; a missing end becomes `error`."""
+        chunks: list[Chunk] = []
+        if self._json is not None and self.error is None:
+            chunks = self._whole(bytes(self._json))
+        elif not self.done and self.error is None:
+            chunks = self._events(self._sse.close, tolerant=True)
+        if self.error is None and not self.done:
+            if self._finish is None:
+                self._fail("stream_truncated", "the answer ended without a finish reason")
+            else:
+                chunks += self._end()
+        return chunks
+
+    def _events(self, read: Callable[[], list[SseEvent]], *, tolerant: bool = False) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        try:
+            for event in read():
+                if self.done or self.error is not None:
+                    break
+                chunks += self._event(event, tolerant=tolerant)
+        except BackendError as error:
+            self._fail(error.kind, str(error))
+        return chunks
+
+    def _event(self, event: SseEvent, *, tolerant: bool) -> list[Chunk]:
+        data = event.data.strip()
+        if data == "[DONE]":
+            return self._end(said_done=True)
+        if not data:
+            return []
+        try:
+            payload: object = json.loads(data)
+        except ValueError:
+            if not tolerant:  # at the very end it is a cut event, and the missing finish reason tells
+                self._fail("protocol", f"an event that is not JSON: {data[:80]!r}")
+            return []
+        return self._payload(payload, event.name)
+
+    def _whole(self, body: bytes) -> list[Chunk]:
+        try:
+            payload: object = json.loads(body)
+        except ValueError:
+            if body[:1] != b"<" and body.rstrip()[-1:] not in b"}]":
+                self._fail("stream_truncated", f"the reply broke off after {len(body)} bytes")
+            else:
+                self._fail("protocol", f"a reply of {len(body)} bytes that is not JSON")
+            return []
+        chunks = self._reply(payload)
+        return chunks if self.error is not None else chunks + self._end(said_done=True, whole=True)
+
+    def _finished(self, raw: object, *, refused: bool = False) -> str | None:
+        """The finish reason normalised, None when there is none; a failed generation sets `error`."""
+        self._refused = self._refused or refused
+        if not isinstance(raw, str) or not raw:
+            return None
+        rules = common_rules()
+        finish = self._profile.finish.get(raw) or rules.finish.get(raw.lower()) or raw
+        if finish == "stop" and self._refused:
+            finish = "content_filter"
+        if finish == "error":
+            self._fail(rules.finish_error_kind.get(raw, "server"), f"the answer ended with finish reason {raw!r}")
+        self._finish = finish
+        return finish
+
+    def _check_end(self) -> None:
+        """Sets `error` for an answer that has no end, or nothing in it."""
+        if self._finish is None:
+            self._fail("stream_truncated", "the answer ended without a finish reason")
+        elif self._finish in ("stop", "tool_calls") and not self.answered:
+            self._fail("empty_response", "the answer has no text, no reasoning and no tool call")
+
+    def _fail(self, kind: str, what: str) -> None:
+        self.error = plain_failure(self._profile, kind, what, hide=self._hide)
+
+
+def as_text(value: object) -> str:
+    """The value if it is text, else ""."""
+    return value if isinstance(value, str) else ""
+
+
+def as_dict(value: object) -> Mapping[str, Any]:
+    """The value if it is an object, else an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def as_dicts(value: object) -> list[dict[str, Any]]:
+    """The objects in a list; none when it is no list."""
+    if not isinstance(value, list):
+        return []
+    return [cast("dict[str, Any]", item) for item in cast("list[object]", value) if isinstance(item, dict)]
