@@ -1,0 +1,195 @@
+"""Triggers are stored values that say why they fire; the economic one is checked against a replay of every other size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from ctxfold.compaction.trigger import (
+    AllOf,
+    AnyOf,
+    ColdCacheTrigger,
+    EconomicTrigger,
+    MessagesTrigger,
+    RatioTrigger,
+    Signals,
+    TokensTrigger,
+    Trigger,
+    TurnsTrigger,
+    evaluate,
+    optimal_height,
+    with_prices,
+)
+from ctxfold.errors import ConfigError
+from ctxfold.prices import Prices
+
+PRICES = Prices.relative()
+SIGNALS = Signals(
+    used_tokens=61_204,
+    budget_tokens=100_000,
+    context_window=128_000,
+    messages=41,
+    turns=12,
+    turns_since_summary=5,
+    idle_s=400,
+    growth_tokens_per_call=300,
+    size_after_tokens=8_000,
+    summary_tokens=1_000,
+)
+ADAPTER: TypeAdapter[Trigger] = TypeAdapter(Trigger)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "due", "explanation"),
+    [
+        (RatioTrigger(), False, "61,204 of 100,000 tokens (61%), due at 90%"),
+        (RatioTrigger(at=0.6), True, "61,204 of 100,000 tokens (61%), due at 60%"),
+        (TokensTrigger(), True, "61,204 of 60,000 tokens"),
+        (TokensTrigger(at=61_205), False, "61,204 of 61,205 tokens"),
+        (MessagesTrigger(at=41), True, "41 of 41 messages"),
+        (MessagesTrigger(at=42), False, "41 of 42 messages"),
+        (TurnsTrigger(at=12), True, "12 of 12 turns"),
+        (TurnsTrigger(at=12, since_summary=True), False, "5 of 12 turns since the last summary"),
+        (
+            ColdCacheTrigger(),
+            True,
+            "idle for 400 of 300 s with 61,204 of 100,000 tokens (61%, at least 50% needed)",
+        ),
+        (
+            ColdCacheTrigger(idle_s=600),
+            False,
+            "idle for 400 of 600 s with 61,204 of 100,000 tokens (61%, at least 50% needed)",
+        ),
+        (
+            ColdCacheTrigger(min_ratio=0.7),
+            False,
+            "idle for 400 of 300 s with 61,204 of 100,000 tokens (61%, at least 70% needed)",
+        ),
+    ],
+)
+def test_each_trigger_explains_itself_with_numbers(trigger, due, explanation):
+    verdict = evaluate(trigger, SIGNALS)
+    assert (verdict.due, verdict.explanation) == (due, explanation)
+
+
+def test_all_needs_every_one_and_any_needs_one():
+    fires, waits = TokensTrigger(), RatioTrigger()
+    assert not evaluate(AllOf(triggers=(fires, waits)), SIGNALS).due
+    assert evaluate(AnyOf(triggers=(fires, waits)), SIGNALS).due
+    assert evaluate(AllOf(triggers=(fires, MessagesTrigger(at=2))), SIGNALS).due
+    assert not evaluate(AnyOf(triggers=(waits,)), SIGNALS).due
+
+
+def test_a_combination_says_which_parts_fired():
+    fires, waits = TokensTrigger(), RatioTrigger()
+    both = evaluate(AllOf(triggers=(fires, waits)), SIGNALS).explanation
+    assert both == "(61,204 of 60,000 tokens) and (not yet: 61,204 of 100,000 tokens (61%), due at 90%)"
+    assert evaluate(AnyOf(triggers=(waits, fires)), SIGNALS).explanation == "61,204 of 60,000 tokens"
+
+
+def test_triggers_survive_storage_nested():
+    trigger = AnyOf(
+        triggers=(
+            AllOf(triggers=(RatioTrigger(at=0.5), TurnsTrigger(at=3, since_summary=True))),
+            AnyOf(triggers=(ColdCacheTrigger(), MessagesTrigger(at=9))),
+            EconomicTrigger(prices=PRICES),
+            EconomicTrigger(prices="some-model"),
+            TokensTrigger(),
+        )
+    )
+    assert ADAPTER.validate_json(ADAPTER.dump_json(trigger)) == trigger
+    assert hash(trigger) == hash(ADAPTER.validate_python(trigger.model_dump()))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"kind": "ratio", "at": 1.5},
+        {"kind": "tokens", "at": 0},
+        {"kind": "messages"},
+        {"kind": "all", "triggers": []},
+        {"kind": "never"},
+        {"kind": "ratio", "att": 0.5},
+    ],
+)
+def test_a_value_that_is_no_trigger_is_refused(value):
+    with pytest.raises(ValidationError):
+        ADAPTER.validate_python(value)
+
+
+def test_the_economic_trigger_fires_at_the_cheapest_size_and_names_it():
+    best = optimal_height(PRICES, growth=300, size_after=8_000, summary=1_000)
+    assert best == pytest.approx(8_000 + math.sqrt(2 * 300 * (1.25 * 8_000 + 5 * 1_000 + 0.1 * 8_000) / 0.1))
+    trigger = EconomicTrigger(prices=PRICES)
+    below = evaluate(trigger, replace(SIGNALS, used_tokens=int(best)))
+    above = evaluate(trigger, replace(SIGNALS, used_tokens=int(best) + 1))
+    assert (below.due, above.due) == (False, True)
+    assert above.explanation == (
+        "17,737 of 17,737 tokens (cheapest at 17,737: growth 300 per call, 8,000 after a compaction, summary 1,000)"
+    )
+
+
+def test_the_budget_stays_the_hard_cap():
+    signals = replace(SIGNALS, budget_tokens=10_000, used_tokens=10_000)
+    verdict = evaluate(EconomicTrigger(prices=PRICES), signals)
+    assert verdict.due
+    assert "the budget comes before the cheapest size" in verdict.explanation
+    free_reads = Prices.relative(read=0)
+    assert math.isinf(optimal_height(free_reads, growth=300, size_after=8_000, summary=1_000))
+    assert not evaluate(EconomicTrigger(prices=free_reads), replace(signals, used_tokens=9_999)).due
+
+
+def test_without_known_growth_the_economic_trigger_waits_for_the_budget():
+    signals = replace(SIGNALS, growth_tokens_per_call=0)
+    assert not evaluate(EconomicTrigger(prices=PRICES), signals).due
+    assert evaluate(EconomicTrigger(prices=PRICES), replace(signals, used_tokens=100_000)).due
+
+
+def test_a_model_name_stands_for_prices_that_the_user_sets():
+    trigger = AllOf(triggers=(AnyOf(triggers=(EconomicTrigger(prices="m"), TokensTrigger())), RatioTrigger(at=0.1)))
+    with pytest.raises(ConfigError, match="no prices for model 'm'"):
+        evaluate(trigger, SIGNALS)
+    with pytest.raises(ConfigError, match="model 'm', the table has other"):
+        with_prices(trigger, {"other": PRICES})
+    priced = with_prices(trigger, {"m": PRICES})
+    assert evaluate(priced, SIGNALS).due
+    assert "cheapest at" in evaluate(priced, SIGNALS).explanation
+
+
+def replayed(prices: Prices, *, height: float, after: int, growth: int, summary: int, calls: int = 20_000) -> float:
+    """Cost per call of a session that compacts at `height`, every token charged as a provider would."""
+    read, write, output = prices.cache_read_per_mtok, prices.cache_write_per_mtok, prices.output_per_mtok
+    total, size, cached = 0.0, after, 0
+    for _ in range(calls):
+        total += read * cached + write * (size - cached)
+        cached = size
+        size += growth
+        if size >= height:
+            total += read * cached + write * (size - cached) + output * summary  # the summariser reads it all
+            size, cached = after, 0
+    return total / calls
+
+
+@pytest.mark.parametrize(
+    ("prices", "after", "growth", "summary"),
+    [
+        (Prices.relative(), 8_000, 300, 1_000),
+        (Prices.relative(), 2_000, 50, 400),
+        (Prices.relative(), 20_000, 2_000, 2_000),
+        (Prices.relative(read=0.5, write=1, output=4), 8_000, 300, 1_000),
+        (Prices.relative(read=0.02, write=1, output=2), 4_000, 800, 512),
+        (Prices.relative(read=0.25, write=1.25, output=8), 30_000, 500, 3_000),
+    ],
+)
+def test_no_other_size_is_more_than_five_per_cent_cheaper(prices, after, growth, summary):
+    best = optimal_height(prices, growth=growth, size_after=after, summary=summary)
+    ours = replayed(prices, height=best, after=after, growth=growth, summary=summary)
+    swept = min(
+        replayed(prices, height=after + growth * n, after=after, growth=growth, summary=summary, calls=5_000)
+        for n in {max(1, round(1.12**k)) for k in range(1, 65)}
+        if n <= 500
+    )
+    assert ours <= 1.05 * swept
