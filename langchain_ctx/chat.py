@@ -1,0 +1,389 @@
+"""`ChatCtx`: a LangChain chat model over an OpenAI-compatible service, with its context managed when a session is given."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, closing
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.block_translators import get_translator
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langchain_core.tools import BaseTool
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
+
+from ctxfold import OpenAIChatBackend
+from ctxfold.connect import message_counter
+from ctxfold.history.records import SessionKey
+from ctxfold.ports import ContextBackend, Reply, TokenCounter
+from ctxfold.session import AgentContext
+from ctxfold.stream import StreamEvent
+from langchain_ctx import asking, structured
+from langchain_ctx.chunks import ChunkWriter
+from langchain_ctx.convert import from_langchain, to_langchain
+from langchain_ctx.errors import translated
+from langchain_ctx.history import session_key
+from langchain_ctx.sessions import Sessions
+from langchain_ctx.tools import bound_tools, choice, specs
+
+__all__ = ["ChatCtx"]
+
+
+class ChatCtx(BaseChatModel):
+    """A chat model whose conversation may outgrow its window.
+
+    Setup:
+        `pip install "ctxfold[langchain]"`; the provider's key in its environment variable or as `api_key`.
+
+    Instantiate:
+        ```python
+        chat = ChatCtx(model="lookup", base_url="http://127.0.0.1:9000/v1", api_key="x",
+                       session="s1", store="sqlite:///chat.db", context_window=8_000)
+        ```
+        Without `session` and `store` it is a plain chat model. With `store`, each call may name its session and owner:
+        `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (`thread_id` serves too); these beat the fields.
+        What a session does with lists, batches, retries, fallbacks and caches stands in docs/langchain-sessions.md.
+
+    Invoke:
+        `chat.invoke("hello")`; reasoning is in `additional_kwargs["reasoning_content"]` and in `content_blocks`.
+
+    Stream:
+        `for chunk in chat.stream("hello"): ...`; the chunks carry the id under which the reply is stored.
+
+    Async:
+        `await chat.ainvoke("hello")`, `async for chunk in chat.astream("hello"): ...`
+
+    Tool calling:
+        `chat.bind_tools([tool]).invoke("...").tool_calls`
+
+    Structured output:
+        `chat.with_structured_output(Schema, method="json_schema").invoke("...")`
+
+    Token usage:
+        `reply.usage_metadata`, with cached and reasoning tokens where the provider tells them.
+    """
+
+    model: str = ""
+    provider: str = "generic"
+    base_url: str | None = None
+    api_key: SecretStr | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    timeout: float | None = None
+    max_retries: int = 2
+    stop: list[str] | None = None
+    streaming: bool = False
+    thinking: bool | str | None = None
+    extra_body: builtins.dict[str, Any] = Field(default_factory=builtins.dict)
+    session: str | None = None
+    owner: str = "default"
+    store: Any = Field(default=None, exclude=True)
+    context_window: int | None = None
+    summarizer: Any = Field(default=None, exclude=True)
+    counter: Any = Field(default=None, exclude=True)
+    on_abort: Literal["discard", "keep_partial"] = "discard"
+    policy: builtins.dict[str, Any] = Field(default_factory=builtins.dict)
+    backend: Any = Field(default=None, exclude=True)
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    _backend: Any = PrivateAttr(default=None)
+    _sessions: Sessions | None = PrivateAttr(default=None)
+    _token_counter: TokenCounter | None = PrivateAttr(default=None)
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **data: Any) -> None:
+            super().__init__(**data)
+            # not in a validator: pydantic would wrap a ConfigError into an error of its own
+            self._connect()
+
+    def _connect(self) -> None:
+        self._backend = self.backend or OpenAIChatBackend(
+            model=self.model,
+            provider=self.provider,
+            base_url=self.base_url,
+            api_key=self.api_key,
+            timeout_s=self.timeout,
+            max_retries=self.max_retries,
+            thinking=self.thinking,
+        )
+        self.model = self.model or self._backend.model
+        profile = getattr(self._backend, "profile", None)
+        variable = getattr(profile, "key_env", None)
+        if self.api_key is None and variable:
+            self.api_key = SecretStr(os.environ.get(variable, ""))
+        if self.session is None and self.store is None:
+            return
+        if "cache" not in self.model_fields_set:
+            self.cache = False  # a cached answer would belong to another state of the session
+        self._sessions = Sessions(
+            store=self.store,
+            context_window=self.context_window,
+            backend=self._backend,
+            summarizer=self.summarizer,
+            counter=self.counter,
+            max_tokens=self.max_tokens,
+            policy=self.policy,
+        )
+        if self.session is not None:
+            try:
+                self._sessions.at(*self._named(self.session, self.owner))
+            except BaseException:
+                self._sessions.close()
+                raise
+        if self.store is None:
+            self.store = self._sessions.store  # a copy made by configurable_fields goes on with the same memory
+
+    # what it is
+
+    @property
+    def _llm_type(self) -> str:
+        return "chat-ctx"
+
+    @property
+    def _identifying_params(self) -> builtins.dict[str, Any]:
+        names = ("provider", "base_url", "temperature", "max_tokens", "thinking", "extra_body", "session", "owner")
+        return {"model": self.model, "stop": self.stop, **{name: getattr(self, name) for name in names}}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        told = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        told["ls_provider"] = self._provider_name
+        return told
+
+    @property
+    def _provider_name(self) -> str:
+        """The row's name; another one where LangChain would read replies as that provider's own package writes them."""
+        return f"ctx-{self.provider}" if get_translator(self.provider) else self.provider
+
+    @property
+    def context_backend(self) -> ContextBackend:
+        """The service behind it, without any session."""
+        return self._backend  # type: ignore[no-any-return]
+
+    def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
+        """A session of this model: window, usage, pins, explain, export; the field's own when none is named."""
+        if self._sessions is None:
+            raise asking.no_session()
+        return self._sessions.at(*self._named(session or self.session or "", owner or self.owner))
+
+    def get_num_tokens(self, text: str) -> int:
+        return self._counter().count_text(text)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """What the messages cost as they are sent: reasoning, tool calls and media are counted, and the tools."""
+        counter = self._counter()
+        return sum(counter.count(from_langchain(m)) for m in messages) + counter.count_tools(specs(tools))
+
+    def _counter(self) -> TokenCounter:
+        if self._token_counter is None:
+            self._token_counter = message_counter(self.counter, model=self.model)
+        return self._token_counter
+
+    # whose session
+
+    def _named(self, session: object, owner: object) -> tuple[str, str]:
+        key = session_key(session, owner)
+        return key.session, key.owner
+
+    def _addressed(self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any]) -> builtins.dict[str, Any]:
+        """The call's arguments with its session among them: `_generate` is not given the config."""
+        if self._sessions is None or asking.SESSION in kwargs:
+            return kwargs
+        named = ensure_config(config).get("configurable", {})
+        session = named.get("session_id", named.get("thread_id", self.session))
+        if session is None:
+            return kwargs
+        return {**kwargs, asking.SESSION: list(self._named(session, named.get("owner", self.owner)))}
+
+    def invoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        return super().invoke(input, config, stop=stop, **self._addressed(config, kwargs))
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        return await super().ainvoke(input, config, stop=stop, **self._addressed(config, kwargs))
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        return super().stream(input, config, stop=stop, **self._addressed(config, kwargs))
+
+    def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        return super().astream(input, config, stop=stop, **self._addressed(config, kwargs))
+
+    # asking
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = asking.Call.of(self, messages, stop, self._addressed(None, kwargs))
+        with translated():
+            if call.session is None:
+                return self._result(self._backend.send(call.request()))
+            return self._result(self._at(call.session).ask(call.question()))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = asking.Call.of(self, messages, stop, self._addressed(None, kwargs))
+        with translated():
+            if call.session is None:
+                return self._result(await self._backend.asend(call.request()))
+            return self._result(await (await self._aat(call.session)).aask(call.question()))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        call = asking.Call.of(self, messages, stop, self._addressed(None, kwargs))
+        writer, whole = self._writer(call), list[Reply]()
+        with translated():
+            events: Iterator[StreamEvent]
+            if call.session is None:
+                events = asking.plain_stream(self._backend, call, whole.append)
+            else:
+                events = self._at(call.session).stream(call.question(), whole.append)
+            with closing(cast("Generator[StreamEvent, None, None]", events)):
+                for event in events:
+                    yield writer.event(event)
+        yield writer.last(whole[0].message)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        call = asking.Call.of(self, messages, stop, self._addressed(None, kwargs))
+        writer, whole = self._writer(call), list[Reply]()
+        with translated():
+            events: AsyncIterator[StreamEvent]
+            if call.session is None:
+                events = asking.plain_astream(self._backend, call, whole.append)
+            else:
+                events = (await self._aat(call.session)).astream(call.question(), whole.append)
+            async with aclosing(cast("AsyncGenerator[StreamEvent, None]", events)):
+                async for event in events:
+                    yield writer.event(event)
+        yield writer.last(whole[0].message)
+
+    def _at(self, key: SessionKey) -> AgentContext:
+        if self._sessions is None:
+            raise asking.no_session()
+        return self._sessions.at(key.session, key.owner)
+
+    async def _aat(self, key: SessionKey) -> AgentContext:
+        if self._sessions is None:
+            raise asking.no_session()
+        return await self._sessions.aat(key.session, key.owner)
+
+    def _writer(self, call: asking.Call) -> ChunkWriter:
+        return ChunkWriter(call.reply_id, self._provider_name, blocks=self.output_version == "v1")
+
+    def _result(self, reply: Reply) -> ChatResult:
+        message = to_langchain(reply.message)
+        message.response_metadata["model_provider"] = self._provider_name
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    # tools
+
+    def bind_tools(
+        self,
+        tools: Sequence[builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | bool | builtins.dict[str, Any] | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools. `tool_choice`: "any" or "required", "auto", "none", or a tool's name."""
+        chosen = choice(tool_choice)
+        settings = {"tool_choice": chosen} if chosen else {}
+        return self.bind(tools=bound_tools(tools, strict=strict), **settings, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: builtins.dict[str, Any] | type | None = None,
+        *,
+        include_raw: bool = False,
+        method: structured.Method = "function_calling",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]:
+        """The model's answers in a schema. A provider that cannot force a tool call while it thinks needs method="json_mode"."""
+        settings = structured.call_settings(schema, method, strict=strict)
+        return structured.parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)
+
+    # closing
+
+    def close(self) -> None:
+        """Close the connections and the store that this model opened."""
+        if self._sessions is not None:
+            self._sessions.close()
+        if self.backend is None:
+            self._backend.close()
+
+    async def aclose(self) -> None:
+        if self._sessions is not None:
+            await self._sessions.aclose()
+        if self.backend is None:
+            await self._backend.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,139 @@
+"""Stream events as LangChain message chunks that merge into the stored reply."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from langchain_core.messages import AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.outputs import ChatGenerationChunk
+
+from ctxfold.messages import Message
+from ctxfold.ports import ToolCallDelta
+from ctxfold.stream import Content, ContentFirst, StreamEvent, Thinking, ToolCalls
+from langchain_ctx.convert import reasoning_kwargs, usage_metadata
+
+__all__ = ["ChunkWriter"]
+
+
+class ChunkWriter:
+    """Writes one reply's chunks, all with its id; usage, model and finish reason stand on the last one only.
+
+    With `blocks` (output_version "v1") content is a list of standard blocks, and every segment has an index of its own: reasoning
+    and a tool call that shared index 0 would be merged into one.
+    """
+
+    def __init__(self, message_id: str, provider: str, *, blocks: bool = False) -> None:
+        self._id = message_id
+        self._provider = provider
+        self._blocks = blocks
+        self._segment = ""
+        self._segments = 0
+        self._calls = _CallIndex()
+
+    def event(self, event: StreamEvent) -> ChatGenerationChunk:
+        match event:
+            case Thinking(text=text):
+                block = {"type": "reasoning", "reasoning": text, "index": self._index("reasoning")}
+                return self._chunk([block] if self._blocks else "", additional_kwargs={"reasoning_content": text})
+            case ContentFirst(text=text) | Content(text=text):
+                if self._blocks:
+                    return self._chunk([{"type": "text", "text": text, "index": self._index("text")}])
+                return self._chunk(text)
+            case ToolCalls(calls=calls):
+                return self._tool_calls([self._calls.place(delta) for delta in calls])
+            case _:
+                assert_never(event)
+
+    def last(self, message: Message) -> ChatGenerationChunk:
+        """What is known only at the end; completes the ids of calls that came without one."""
+        extra, signed = reasoning_kwargs(message)
+        extra.pop("reasoning_content", None)
+        extras = {c.id: {"extra": c.extra} for c in message.tool_calls if c.extra is not None}
+        ours = {**signed, **({"calls": extras} if extras else {})}
+        if ours:
+            extra["ctxfold"] = ours
+        refusal = message.opaque("refusal")
+        if refusal is not None:
+            extra["refusal"] = refusal
+        told = {"model_name": message.model, "finish_reason": message.finish_reason}
+        late = [
+            (index, ToolCallDelta(id=call.id))
+            for index, call in enumerate(message.tool_calls)
+            if index < len(self._calls.ids) and not self._calls.ids[index]
+        ]
+        chunk = self._tool_calls(late)
+        chunk.message.additional_kwargs = extra
+        chunk.message.response_metadata |= {name: value for name, value in told.items() if value is not None}
+        assert isinstance(chunk.message, AIMessageChunk)
+        chunk.message.chunk_position = "last"
+        if message.usage is not None:
+            chunk.message.usage_metadata = UsageMetadata(**usage_metadata(message.usage))  # type: ignore[typeddict-item]
+        return chunk
+
+    def _tool_calls(self, placed: list[tuple[int, ToolCallDelta]]) -> ChatGenerationChunk:
+        pieces = [tool_call_chunk(name=d.name, args=d.arguments, id=d.id, index=i) for i, d in placed]
+        if not self._blocks:
+            return self._chunk("", tool_call_chunks=pieces)
+        if pieces:
+            self._segment = "tool_calls"
+        blocks: list[Any] = [
+            {"type": "tool_call_chunk", "name": d.name, "args": d.arguments, "id": d.id, "index": f"lc_tc_{i}"}
+            for i, d in placed
+        ]
+        return self._chunk(blocks, tool_call_chunks=pieces)
+
+    def _index(self, kind: str) -> str:
+        if self._segment != kind:
+            self._segment = kind
+            self._segments += 1
+        return f"lc_{kind}_{self._segments}"
+
+    def _chunk(self, content: str | list[Any], **fields: Any) -> ChatGenerationChunk:
+        told = {"model_provider": self._provider}
+        if self._blocks:
+            told["output_version"] = "v1"
+        message = AIMessageChunk(content=content, id=self._id, response_metadata=told, **fields)
+        return ChatGenerationChunk(message=message)
+
+
+class _CallIndex:
+    """The place of each delta's call, counted from 0, however the provider numbers them; `ids` are those told so far.
+
+    Decides as `ctxfold.stream.Fold` does, so that merged chunks and the stored reply hold the same calls.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[str | None] = []
+        self._names: list[str | None] = []
+        self._by_index: dict[int, int] = {}
+
+    def place(self, delta: ToolCallDelta) -> tuple[int, ToolCallDelta]:
+        """The call's place, and the delta with id and name only where they are new."""
+        at = self._find(delta)
+        if at is None:
+            at = len(self.ids)
+            self.ids.append(None)
+            self._names.append(None)
+        new_id = delta.id if delta.id and self.ids[at] is None else None
+        new_name = delta.name if delta.name and self._names[at] is None else None
+        self.ids[at] = self.ids[at] or new_id
+        self._names[at] = self._names[at] or new_name
+        if delta.index is not None:
+            self._by_index[delta.index] = at
+        return at, ToolCallDelta(id=new_id, name=new_name, arguments=delta.arguments)
+
+    def _find(self, delta: ToolCallDelta) -> int | None:
+        at_index = None if delta.index is None else self._by_index.get(delta.index)
+        if delta.id:
+            if delta.id in self.ids:
+                return self.ids.index(delta.id)
+            free = at_index is not None and self.ids[at_index] is None and self._names[at_index] is None
+            return at_index if free else None
+        last = len(self.ids) - 1 if self.ids else None
+        at = last if delta.index is None else at_index
+        if at is None and delta.index is not None and not delta.name:
+            at = last
+        opens = at is not None and delta.name and self._names[at] and delta.name != self._names[at]
+        return None if opens else at

@@ -1,0 +1,197 @@
+"""LangChain content, a string or a list of blocks, as parts and back.
+
+A list leaves a layout beside the parts: which part came from which block, and what else the block held. Texts are not kept twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from ctxfold.errors import MessageError
+from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart
+
+__all__ = ["Content", "as_json", "content_of", "parts_of", "plain_content"]
+
+Content: TypeAlias = "str | list[str | dict[Any, Any]]"
+Block: TypeAlias = "dict[str, Any]"
+Layout: TypeAlias = "list[Any]"
+
+_REASONING_KEYS = {"reasoning": "reasoning", "thinking": "thinking"}
+_MEDIA = {
+    "image": "image",
+    "image_url": "image",
+    "audio": "audio",
+    "input_audio": "audio",
+    "file": "file",
+    "video": "video",
+}
+
+
+def as_json(value: object, what: str) -> str:
+    """JSON text of the value; MessageError when JSON cannot hold it."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise MessageError(f"{what} holds what JSON cannot ({error}): give plain values") from None
+
+
+def parts_of(content: Content, role: Role) -> tuple[list[Part], Layout | None]:
+    """The parts of some content, and the layout that puts a list together again; None for a string."""
+    if isinstance(content, str):
+        return ([TextPart(content)] if content else []), None
+    parts: list[Part] = []
+    layout: Layout = []
+    for block in content:
+        part, place = _taken(block, role)
+        layout.append(place)
+        if part is not None:
+            parts.append(part)
+    return parts, layout
+
+
+def _taken(block: str | dict[Any, Any], role: Role) -> tuple[Part | None, Any]:
+    if isinstance(block, str):
+        return (TextPart(block) if block else None), ["s", len(block)]
+    kind = str(block.get("type"))
+    text = block.get("text")
+    if kind == "text" and isinstance(text, str):
+        return (TextPart(text) if text else None), ["t", len(text), _rest(block, "type", "text")]
+    thought = block.get(_REASONING_KEYS.get(kind, ""))
+    if isinstance(thought, str):
+        signature = block.get("signature")
+        part = ReasoningPart(thought, signature if isinstance(signature, str) else None)
+        return part, ["r", kind, _rest(block, "type", kind)]
+    if kind == "tool_call" and block.get("id"):
+        return None, ["c", block["id"], _rest(block, "type", "id", "name", "args")]
+    if kind in _MEDIA or (role in ("user", "tool") and kind != "None"):
+        return _media(block, _MEDIA.get(kind, kind))
+    return None, ["x", dict(block)]
+
+
+def _rest(block: Mapping[Any, Any], *used: str) -> Block:
+    return {str(k): v for k, v in block.items() if k not in used}
+
+
+def _media(block: dict[Any, Any], kind: str) -> tuple[Part, Any]:
+    """A medium in the shape in which it travels, and how to get the block back from that."""
+    wire = _wire(block)
+    mime = block.get("mime_type")
+    part = MediaPart(
+        kind, as_json(wire, f"a block of type {block.get('type')!r}"), mime if isinstance(mime, str) else None
+    )
+    if wire is block:
+        return part, ["m", "as_is"]
+    rest = _rest(block, "type", "url", "base64", "mime_type")
+    return part, ["m", "v1", rest] if _unwired(wire, rest) == block else ["m", "raw", dict(block)]
+
+
+def _wire(block: dict[Any, Any]) -> dict[Any, Any]:
+    """A standard image or audio block in the shape of chat completions; any other as it is."""
+    match block:
+        case {"type": "image", "url": str(url)}:
+            return {"type": "image_url", "image_url": {"url": url}}
+        case {"type": "image", "base64": str(data), "mime_type": str(mime)}:
+            return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{data}"}}
+        case {"type": "audio", "base64": str(data), "mime_type": str(mime)}:
+            return {"type": "input_audio", "input_audio": {"data": data, "format": mime.rpartition("/")[2]}}
+        case _:
+            return block
+
+
+def _unwired(wire: Mapping[str, Any], rest: Block) -> Block | None:
+    match wire:
+        case {"type": "image_url", "image_url": {"url": str(url)}} if url.startswith("data:"):
+            mime, _, data = url.removeprefix("data:").partition(";base64,")
+            return {"type": "image", "base64": data, "mime_type": mime, **rest}
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return {"type": "image", "url": url, **rest}
+        case {"type": "input_audio", "input_audio": {"data": data, "format": form}}:
+            return {"type": "audio", "base64": data, "mime_type": f"audio/{form}", **rest}
+        case _:
+            return None
+
+
+def content_of(message: Message, layout: Layout | None) -> Content:
+    """The content as its layout says; plain content where the message has changed since, or never had a layout."""
+    if layout is None:
+        return plain_content(message)
+    sources = _Sources(message)
+    blocks = [sources.block(place) for place in layout]
+    if any(block is None for block in blocks) or not sources.used_up():
+        return plain_content(message)
+    return cast("Content", blocks)
+
+
+def plain_content(message: Message) -> Content:
+    """Text as a string; with media, a list of blocks."""
+    if not any(isinstance(p, MediaPart) for p in message.parts):
+        return message.text
+    blocks: list[str | dict[Any, Any]] = []
+    if message.role == "tool" and message.text:
+        blocks.append({"type": "text", "text": message.text})
+    for part in message.parts:
+        if isinstance(part, TextPart):
+            blocks.append({"type": "text", "text": part.text})
+        elif isinstance(part, MediaPart):
+            blocks.append(_media_block(part))
+    return blocks
+
+
+def _media_block(part: MediaPart) -> dict[Any, Any]:
+    data: Any = json.loads(part.data)
+    block: Block = data if isinstance(data, dict) else {"data": data}
+    return {"type": part.kind, **block}
+
+
+class _Sources:
+    """A message's parts, handed out in the order of a layout."""
+
+    def __init__(self, message: Message) -> None:
+        self._text = message.text
+        self._at = 0
+        self._reasoning = iter([p for p in message.parts if isinstance(p, ReasoningPart)])
+        self._media = iter([p for p in message.parts if isinstance(p, MediaPart)])
+        self._calls = {call.id: call for call in message.tool_calls}
+
+    def block(self, place: Sequence[Any]) -> str | Block | None:
+        """The block at a place of the layout; None when the message no longer has it."""
+        form, *told = place
+        match form:
+            case "s":
+                return self._take(told[0])
+            case "t":
+                return {"type": "text", "text": self._take(told[0]), **told[1]}
+            case "r":
+                part = next(self._reasoning, None)
+                return None if part is None else {"type": told[0], told[0]: part.text, **told[1]}
+            case "c":
+                return self._call(told[0], told[1])
+            case "m":
+                return self._medium(told[0], told[1:])
+            case _:
+                return cast("Block", told[0])
+
+    def _take(self, length: int) -> str:
+        self._at += length
+        return self._text[self._at - length : self._at]
+
+    def _call(self, call_id: str, rest: Block) -> Block | None:
+        call = self._calls.get(call_id)
+        if call is None:
+            return None
+        return {"type": "tool_call", "id": call_id, "name": call.name, "args": json.loads(call.arguments), **rest}
+
+    def _medium(self, form: str, more: Sequence[Any]) -> Block | None:
+        part = next(self._media, None)
+        if part is None:
+            return None
+        if form == "raw":
+            return cast("Block", more[0])
+        wire = cast("Block", json.loads(part.data))
+        return wire if form == "as_is" else _unwired(wire, cast("Block", more[0]))
+
+    def used_up(self) -> bool:
+        """Whether every text and medium has found its place."""
+        return self._at == len(self._text) and next(self._media, None) is None

@@ -1,0 +1,333 @@
+"""LangChain messages as ctxfold messages and back, without loss.
+
+What only LangChain knows of a message travels in an Opaque part of the namespace "langchain"; what only ctxfold knows in
+`additional_kwargs["ctxfold"]`. Values that JSON cannot hold (a parsed pydantic object, a DataFrame as artifact) stay behind.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast, get_args
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+
+from ctxfold.errors import InvalidToolArgumentsError, UnknownRoleError
+from ctxfold.messages import (
+    Message,
+    MessageKind,
+    Opaque,
+    Part,
+    ReasoningPart,
+    Role,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    Usage,
+)
+from langchain_ctx.content import as_json, content_of, parts_of
+
+__all__ = ["from_langchain", "given_ids", "reasoning_kwargs", "to_langchain", "usage_metadata"]
+
+NAMESPACE = "langchain"
+OURS = "ctxfold"
+_REASONING = "reasoning_content"
+_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+}
+
+
+def given_ids(messages: Iterable[BaseMessage]) -> frozenset[str]:
+    """The ids that messages came with."""
+    return frozenset(m.id for m in messages if m.id)
+
+
+def _uuid() -> str:
+    return uuid.uuid4().hex
+
+
+def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _uuid) -> Message:
+    """The same message for the engine; one without id gets a new one. UnknownRoleError for a role no model is sent."""
+    role, kept = _role(message)
+    identity = message.id or new_id()
+    parts, layout = parts_of(message.content, role)
+    if layout is not None:
+        kept["content"] = layout
+    kwargs = dict(message.additional_kwargs)
+    ours = _mapping(kwargs.pop(OURS, None))
+    meta = dict(message.response_metadata)
+    model, finish = _popped(meta, "model_name"), _popped(meta, "finish_reason")
+    usage: Usage | None = None
+    if isinstance(message, AIMessage):
+        parts = _thoughts(kwargs, ours, parts, kept) + parts
+        parts += _calls(message, ours, identity)
+        if message.invalid_tool_calls:
+            kept["invalid"] = message.invalid_tool_calls
+        usage = _usage(message, kept)
+    elif isinstance(message, ToolMessage):
+        parts = _result(message, parts, kept)
+    kept |= {"kwargs": _jsonable(kwargs), "meta": _jsonable(meta), "extra": _jsonable(message.model_extra or {})}
+    held = {name: value for name, value in kept.items() if value not in ({}, None)}
+    if held:
+        parts.append(Opaque(NAMESPACE, as_json(held, f"message {identity!r}")))
+    known = cast("MessageKind", ours["kind"]) if ours.get("kind") in get_args(MessageKind) else "message"
+    name = None if isinstance(message, ToolMessage) else message.name
+    return Message(identity, role, tuple(parts), name, known, model, usage, finish)
+
+
+def _role(message: BaseMessage) -> tuple[Role, dict[str, Any]]:
+    match message:
+        case SystemMessage():
+            return "system", {}
+        case HumanMessage():
+            return "user", {}
+        case AIMessage():
+            return "assistant", {}
+        case ToolMessage():
+            return "tool", {}
+        case ChatMessage() if message.role in _ROLES:
+            return _ROLES[message.role], {"chat": message.role}
+        case _:
+            said = message.role if isinstance(message, ChatMessage) else message.type
+            raise UnknownRoleError(
+                f"message {message.id!r} is a {type(message).__name__} with role {said!r}: "
+                "use SystemMessage, HumanMessage, AIMessage or ToolMessage"
+            )
+
+
+def _popped(meta: dict[str, Any], name: str) -> str | None:
+    return cast("str", meta.pop(name)) if isinstance(meta.get(name), str) else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _jsonable(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if _fits_json(value)}
+
+
+def _fits_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _thoughts(
+    kwargs: dict[str, Any], ours: Mapping[str, Any], parts: Sequence[Part], kept: dict[str, Any]
+) -> list[Part]:
+    """Reasoning out of `additional_kwargs`; none of it twice when the content holds the same as blocks."""
+    text, signature = kwargs.get(_REASONING), ours.get("signature")
+    details: Any = kwargs.get("reasoning_details")
+    blocks = [p for p in parts if isinstance(p, ReasoningPart)]
+    if blocks:
+        if isinstance(text, str) and text == "".join(p.text for p in blocks):
+            del kwargs[_REASONING]
+            kept["both"] = True
+        return []
+    has_text = isinstance(text, str) and bool(text)
+    has_details = isinstance(details, list) and details != [] and _fits_json(details)
+    if not (has_text or has_details or signature):
+        return []
+    if has_text:
+        del kwargs[_REASONING]
+    if has_details:
+        del kwargs["reasoning_details"]
+    return [
+        ReasoningPart(
+            cast("str", text) if has_text else "",
+            signature if isinstance(signature, str) else None,
+            json.dumps(details, ensure_ascii=False) if has_details else None,
+        )
+    ]
+
+
+def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[Part]:
+    texts = _argument_texts(message, _mapping(ours.get("calls")))
+    parts: list[Part] = []
+    for number, call in enumerate(message.tool_calls):
+        call_id = call["id"] or f"call_{identity}_{number}"
+        text = texts.get(call_id)
+        if text is None or _decoded(text) != call["args"]:
+            try:
+                text = json.dumps(call["args"], ensure_ascii=False)
+            except (TypeError, ValueError) as error:
+                raise InvalidToolArgumentsError(
+                    f"tool call {call['name']!r} in message {identity!r} has arguments that JSON cannot hold ({error}): "
+                    "give plain values"
+                ) from None
+        extra = _mapping(_mapping(ours.get("calls")).get(call_id)).get("extra")
+        parts.append(ToolCallPart(call_id, call["name"], text, extra if isinstance(extra, str) else None))
+    return parts
+
+
+def _argument_texts(message: AIMessage, ours: Mapping[str, Any]) -> dict[str, str]:
+    """The very text of arguments, where something still has it."""
+    found: dict[str, str] = {}
+    if isinstance(message, AIMessageChunk):
+        found |= {c["id"]: c["args"] for c in message.tool_call_chunks if c["id"] and c["args"]}
+    raw: Any = message.additional_kwargs.get("tool_calls")
+    for call in _list(raw):
+        text = _mapping(_mapping(call).get("function")).get("arguments")
+        if isinstance(text, str):
+            found[str(_mapping(call).get("id"))] = text
+    for call_id, call in ours.items():
+        text = _mapping(call).get("arguments")
+        if isinstance(text, str):
+            found[call_id] = text
+    return found
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _usage(message: AIMessage, kept: dict[str, Any]) -> Usage | None:
+    said = message.usage_metadata
+    if said is None:
+        return None
+    into, out = said.get("input_token_details", {}), said.get("output_token_details", {})
+    usage = Usage(
+        said["input_tokens"],
+        said["output_tokens"],
+        into.get("cache_read", 0),
+        into.get("cache_creation", 0),
+        out.get("reasoning", 0),
+    )
+    if usage_metadata(usage) != said:
+        kept["usage"] = said
+    return usage
+
+
+def usage_metadata(usage: Usage) -> dict[str, Any]:
+    """Usage as LangChain writes it; details that are zero are left out."""
+    into = {"cache_read": usage.cache_read_tokens, "cache_creation": usage.cache_write_tokens}
+    told: dict[str, Any] = {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+    }
+    if any(into.values()):
+        told["input_token_details"] = {name: value for name, value in into.items() if value}
+    if usage.reasoning_tokens:
+        told["output_token_details"] = {"reasoning": usage.reasoning_tokens}
+    return told
+
+
+def _result(message: ToolMessage, parts: Sequence[Part], kept: dict[str, Any]) -> list[Part]:
+    text = "".join(p.text for p in parts if isinstance(p, TextPart))
+    if message.artifact is not None and _fits_json(message.artifact):
+        kept["artifact"] = message.artifact
+    result = ToolResultPart(message.tool_call_id, text, message.name, message.status == "error")
+    return [result, *(p for p in parts if not isinstance(p, TextPart))]
+
+
+def to_langchain(message: Message) -> BaseMessage:
+    """The same message for LangChain; a summary is known by `additional_kwargs["ctxfold"]["kind"]`."""
+    kept = _mapping(message.opaque(NAMESPACE))
+    kwargs = dict(_mapping(kept.get("kwargs")))
+    ours: dict[str, Any] = {} if message.kind == "message" else {"kind": message.kind}
+    fields: dict[str, Any] = {
+        **_mapping(kept.get("extra")),
+        "content": content_of(message, kept.get("content")),
+        "id": message.id,
+        "name": message.name,
+        "response_metadata": _metadata(message, kept),
+    }
+    if message.role == "assistant":
+        _tell(message, kept, fields, kwargs, ours)
+    if ours:
+        kwargs[OURS] = ours
+    fields["additional_kwargs"] = kwargs
+    if "chat" in kept:
+        return ChatMessage(role=kept["chat"], **fields)
+    match message.role:
+        case "system":
+            return SystemMessage(**fields)
+        case "user":
+            return HumanMessage(**fields)
+        case "assistant":
+            return AIMessage(**fields)
+        case "tool":
+            result = message.tool_results[0]
+            status = "error" if result.is_error else "success"
+            fields["name"] = result.name
+            return ToolMessage(tool_call_id=result.call_id, status=status, artifact=kept.get("artifact"), **fields)
+
+
+def _metadata(message: Message, kept: Mapping[str, Any]) -> dict[str, Any]:
+    told = {"model_name": message.model, "finish_reason": message.finish_reason}
+    return {**_mapping(kept.get("meta")), **{name: value for name, value in told.items() if value is not None}}
+
+
+def _tell(
+    message: Message, kept: Mapping[str, Any], fields: dict[str, Any], kwargs: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    """What only an AIMessage has: calls, usage, reasoning, refusal."""
+    calls: list[dict[str, Any]] = []
+    invalid: list[Any] = list(kept.get("invalid") or ())
+    told: dict[str, dict[str, str]] = {}
+    for call in message.tool_calls:
+        args = _decoded(call.arguments)
+        if not isinstance(args, dict):
+            error = "the arguments are not a JSON object"
+            invalid.append({"name": call.name, "args": call.arguments, "id": call.id, "error": error})
+            continue
+        calls.append({"name": call.name, "args": args, "id": call.id})
+        own = {} if call.extra is None else {"extra": call.extra}
+        if json.dumps(args, ensure_ascii=False) != call.arguments:
+            own["arguments"] = call.arguments
+        if own:
+            told[call.id] = own
+    if told:
+        ours["calls"] = told
+    fields |= {"tool_calls": calls, "invalid_tool_calls": invalid}
+    if message.usage is not None:
+        fields["usage_metadata"] = kept.get("usage") or usage_metadata(message.usage)
+    blocks = any(_is_thought(b) for b in _list(fields["content"]))
+    if not blocks or kept.get("both"):
+        thoughts, signed = reasoning_kwargs(message)
+        kwargs |= thoughts
+        ours |= signed
+    refusal = message.opaque("refusal")
+    if refusal is not None:
+        kwargs["refusal"] = refusal
+
+
+def _is_thought(block: Any) -> bool:
+    return isinstance(block, dict) and cast("dict[str, Any]", block).get("type") in ("reasoning", "thinking")
+
+
+def reasoning_kwargs(message: Message) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A reply's reasoning for `additional_kwargs`, and what of it goes under "ctxfold" there."""
+    parts = [p for p in message.parts if isinstance(p, ReasoningPart)]
+    kwargs: dict[str, Any] = {}
+    if any(p.text for p in parts):
+        kwargs[_REASONING] = "".join(p.text for p in parts)
+    details = [block for p in parts if p.details is not None for block in json.loads(p.details)]
+    if details:
+        kwargs["reasoning_details"] = details
+    signature = next((p.signature for p in parts if p.signature is not None), None)
+    return kwargs, {} if signature is None else {"signature": signature}

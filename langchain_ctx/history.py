@@ -1,0 +1,257 @@
+"""A session as a LangChain chat history that fits its window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from langchain_core.chat_history import BaseChatMessageHistory
+from langchain_core.messages import BaseMessage
+
+from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
+from ctxfold.history.records import SessionKey
+from ctxfold.messages import Message
+from ctxfold.ports import Store, TokenCounter
+from ctxfold.session import AgentContext
+from ctxfold.tokens import TextCounter
+from langchain_ctx.convert import to_langchain
+from langchain_ctx.errors import translated
+from langchain_ctx.recognise import incoming
+from langchain_ctx.sessions import Sessions
+
+__all__ = ["CtxChatMessageHistory", "HistoryFactory"]
+
+
+class _Failures:
+    """Storage failures that nobody has been told of yet, by session."""
+
+    def __init__(self) -> None:
+        self._held: dict[SessionKey, StoreError] = {}
+
+    def keep(self, key: SessionKey, error: StoreError, count: int) -> None:
+        error.add_note(f"{count} message(s) of session {key.session!r} were not stored: add them again")
+        self._held[key] = error
+
+    def tell(self, key: SessionKey) -> None:
+        """Raises what is held, once."""
+        error = self._held.pop(key, None)
+        if error is not None:
+            raise error
+
+
+class CtxChatMessageHistory(BaseChatMessageHistory):
+    """A chat history whose `messages` always fit the window; what no longer fits is summarised, and nothing is lost.
+
+    Works in `RunnableWithMessageHistory` in both of its modes. `messages` is a snapshot that stays the same from the first
+    read to the next `add_messages` on the same handle, so use one handle per run: `factory` gives a new one per call over one
+    shared engine. Messages are recognised by id and kept once. A storage failure inside `add_messages` is raised there and once
+    more at the next read, because `RunnableWithMessageHistory` only logs it.
+
+    Args:
+        session_id: the session's name; made in the store when it is new.
+        store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
+        context_window: tokens in and out together.
+        summarizer: a LangChain chat model or a backend; None writes extractive summaries.
+        owner: whose session it is.
+        counter: counts tokens; None takes tiktoken.
+        create: False raises SessionNotFoundError for a session that is not in the store.
+        policy: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
+    """
+
+    _owned = False
+    _context: AgentContext | None = None
+    _snapshot: tuple[Message, ...] | None = None
+
+    def __init__(
+        self,
+        session_id: str,
+        store: str | Store | None = None,
+        context_window: int | None = None,
+        summarizer: Any = None,
+        *,
+        owner: str = "default",
+        counter: TokenCounter | TextCounter | None = None,
+        create: bool = True,
+        **policy: Any,
+    ) -> None:
+        super().__init__()
+        sessions = Sessions(
+            store=store, context_window=context_window, summarizer=summarizer, counter=counter, policy=policy
+        )
+        try:
+            self._bind(sessions, _Failures(), session_key(session_id, owner))
+            self._context, self._owned = sessions.at(session_id, owner, create=create), True
+        except BaseException:
+            sessions.close()
+            raise
+
+    @classmethod
+    def over(cls, sessions: Sessions, failures: _Failures, key: SessionKey) -> Self:
+        """A handle on a session that is opened at its first use."""
+        handle = cls.__new__(cls)
+        handle._bind(sessions, failures, key)
+        return handle
+
+    def _bind(self, sessions: Sessions, failures: _Failures, key: SessionKey) -> None:
+        self._key = key
+        self._sessions = sessions
+        self._failures = failures
+
+    @staticmethod
+    def factory(
+        *,
+        store: str | Store | None = None,
+        context_window: int | None = None,
+        summarizer: Any = None,
+        counter: TokenCounter | TextCounter | None = None,
+        **policy: Any,
+    ) -> HistoryFactory:
+        """A `get_session_history` for RunnableWithMessageHistory: a new handle per call over one engine and one store."""
+        return HistoryFactory(
+            Sessions(store=store, context_window=context_window, summarizer=summarizer, counter=counter, policy=policy)
+        )
+
+    @property
+    def context(self) -> AgentContext:
+        """The session itself: window, usage, compact, explain, export."""
+        if self._context is None:
+            self._context = self._sessions.at(self._key.session, self._key.owner)
+        return self._context
+
+    async def acontext(self) -> AgentContext:
+        if self._context is None:
+            self._context = await self._sessions.aat(self._key.session, self._key.owner)
+        return self._context
+
+    @property
+    def messages(self) -> list[BaseMessage]:  # type: ignore[override]
+        """The window as LangChain messages, the same list until the next `add_messages` on this handle."""
+        self._failures.tell(self._key)
+        if self._snapshot is None:
+            with translated():
+                self._snapshot = self.context.window().messages
+        return [to_langchain(m) for m in self._snapshot]
+
+    async def aget_messages(self) -> list[BaseMessage]:
+        self._failures.tell(self._key)
+        if self._snapshot is None:
+            context = await self.acontext()
+            with translated():
+                self._snapshot = (await context.awindow()).messages
+        return [to_langchain(m) for m in self._snapshot]
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Store messages; those that the session knows by id are kept once. A budget error comes at the next read."""
+        new = self._incoming(messages, self.context)
+        if not new:
+            return
+        try:
+            self.context.add(new)
+        except StoreError as error:
+            self._failures.keep(self._key, error, len(new))
+            raise
+        self._snapshot = None
+
+    async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
+        context = await self.acontext()
+        new = self._incoming(messages, context)
+        if not new:
+            return
+        try:
+            await context.aadd(new)
+        except StoreError as error:
+            self._failures.keep(self._key, error, len(new))
+            raise
+        self._snapshot = None
+
+    def _incoming(self, messages: Sequence[BaseMessage], context: AgentContext) -> list[Message]:
+        if not messages:
+            raise EmptyMessagesError("no message to add: give at least one")
+        return incoming(messages, self._snapshot or (), new_id=context.new_id)
+
+    def clear(self) -> None:
+        """Empty the conversation; the archive keeps what was there, and `context.undo()` brings it back."""
+        self.context.clear()
+        self._snapshot = None
+
+    async def aclear(self) -> None:
+        await (await self.acontext()).aclear()
+        self._snapshot = None
+
+    def pin(self, *message_ids: str) -> None:
+        """Keep messages verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
+        self.context.pin(*message_ids)
+
+    async def apin(self, *message_ids: str) -> None:
+        await (await self.acontext()).apin(*message_ids)
+
+    def close(self) -> None:
+        """Close the store if this history opened it; a handle from a factory leaves that to the factory."""
+        if self._owned:
+            self._sessions.close()
+
+    async def aclose(self) -> None:
+        if self._owned:
+            await self._sessions.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class HistoryFactory:
+    """Gives a new history handle per call, all over one engine; close it when the chain is done.
+
+    The parameters are those that `history_factory_config` names: `session_id`, and `owner` where users must be kept apart.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._failures = _Failures()
+
+    def __call__(self, session_id: str, owner: str = "default") -> CtxChatMessageHistory:
+        return CtxChatMessageHistory.over(self._sessions, self._failures, session_key(session_id, owner))
+
+    def close(self) -> None:
+        self._sessions.close()
+
+    async def aclose(self) -> None:
+        await self._sessions.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def session_key(session: object, owner: object) -> SessionKey:
+    """The key for names as they come; ConfigError for an empty one, so that nobody shares a nameless session by accident."""
+    names = str(owner), str(session)
+    for what, name in zip(("owner", "session id"), names, strict=True):
+        if not name:
+            raise ConfigError(f"the {what} is empty: give each conversation a name of its own")
+    return SessionKey(*names)
