@@ -24,7 +24,7 @@ def open_store(store: str | Store | None) -> Store:
     scheme = store.partition(":")[0]
     if scheme.partition("+")[0] not in {"sqlite", "postgresql", "postgres"}:
         raise ConfigError(
-            f"store {store.partition('@')[0][:40]!r}: use sqlite:///file.db, postgresql+psycopg://..., memory://, or a Store object"
+            f"store {scheme[:40]!r}: use sqlite:///file.db, postgresql+psycopg://..., memory://, or a Store object"
         )
     from ctxfold.stores.sql import SqlStore
 

@@ -79,25 +79,26 @@ def _summarize(view: View, facts: Facts, rules: Policy, reason: str) -> Decision
 
 def _span(entries: Sequence[Entry], facts: Facts, rules: Policy, *, older: Sequence[Entry]) -> tuple[Entry, ...]:
     keep = kept(entries, pins=facts.pins)
-    cut = choose_cut(entries, rules, keep_more=facts.mode != "forced")
+    cut = choose_cut(entries, rules, keep_more=facts.mode != "forced", overhead_tokens=facts.overhead_tokens)
     covered = [e for e in entries[:cut] if e.id not in keep]
     return (*older, *covered) if covered else ()
 
 
-def choose_cut(entries: Sequence[Entry], rules: Policy, *, keep_more: bool = True) -> int:
-    """The cut that keeps the newest `keep_last` messages where they fit half of the budget.
+def choose_cut(entries: Sequence[Entry], rules: Policy, *, keep_more: bool = True, overhead_tokens: int = 0) -> int:
+    """The cut that keeps the newest `keep_last` messages where they fit half of what the overhead leaves of the budget.
 
-    With `keep_more`, it keeps whatever else fits `tail_ratio` of the budget.
+    With `keep_more`, it keeps whatever else fits `tail_ratio` of that.
     """
+    budget = max(0, rules.budget_tokens - overhead_tokens)
     cuts = sorted(legal_cuts(entries))
     after = [0] * (len(entries) + 1)
     for index in range(len(entries) - 1, -1, -1):
         after[index] = after[index + 1] + entries[index].tokens
     wanted = max((c for c in cuts if c <= len(entries) - rules.keep_last), default=0)
-    target = rules.tail_ratio * rules.budget_tokens
+    target = rules.tail_ratio * budget
     if keep_more and after[wanted] <= target:
         return min(c for c in cuts if after[c] <= target)
-    half = rules.budget_tokens / 2
+    half = budget / 2
     if after[wanted] <= half:
         return wanted
     return min((c for c in cuts if after[c] <= half), default=0)
