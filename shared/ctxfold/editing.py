@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from ctxfold.budget import Policy
 from ctxfold.compaction.clear_tools import sized
+from ctxfold.effects import FindLog
 from ctxfold.engine import Engine
 from ctxfold.errors import (
     ContextOverflowError,
@@ -156,7 +157,7 @@ def set_all(
     whole = len(fresh) if not pending else max(i for i, m in enumerate(fresh) if m.tool_calls)
     names = yield from record_names(journal, ids)
     turn = engine.ports.ids.new() if pending else None
-    drafts = [draft(engine.ports, Cleared(prompts=prompts or None))]
+    drafts = [draft(engine.ports, Cleared(prompts or None, tuple(names[i] for i in ids) or None))]
     for index, (m, shown) in enumerate(sized(fresh, rules=journal.rules(), counter=engine.ports.counter)):
         place = turn if index >= whole else None
         drafts.append(draft(engine.ports, MessageAdded(m, shown), turn_id=place, record_id=names[m.id]))
@@ -205,21 +206,31 @@ def undo(engine: Engine, journal: Journal) -> Flow[None]:
         undone = frozenset(journal.state.undone)
     if target is None:
         raise NothingToUndoError("there is no compaction or edit to undo")
-    before = yield from without(journal.key, undone | {target}, engine.ports)
+    targets = yield from _together(journal, target)
+    before = yield from without(journal.key, undone | {*targets}, engine.ports)
     rules = journal.rules()
     if before.view().tokens > rules.budget_tokens:
         raise ContextOverflowError(
             f"undone, the session needs {before.view().tokens} tokens, the budget is {rules.budget_tokens}: "
             "raise context_window first"
         )
-    yield from revert(engine, journal, target)
+    yield from revert(engine, journal, targets)
 
 
-def revert(engine: Engine, journal: Journal, record_id: str) -> Flow[None]:
-    """Take back one compaction or edit, if it still counts."""
+def _together(journal: Journal, record_id: str) -> Flow[tuple[str, ...]]:
+    """The records that one edit consists of."""
+    found = yield from FindLog(journal.key, (record_id,))
+    body = found[0].body if found else None
+    return (record_id, *(body.replaced_by or ())) if isinstance(body, Cleared) else (record_id,)
+
+
+def revert(engine: Engine, journal: Journal, record_ids: Sequence[str]) -> Flow[None]:
+    """Take back one compaction or edit, if it still counts; the first id is its own, the others go with it."""
 
     def undoing(state: SessionState) -> list[Draft]:
-        return [draft(engine.ports, Undone(record_id))] if record_id in state.revertible else []
+        if record_ids[0] not in state.revertible:
+            return []
+        return [draft(engine.ports, Undone(record_id)) for record_id in record_ids]
 
     yield from decided(journal, undoing, engine.ports)
 

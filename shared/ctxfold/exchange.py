@@ -166,7 +166,7 @@ def _roll_back(engine: Engine, exchange: _Exchange) -> Flow[None]:
     """A turn that this exchange opened goes; one that was under way stays open, so that the caller can try again."""
     yield from engine.close(exchange.journal, exchange.new_turn, "discarded")
     if exchange.removal is not None and exchange.new_turn not in exchange.journal.state.closed:
-        yield from revert(engine, exchange.journal, exchange.removal)
+        yield from revert(engine, exchange.journal, (exchange.removal,))
 
 
 def _complete(request: Request) -> Flow[Reply]:

@@ -236,7 +236,7 @@ def unknown(journal: Journal, messages: Sequence[Message]) -> Flow[dict[str, str
     found: dict[str, str] = {}
     for message_id, message in wanted.items():
         chain = chains[message_id]
-        alive = [r for r in chain if r.turn_id not in dropped]
+        alive = [r for r in chain if r.turn_id not in dropped and r.id not in journal.state.undone]
         if not alive or (alive[-1].seq < journal.state.cleared_seq and not _outlives_clear(journal, message_id)):
             found[message_id] = _record_name(message_id, len(chain) + 1)
         else:

@@ -88,9 +88,13 @@ class MessageRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Everything but the system prompts leaves the view; with `prompts`, they too."""
+    """Everything but the system prompts leaves the view; with `prompts`, they too.
+
+    `replaced_by` are the records that put other messages in its place: an undo takes them back with it.
+    """
 
     prompts: bool | None = None
+    replaced_by: tuple[str, ...] | None = None
     kind: Literal["cleared"] = "cleared"
 
 
