@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -14,13 +15,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from ctxfold.demo.application import Application, Settings
+from ctxfold.demo.application import Application, Settings, Tool
 from ctxfold.demo.examine import ask_memory, ask_trimmed
 from ctxfold.demo.report import Run, print_event, print_table
 from ctxfold.demo.story import Question, Story, Turn, load_story, playing
 from ctxfold.errors import CtxError
 from ctxfold.session import AgentContext
 from ctxfold.testing import ModelServer
+from ctxfold.tokens import text_counter
 
 WINDOW_SHARE = 10
 
@@ -55,33 +57,34 @@ def play(settings: Settings, story: Story, console: Console, *, turns: int | Non
     """The whole job: the conversation through LangChain, then the questions through LlamaIndex."""
     started = time.perf_counter()
     application = Application.make(settings, story.system, story.tools)
-    with AgentContext(session=settings.session, store=settings.store, context_window=settings.context_window) as context:
-        tokens, requests, unmanaged = 0, 0, 0
-        told = story.turns[:turns]
-        with Progress(console=console, transient=True) as progress:
-            application.model.subscribe(lambda event: print_event(progress.console, event))
-            task = progress.add_task("conversation", total=len(told))
-            for index, turn in enumerate(told):
-                before = len(application.messages)
-                application.turn(turn.user, _tool(turn))
-                if index in story.pins:
-                    context.pin(_newest_user(context))
-                for message in application.messages[before:]:
-                    if message.type == "ai":
-                        requests += 1
-                        unmanaged += tokens
-                    tokens += application.model.get_num_tokens_from_messages([message])
-                progress.advance(task)
-            usage = application.model.context.usage()
-            asked = [q for q in story.questions if q.turn < len(told)]
-            visible = "\n".join(m.text for m in context.view().messages if m.kind == "message")
-            task = progress.add_task("questions", total=len(asked))
+    context = application.model.context()
+    tokens, requests, unmanaged = 0, 0, 0
+    told = story.turns[:turns]
+    with Progress(console=console, transient=True) as progress:
+        unsubscribe = context.subscribe(lambda event: print_event(progress.console, event))
+        task = progress.add_task("conversation", total=len(told))
+        for index, turn in enumerate(told):
+            before = len(application.messages)
+            application.turn(turn.user, _tool(turn))
+            if index in story.pins:
+                context.pin(_newest_user(context))
+            for message in application.messages[before:]:
+                if message.type == "ai":
+                    requests += 1
+                    unmanaged += tokens
+                tokens += application.model.get_num_tokens_from_messages([message])
+            progress.advance(task)
+        unsubscribe()
+        usage = context.usage()
+        asked = [q for q in story.questions if q.turn < len(told)]
+        visible = "\n".join(m.text for m in context.view().messages if m.kind == "message")
+        task = progress.add_task("questions", total=len(asked))
 
-            def compacted(question: Question) -> bool:
-                return not question.pinned and not all(text in visible for text in question.expect)
+        def compacted(question: Question) -> bool:
+            return not question.pinned and not all(text in visible for text in question.expect)
 
-            managed = ask_memory(settings, asked, compacted, lambda: progress.advance(task))
-            trimmed = ask_trimmed(settings, application.messages, story.system, asked, compacted)
+        managed = ask_memory(settings, asked, compacted, lambda: progress.advance(task))
+        trimmed = ask_trimmed(settings, application.messages, story.system, asked, compacted)
     application.model.close()
     return Run(
         turns=len(told),
@@ -100,12 +103,19 @@ def play(settings: Settings, story: Story, console: Console, *, turns: int | Non
 
 
 def conversation_tokens(story: Story) -> int:
-    """Rough size of the conversation: four characters a token."""
-    texts = [t.user + t.answer + (t.reasoning or "") + "".join(r for x in t.rounds for r in x.results) for t in story.turns]
-    return sum(len(text) for text in texts) // 4
+    """Size of the conversation with everything that travels: text, reasoning, tool calls and outputs."""
+    counter = text_counter("gpt-4o", allow_download=False)
+    pieces = [p for turn in story.turns for p in (turn.user, turn.reasoning or "", turn.answer)]
+    for step in (step for turn in story.turns for step in turn.rounds):
+        pieces += [
+            step.reasoning or "",
+            *step.results,
+            *(json.dumps(c.arguments, ensure_ascii=False) for c in step.calls),
+        ]
+    return sum(map(counter.count, pieces))
 
 
-def _tool(turn: Turn):  # noqa: ANN202
+def _tool(turn: Turn) -> Tool:
     outputs = {call.id: result for step in turn.rounds for call, result in zip(step.calls, step.results, strict=True)}
     by_name = {call.name: result for step in turn.rounds for call, result in zip(step.calls, step.results, strict=True)}
     return lambda call_id, name: outputs.get(call_id) or by_name.get(name) or "No record found."
@@ -125,7 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ctxfold.demo", description=__doc__)
     parser.add_argument("--base-url", help="a real OpenAI-compatible endpoint instead of the built-in loopback server")
     parser.add_argument("--model", default="lookup")
-    parser.add_argument("--provider", default="generic", help="the provider's row: deepseek, openai, ollama, llamacpp, ...")
+    parser.add_argument(
+        "--provider", default="generic", help="the provider's row: deepseek, openai, ollama, llamacpp, ..."
+    )
     parser.add_argument("--api-key-env", help="name of the environment variable that holds the key")
     parser.add_argument("--context-window", type=int, help="tokens; default: a tenth of the conversation")
     parser.add_argument("--turns", type=int, help="only the first N turns")
