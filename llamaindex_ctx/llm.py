@@ -1,0 +1,343 @@
+"""`CtxLLM`: any chat-completions model for LlamaIndex, reasoning and tool calls kept whole in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+)
+from llama_index.core.llms.callbacks import (
+    llm_chat_callback,  # pyright: ignore[reportUnknownVariableType]
+    llm_completion_callback,  # pyright: ignore[reportUnknownVariableType]
+)
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+from pydantic import Field, PrivateAttr, SecretStr
+
+from ctxfold import BackendError, ContextBackend, Request
+from ctxfold.errors import ContextOverflowError, MessageError
+from ctxfold.ports import UuidIds
+from llamaindex_ctx.llm_reply import Answer, chat_response, noted, tool_selections
+from llamaindex_ctx.llm_request import tool_rows, write_request
+
+if TYPE_CHECKING:
+    from llama_index.core.tools.types import BaseTool
+
+__all__ = ["CtxLLM"]
+
+UNKNOWN_WINDOW = 32_768  # what is claimed when neither user, row nor provider has told the window
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _chat_events(function: _F) -> _F:
+    return cast("_F", llm_chat_callback()(function))
+
+
+def _completion_events(function: _F) -> _F:
+    return cast("_F", llm_completion_callback()(function))
+
+
+class CtxLLM(FunctionCallingLLM):
+    """A model behind chat completions, as `ctxfold.OpenAIChatBackend` speaks to it.
+
+    `provider` names a row, `thinking` is True, False or an effort, `additional_kwargs` are options for every call,
+    `extra_body` goes into every request body as it is. Errors are BackendError, and ContextOverflowError when the request does
+    not fit. The key stands in no repr, dict, JSON or pickle: give it again, or through the row's environment variable.
+    """
+
+    model: str = Field(description="The model's name.")
+    provider: str = Field(default="generic", description="Name of a provider's row, or the path of a file with one.")
+    base_url: str | None = Field(default=None, description="Where the service is; the row's address when unset.")
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    temperature: float | None = Field(default=None)
+    max_tokens: int | None = Field(default=None, gt=0, description="Most tokens of a reply.")
+    timeout: float | None = Field(
+        default=None, description="Seconds until the first event, or a whole unstreamed reply."
+    )
+    max_retries: int = Field(default=2, ge=0)
+    thinking: bool | str | None = Field(default=None)
+    context_window: int | None = Field(default=None, gt=0, description="In tokens; the row's when unset.")
+    additional_kwargs: dict[str, Any] = Field(default_factory=dict)
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+
+    _backend: ContextBackend | None = PrivateAttr(default=None)
+    _told_window: int | None = PrivateAttr(default=None)
+
+    def __init__(  # noqa: PLR0913  one keyword per independent setting
+        self,
+        *,
+        model: str,
+        provider: str = "generic",
+        base_url: str | None = None,
+        api_key: str | SecretStr | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        timeout: float | None = None,
+        max_retries: int = 2,
+        thinking: bool | str | None = None,
+        context_window: int | None = None,
+        additional_kwargs: Mapping[str, Any] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        backend: ContextBackend | None = None,
+        **kwargs: Any,
+    ) -> None:
+        settings: dict[str, Any] = {
+            "model": model,
+            "provider": provider,
+            "base_url": base_url,
+            "api_key": SecretStr(api_key) if isinstance(api_key, str) else api_key,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "timeout": timeout,
+            "max_retries": max_retries,
+            "thinking": thinking,
+            "context_window": context_window,
+            "additional_kwargs": dict(additional_kwargs or {}),
+            "extra_body": dict(extra_body or {}),
+        }
+        super().__init__(**settings, **kwargs)
+        self._backend = backend if backend is not None else self._new_backend()
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "CtxLLM"
+
+    @property
+    def backend(self) -> ContextBackend:
+        """The service that answers; a copy shares it, a pickled LLM makes a new one."""
+        if self._backend is None:
+            self._backend = self._new_backend()
+        return self._backend
+
+    def _new_backend(self) -> ContextBackend:
+        from ctxfold import OpenAIChatBackend
+
+        return OpenAIChatBackend(
+            provider=self.provider,
+            model=self.model,
+            base_url=self.base_url,
+            api_key=self.api_key,
+            timeout_s=self.timeout,
+            max_retries=self.max_retries,
+        )
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        window = self.context_window or self.backend.context_window
+        if self._told_window is not None:
+            window = min(window or self._told_window, self._told_window)
+        return LLMMetadata(
+            context_window=window or UNKNOWN_WINDOW,
+            num_output=self.max_tokens or -1,
+            is_chat_model=True,
+            is_function_calling_model=True,
+            model_name=self.model,
+            system_role=MessageRole.SYSTEM,
+        )
+
+    def close(self) -> None:
+        """Close the connections; a later call opens new ones."""
+        if self._backend is not None:
+            self._backend.close()
+
+    async def aclose(self) -> None:
+        """As `close`, for async code."""
+        if self._backend is not None:
+            await self._backend.aclose()
+
+    @_chat_events
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """The whole answer. Options: those of the constructor, `tools`, `tool_choice`, `stop`; others go into the body."""
+        return self._chat(messages, kwargs)
+
+    @_chat_events
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return await self._achat(messages, kwargs)
+
+    @_chat_events
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Cumulative responses; the last one is whole and carries usage. The request is sent on the first `next`."""
+        return self._stream(messages, kwargs)
+
+    @_chat_events
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+        return self._astream(messages, kwargs)
+
+    @_completion_events
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """The answer to a prompt that is sent as one user message."""
+        return _completion(self._chat(_as_messages(prompt), kwargs))
+
+    @_completion_events
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return _completion(await self._achat(_as_messages(prompt), kwargs))
+
+    @_completion_events
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        def texts() -> CompletionResponseGen:
+            for response in self._stream(_as_messages(prompt), kwargs):
+                yield _completion(response)
+
+        return texts()
+
+    @_completion_events
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
+        async def texts() -> CompletionResponseAsyncGen:
+            async for response in self._astream(_as_messages(prompt), kwargs):
+                yield _completion(response)
+
+        return texts()
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Arguments for `chat`. Where the row cannot force a call, `tool_required` leaves the choice to the model.
+
+        Without `allow_parallel_tool_calls` only the first call of a reply is kept.
+        """
+        history = list(chat_history or ())
+        if user_msg is not None:
+            said = ChatMessage(role=MessageRole.USER, content=user_msg) if isinstance(user_msg, str) else user_msg
+            history.append(said)
+        if tool_choice is None and tool_required and tools and self._can_force(kwargs):
+            tool_choice = "required"
+        return {
+            "messages": history,
+            "tools": tool_rows(tools),
+            "tool_choice": tool_choice,
+            "allow_parallel_tool_calls": allow_parallel_tool_calls,
+            **kwargs,
+        }
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The calls of a whole or streamed response; arguments under way are read as far as they go."""
+        calls = tool_selections(response)
+        if not calls and error_on_no_tool_call:
+            raise MessageError(
+                f"the reply of {self.model!r} has 0 tool calls where at least 1 is needed: "
+                "ask more plainly for the tool, or force it with tool_choice"
+            )
+        return calls
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        # a backend is safe to share and cannot be copied
+        known = {} if memo is None else memo
+        fields = {name: deepcopy(getattr(self, name), known) for name in ("additional_kwargs", "extra_body")}
+        return self.model_copy(update=fields)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        bare = self.model_copy(update={"api_key": None})
+        bare._backend = None
+        return super(CtxLLM, bare).__getstate__()
+
+    def _can_force(self, options: Mapping[str, Any]) -> bool:
+        """Whether the row lets a request demand a tool call, given its thinking."""
+        profile = getattr(self.backend, "profile", None)
+        if profile is None:
+            return True
+        thinking = options.get("thinking", self.additional_kwargs.get("thinking", self.thinking))
+        thinks = bool(profile.thinking.default_on) if thinking is None else bool(thinking)
+        forced = profile.request.forced_tool_choice
+        return not thinks if forced == "not_while_thinking" else bool(forced)
+
+    def _request(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Request:
+        defaults = {
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "thinking": self.thinking,
+            **self.additional_kwargs,
+        }
+        return write_request(messages, {**defaults, **options}, extra=self.extra_body)
+
+    def _chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponse:
+        request = self._request(messages, options)
+        with self._overflow_typed():
+            reply = self.backend.send(request)
+        return chat_response(reply, one_call=_one_call(options))
+
+    async def _achat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponse:
+        request = self._request(messages, options)
+        with self._overflow_typed():
+            reply = await self.backend.asend(request)
+        return chat_response(reply, one_call=_one_call(options))
+
+    def _stream(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponseGen:
+        request = self._request(messages, options)
+        answer = Answer(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
+        with self._overflow_typed():
+            stream = self.backend.open_stream(request)
+            try:
+                for chunk in cast("Iterator[Any]", stream):
+                    response = answer.feed(chunk)
+                    if response is not None:
+                        yield response
+            finally:
+                stream.close()
+        yield answer.close()
+
+    async def _astream(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponseAsyncGen:
+        request = self._request(messages, options)
+        answer = Answer(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
+        with self._overflow_typed():
+            stream = await self.backend.aopen_stream(request)
+            try:
+                async for chunk in cast("AsyncIterator[Any]", stream):
+                    response = answer.feed(chunk)
+                    if response is not None:
+                        yield response
+            finally:
+                await stream.aclose()
+        yield answer.close()
+
+    @contextmanager
+    def _overflow_typed(self) -> Generator[None]:
+        """An overflow leaves as ContextOverflowError, and the limit that it told is remembered."""
+        try:
+            yield
+        except BackendError as error:
+            if error.kind != "context_overflow":
+                raise
+            self._told_window = error.limit_tokens or self._told_window
+            raise ContextOverflowError(
+                f"{error}; shorten the messages, or keep them in a CtxMemory whose window leaves room for the reply"
+            ) from error
+
+
+def _as_messages(prompt: str) -> list[ChatMessage]:
+    return [ChatMessage(role=MessageRole.USER, content=prompt)]
+
+
+def _one_call(options: Mapping[str, Any]) -> bool:
+    return options.get("allow_parallel_tool_calls") is False
+
+
+def _completion(response: ChatResponse) -> CompletionResponse:
+    return CompletionResponse(
+        text=response.message.content or "",
+        delta=response.delta,
+        raw=response.raw,
+        additional_kwargs=dict(noted(response)),
+    )
