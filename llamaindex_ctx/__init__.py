@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
+    from llamaindex_ctx.llm import CtxLLM
     from llamaindex_ctx.memory import CtxMemory
     from llamaindex_ctx.registry import register_store
     from llamaindex_ctx.summarizer import LlmSummarizer
 
 _WHERE = {
+    "CtxLLM": "llm",
     "CtxMemory": "memory",
     "LlmSummarizer": "summarizer",
     "from_chat_messages": "convert",
@@ -19,7 +21,7 @@ _WHERE = {
     "to_chat_messages": "convert",
 }
 
-__all__ = ["CtxMemory", "LlmSummarizer", "from_chat_messages", "register_store", "to_chat_messages"]
+__all__ = ["CtxLLM", "CtxMemory", "LlmSummarizer", "from_chat_messages", "register_store", "to_chat_messages"]
 
 
 def __getattr__(name: str) -> Any:
