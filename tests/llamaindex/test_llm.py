@@ -31,7 +31,7 @@ from ctxfold import BackendError, ScriptedBackend
 from ctxfold.errors import ConfigError, ContextOverflowError, InvalidToolArgumentsError, MessageError
 from ctxfold.messages import Message, Opaque, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.testing import ErrorReply, ModelServer, RawReply, Scripted, ScriptedCall
-from llamaindex_ctx import CtxLLM
+from llamaindex_ctx import CtxLLM, CtxMemory
 from llamaindex_ctx.convert import section
 
 # workflows ask every attribute of an agent, pydantic's deprecated ones too
@@ -405,6 +405,19 @@ async def test_reasoning_goes_back_in_every_round_of_an_agents_loop(streaming: b
     assert [m["reasoning_content"] for m in spoken] == [f"Round {i}: add once more." for i in range(5)]
     answers = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "tool"]
     assert answers == ["1", "2", "3", "4", "5"]
+
+
+async def test_reasoning_goes_back_from_a_memory_in_the_next_run() -> None:
+    script = [*rounds(2), Scripted("You are welcome.", reasoning="They thank me.")]
+    async with served(*script, settings={"provider": "deepseek"}, strict="deepseek") as (llm, server):
+        memory = CtxMemory.from_defaults(llm=llm, token_limit=8000)
+        agent = FunctionAgent(tools=[ADD], llm=llm)
+        await agent.run("Add twice.", memory=memory)
+        assert str(await agent.run("Thanks!", memory=memory)) == "You are welcome."
+    spoken = [m for m in server.requests[-1].body["messages"] if m["role"] == "assistant"]
+    thoughts = ["Round 0: add once more.", "Round 1: add once more.", "All added."]
+    assert [m["reasoning_content"] for m in spoken] == thoughts
+    assert spoken[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 0, "b": 1}'
 
 
 async def test_moonshot_gets_back_the_reasoning_it_gave() -> None:
