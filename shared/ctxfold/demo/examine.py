@@ -11,8 +11,7 @@ from llama_index.core.chat_engine import SimpleChatEngine
 from ctxfold.demo.application import Settings
 from ctxfold.demo.story import Question
 from langchain_ctx import ChatCtx
-from llamaindex_ctx import CtxMemory
-from llamaindex_ctx.llm import CtxLLM
+from llamaindex_ctx import CtxLLM, CtxMemory
 
 __all__ = ["Score", "ask_memory", "ask_trimmed"]
 
