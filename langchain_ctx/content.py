@@ -141,7 +141,7 @@ def plain_content(message: Message) -> Content:
 
 def _media_block(part: MediaPart) -> dict[Any, Any]:
     data: Any = json.loads(part.data)
-    block: Block = data if isinstance(data, dict) else {"data": data}
+    block = cast("Block", data) if isinstance(data, dict) else {"data": data}
     return {"type": part.kind, **block}
 
 

@@ -116,8 +116,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _list(value: Any) -> Sequence[object]:
+    return cast("Sequence[object]", value) if isinstance(value, list) else ()
 
 
 def _jsonable(values: Mapping[str, Any]) -> dict[str, Any]:

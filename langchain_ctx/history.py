@@ -168,7 +168,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory):
     def _incoming(self, messages: Sequence[BaseMessage], context: AgentContext) -> list[Message]:
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
-        return incoming(messages, self._snapshot or (), new_id=context.new_id)
+        return incoming(messages, self._snapshot, new_id=context.new_id)
 
     def clear(self) -> None:
         """Empty the conversation; the archive keeps what was there, and `context.undo()` brings it back."""

@@ -33,14 +33,16 @@ class Sessions:
         max_tokens: int | None = None,
         policy: Mapping[str, Any],
     ) -> None:
-        session_rules(context_window, backend, reply_reserve_tokens=max_tokens, **policy)
+        rules = dict(policy)
+        reserve = rules.pop("reply_reserve_tokens", max_tokens)
+        session_rules(context_window, backend, reply_reserve_tokens=reserve, **rules)
         self._settings: dict[str, Any] = {
             "backend": backend,
             "context_window": context_window,
             "summarizer": as_summarizer(summarizer),
             "counter": counter,
-            "max_tokens": max_tokens,
-            **policy,
+            "max_tokens": reserve,
+            **rules,
         }
         self.store = open_store(store)
         self._owns_store = store is None or isinstance(store, str)

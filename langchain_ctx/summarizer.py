@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -124,8 +124,7 @@ def as_summarizer(summarizer: Any) -> ContextBackend | None:
     if own is not None:  # a ChatCtx: its backend, so that no summary ends up in a session of its own
         return own  # type: ignore[no-any-return]
     if isinstance(summarizer, Runnable):
-        model: Runnable[Any, Any] = summarizer
-        return ChatModelSummarizer(model)
+        return ChatModelSummarizer(cast("Runnable[object, object]", summarizer))
     if hasattr(summarizer, "asend"):
         return summarizer  # type: ignore[no-any-return]
     raise ConfigError(
