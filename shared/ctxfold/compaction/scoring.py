@@ -1,0 +1,137 @@
+"""In which order tool outputs give way: five orders, pure, from oldest first to relevance less redundancy within subgoals."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+from ctxfold.history.terms import term_counts
+from ctxfold.history.view import Entry
+
+__all__ = ["MIG_LIMIT", "PruningKind", "Subgoal", "pruning_order"]
+
+PruningKind: TypeAlias = Literal["reactive", "task_aware", "mig", "subgoal", "subgoal_mig"]
+
+ACTIVE, COMPLETED, UNTAGGED = 1.0, 0.3, 0.1
+RECENCY = 0.5  # an old output of an active subgoal still outlives a new one of a completed subgoal
+MIG_LIMIT = 256  # newest tool messages that are compared with each other; what is older goes first
+MIG_TERMS = 64  # heaviest terms of a message that count when it is compared
+
+Vector: TypeAlias = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Subgoal:
+    """A step of the task, and the messages that were written for it."""
+
+    text: str
+    message_ids: frozenset[str] = frozenset()
+    completed: bool = False
+
+
+def pruning_order(
+    entries: Sequence[Entry], kind: PruningKind, *, goal: str = "", subgoals: Sequence[Subgoal] = ()
+) -> list[int]:
+    """Indices of all tool messages, the first to be pruned first; of equals the older.
+
+    `goal` is the newest user message where none is given. A tool message is known by its text and by the call that it answers.
+    """
+    tools = [i for i, e in enumerate(entries) if e.message.role == "tool"]
+    match kind:
+        case "reactive":
+            return tools
+        case "task_aware":
+            relevance = _relevance(_vectors(entries), goal or _newest_question(entries))
+            return _ascending(tools, relevance)
+        case "mig":
+            vectors = _vectors(entries)
+            return _by_gain(tools, vectors, _relevance(vectors, goal or _newest_question(entries)))
+        case "subgoal":
+            return _ascending(tools, _subgoal_scores(entries, tools, subgoals))
+        case "subgoal_mig":
+            vectors = _vectors(entries)
+            active = " ".join(s.text for s in subgoals if not s.completed)
+            relevance = _relevance(vectors, f"{goal} {active}".strip() or _newest_question(entries))
+            tagged = _subgoal_scores(entries, tools, subgoals)
+            return _by_gain(tools, vectors, [r + t for r, t in zip(relevance, tagged, strict=True)])
+        case _:
+            assert_never(kind)
+
+
+def _ascending(tools: Sequence[int], scores: Sequence[float]) -> list[int]:
+    return [tools[i] for i in sorted(range(len(tools)), key=lambda i: (scores[i], i))]
+
+
+def _by_gain(tools: Sequence[int], vectors: Sequence[Vector], worth: Sequence[float]) -> list[int]:
+    """Greedy: keep next what adds most to the kept (worth less likeness to the most similar one); prune in reverse.
+
+    Only the newest `MIG_LIMIT` are compared; the older ones go first, oldest first.
+    """
+    first = max(0, len(tools) - MIG_LIMIT)
+    heads = {i: _head(vectors[i]) for i in range(first, len(tools))}
+    postings: defaultdict[str, list[int]] = defaultdict(list)
+    for index, head in heads.items():
+        for term in head:
+            postings[term].append(index)
+    redundancy = dict.fromkeys(heads, 0.0)
+    kept: list[int] = []
+    while redundancy:
+        best = max(redundancy, key=lambda i: (worth[i] - redundancy[i], i))
+        del redundancy[best]
+        kept.append(best)
+        likeness: defaultdict[int, float] = defaultdict(float)
+        for term, weight in heads[best].items():
+            for other in postings[term]:
+                likeness[other] += weight * heads[other][term]
+        for other, value in likeness.items():
+            if other in redundancy:
+                redundancy[other] = max(redundancy[other], value)
+    return [*tools[:first], *(tools[i] for i in reversed(kept))]
+
+
+def _subgoal_scores(entries: Sequence[Entry], tools: Sequence[int], subgoals: Iterable[Subgoal]) -> list[float]:
+    tags: dict[str, float] = {}
+    for subgoal in subgoals:
+        value = COMPLETED if subgoal.completed else ACTIVE
+        tags.update((i, max(value, tags.get(i, 0.0))) for i in subgoal.message_ids)
+    newest = max(1, len(entries) - 1)
+    return [tags.get(entries[i].id, UNTAGGED) + RECENCY * i / newest for i in tools]
+
+
+def _vectors(entries: Sequence[Entry]) -> list[Vector]:
+    """TF-IDF of each tool message and the calls that it answers, of length 1."""
+    asked: dict[str, str] = {}  # filled in order: providers reuse call ids within a session
+    counts: list[Counter[str]] = []
+    for entry in entries:
+        message = entry.message
+        asked.update((c.id, f"{c.name} {c.arguments}") for c in message.tool_calls)
+        if message.role == "tool":
+            calls = (asked.get(r.call_id, "") for r in message.tool_results)
+            counts.append(term_counts("\n".join([message.text, *calls])))
+    documents = Counter(term for c in counts for term in c)
+    idf = {term: math.log(1 + len(counts) / n) for term, n in documents.items()}
+    return [_unit({t: (1 + math.log(n)) * idf[t] for t, n in c.items()}) for c in counts]
+
+
+def _relevance(vectors: Sequence[Vector], goal: str) -> list[float]:
+    """Cosine of each vector and the goal's; terms that no vector has carry no weight."""
+    wanted = _unit({term: 1 + math.log(n) for term, n in term_counts(goal).items()})
+    return [sum(weight * vector.get(term, 0.0) for term, weight in wanted.items()) for vector in vectors]
+
+
+def _unit(vector: Mapping[str, float]) -> Vector:
+    length = math.sqrt(sum(w * w for w in vector.values()))
+    return {t: w / length for t, w in vector.items()} if length else {}
+
+
+def _head(vector: Vector) -> Vector:
+    if len(vector) <= MIG_TERMS:
+        return vector
+    return _unit(dict(sorted(vector.items(), key=lambda item: (-item[1], item[0]))[:MIG_TERMS]))
+
+
+def _newest_question(entries: Sequence[Entry]) -> str:
+    return next((e.message.text for e in reversed(entries) if e.message.role == "user"), "")
