@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from ctxfold.backends.failures import plain_failure
+from ctxfold.backends.failures import failure, plain_failure
 from ctxfold.backends.profile import Profile, common_rules
 from ctxfold.backends.sse import SseDecoder, SseEvent
 from ctxfold.errors import BackendError
@@ -93,6 +93,8 @@ class AnswerParser(ABC):
                 chunks += self._event(event, tolerant=tolerant)
         except BackendError as error:
             self._fail(error.kind, str(error))
+        except RecursionError:
+            self._fail("protocol", "an event with JSON nested too deeply")
         return chunks
 
     def _event(self, event: SseEvent, *, tolerant: bool) -> list[Chunk]:
@@ -112,6 +114,9 @@ class AnswerParser(ABC):
     def _whole(self, body: bytes) -> list[Chunk]:
         try:
             payload: object = json.loads(body)
+        except RecursionError:
+            self._fail("protocol", f"a reply of {len(body)} bytes with JSON nested too deeply")
+            return []
         except ValueError:
             if body[:1] != b"<" and body.rstrip()[-1:] not in b"}]":
                 self._fail("stream_truncated", f"the reply broke off after {len(body)} bytes")
@@ -141,6 +146,9 @@ class AnswerParser(ABC):
             self._fail("stream_truncated", "the answer ended without a finish reason")
         elif self._finish in ("stop", "tool_calls") and not self.answered:
             self._fail("empty_response", "the answer has no text, no reasoning and no tool call")
+
+    def _failed(self, error: Mapping[str, Any]) -> None:
+        self.error = failure(self._profile, error, hide=self._hide)
 
     def _fail(self, kind: str, what: str) -> None:
         self.error = plain_failure(self._profile, kind, what, hide=self._hide)

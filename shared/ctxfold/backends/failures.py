@@ -50,8 +50,8 @@ class _Said:
 
 def error_body(payload: object) -> Mapping[str, Any] | None:
     """The error object inside a payload of any of the shapes in use; None when the payload is no error."""
-    if isinstance(payload, list) and payload:
-        return error_body(cast("list[object]", payload)[0])
+    while isinstance(payload, list) and payload:
+        payload = cast("list[object]", payload)[0]
     if not isinstance(payload, dict):
         return None
     body = cast("dict[str, Any]", payload)
@@ -115,7 +115,7 @@ def http_failure(
         error = error_body(payload)
         if error is None and isinstance(payload, dict):
             error = cast("dict[str, Any]", payload)
-    except ValueError:  # HTML of a proxy, or plain text
+    except (ValueError, RecursionError):  # HTML of a proxy, or plain text
         text = body[:MAX_MESSAGE_CHARS].decode("utf-8", "replace").strip()
         if not _MARKUP.search(text):
             error = {"message": text}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from ctxfold.backends.answer import AnswerParser, as_dict, as_dicts, as_text
-from ctxfold.backends.failures import error_body, failure
+from ctxfold.backends.failures import error_body
 from ctxfold.backends.profile import Profile, UsagePaths
 from ctxfold.backends.think_tags import TagSplitter
 from ctxfold.messages import Usage
@@ -43,7 +44,7 @@ class ChatParser(AnswerParser):
         body = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
         chunk = self._chunk(body, key)
         if error is not None:
-            self.error = failure(self._profile, error, hide=self._hide)
+            self._failed(error)
         return [] if chunk is None else [chunk]
 
     def _chunk(self, body: dict[str, Any], key: str) -> Chunk | None:
@@ -135,7 +136,7 @@ def _at(usage: Mapping[str, Any], paths: Iterable[str]) -> int:
         value: object = usage
         for step in path.split("."):
             value = as_dict(value).get(step)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
             return int(value)
     return 0
 

@@ -27,9 +27,8 @@ class SseDecoder:
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max = max_event_bytes
         self._line = bytearray()
-        self._data: list[bytes] = []
+        self._data: bytes | bytearray | None = None
         self._name = b""
-        self._size = 0
         self._after_cr = False
         self._first = True
 
@@ -42,12 +41,15 @@ class SseDecoder:
             return []
         self._after_cr = data.endswith(b"\r")
         events: list[SseEvent] = []
-        head, *rest = _NEWLINE.split(data)
-        self._line += head
-        for line in rest:
-            self._take(bytes(self._line), events)
-            self._line = bytearray(line)
-        if self._size + len(self._line) > self._max:
+        lines = _NEWLINE.split(data) if b"\r" in data else data.split(b"\n")
+        tail = lines.pop()
+        if lines and self._line:
+            lines[0] = bytes(self._line + lines[0])
+            self._line.clear()
+        for line in lines:
+            self._take(line, events)
+        self._line += tail
+        if len(self._line) + len(self._data or b"") > self._max:
             raise BackendError(
                 f"one event is over {self._max} bytes: this is no chat stream, check base_url",
                 kind="protocol",
@@ -59,7 +61,7 @@ class SseDecoder:
         events: list[SseEvent] = []
         self._take(bytes(self._line), events)
         self._take(b"", events)
-        self._line = bytearray()
+        self._line.clear()
         return events
 
     def _take(self, line: bytes, events: list[SseEvent]) -> None:
@@ -67,20 +69,24 @@ class SseDecoder:
             self._first = False
             line = line.removeprefix(_BOM)
         if not line:
-            if self._data:
-                events.append(SseEvent(_text(self._name), _text(b"\n".join(self._data))))
-            self._data, self._name, self._size = [], b"", 0
+            if self._data is not None:
+                events.append(SseEvent(_text(self._name) if self._name else "", _text(self._data)))
+            self._data, self._name = None, b""
             return
         field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
         if field == b"data":
-            self._data.append(value)
-            self._size += len(value) + 1
+            value = value.removeprefix(b" ")
+            if self._data is None:
+                self._data = value
+            else:  # one buffer: a list of many short lines would take far more than the limit
+                self._data = bytearray(self._data) if isinstance(self._data, bytes) else self._data
+                self._data += b"\n"
+                self._data += value
         elif field == b"event":
-            self._name = value
+            self._name = value.removeprefix(b" ")
 
 
-def _text(data: bytes) -> str:
+def _text(data: bytes | bytearray) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
