@@ -1,8 +1,8 @@
 """LlamaIndex messages and ctxfold messages, both ways, without loss.
 
 What a model can see becomes parts; what only LlamaIndex knows (split points, token counts, roles such as "developer", further
-`additional_kwargs`) travels beside them, and is left out where the parts alone give the same message back. Three things
-do not travel: `thinking_delta` (of one chunk), `images` (they are blocks already) and sections that an engine injected.
+`additional_kwargs`) travels beside them, and is left out where the parts alone give the same message back. Two things
+do not travel: `thinking_delta` (of one chunk) and `images` (they are blocks already).
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def _new_id() -> str:
 
 
 def from_chat_messages(messages: Iterable[ChatMessage | str], new_id: Callable[[], str] = _new_id) -> list[Message]:
-    """The messages to store: sections left out, ids given, every tool call but those of the last round answered."""
+    """The messages for the engine or a backend: ids given, every tool call but those of the last round answered."""
     taken = (ChatMessage(content=m) if isinstance(m, str) else m for m in messages)
-    return paired([from_chat_message(m, new_id()) for m in taken if not is_section(m)], new_id)
+    return paired([from_chat_message(m, new_id()) for m in taken], new_id)
 
 
 def from_chat_message(message: ChatMessage, id: str) -> Message:
@@ -100,10 +100,12 @@ def from_chat_message(message: ChatMessage, id: str) -> Message:
     reading = _Reading(str(carried) if carried else id, role, kwargs)
     for block in message.blocks:
         reading.take(block)
-    kind: MessageKind = "summary" if message.additional_kwargs.get(KIND_KEY) == "summary" else "message"
+    marked = message.additional_kwargs.get(KIND_KEY)
+    kind: MessageKind = marked if marked in {"summary", "section"} else "message"
     name = kwargs.get("name")
     plain = Message(reading.id, role, reading.finish(), name if isinstance(name, str) else None, kind)
-    if _seen(to_chat_message(plain)) == _seen(message):
+    has_media = any(isinstance(p, MediaPart) for p in plain.parts)
+    if not has_media and _seen(to_chat_message(plain)) == _seen(message):
         return plain
     beside = json.dumps({"role": message.role.value, "kwargs": kwargs, "blocks": reading.spec})
     return replace(plain, parts=(*plain.parts, Opaque(NAMESPACE, beside)))
@@ -176,7 +178,7 @@ class _Reading:
         """A block without a part of its own kind; the text inside it, if any, is shown and counted."""
         note: Json = {"k": "raw", "block": block.model_dump(mode="json")}
         inner = getattr(block, "cited_content", None) or getattr(block, "content", None) or ()
-        held: Iterable[Any] = inner if isinstance(inner, list) else (inner,)
+        held = cast("list[object]", inner) if isinstance(inner, list) else [inner]
         texts = [b.text for b in held if isinstance(b, TextBlock)]
         if texts and self.role != "tool":
             self._put(TextPart("\n".join(texts)), {**note, "shown": True})
@@ -236,8 +238,7 @@ def _from_thinking(block: ThinkingBlock) -> tuple[ReasoningPart, Json]:
 
 def _openai_calls(value: Any) -> Iterable[ToolCallPart]:
     """Tool calls in OpenAI's shape; anything else is left alone."""
-    items: Iterable[Any] = value if isinstance(value, list) else ()
-    for item in items:
+    for item in cast("list[object]", value) if isinstance(value, list) else ():
         call = cast("Json", item) if isinstance(item, dict) else {}
         function = call.get("function")
         if isinstance(function, dict) and isinstance(name := cast("Json", function).get("name"), str):
@@ -293,11 +294,20 @@ def _plain_block(part: Part) -> Block | None:
                 content=part.text, additional_information={k: v for k, v in info.items() if v is not None}
             )
         case ToolCallPart():
-            return ToolCallBlock(tool_call_id=part.id, tool_name=part.name, tool_kwargs=json.loads(part.arguments))
+            return ToolCallBlock(tool_call_id=part.id, tool_name=part.name, tool_kwargs=_arguments(part.arguments))
         case MediaPart():
             return plain_media_block(part)
         case Opaque():
             return None
+
+
+def _arguments(text: str) -> Json | str:
+    """The arguments decoded; as they are where that fails, for the engine to refuse."""
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return text
+    return cast("Json", value) if isinstance(value, dict) else text
 
 
 def _restored(parts: Sequence[Part], spec: Sequence[Json]) -> list[Block] | None:
@@ -339,7 +349,7 @@ def _noted_block(part: Part, note: Json) -> Block | None:
             content = None if note["none"] and not part.text else part.text
             return ThinkingBlock(content=content, num_tokens=note["num"], additional_information=note["info"])
         case "call", ToolCallPart():
-            kwargs = note["text"] if "text" in note else json.loads(part.arguments)
+            kwargs = note["text"] if "text" in note else _arguments(part.arguments)
             return ToolCallBlock(tool_call_id=note["id"], tool_name=part.name, tool_kwargs=kwargs)
         case "media", MediaPart():
             return media_block(part, note["fields"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 from llama_index.core.base.llms.types import AudioBlock, DocumentBlock, ImageBlock, TextBlock, VideoBlock
@@ -38,7 +39,9 @@ def media_part(block: MediaBlock) -> tuple[MediaPart, dict[str, Any]]:
     fields = block.model_dump(mode="json")
     data = cast("str | None", fields.pop(_BYTES[kind]))
     mime = fields.get(_MIME.get(kind, ""))
-    where = str(fields.get("url") or fields.get("path") or "")
+    where = str(fields.get("url") or "")
+    if fields.get("path"):
+        where = Path(str(fields["path"])).absolute().as_uri()
     if data is not None and kind != "audio":
         where = f"data:{mime or _FALLBACK_MIME[kind]};base64,{data}"
     return MediaPart(kind, json.dumps(_wire(kind, where, data, fields)), mime), {**fields, "_bytes": data is not None}
@@ -103,4 +106,7 @@ def plain_media_block(part: MediaPart) -> MediaBlock | TextBlock:
         known["url"] = where
     else:
         return TextBlock(text=f"[{part.kind} attachment, not shown]")
-    return _TYPES[kind].model_validate(known)
+    try:
+        return _TYPES[kind].model_validate(known)
+    except ValidationError:
+        return TextBlock(text=f"[{part.kind} attachment, not shown: {where}]")

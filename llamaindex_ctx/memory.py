@@ -19,7 +19,7 @@ from ctxfold.messages import Message
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
-from llamaindex_ctx.convert import from_chat_messages, section, to_chat_messages
+from llamaindex_ctx.convert import from_chat_messages, is_section, section, to_chat_messages
 from llamaindex_ctx.registry import Live, Source, find_live, find_source, forget, keep_live, name_of
 from llamaindex_ctx.rounds import finished
 from llamaindex_ctx.summarizer import LlmSummarizer
@@ -187,7 +187,7 @@ class CtxMemory(BaseMemory):
         await self.context.aclear(prompts=True)
 
     def _taken(self, messages: Sequence[ChatMessage]) -> list[Message]:
-        fresh = from_chat_messages(messages, self.context.new_id)
+        fresh = from_chat_messages([m for m in messages if not is_section(m)], self.context.new_id)
         budget = self.context.policy.budget_tokens
         newest = next((m for m in reversed(fresh) if m.role == "user"), None)
         # no text has more tokens than bytes, and counting costs
@@ -274,8 +274,8 @@ class _FunctionCounter:
 
     def __init__(self, tokenize: Tokenizer) -> None:
         self._tokenize = tokenize
-        kind = tokenize if hasattr(tokenize, "__qualname__") else type(tokenize)
-        self.id = f"tokenizer_fn:{kind.__module__}.{getattr(kind, '__qualname__', '')}"
+        named = tokenize if hasattr(tokenize, "__qualname__") else type(tokenize)
+        self.id = f"tokenizer_fn:{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
 
     def count(self, text: str) -> int:
         return len(self._tokenize(text))

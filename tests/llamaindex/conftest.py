@@ -1,0 +1,24 @@
+"""LLMs for the tests of this folder, closed when the test ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest_asyncio
+
+from ctxfold.testing import ModelServer
+from tests.llamaindex.loopback_llm import LoopbackLLM, Made
+
+
+@pytest_asyncio.fixture
+async def llms() -> AsyncIterator[Made]:
+    made: list[LoopbackLLM] = []
+
+    def make(server: ModelServer, **fields: Any) -> LoopbackLLM:
+        made.append(LoopbackLLM(server, **fields))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        await llm.aclose()

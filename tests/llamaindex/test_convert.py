@@ -1,0 +1,259 @@
+"""LlamaIndex messages survive the way into the engine and back; what other faces wrote reads as normal messages."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import (
+    AudioBlock,
+    CacheControl,
+    CachePoint,
+    ChatMessage,
+    CitableBlock,
+    CitationBlock,
+    DocumentBlock,
+    ImageBlock,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+    VideoBlock,
+)
+
+from ctxfold.errors import InvalidToolArgumentsError, OrphanToolResultError, UnknownRoleError
+from ctxfold.messages import (
+    MediaPart,
+    Message,
+    Opaque,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    assistant,
+)
+from llamaindex_ctx import CtxMemory, from_chat_messages, to_chat_messages
+from llamaindex_ctx.convert import from_chat_message, section, to_chat_message
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+OPENAI_CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"q": "a"}'}}
+
+
+def dumped(message: ChatMessage) -> dict[str, Any]:
+    value = message.model_dump()
+    value["additional_kwargs"].pop("ctxfold_id", None)
+    return value
+
+
+MESSAGES = {
+    "text": ChatMessage(role="user", content="hello"),
+    "empty text": ChatMessage(role="assistant", content=""),
+    "no blocks": ChatMessage(role="assistant", blocks=[]),
+    "two texts": ChatMessage(role="user", blocks=[TextBlock(text="a"), TextBlock(text="b")]),
+    "developer": ChatMessage(role=MessageRole.DEVELOPER, content="be brief"),
+    "chatbot": ChatMessage(role=MessageRole.CHATBOT, content="hi"),
+    "model": ChatMessage(role=MessageRole.MODEL, content="hi"),
+    "function": ChatMessage(role=MessageRole.FUNCTION, content="r", additional_kwargs={"tool_call_id": "c1"}),
+    "thinking": ChatMessage(
+        role="assistant",
+        blocks=[
+            ThinkingBlock(
+                content="hm", num_tokens=7, additional_information={"signature": "sig", "more": [1, {"a": None}]}
+            ),
+            TextBlock(text="so"),
+        ],
+    ),
+    "redacted thinking": ChatMessage(role="assistant", blocks=[ThinkingBlock(content=None), TextBlock(text="so")]),
+    "thinking between": ChatMessage(
+        role="assistant",
+        blocks=[ThinkingBlock(content="1"), TextBlock(text="a"), ThinkingBlock(content="2"), TextBlock(text="b")],
+    ),
+    "reasoning in kwargs": ChatMessage(role="assistant", content="so", additional_kwargs={"reasoning_content": "hm"}),
+    "calls": ChatMessage(
+        role="assistant",
+        blocks=[
+            TextBlock(text="look"),
+            ToolCallBlock(tool_call_id="c1", tool_name="look", tool_kwargs={"q": "ä", "n": 1.5}),
+            ToolCallBlock(tool_call_id="c2", tool_name="look", tool_kwargs='{"q":  "spaced"}'),
+            ToolCallBlock(tool_call_id=None, tool_name="look", tool_kwargs={}),
+            ToolCallBlock(tool_call_id="c1", tool_name="look", tool_kwargs=""),
+        ],
+    ),
+    "calls in kwargs": ChatMessage(role="assistant", content="", additional_kwargs={"tool_calls": [OPENAI_CALL]}),
+    "tool": ChatMessage(role="tool", content="found", additional_kwargs={"tool_call_id": "c1", "name": "look"}),
+    "tool, two blocks": ChatMessage(
+        role="tool", blocks=[TextBlock(text="a"), TextBlock(text="b")], additional_kwargs={"tool_call_id": "c1"}
+    ),
+    "tool with image": ChatMessage(
+        role="tool", blocks=[TextBlock(text="a"), ImageBlock(image=PNG)], additional_kwargs={"tool_call_id": "c1"}
+    ),
+    "image": ChatMessage(role="user", blocks=[TextBlock(text="see"), ImageBlock(image=PNG, detail="low")]),
+    "image url": ChatMessage(role="user", blocks=[ImageBlock(url="https://example.org/a.png")]),
+    "audio": ChatMessage(role="user", blocks=[AudioBlock(audio=b"RIFF\x00\xff", format="wav")]),
+    "video": ChatMessage(role="user", blocks=[VideoBlock(url="https://example.org/a.mp4", fps=2)]),
+    "document": ChatMessage(role="user", blocks=[DocumentBlock(data=b"%PDF-1.7 \xff", title="t.pdf")]),
+    "cache point": ChatMessage(
+        role="user", blocks=[TextBlock(text="a"), CachePoint(cache_control=CacheControl(type="ephemeral"))]
+    ),
+    "citable": ChatMessage(role="user", blocks=[CitableBlock(title="t", source="s", content=[TextBlock(text="said")])]),
+    "citation": ChatMessage(
+        role="assistant",
+        blocks=[
+            CitationBlock(
+                cited_content=TextBlock(text="said"), source="s", title="t", additional_location_info={"p": 1}
+            )
+        ],
+    ),
+    "odd kwargs": ChatMessage(
+        role="assistant",
+        content="x",
+        additional_kwargs={"refusal": None, "annotations": [{"a": 1}], "tool_call_id": "c9"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_round_trip_is_exact(name: str) -> None:
+    message = MESSAGES[name]
+    before = message.model_dump()
+    there = from_chat_message(message, "m1")
+    assert dumped(to_chat_message(there)) == before
+    assert to_chat_message(there).additional_kwargs["ctxfold_id"] == "m1"
+    assert from_chat_message(to_chat_message(there), "other") == there
+    assert message.model_dump() == before
+
+
+def test_plain_messages_carry_nothing_beside_their_parts() -> None:
+    for name in ("text", "tool", "two texts"):
+        assert not any(isinstance(p, Opaque) for p in from_chat_message(MESSAGES[name], "m").parts)
+
+
+def test_what_a_model_can_see_becomes_parts() -> None:
+    parts = from_chat_message(MESSAGES["calls"], "m").parts
+    calls = [p for p in parts if isinstance(p, ToolCallPart)]
+    assert [c.id for c in calls] == ["c1", "c2", "call_m_2", "c1#3"]
+    assert [c.arguments for c in calls] == ['{"q": "ä", "n": 1.5}', '{"q":  "spaced"}', "{}", "{}"]
+    assert from_chat_message(MESSAGES["calls in kwargs"], "m").tool_calls[0].name == "look"
+    assert from_chat_message(MESSAGES["reasoning in kwargs"], "m").reasoning == "hm"
+    assert from_chat_message(MESSAGES["citable"], "m").text == "said"
+    assert from_chat_message(MESSAGES["thinking"], "m").parts[0] == ReasoningPart("hm", "sig")
+    assert from_chat_message(MESSAGES["developer"], "m").role == "system"
+
+
+def test_stream_leftovers_and_file_objects() -> None:
+    streamed = ChatMessage(role="assistant", content="a", additional_kwargs={"thinking_delta": "h"})
+    assert "thinking_delta" not in to_chat_message(from_chat_message(streamed, "m")).additional_kwargs
+    image = ChatMessage(role="user", blocks=[ImageBlock(image=BytesIO(PNG))])
+    block = to_chat_message(from_chat_message(image, "m")).blocks[0]
+    assert isinstance(block, ImageBlock)
+    assert block.resolve_image().read() == PNG
+
+
+def test_a_file_that_is_gone_leaves_its_reference(tmp_path: Any) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(PNG)
+    stored = from_chat_message(ChatMessage(role="user", blocks=[ImageBlock(path=path)]), "m")
+    path.unlink()
+    block = to_chat_message(stored).blocks[0]
+    assert isinstance(block, ImageBlock)
+    assert str(block.path) == str(path)
+
+
+def test_messages_of_other_faces_are_normal_messages() -> None:
+    written = Message(
+        "l1",
+        "assistant",
+        (
+            ReasoningPart("hm", "sig"),
+            TextPart("look"),
+            ToolCallPart("c1", "look", '{"q": "a"}'),
+            Opaque("langchain", "{}"),
+        ),
+    )
+    message = to_chat_messages([written])[0]
+    assert message.role is MessageRole.ASSISTANT
+    assert message.blocks == [
+        ThinkingBlock(content="hm", additional_information={"signature": "sig"}),
+        TextBlock(text="look"),
+        ToolCallBlock(tool_call_id="c1", tool_name="look", tool_kwargs={"q": "a"}),
+    ]
+    assert message.additional_kwargs == {"ctxfold_id": "l1", "reasoning_content": "hm"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        '{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}',
+        '{"type": "image", "url": "https://example.org/a.png"}',
+        '{"type": "image", "base64": "iVBORw0KGgo=", "mime_type": "image/png"}',
+        '{"type": "image_url", "image_url": "data:image/png;base64,iVBORw0KGgo="}',
+    ],
+)
+def test_images_of_other_faces_are_image_blocks(data: str) -> None:
+    message = to_chat_message(Message("l1", "user", (MediaPart("image", data),)))
+    assert isinstance(message.blocks[0], ImageBlock)
+
+
+def test_media_without_a_block_is_named_not_dropped() -> None:
+    message = to_chat_message(Message("l1", "user", (MediaPart("hologram", '{"type": "hologram"}'),)))
+    assert message.content == "[hologram attachment, not shown]"
+
+
+def test_one_message_for_each_result() -> None:
+    both = Message("t", "tool", (ToolResultPart("a", "1"), ToolResultPart("b", "2")))
+    assert [m.additional_kwargs["tool_call_id"] for m in to_chat_messages([both])] == ["a", "b"]
+
+
+def test_a_summary_is_known_by_its_kind() -> None:
+    message = to_chat_message(Message("s", "user", (TextPart("so far"),), kind="summary"))
+    assert message.role is MessageRole.USER
+    assert message.additional_kwargs == {"ctxfold_id": "s", "ctxfold_kind": "summary"}
+    assert from_chat_message(message, "x").kind == "summary"
+
+
+def test_an_excerpt_is_shown_not_what_it_stands_for() -> None:
+    stored = from_chat_message(MESSAGES["tool, two blocks"], "m")
+    parts = tuple(
+        ToolResultPart("c1", "excerpt of a and b") if isinstance(p, ToolResultPart) else p for p in stored.parts
+    )
+    assert to_chat_message(Message("m", "tool", parts)).content == "excerpt of a and b"
+
+
+def test_parallel_results_without_ids_go_to_their_calls_in_order() -> None:
+    calls = [ToolCallBlock(tool_name="look", tool_kwargs={}), ToolCallBlock(tool_name="look", tool_kwargs={})]
+    results = [ChatMessage(role="tool", content=text) for text in ("1", "2")]
+    found = from_chat_messages([ChatMessage(role="assistant", blocks=calls), *results])
+    assert [m.tool_results[0].call_id for m in found[1:]] == [c.id for c in found[0].tool_calls]
+
+
+def test_a_function_message_without_a_call_id_is_refused() -> None:
+    with pytest.raises(UnknownRoleError, match="tool_call_id"):
+        from_chat_messages([ChatMessage(role=MessageRole.FUNCTION, content="r")])
+
+
+def test_bad_tool_messages_are_refused_and_nothing_is_stored() -> None:
+    memory = CtxMemory.from_defaults(context_window=2_000)
+    bad = ChatMessage(role="assistant", blocks=[ToolCallBlock(tool_call_id="a", tool_name="t", tool_kwargs="{nope")])
+    with pytest.raises(InvalidToolArgumentsError, match="not JSON"):
+        memory.put(bad)
+    with pytest.raises(OrphanToolResultError, match="not open"):
+        memory.put(ChatMessage(role="tool", content="r", additional_kwargs={"tool_call_id": "zz"}))
+    assert memory.get_all() == []
+
+
+def test_the_engine_message_keeps_its_own_id() -> None:
+    stored = assistant("hi", id="known")
+    assert from_chat_message(to_chat_message(stored), "new") == stored
+
+
+def test_a_section_is_sent_but_never_stored() -> None:
+    message = section("recalled")
+    assert from_chat_messages([message])[0].kind == "section"
+    memory = CtxMemory.from_defaults(context_window=2_000)
+    memory.put(message)
+    memory.set([message])
+    assert memory.get_all() == []

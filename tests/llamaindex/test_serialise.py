@@ -1,0 +1,140 @@
+"""A memory survives workflow contexts: pure JSON out, the same session back."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.llms import MockLLM
+from llama_index.core.workflow import Context, JsonSerializer
+from workflows.context.serializers import PickleSerializer
+
+from ctxfold import MemoryStore, SqlStore
+from ctxfold.errors import ConfigError
+from ctxfold.testing import ModelServer
+from llamaindex_ctx import CtxMemory, register_store
+from tests.llamaindex.loopback_llm import Made
+
+pytestmark = [
+    # agents read all attributes of their own class, deprecated ones of pydantic too
+    pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:is_running called from within a step:DeprecationWarning"),
+]
+
+
+def said(memory: CtxMemory) -> list[str | None]:
+    return [m.content for m in memory.get_all()]
+
+
+def test_to_dict_is_json_without_url_or_password(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'secret.db'}"
+    with CtxMemory.from_defaults("s1", store=url, context_window=2_000, owner="ann", recall=False) as memory:
+        memory.put(ChatMessage(role="user", content="hello"))
+        text = json.dumps(memory.to_dict())
+        assert "secret.db" not in text
+        assert json.loads(memory.to_json()) == json.loads(text) == json.loads(memory.to_string())
+        again = CtxMemory.from_dict(json.loads(text))
+        assert (again.session_id, again.owner, again.recall) == ("s1", "ann", False)
+        assert again.context is memory.context
+        assert said(CtxMemory.from_string(memory.to_string())) == ["hello"]
+
+
+def test_another_process_finds_the_store_by_its_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    register_store("chats", url)
+    with CtxMemory.from_defaults("s1", store="chats", token_limit=1_200, hard_ratio=0.7) as memory:
+        memory.put(ChatMessage(role="user", content="hello"))
+        data = memory.to_dict()
+    assert data["store"] == "chats"
+    rules = memory.context.policy
+    del memory
+    gc.collect()  # as in a new process: the engine is gone, the name is registered
+    with CtxMemory.from_dict(json.loads(json.dumps(data)), llm=MockLLM()) as again:
+        assert said(again) == ["hello"]
+        assert again.context.policy == rules
+
+
+def test_a_url_that_was_registered_goes_by_its_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'b.db'}"
+    register_store("named", url)
+    with CtxMemory.from_defaults("s1", store=url, context_window=2_000) as memory:
+        assert memory.to_dict()["store"] == "named"
+
+
+def test_an_unknown_store_name_says_what_to_call() -> None:
+    memory = CtxMemory.from_defaults("s1", context_window=2_000)
+    data = {**memory.to_dict(), "store": "elsewhere", "engine": ""}
+    with pytest.raises(ConfigError, match=r"register_store\('elsewhere'"):
+        CtxMemory.from_dict(data)
+
+
+def test_a_store_name_is_not_a_url() -> None:
+    with pytest.raises(ConfigError) as caught:
+        register_store("postgresql://me:secret@host/db", MemoryStore())
+    assert "secret" not in str(caught.value)
+
+
+def test_store_objects_get_a_name_for_this_process(tmp_path: Path) -> None:
+    with SqlStore(f"sqlite:///{tmp_path / 'c.db'}") as store:
+        one = CtxMemory.from_defaults("s1", store=store, context_window=2_000)
+        two = CtxMemory.from_defaults("s2", store=store, context_window=2_000)
+        assert one.to_dict()["store"] == two.to_dict()["store"]
+        one.put(ChatMessage(role="user", content="hello"))
+        data = one.to_dict()
+        del one
+        gc.collect()
+        assert said(CtxMemory.from_dict(data)) == ["hello"]
+        two.close()
+        with pytest.raises(ConfigError, match="register_store"):
+            CtxMemory.from_dict({**data, "engine": ""})
+
+
+@pytest.mark.parametrize("serializer", [JsonSerializer(), PickleSerializer()], ids=["json", "pickle"])
+def test_serialisers(serializer: JsonSerializer) -> None:
+    memory = CtxMemory.from_defaults("s1", context_window=2_000, tokenizer_fn=lambda text: text.split())
+    memory.put(ChatMessage(role="user", content="hello"))
+    again = serializer.deserialize(serializer.serialize({"memory": memory}))["memory"]
+    assert isinstance(again, CtxMemory)
+    assert said(again) == ["hello"]
+    assert again.tokenizer_fn is memory.tokenizer_fn
+
+
+def test_pickle() -> None:
+    memory = CtxMemory.from_defaults("s1", context_window=2_000, llm=MockLLM())
+    memory.put(ChatMessage(role="user", content="hello"))
+    assert said(pickle.loads(pickle.dumps(memory))) == ["hello"]
+
+
+@pytest.mark.parametrize("url", [None, "file"], ids=["memory", "sqlite"])
+async def test_a_context_is_serialised_between_runs_and_the_history_goes_on(
+    url: str | None, tmp_path: Path, llms: Made
+) -> None:
+    store = f"sqlite:///{tmp_path / 'd.db'}" if url else None
+    with ModelServer(model="lookup") as server:
+        flow = AgentWorkflow(agents=[FunctionAgent(name="a", description="d", tools=[], llm=llms(server))])
+        memory = CtxMemory.from_defaults("s1", store=store, context_window=2_000)
+        context = Context(flow)
+        await flow.run(user_msg="My locker number is 4711.", ctx=context, memory=memory)
+        await flow.run(user_msg="I like tea.", ctx=context)
+        restored = Context.from_dict(flow, json.loads(json.dumps(context.to_dict())))
+        answer = await flow.run(user_msg="What is my locker number?", ctx=restored)
+        assert "4711" in str(answer)
+        assert len(memory.get_all()) == 6
+        memory.close()
+
+
+async def test_editing_the_state_of_a_workflow_shares_the_engine(llms: Made) -> None:
+    with ModelServer(model="lookup") as server:
+        flow = AgentWorkflow(agents=[FunctionAgent(name="a", description="d", tools=[], llm=llms(server))])
+        memory = CtxMemory.from_defaults("s1", context_window=2_000)
+        context = Context(flow)
+        await flow.run(user_msg="My locker number is 4711.", ctx=context, memory=memory)
+        async with context.store.edit_state() as state:
+            state["memory"].put(ChatMessage(role="user", content="more"))
+        held = await context.store.get("memory")
+        assert said(held)[-1] == said(memory)[-1] == "more"
