@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ctxfold.backends.anthropic import AnthropicBackend
     from ctxfold.backends.chaos import ChaosBackend
     from ctxfold.backends.openai_chat import OpenAIChatBackend
     from ctxfold.backends.profile import Profile
     from ctxfold.backends.scripted import ScriptedBackend
     from ctxfold.budget import MessageCounter, Policy
+    from ctxfold.connect import open_backend
     from ctxfold.engine import Window
     from ctxfold.errors import BackendError, CtxError
     from ctxfold.events import CompactionHeld, Event, HistoryCompacted
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "AgentContext": "session",
+    "AnthropicBackend": "backends.anthropic",
     "BackendError": "errors",
     "ChaosBackend": "backends.chaos",
     "CompactionHeld": "events",
@@ -58,11 +61,13 @@ _WHERE = {
     "ToolSpec": "messages",
     "Usage": "messages",
     "Window": "engine",
+    "open_backend": "connect",
     "text_counter": "tokens",
 }
 
 __all__ = [
     "AgentContext",
+    "AnthropicBackend",
     "BackendError",
     "ChaosBackend",
     "CompactionHeld",
@@ -94,6 +99,7 @@ __all__ = [
     "ToolSpec",
     "Usage",
     "Window",
+    "open_backend",
     "text_counter",
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ctxfold.budget import MessageCounter, Policy, policy
 from ctxfold.errors import ConfigError
@@ -10,9 +10,10 @@ from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
 from ctxfold.tokens import TextCounter, text_counter
 
 if TYPE_CHECKING:
+    from ctxfold.backends.http_backend import HttpBackend
     from ctxfold.stores.memory import MemoryStore
 
-__all__ = ["message_counter", "open_store", "ports", "session_rules"]
+__all__ = ["message_counter", "open_backend", "open_store", "ports", "session_rules"]
 
 
 def open_store(store: str | Store | None) -> Store:
@@ -37,15 +38,42 @@ def _memory() -> MemoryStore:
     return MemoryStore()
 
 
+def open_backend(provider: str, model: str, **settings: Any) -> HttpBackend:
+    """A backend for a provider's built-in row, or for the one in `profile=`, on the wire that the row names."""
+    from ctxfold.backends.profile import load_profile
+
+    row = load_profile(settings.pop("profile", None) or provider)
+    if row.wire == "anthropic_messages":
+        from ctxfold.backends.anthropic import AnthropicBackend
+
+        return AnthropicBackend(model=model, profile=row, **settings)
+    from ctxfold.backends.openai_chat import OpenAIChatBackend
+
+    return OpenAIChatBackend(model=model, profile=row, **settings)
+
+
 def message_counter(
-    counter: TokenCounter | TextCounter | None, *, model: str | None = None, count_reasoning: bool = True
+    counter: TokenCounter | TextCounter | None,
+    *,
+    model: str | None = None,
+    count_reasoning: bool = True,
+    backend: ContextBackend | None = None,
 ) -> TokenCounter:
-    """A counter of messages: the one given, one over the text counter given, or the encoding that suits the model."""
+    """A counter of messages: the one given, one over the text counter given, that of the backend's row, or of the model."""
     if counter is None:
-        return MessageCounter(text_counter(model), count_reasoning=count_reasoning)
-    if hasattr(counter, "count_tools"):
-        return counter  # type: ignore[return-value]
-    return MessageCounter(counter, count_reasoning=count_reasoning)  # type: ignore[arg-type]
+        return MessageCounter(_of_row(backend) or text_counter(model), count_reasoning=count_reasoning)
+    given: Any = counter
+    return given if hasattr(given, "count_tools") else MessageCounter(given, count_reasoning=count_reasoning)
+
+
+def _of_row(backend: ContextBackend | None) -> TextCounter | None:
+    profile = getattr(backend, "profile", None)
+    if profile is None:
+        return None
+    from ctxfold.backends.counting import counter_for
+    from ctxfold.backends.profile import Profile
+
+    return counter_for(profile) if isinstance(profile, Profile) else None
 
 
 def session_rules(context_window: int | None, backend: ContextBackend | None, **rules: object) -> Policy:
@@ -69,7 +97,7 @@ def ports(
     model = backend.model if backend else None
     return Ports(
         store=open_store(store),
-        counter=message_counter(counter, model=model, count_reasoning=count_reasoning),
+        counter=message_counter(counter, model=model, count_reasoning=count_reasoning, backend=backend),
         backend=backend,
         summarizer=summarizer or backend,
     )

@@ -38,6 +38,10 @@ class Request:
 
     `messages` is the window as the engine holds it, reasoning included: the backend's row decides what of it travels.
     `tool_choice` is "auto", "none", "required" or a tool's name. `extra` goes into the request body as it is.
+    `unbound_before`: messages at an index below it were answered with something else before them (a compaction, an edit,
+    another system prompt); rows that bind reasoning to what stood before it do not send theirs.
+    `stable_messages`: how many leading messages the next request will repeat, None when nothing is known; with it, or with
+    `cache_key` (the same for all requests of a session), the row's prompt-cache marks are set.
     """
 
     messages: Sequence[Message]
@@ -49,6 +53,9 @@ class Request:
     thinking: bool | str | None = None
     model: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    unbound_before: int = 0
+    stable_messages: int | None = None
+    cache_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +81,17 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One piece of a streamed answer, translated; `raw` is the provider's own object."""
+    """One piece of a streamed answer, translated; `raw` is the provider's own object.
+
+    `sealed` is a block that came whole and only its provider can read; it keeps its place between text and reasoning.
+    """
 
     reasoning: str = ""
     content: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     reasoning_details: tuple[Any, ...] = ()
     signature: str | None = None
+    sealed: Mapping[str, Any] | None = None
     refusal: str = ""
     usage: Usage | None = None
     finish_reason: str | None = None
@@ -105,7 +116,9 @@ class AsyncChunkStream(Protocol):
 
 
 class ContextBackend(Protocol):
-    """A model service. Errors are BackendError; nothing else leaves it.
+    """A model service. What the service does wrong leaves it as BackendError, and nothing else does once a request is on its way.
+
+    Before anything is sent, ConfigError says that the row cannot do what is asked, MessageError that a message cannot travel.
 
     `scratch_role` is the role in which the row allows one message at the very end of a request.
     `context_window` is the row's default for the model, None when unknown.

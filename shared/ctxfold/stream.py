@@ -72,7 +72,7 @@ class Fold:
         events: list[StreamEvent] = []
         if chunk.tool_calls:
             for delta in chunk.tool_calls:
-                self._calls.add(delta)
+                self._calls.add(delta, len(self._segments))
             events.append(ToolCalls(chunk.tool_calls, chunk))
         if chunk.reasoning:
             self._thinking = True
@@ -80,6 +80,8 @@ class Fold:
             events.append(Thinking(chunk.reasoning, chunk))
         if chunk.signature:
             self._segment(thinking=True).signature = chunk.signature
+        if chunk.sealed is not None:
+            self._segments.append(_Segment(thinking=True, sealed=json.dumps([chunk.sealed], ensure_ascii=False)))
         if chunk.reasoning_details:
             self._details.add(chunk.reasoning_details)
         if chunk.content:
@@ -102,7 +104,7 @@ class Fold:
     def _segment(self, *, thinking: bool) -> _Segment:
         last = self._segments[-1] if self._segments else None
         # a signature ends its block: what follows belongs to the next one
-        if last is None or last.thinking is not thinking or last.signature is not None:
+        if last is None or last.thinking is not thinking or last.signature is not None or last.sealed is not None:
             last = _Segment(thinking)
             self._segments.append(last)
         return last
@@ -113,7 +115,7 @@ class Fold:
         When the answer was cut short, a call whose arguments are incomplete is left out.
         """
         calls = self._calls.close(self._id, cut_short=self._finish in _CUT_SHORT)
-        return Reply(self._message((*self._parts(), *calls)), self._usage, self._finish, self._raw)
+        return Reply(self._message(self._parts(calls)), self._usage, self._finish, self._raw)
 
     def partial(self) -> Message | None:
         """Text and reasoning so far, never a tool call; None when there is neither."""
@@ -123,22 +125,25 @@ class Fold:
     def _message(self, parts: tuple[Part, ...]) -> Message:
         return Message(self._id, "assistant", parts, model=self._model, usage=self._usage, finish_reason=self._finish)
 
-    def _parts(self) -> tuple[Part, ...]:
+    def _parts(self, calls: tuple[tuple[int, ToolCallPart], ...] = ()) -> tuple[Part, ...]:
+        """Text and reasoning in order, calls last; calls that signed reasoning follows stand where they came."""
         details = self._details.text()
+        signed = max((n for n, s in enumerate(self._segments) if s.signature or s.sealed), default=-1)
         parts: list[Part] = []
-        for segment in self._segments:
-            text = _repaired("".join(segment.pieces))
+        for number, segment in enumerate(self._segments):
+            if number <= signed:
+                parts += [call for after, call in calls if after == number]
             if segment.thinking:
-                parts.append(ReasoningPart(text, segment.signature, details))
-                details = None
+                parts.append(segment.reasoning(details))
+                details = None if segment.sealed is None else details
             else:
-                parts.append(TextPart(text))
+                parts.append(TextPart(segment.text()))
         if details is not None:
             parts.insert(0, ReasoningPart("", None, details))
         if self._refusal:
             # a refusal is no content: it stays beside the message, and the finish reason tells
             parts.append(Opaque(REFUSAL, json.dumps(_repaired("".join(self._refusal)))))
-        return tuple(parts)
+        return (*parts, *(call for after, call in calls if after > signed))
 
 
 @dataclass(slots=True)
@@ -146,6 +151,13 @@ class _Segment:
     thinking: bool
     pieces: list[str] = field(default_factory=list[str])
     signature: str | None = None
+    sealed: str | None = None
+
+    def text(self) -> str:
+        return _repaired("".join(self.pieces))
+
+    def reasoning(self, details: str | None) -> ReasoningPart:
+        return ReasoningPart(self.text(), self.signature, details if self.sealed is None else self.sealed)
 
 
 @dataclass(slots=True)
@@ -153,6 +165,7 @@ class _Call:
     id: str | None = None
     name: str | None = None
     extra: str | None = None
+    after: int = 0
     pieces: list[str] = field(default_factory=list[str])
 
     def arguments(self) -> str:
@@ -167,10 +180,11 @@ class _Calls:
         self._by_index: dict[int, _Call] = {}
         self._by_id: dict[str, _Call] = {}
 
-    def add(self, delta: ToolCallDelta) -> None:
+    def add(self, delta: ToolCallDelta, after: int) -> None:
+        """Take in a delta; a call that it opens stands after that many segments."""
         call = self._find(delta)
         if call is None:
-            call = _Call()
+            call = _Call(after=after)
             self._calls.append(call)
         if delta.id and call.id is None:
             call.id = delta.id
@@ -204,8 +218,9 @@ class _Calls:
             call = last
         return None if call is None or _starts_another(call, delta) else call
 
-    def close(self, message_id: str, *, cut_short: bool) -> tuple[ToolCallPart, ...]:
-        parts: list[ToolCallPart] = []
+    def close(self, message_id: str, *, cut_short: bool) -> tuple[tuple[int, ToolCallPart], ...]:
+        """The calls, each with the number of segments before it."""
+        parts: list[tuple[int, ToolCallPart]] = []
         for number, call in enumerate(self._calls):
             arguments = call.arguments()
             if cut_short and not (call.name and _is_object(arguments)):
@@ -217,7 +232,7 @@ class _Calls:
                     kind="protocol",
                 )
             identity = call.id or f"call_{message_id}_{number}"
-            parts.append(ToolCallPart(identity, call.name, arguments or "{}", call.extra))
+            parts.append((call.after, ToolCallPart(identity, call.name, arguments or "{}", call.extra)))
         return tuple(parts)
 
 
@@ -233,7 +248,7 @@ def _starts_another(call: _Call, delta: ToolCallDelta) -> bool:
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

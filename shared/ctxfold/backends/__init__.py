@@ -6,28 +6,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ctxfold.backends.anthropic import AnthropicBackend
     from ctxfold.backends.chaos import ChaosBackend
+    from ctxfold.backends.counting import counter_for
     from ctxfold.backends.openai_chat import OpenAIChatBackend
     from ctxfold.backends.profile import Profile, load_profile, provider_names
     from ctxfold.backends.retry import Retry
     from ctxfold.backends.scripted import ScriptedBackend
 
 __all__ = [
+    "AnthropicBackend",
     "ChaosBackend",
     "OpenAIChatBackend",
     "Profile",
     "Retry",
     "ScriptedBackend",
+    "counter_for",
     "load_profile",
     "provider_names",
 ]
 
 _HOMES = {
+    "AnthropicBackend": "anthropic",
     "ChaosBackend": "chaos",
     "OpenAIChatBackend": "openai_chat",
     "Profile": "profile",
     "Retry": "retry",
     "ScriptedBackend": "scripted",
+    "counter_for": "counting",
     "load_profile": "profile",
     "provider_names": "profile",
 }

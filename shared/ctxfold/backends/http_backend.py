@@ -30,9 +30,11 @@ from ctxfold.backends.exchange import (
     whole_reply,
 )
 from ctxfold.backends.http_stream import AsyncHttpStream, HttpStream
+from ctxfold.backends.native_jsonl import from_line, to_line
 from ctxfold.backends.profile import Profile, load_profile
 from ctxfold.backends.retry import Retry
 from ctxfold.errors import ConfigError, InvalidTextError
+from ctxfold.messages import Message
 from ctxfold.ports import Ids, Reply, Request, UuidIds
 
 if TYPE_CHECKING:
@@ -53,12 +55,13 @@ class HttpBackend(ABC):
     """
 
     wire: str
+    default_provider = "generic"
 
     def __init__(  # noqa: PLR0913  one keyword per independent setting
         self,
         *,
         model: str,
-        provider: str = "generic",
+        provider: str | None = None,
         base_url: str | None = None,
         api_key: str | SecretStr | None = None,
         timeout_s: float | None = None,
@@ -75,7 +78,7 @@ class HttpBackend(ABC):
     ) -> None:
         if not model:
             raise ConfigError("model is empty: name the model to use")
-        self._row = load_profile(provider if profile is None else profile)
+        self._row = load_profile((provider or self.default_provider) if profile is None else profile)
         if self._row.wire != self.wire:
             raise ConfigError(
                 f"provider {self._row.name!r} speaks {self._row.wire}, {type(self).__name__} speaks {self.wire}: "
@@ -145,6 +148,14 @@ class HttpBackend(ABC):
     async def aopen_stream(self, request: Request) -> AsyncHttpStream:
         channel = self._achannel(request)
         return AsyncHttpStream(await adrive(open_answer(self._call(request, stream=True)), channel), channel)
+
+    def message_to_jsonl(self, message: Message) -> str:
+        """The message as one line of JSON in this provider's own shape; `message_from_jsonl` gives the same message back."""
+        return to_line(message, self.wire)
+
+    def message_from_jsonl(self, line: str) -> Message:
+        """The message of a line in this provider's shape, or in that of another wire where the line says so."""
+        return from_line(line, self.wire, self._ids.new)
 
     def close(self) -> None:
         if self._clients is not None:
@@ -233,7 +244,10 @@ def _url(row: Profile, base_url: str | None) -> str:
         valid = False
     if not valid:
         raise ConfigError(f"base_url {base!r} is no http(s) address: give one such as http://localhost:8000/v1")
-    return base if base.endswith(row.path) else base + row.path
+    if base.endswith(row.path):
+        return base
+    # given with or without the version that the row's path begins with
+    return base.removesuffix(row.path.rpartition("/")[0]) + row.path
 
 
 def _key(row: Profile, given: str | SecretStr | None) -> SecretStr | None:

@@ -8,27 +8,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
 from ctxfold.backends.profile import Profile
-from ctxfold.errors import ConfigError
+from ctxfold.backends.request_rules import (
+    check_extra,
+    keeps_reasoning,
+    round_start,
+    thinking_fields,
+    tool_choice,
+    without_refused,
+)
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec
 from ctxfold.ports import Request
 
-__all__ = ["canonical_lines", "project", "request_body", "thinks", "tool_body"]
+__all__ = ["canonical_lines", "project", "request_body", "tool_body"]
 
 _RESERVED = frozenset({"messages", "model", "stream", "tools"})
 
 
 def request_body(profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
     """The whole body of one request; ConfigError where the row cannot do what is asked."""
-    clash = sorted(_RESERVED & request.extra.keys())
-    if clash:
-        raise ConfigError(f"extra may not set {', '.join(clash)}: use the request's own fields for that")
+    check_extra(request, _RESERVED)
     rules = profile.request
-    body: dict[str, Any] = {"model": model, "messages": project(profile, request.messages, model=model)}
+    messages = project(profile, request.messages, model=model, unbound_before=request.unbound_before)
+    body: dict[str, Any] = {"model": model, "messages": messages}
     if request.tools:
         body["tools"] = [tool_body(tool) for tool in request.tools]
-    choice = _tool_choice(profile, request)
+    choice = tool_choice(profile, request)
     if choice is not None:
-        body["tool_choice"] = choice
+        plain = choice in ("auto", "none", "required")
+        body["tool_choice"] = choice if plain else {"type": "function", "function": {"name": choice}}
     body["stream"] = stream
     if stream and rules.include_usage:
         body["stream_options"] = {"include_usage": True}
@@ -41,61 +48,11 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     body |= rules.extra_body
     if request.tools:
         body |= rules.extra_body_with_tools
-    body |= _thinking_fields(profile, request.thinking)
+    if profile.cache.key_field is not None and request.cache_key is not None:
+        body[profile.cache.key_field] = request.cache_key
+    body |= thinking_fields(profile, request.thinking)
     body |= request.extra
-    if thinks(profile, request.thinking):
-        for name in profile.thinking.drops:
-            body.pop(name, None)
-    return body
-
-
-def thinks(profile: Profile, thinking: bool | str | None) -> bool:
-    """Whether the model will think, as far as request and row tell."""
-    return bool(thinking) if thinking is not None else profile.thinking.default_on is True
-
-
-def _thinking_fields(profile: Profile, thinking: bool | str | None) -> Mapping[str, Any]:
-    rules = profile.thinking
-    if thinking is None:
-        return rules.on if rules.default_on else {}
-    if thinking is True:
-        return rules.on
-    if thinking is False:
-        if rules.off is None and rules.default_on:
-            raise ConfigError(
-                f"provider {profile.name!r} cannot switch thinking off for this model: leave thinking unset"
-            )
-        return rules.off or {}
-    if thinking not in rules.effort:
-        levels = ", ".join(rules.effort) or "none"
-        raise ConfigError(
-            f"provider {profile.name!r} knows no thinking effort {thinking!r} (levels: {levels}): use one of these, True or False"
-        )
-    return {**rules.on, **rules.effort[thinking]}
-
-
-def _tool_choice(profile: Profile, request: Request) -> Any:
-    choice = request.tool_choice
-    if choice is None:
-        return None
-    names = [tool.name for tool in request.tools]
-    if choice in ("auto", "none"):
-        return choice if names else None
-    if choice != "required" and choice not in names:
-        raise ConfigError(
-            f"tool_choice {choice!r} is no tool of this request ({', '.join(names) or 'it has none'}): "
-            "use auto, none, required or a tool's name"
-        )
-    if not names:
-        raise ConfigError("tool_choice 'required' needs tools, the request has none")
-    forced = profile.request.forced_tool_choice
-    if forced is False:
-        raise ConfigError(f"provider {profile.name!r} cannot force a tool call: use tool_choice='auto'")
-    if forced == "not_while_thinking" and thinks(profile, request.thinking):
-        raise ConfigError(
-            f"provider {profile.name!r} cannot force a tool call while thinking: use tool_choice='auto' or thinking=False"
-        )
-    return choice if choice == "required" else {"type": "function", "function": {"name": choice}}
+    return without_refused(profile, body, request.thinking)
 
 
 def tool_body(tool: ToolSpec) -> dict[str, Any]:
@@ -126,10 +83,12 @@ def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def project(profile: Profile, messages: Sequence[Message], *, model: str) -> list[dict[str, Any]]:
+def project(
+    profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int = 0
+) -> list[dict[str, Any]]:
     """The messages as they travel; nothing is changed in the messages themselves."""
     rules = profile.request
-    round_start = max((i for i, m in enumerate(messages) if m.role == "user" and m.kind == "message"), default=-1)
+    start = round_start(messages)
     rows: list[dict[str, Any]] = []
     leading = True
     for index, message in enumerate(messages):
@@ -146,7 +105,10 @@ def project(profile: Profile, messages: Sequence[Message], *, model: str) -> lis
             case "user":
                 rows.append(_said("user", message))
             case "assistant":
-                rows.append(_assistant(profile, message, model=model, in_round=index > round_start))
+                keeps = keeps_reasoning(
+                    profile.reasoning_out, message, model=model, in_round=index > start, bound=index >= unbound_before
+                )
+                rows.append(_assistant(profile, message, model=model, keeps=keeps))
             case "tool":
                 rows.extend(_results(message))
             case _:
@@ -175,27 +137,25 @@ def _content(message: Message) -> str | list[Any]:
     return blocks
 
 
-def _assistant(profile: Profile, message: Message, *, model: str, in_round: bool) -> dict[str, Any]:
+def _assistant(profile: Profile, message: Message, *, model: str, keeps: bool) -> dict[str, Any]:
     row = _said("assistant", message)
     calls = message.tool_calls
     if not row["content"] and calls and profile.request.empty_content == "null":
         row["content"] = None
     field = profile.reasoning_out.field
     if field is not None:
-        reasoning = _reasoning(profile, message, model=model, in_round=in_round)
+        reasoning = _reasoning(profile, message, keeps=keeps)
         if reasoning is not None:
             row[field] = reasoning
     if calls:
-        row["tool_calls"] = [_call(call) for call in calls]
+        row["tool_calls"] = _calls(profile, message, model=model)
     return row
 
 
-def _reasoning(profile: Profile, message: Message, *, model: str, in_round: bool) -> str | list[Any] | None:
+def _reasoning(profile: Profile, message: Message, *, keeps: bool) -> str | list[Any] | None:
     """What the row's reasoning field carries for this turn; None when the field is left out."""
     rules = profile.reasoning_out
-    calls = bool(message.tool_calls)
-    keeps = {"none": False, "all": True, "current_round": in_round, "tool_rounds": calls}[rules.keep]
-    if keeps and not (rules.same_model_only and message.model not in (None, model)):
+    if keeps:
         parts = [part for part in message.parts if isinstance(part, ReasoningPart)]
         if rules.field == profile.reasoning_in.details_field:
             blocks = [block for part in parts if part.details is not None for block in json.loads(part.details)]
@@ -203,14 +163,25 @@ def _reasoning(profile: Profile, message: Message, *, model: str, in_round: bool
                 return blocks
         elif parts and any(part.text for part in parts):
             return "".join(part.text for part in parts)
-    wants = rules.placeholder_on == "all" or (rules.placeholder_on == "tool_calls" and calls)
+    wants = rules.placeholder_on == "all" or (rules.placeholder_on == "tool_calls" and bool(message.tool_calls))
     return rules.placeholder if wants else None
 
 
-def _call(call: ToolCallPart) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads(call.extra) if call.extra is not None else {}
+def _calls(profile: Profile, message: Message, *, model: str) -> list[dict[str, Any]]:
+    """The calls with what their provider added: another provider would refuse it."""
+    rules = profile.request
+    own = message.model in (None, model)
+    extras: list[dict[str, Any]] = [json.loads(c.extra) if c.extra is not None else {} for c in message.tool_calls]
+    if not own:
+        extras = [{name: value for name, value in e.items() if name in rules.call_extra} for e in extras]
+    if rules.call_placeholder is not None and not any(extras):
+        extras[0] = rules.call_placeholder
+    return [_call(call, extra) for call, extra in zip(message.tool_calls, extras, strict=True)]
+
+
+def _call(call: ToolCallPart, extra: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        **row,
+        **extra,
         "id": call.id,
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ctxfold.errors import ConfigError
 
 __all__ = [
+    "CacheRules",
     "CommonRules",
     "ErrorRule",
     "Profile",
@@ -47,7 +48,10 @@ class ReasoningIn(_Row):
 
 
 class ReasoningOut(_Row):
-    """What of it later requests carry; `placeholder` fills the field of assistant turns that have none."""
+    """What of it later requests carry; `placeholder` fills the field of assistant turns that have none.
+
+    `prefix_bound` reasoning is refused when anything before it has changed since, see `Request.unbound_before`.
+    """
 
     keep: Keep = "none"
     field: str | None = None
@@ -58,7 +62,10 @@ class ReasoningOut(_Row):
 
 
 class Thinking(_Row):
-    """How thinking is switched: body fields for on, off and each effort; `drops` are parameters refused meanwhile."""
+    """How thinking is switched: body fields for on, off and each effort; `drops` are parameters refused meanwhile.
+
+    Where a model cannot do without thinking, `off` is the least that it can do.
+    """
 
     default_on: bool | None = None
     on: dict[str, Any] = Field(default_factory=dict)
@@ -106,7 +113,11 @@ class ErrorRule(_Row):
 
 
 class RequestRules(_Row):
-    """How a request body is written."""
+    """How a request body is written; `refuses` are parameters that the model never takes: they are left out.
+
+    `call_extra` names what a provider adds to tool calls and wants back whichever model made them (else it goes back to the
+    model that made it); `call_placeholder` stands on the first call of a turn that has none of it.
+    """
 
     max_tokens_field: str = "max_tokens"
     include_usage: bool = True
@@ -114,8 +125,20 @@ class RequestRules(_Row):
     one_leading_system: bool = False
     empty_content: Literal["empty_string", "null"] = "empty_string"
     forced_tool_choice: bool | Literal["not_while_thinking"] = True
+    refuses: tuple[str, ...] = ()
+    call_extra: tuple[str, ...] = ()
+    call_placeholder: dict[str, Any] | None = None
     extra_body: dict[str, Any] = Field(default_factory=dict)
     extra_body_with_tools: dict[str, Any] = Field(default_factory=dict)
+
+
+class CacheRules(_Row):
+    """How a prompt cache is told what stays: `mark` as `mark_field` of blocks, the session key as `key_field` of the body."""
+
+    mark_field: str | None = None
+    mark: dict[str, Any] = Field(default_factory=dict)
+    max_marks: int = Field(default=4, ge=0)
+    key_field: str | None = None
 
 
 class TokenRules(_Row):
@@ -128,9 +151,14 @@ class TokenRules(_Row):
 
 
 class Profile(_Row):
-    """All that is particular to one provider; `models` overrides whole fields by model-name prefix."""
+    """All that is particular to one provider; `models` overrides whole fields by model-name prefix.
+
+    `verified_on` is the month in which the row was last compared with its `source`.
+    """
 
     name: str
+    verified_on: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}(-\d{2})?$")
+    source: str | None = None
     base_url: str = ""
     wire: Literal["openai_chat", "anthropic_messages"] = "openai_chat"
     path: str = "/chat/completions"
@@ -146,6 +174,7 @@ class Profile(_Row):
     silent_truncation: bool = False
     request: RequestRules = RequestRules()
     tokens: TokenRules = TokenRules()
+    cache: CacheRules = CacheRules()
     models: dict[str, dict[str, Any]] = Field(default_factory=dict)
     context_window: int | None = Field(default=None, gt=0)
     max_output: int | None = Field(default=None, gt=0)
