@@ -27,7 +27,9 @@ from llamaindex_ctx.summarizer import LlmSummarizer
 __all__ = ["CtxMemory"]
 
 Tokenizer: TypeAlias = Callable[[str], Sequence[Any]]
-MANY = 200  # messages from which converting and counting would hold up an event loop
+# from here on, converting and counting would hold up an event loop
+MANY = 200  # messages
+LONG = 200_000  # characters
 
 
 class CtxMemory(BaseMemory):
@@ -160,7 +162,7 @@ class CtxMemory(BaseMemory):
             self.context.add(fresh)
 
     async def aput_messages(self, messages: Sequence[ChatMessage]) -> None:
-        if len(messages) > MANY:
+        if _heavy(messages):
             await asyncio.to_thread(self.put_messages, messages)
             return
         fresh = self._taken(messages)
@@ -174,7 +176,7 @@ class CtxMemory(BaseMemory):
         self.context.set_messages(_once(self._taken(messages)), prompts=True)
 
     async def aset(self, messages: Sequence[ChatMessage]) -> None:
-        if len(messages) > MANY:
+        if _heavy(messages):
             await asyncio.to_thread(self.set, messages)
             return
         await self.context.aset_messages(_once(self._taken(messages)), prompts=True)
@@ -338,6 +340,10 @@ def _open(
     live = Live(uuid.uuid4().hex, context, source, opened if ours else None, tokenize)
     keep_live(live)
     return live
+
+
+def _heavy(messages: Sequence[ChatMessage]) -> bool:
+    return len(messages) > MANY or sum(len(m.content or "") for m in messages) > LONG
 
 
 async def _shown(messages: Sequence[Message]) -> list[ChatMessage]:
