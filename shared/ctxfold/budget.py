@@ -38,7 +38,7 @@ class Policy(BaseModel):
     soft_ratio: float = Field(default=0.60, gt=0, le=1)
     hard_ratio: float = Field(default=0.90, gt=0, le=1)
     tail_ratio: float = Field(
-        default=0.30,
+        default=0.20,
         gt=0,
         lt=1,
         description="share that the newest messages keep after a summary",

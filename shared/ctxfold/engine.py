@@ -320,6 +320,7 @@ class Engine:
         """
         rules = journal.rules()
         extra = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
+        journal.overhead_tokens = extra
         allowed = rules.auto_compact if auto_compact is None else auto_compact
         view = journal.view(turn_id)
         asked = self._coming(journal, view, question)
@@ -354,7 +355,7 @@ class Engine:
         if not journal.rules().auto_compact:
             return
         try:
-            yield from self._compact(journal, "close")
+            yield from self._compact(journal, "close", overhead_tokens=journal.overhead_tokens)
         except CtxError as error:
             # the turn itself is stored and stays so; the next request asks for room again where it needs it
             self.events.emit(CompactionHeld(journal.key.session, f"the compaction failed: {error}"))

@@ -68,6 +68,7 @@ class Journal:
     tracker: PrefixTracker = field(default_factory=PrefixTracker)
     lock: threading.RLock = field(default_factory=threading.RLock)
     compacting: int = 0  # compactions under way
+    overhead_tokens: int = 0  # what the newest request held besides the view, so that triggers see what is sent
     held: tuple[int, int, str] | None = None  # epoch, tokens and policy at which compaction could not help
     scratch: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict[str, tuple[str, str]])
 
