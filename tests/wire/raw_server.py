@@ -32,6 +32,7 @@ class RawServer:
         self.plays = list(plays)
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
         self.connections = 0
         self.gone = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -96,6 +97,7 @@ class RawServer:
         headers = {k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
         while len(body) < int(headers["content-length"]):
             body += sock.recv(65536)
+        self.paths.append(head.split(b" ", 2)[1].decode("latin-1"))
         self.headers.append(headers)
         self.bodies.append(json.loads(body))
         return True
