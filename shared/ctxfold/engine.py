@@ -53,7 +53,7 @@ from ctxfold.journal import (
 )
 from ctxfold.messages import Message, system, user, validated
 from ctxfold.ports import Document, Ports
-from ctxfold.zones.assemble import newest_question, overflow, recalled
+from ctxfold.zones.assemble import newest_question, overflow, recalled, too_large
 from ctxfold.zones.recall import document
 
 __all__ = ["Added", "Engine", "Window"]
@@ -329,6 +329,8 @@ class Engine:
         for _ in range(FIT_TRIES if allowed else 0):
             if view.tokens + extra <= rules.budget_tokens:
                 break
+            if (error := too_large(view, extra, rules)) is not None:
+                raise error  # no compaction could help: nothing is written
             outcome = yield from self._compact(journal, "cap", turn_id=turn_id, overhead_tokens=extra)
             reason, before = outcome.reason, view
             view = journal.view(turn_id)

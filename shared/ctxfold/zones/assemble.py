@@ -13,7 +13,7 @@ from ctxfold.messages import Message, Role, TextPart
 from ctxfold.ports import Ports
 from ctxfold.zones.recall import recall, render
 
-__all__ = ["Scratch", "newest_question", "overflow", "place_scratch", "recalled", "scratch_message"]
+__all__ = ["Scratch", "newest_question", "overflow", "place_scratch", "recalled", "scratch_message", "too_large"]
 
 SCRATCH_ID = "scratch"
 REMEMBERED_QUESTIONS = 64
@@ -70,18 +70,23 @@ def place_scratch(messages: list[Message], scratch: Scratch | None) -> list[Mess
     return [*messages, message]
 
 
-def overflow(view: View, extra: int, rules: Policy, reason: str) -> BudgetError:
-    """Why a view cannot be made to fit: the newest user message alone is too large, or everything together."""
+def too_large(view: View, extra: int, rules: Policy) -> MessageTooLargeError | None:
+    """The error for a newest user message that does not fit even alone, None when it fits."""
     question = newest_question(view)
     newest = next((e for e in view if question is not None and e.id == question.id), None)
     alone = sum(e.tokens for e in view.system) + extra + (newest.tokens if newest else 0)
-    if newest is not None and alone > rules.budget_tokens:
-        return MessageTooLargeError(
-            f"the newest user message {newest.id!r} has {newest.tokens} tokens; with system prompt and tools it takes {alone} "
-            f"of {rules.budget_tokens} that the window of {rules.context_window} has for the prompt: shorten it, or raise "
-            "context_window"
-        )
-    return ContextOverflowError(
+    if newest is None or alone <= rules.budget_tokens:
+        return None
+    return MessageTooLargeError(
+        f"the newest user message {newest.id!r} has {newest.tokens} tokens; with system prompt and tools it takes {alone} "
+        f"of {rules.budget_tokens} that the window of {rules.context_window} has for the prompt: shorten it, or raise "
+        "context_window"
+    )
+
+
+def overflow(view: View, extra: int, rules: Policy, reason: str) -> BudgetError:
+    """Why a view cannot be made to fit: the newest user message alone is too large, or everything together."""
+    return too_large(view, extra, rules) or ContextOverflowError(
         f"the request needs {view.tokens + extra + rules.reply_reserve_tokens} tokens, the window is "
         f"{rules.context_window} ({reason}): raise context_window, unpin messages or call compact()"
     )

@@ -1,0 +1,245 @@
+"""What cannot be taken in: a typed error that says what happened, the number and what to do; the session stays as it was."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxfold import AgentContext, MemoryStore, OpenAIChatBackend, SqlStore
+from ctxfold.errors import (
+    BackendError,
+    ConfigError,
+    CtxError,
+    EmptyMessagesError,
+    InvalidTextError,
+    InvalidToolArgumentsError,
+    MessageConflictError,
+    MessageIndexError,
+    MessageNotFoundError,
+    MessageTooLargeError,
+    OrphanToolResultError,
+    SessionNotFoundError,
+    StoreCorruptError,
+    StoreFormatError,
+    StoreUnavailableError,
+    UnknownRoleError,
+    WindowTooSmallError,
+)
+from ctxfold.messages import Message, TextPart, assistant, tool_result, user
+from tests.core.driven import COUNTER, Driven, call, context, scripted, turns
+
+Make = Callable[..., Driven]
+
+
+def refused(ctx: Driven, kind: type[CtxError], match: str, act: Callable[[], Any]) -> None:
+    """`act` raises that error, and what was stored and shown is the same afterwards."""
+    store = ctx.ctx._engine.ports.store
+    key = ctx.ctx._key
+    before = (store.head(key), ctx.ctx.view().messages)
+    with pytest.raises(kind, match=match):
+        act()
+    assert (store.head(key), ctx.ctx.view().messages) == before
+
+
+@pytest.fixture
+def ctx(make: Make) -> Driven:
+    made = make(scripted("never"), system="Be brief.")
+    made.add(turns(2))
+    return made
+
+
+def test_no_messages(ctx: Driven) -> None:
+    refused(ctx, EmptyMessagesError, "at least one", lambda: ctx.send([]))
+    refused(ctx, EmptyMessagesError, "at least one", lambda: ctx.add([]))
+    refused(ctx, EmptyMessagesError, "at least one", lambda: ctx.send_stream([]))
+
+
+def test_unknown_role(ctx: Driven) -> None:
+    odd = Message("m", "narrator", (TextPart("x"),))  # type: ignore[arg-type]
+    for act in (lambda: ctx.add(odd), lambda: ctx.send(odd), lambda: ctx.insert(0, odd)):
+        refused(ctx, UnknownRoleError, "narrator.*use one of", act)
+
+
+def test_orphan_tool_results(ctx: Driven) -> None:
+    orphan = tool_result("c9", "x", id="t")
+    refused(ctx, OrphanToolResultError, "'c9'.*add the assistant message", lambda: ctx.add(orphan))
+    refused(ctx, OrphanToolResultError, "'c9'", lambda: ctx.send(orphan))
+    refused(ctx, OrphanToolResultError, "whole round", lambda: ctx.insert(0, orphan))
+    refused(ctx, OrphanToolResultError, "'c9'", lambda: ctx.set_messages([orphan]))
+    unanswered = [assistant("", id="a9", calls=[call("c8")]), user("next", id="u9")]
+    refused(ctx, OrphanToolResultError, "1 tool call", lambda: ctx.add(unanswered))
+    twice = [
+        assistant("", id="a9", calls=[call("c8")]),
+        tool_result("c8", "x", id="t1"),
+        tool_result("c8", "y", id="t2"),
+    ]
+    refused(ctx, OrphanToolResultError, "'c8'", lambda: ctx.add(twice))
+
+
+def test_same_id_with_other_content(ctx: Driven) -> None:
+    assert ctx.add(turns(2)).messages == ()
+    other = user("something else", id="u0")
+    refused(ctx, MessageConflictError, "'u0'.*id of its own", lambda: ctx.add(other))
+    refused(ctx, MessageConflictError, "'u0'", lambda: ctx.send(other))
+    refused(ctx, MessageConflictError, "'u0'", lambda: ctx.insert(0, other))
+    refused(ctx, MessageConflictError, "twice", lambda: ctx.add([user("a", id="n"), user("b", id="n")]))
+    refused(ctx, MessageConflictError, "twice", lambda: ctx.set_messages([user("a", id="n"), user("b", id="n")]))
+
+
+def test_tool_arguments_that_are_no_json(ctx: Driven) -> None:
+    bad = assistant("", id="m", calls=[call("c", "{oops")])
+    refused(ctx, InvalidToolArgumentsError, "not JSON", lambda: ctx.add(bad))
+
+
+def test_a_reply_with_broken_arguments_leaves_nothing(make: Make) -> None:
+    bad = assistant("", id="m", calls=[call("c", "[1]")])
+    ctx = make(scripted(bad, bad))
+    with pytest.raises(InvalidToolArgumentsError, match="JSON object"):
+        ctx.send("hi")
+    with pytest.raises(InvalidToolArgumentsError):
+        ctx.send_stream("hi")
+    assert ctx.view().messages == ()
+    assert not ctx.ctx._engine._journals[ctx.ctx._key].state.open
+
+
+def test_lone_surrogates(ctx: Driven) -> None:
+    refused(ctx, InvalidTextError, "U\\+D800.*character 1", lambda: ctx.send("a\ud800"))
+    refused(ctx, InvalidTextError, "lone surrogate", lambda: ctx.add(user("\udc00", id="s")))
+    with pytest.raises(InvalidTextError, match="lone surrogate"):
+        context(system="\ud800")
+    with pytest.raises(ConfigError, match="lone surrogate"):
+        context(session="\ud800")
+
+
+def test_a_message_that_can_never_fit(ctx: Driven) -> None:
+    refused(ctx, MessageTooLargeError, "10 MB|tokens.*shorten it", lambda: ctx.send("word " * 2_000_000))
+    refused(ctx, MessageTooLargeError, "raise context_window", lambda: ctx.send("word " * 2_000))
+    refused(ctx, MessageTooLargeError, "raise context_window", lambda: ctx.send_stream("word " * 2_000))
+
+
+def test_a_stored_message_that_does_not_fit_is_named_at_the_next_read(ctx: Driven) -> None:
+    ctx.add(user("word " * 2_000, id="big"))
+    refused(ctx, MessageTooLargeError, "'big'", ctx.window)
+
+
+@pytest.mark.parametrize("window", [0, -5])
+def test_windows_without_tokens(window: int) -> None:
+    with pytest.raises(ConfigError, match=f"context_window is {window}"):
+        context(context_window=window)
+
+
+def test_a_window_too_small_for_prompt_and_reserve() -> None:
+    with MemoryStore() as store:
+        with pytest.raises(WindowTooSmallError, match="shorten the prompt or raise context_window"):
+            context(store=store, context_window=100, system="word " * 200)
+        with pytest.raises(WindowTooSmallError, match="lower max_tokens"):
+            context(store=store, context_window=100, max_tokens=100)
+        assert store.sessions("default") == ()
+    with pytest.raises(ConfigError, match="give context_window"):
+        AgentContext()
+
+
+def test_sessions_that_do_not_exist(make: Make, tmp_path: Path) -> None:
+    with MemoryStore() as store:
+        with pytest.raises(SessionNotFoundError, match="'nobody'.*check the name"):
+            make(store=store, session="nobody", create=False)
+        other = Driven(make(store=store).ctx.at("nobody", create=False), None)
+        for read in (other.window, other.explain, lambda: other.export_jsonl(tmp_path / "x"), other.usage):
+            with pytest.raises(SessionNotFoundError):
+                read()
+        assert store.sessions("default") == ("default",)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_places_that_do_not_exist(ctx: Driven) -> None:
+    refused(ctx, MessageIndexError, "index 9.*4 messages", lambda: ctx.update(9, user("x", id="x")))
+    refused(ctx, MessageIndexError, "index 9", lambda: ctx.remove(9))
+    refused(ctx, MessageIndexError, "index -1", lambda: ctx.insert(-1, user("x", id="x")))
+    refused(ctx, MessageNotFoundError, "'nope'", lambda: ctx.pin("nope"))
+    refused(ctx, MessageNotFoundError, "'nope'", lambda: ctx.get("nope"))
+    ctx.clear()
+    refused(ctx, MessageIndexError, "empty", ctx.pop)
+    refused(ctx, ConfigError, "zone is 'half'", lambda: ctx.export_jsonl("x", zone="half"))
+
+
+def test_corrupt_and_foreign_stores(tmp_path: Path) -> None:
+    (tmp_path / "broken.db").write_bytes(b"this is no database at all" * 50)
+    with pytest.raises(StoreCorruptError):
+        context(store=f"sqlite:///{tmp_path / 'broken.db'}")
+    with pytest.raises(ConfigError, match="use sqlite"):
+        context(store="mongodb://x")
+    with pytest.raises(ConfigError, match="no folder.*create it"):
+        context(store=f"sqlite:///{tmp_path / 'no' / 'such' / 'folder' / 'a.db'}")
+
+
+def test_a_newer_format(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    with context(store=f"sqlite:///{path}") as ctx:
+        ctx.add(turns(1))
+    raw = sqlite3.connect(path)
+    with raw:
+        raw.execute("update ctxfold_meta set value = '99' where key like '%format%' or key like '%version%'")
+    raw.close()
+    with pytest.raises(StoreFormatError, match="99"):
+        context(store=f"sqlite:///{path}")
+
+
+def test_a_closed_store(make: Make) -> None:
+    with SqlStore("sqlite://") as store:
+        ctx = make(store=store)
+    with pytest.raises(StoreUnavailableError):
+        ctx.add(turns(1))
+
+
+def test_an_unreachable_server(make: Make) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    backend = OpenAIChatBackend(
+        provider="generic", model="m", base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0
+    )
+    ctx = make(backend)
+    for ask in (lambda: ctx.send("hi"), lambda: ctx.send_stream("hi")):
+        with pytest.raises(BackendError, match=str(port)) as caught:
+            ask()
+        assert caught.value.kind == "connect"
+    assert ctx.view().messages == ()
+    backend.close()
+
+
+def test_a_server_that_talks_garbage(make: Make) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(2):
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65_536)
+                peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nConnection: close\r\n\r\n\x00garbage!")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    backend = OpenAIChatBackend(provider="generic", model="m", base_url=url, api_key="x", max_retries=0)
+    ctx = make(backend)
+    for ask in (lambda: ctx.send("hi"), lambda: ctx.send_stream("hi")):
+        with pytest.raises(BackendError) as caught:
+            ask()
+        assert caught.value.kind in {"protocol", "empty_response", "stream_truncated"}
+    thread.join(10)
+    listener.close()
+    assert ctx.view().messages == ()
+    backend.close()
+
+
+def test_without_a_backend(make: Make) -> None:
+    ctx = make(counter=COUNTER)
+    with pytest.raises(ConfigError, match="backend="):
+        ctx.send("hi")
+    assert ctx.view().messages == ()
