@@ -324,3 +324,44 @@ def test_config_errors_never_show_a_password() -> None:
     with pytest.raises(ConfigError) as caught:
         CtxMemory.from_defaults(context_window=100, store="mysql://me:secret@host/db")
     assert "secret" not in str(caught.value)
+
+
+def test_what_langchain_wrote_reads_as_normal_messages_and_the_same_window() -> None:
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+
+    from langchain_ctx import CtxChatMessageHistory
+
+    store = MemoryStore()
+    history = CtxChatMessageHistory("s", store=store, context_window=2_000)
+    asked = AIMessage(
+        "",
+        tool_calls=[{"id": "c1", "name": "look", "args": {"q": 1}}],
+        additional_kwargs={"reasoning_content": "Better look."},
+    )
+    history.add_messages([HumanMessage("hello"), asked, ToolMessage("found", tool_call_id="c1"), AIMessage("done")])
+    memory = CtxMemory.from_defaults("s", store=store, context_window=2_000)
+    window = memory.get()
+    assert [m.role.value for m in window] == ["user", "assistant", "tool", "assistant"]
+    assert window[1].blocks[-1] == ToolCallBlock(tool_call_id="c1", tool_name="look", tool_kwargs={"q": 1})
+    assert window[1].additional_kwargs["reasoning_content"] == "Better look."
+    assert window[2].additional_kwargs["tool_call_id"] == "c1"
+    memory.put(user("and now?"))
+    assert [m.content for m in history.messages][-1] == "and now?"
+
+
+def test_half_a_round_that_was_set_can_be_finished() -> None:
+    memory = CtxMemory.from_defaults(context_window=2_000)
+    memory.set([user("look"), calling("a")])
+    memory.put(result("a"))
+    memory.put(bot("done"))
+    assert [m.role.value for m in memory.get()] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_names_load_on_first_use() -> None:
+    import llamaindex_ctx
+
+    assert set(llamaindex_ctx.__all__) <= set(dir(llamaindex_ctx))
+    for name in llamaindex_ctx.__all__:
+        assert getattr(llamaindex_ctx, name).__module__.startswith("llamaindex_ctx.")
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = llamaindex_ctx.no_such_name
