@@ -35,6 +35,7 @@ class Passage:
     order: int
     text: str
     worth: float
+    facts: frozenset[str]
 
 
 def facts_in(text: str) -> frozenset[str]:
@@ -55,7 +56,8 @@ def passages(messages: Iterable[Message]) -> list[Passage]:
                 continue
             order += 1
             found.pop(text.casefold(), None)
-            found[text.casefold()] = Passage(order, text, _worth(text, message))
+            facts = facts_in(text)
+            found[text.casefold()] = Passage(order, text, _worth(text, facts, message), facts)
     return list(found.values())
 
 
@@ -66,7 +68,7 @@ def ledger(candidates: Sequence[Passage], *, limit_tokens: int, counter: TokenCo
     used = 0
     ranked = sorted(candidates, key=lambda p: (-p.worth / (12 + len(p.text)), p.order))
     for passage in ranked:
-        facts = {f.casefold() for f in facts_in(passage.text)}
+        facts = {f.casefold() for f in passage.facts}
         if passage.worth <= 0 or (facts and facts <= have):
             continue
         cost = counter.count_text(f"- {passage.text}\n") + 1
@@ -78,8 +80,8 @@ def ledger(candidates: Sequence[Passage], *, limit_tokens: int, counter: TokenCo
     return "\n".join(f"- {p.text}" for p in sorted(chosen, key=lambda p: p.order))
 
 
-def _worth(text: str, message: Message) -> float:
-    facts: float = len(facts_in(text)) + len(_RULE.findall(text))
+def _worth(text: str, found: frozenset[str], message: Message) -> float:
+    facts: float = len(found) + len(_RULE.findall(text))
     if _CJK.search(text):
         facts += len(term_counts(text)) / 8
     weight = 1.3 if message.kind == "summary" else _WEIGHT[message.role]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 __all__ = ["STOP_WORDS", "neutral", "sentences", "term_counts", "terms"]
 
@@ -143,6 +144,7 @@ def neutral(text: str) -> str:
     return _CONTROL.sub("", text).replace("</", "<\\/").replace("<|", "<\\|")
 
 
+@lru_cache(maxsize=65_536)
 def _stem(word: str) -> str:
     if not word.isascii() or not word.isalpha() or len(word) < 4:
         return word

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import overload
 
 from ctxfold.messages import Message
@@ -54,8 +55,7 @@ class Prefix(Sequence[Entry]):
         return self._entries[index if index >= 0 else self._length + index]
 
     def __iter__(self) -> Iterator[Entry]:
-        for index in range(self._length):
-            yield self._entries[index]
+        return islice(self._entries, self._length)
 
     def same_list(self, other: Prefix) -> bool:
         """Whether both look at one append-only list, so that the shorter is a prefix of the longer."""
@@ -77,10 +77,7 @@ class View:
         return len(self.system) + len(self.compressed) + len(self.live) + len(self.turn)
 
     def __iter__(self) -> Iterator[Entry]:
-        yield from self.system
-        yield from self.compressed
-        yield from self.live
-        yield from self.turn
+        return chain(self.system, self.compressed, self.live, self.turn)
 
     @property
     def messages(self) -> tuple[Message, ...]:
