@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ctxfold.errors import MessageConflictError
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, content_key
 
@@ -28,7 +29,8 @@ def reconcile(journal: Journal, messages: Sequence[Message], *, given_ids: Colle
     """The part of `messages` after the last one that the session knows; all of it when it knows none.
 
     `given_ids` are the ids that came with the messages; others were made up on the way and say nothing. A list that ends with
-    a known user message asks for its reply anew: what followed it is superseded.
+    a known user message asks for its reply anew: what followed it is superseded. MessageConflictError when such a message
+    has other words than the session knows.
     """
     with journal.lock:
         live = journal.state.live
@@ -68,5 +70,13 @@ def _place(
 def _after(journal: Journal, message: Message) -> tuple[str, ...]:
     if message.role != "user":
         return ()
-    ids = [e.id for e in journal.state.live]
-    return tuple(ids[ids.index(message.id) + 1 :]) if message.id in ids else ()
+    live = journal.state.live
+    at = next((i for i in range(len(live) - 1, -1, -1) if live[i].id == message.id), None)
+    if at is None:
+        return ()
+    if not live[at].shown_seq and content_key(live[at].message) != content_key(message):
+        raise MessageConflictError(
+            f"message id {message.id!r} is in session {journal.key.session!r} with other content: "
+            "give the new message an id of its own, or change the old one with update()"
+        )
+    return tuple(e.id for e in live[at + 1 :])
