@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
 from types import TracebackType
@@ -115,6 +116,8 @@ class ChatCtx(BaseChatModel):
             max_retries=self.max_retries,
             thinking=self.thinking,
         )
+        if self.backend is None:
+            weakref.finalize(self, self._backend.close)  # models are often thrown away without close
         self.model = self.model or self._backend.model
         profile = getattr(self._backend, "profile", None)
         variable = getattr(profile, "key_env", None)
