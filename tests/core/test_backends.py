@@ -570,6 +570,26 @@ async def test_scripted_streams_in_pieces() -> None:
     assert (first.content, list(stream)) == ("01234567", [])
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (
+            ReasoningPart("signed", "SIG"),
+            ReasoningPart("", None, '[{"type": "redacted_thinking", "data": "x"}]'),
+            TextPart("so"),
+            ReasoningPart("", "SIG2"),
+            CALL,
+        ),
+        (ReasoningPart("listed", None, '[{"type": "reasoning.text", "text": "listed"}]'), TextPart("so")),
+    ],
+)
+def test_scripted_streams_reasoning_blocks_as_they_are(parts: tuple[Any, ...]) -> None:
+    fold = Fold("a", "scripted")
+    for chunk in ScriptedBackend([Message("a", "assistant", parts)]).open_stream(Request(ROUND)):
+        fold.feed(chunk)
+    assert fold.close().message.parts == parts
+
+
 async def outcomes(backend: ChaosBackend, count: int) -> list[str]:
     seen: list[str] = []
     for number in range(count):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AnthropicBackend
+from ctxfold import AgentContext, AnthropicBackend
 from ctxfold.backends import load_profile
 from ctxfold.backends.anthropic_parse import MessagesParser
 from ctxfold.errors import BackendError, ConfigError, InvalidToolArgumentsError
@@ -391,3 +391,49 @@ def test_an_address_with_or_without_its_version(suffix: str) -> None:
             assert backend.send(Request(ROUND)).message.text == "hi"
     assert server.paths == ["/v1/messages"]
     assert server.headers[0]["anthropic-version"] == "2023-06-01"
+
+
+def test_sealed_blocks_keep_text_and_survive_broken_input() -> None:
+    odd = {"type": "later_block", "text": "a"}
+    call = {"type": "server_tool_use", "id": "s", "name": "n", "input": {}}
+    chunks, parser = parsed(
+        *block(0, odd, {"type": "text_delta", "text": "b"}),
+        *block(1, call, {"type": "input_json_delta", "partial_json": '{"q'}),
+        *block(2, {"type": "text", "text": "hi"}),
+        *end("end_turn"),
+    )
+    assert parser.error is None
+    assert [c.sealed for c in chunks if c.sealed] == [{"type": "later_block", "text": "ab"}, call]
+    assert folded(chunks).message.text == "hi"
+
+
+# --- through the engine
+
+
+def streamed(*events: dict[str, Any]) -> Play:
+    return Play([b"data: " + json.dumps(event).encode() + b"\n\n" for event in events])
+
+
+async def test_a_tool_round_through_the_engine_sends_thinking_back_as_it_came() -> None:
+    thinking = block(
+        0,
+        {"type": "thinking", "thinking": ""},
+        {"type": "thinking_delta", "thinking": "hm"},
+        {"type": "signature_delta", "signature": "SIG"},
+    )
+    sealed = {"type": "redacted_thinking", "data": "Zm9v"}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "ls", "input": {}}
+    called = streamed(*thinking, *block(1, sealed), *block(2, use), *end("tool_use"))
+    answered = streamed(*block(0, {"type": "text", "text": "bin"}), *end("end_turn"))
+    with RawServer(called, answered) as server:
+        context = AgentContext(
+            make(base_url=server.base_url), session="s", store="memory://", context_window=50_000, system="Be brief."
+        )
+        tools = (TOOL,)
+        async with context:
+            reply = await context.asend([user("What is there?", id="u1")], tools=tools)
+            results = [tool_result(call.id, "bin", id=f"t{call.id}") for call in reply.message.tool_calls]
+            assert (await context.asend(results, tools=tools)).message.text == "bin"
+        sent = server.bodies[1]["messages"]
+    assert sent[1]["content"] == [{"type": "thinking", "thinking": "hm", "signature": "SIG"}, sealed, use]
+    assert sent[2]["content"] == [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "bin"}]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from ctxfold.errors import BackendError
-from ctxfold.messages import Message, assistant
+from ctxfold.messages import Message, ReasoningPart, TextPart, assistant
 from ctxfold.ports import (
     AsyncChunkStream,
     Chunk,
@@ -109,10 +110,19 @@ class ScriptedBackend:
 
     def _chunks(self, reply: Reply) -> Iterator[Chunk]:
         message, size = reply.message, self._piece_chars
-        for start in range(0, len(message.reasoning), size):
-            yield Chunk(reasoning=message.reasoning[start : start + size], model=message.model)
-        for start in range(0, len(message.text), size):
-            yield Chunk(content=message.text[start : start + size], model=message.model)
+        for part in message.parts:
+            if isinstance(part, ReasoningPart):
+                for start in range(0, len(part.text), size):
+                    yield Chunk(reasoning=part.text[start : start + size], model=message.model)
+                blocks = tuple(json.loads(part.details)) if part.details is not None else ()
+                if not part.text:
+                    yield from (Chunk(sealed=block, model=message.model) for block in blocks)
+                    blocks = ()
+                if part.signature is not None or blocks:
+                    yield Chunk(signature=part.signature, reasoning_details=blocks, model=message.model)
+            elif isinstance(part, TextPart):
+                for start in range(0, len(part.text), size):
+                    yield Chunk(content=part.text[start : start + size], model=message.model)
         for index, call in enumerate(message.tool_calls):
             half = len(call.arguments) // 2
             yield Chunk(tool_calls=(ToolCallDelta(index, call.id, call.name, call.arguments[:half], call.extra),))
