@@ -15,6 +15,8 @@ from ctxfold.ports import Chunk
 
 __all__ = ["AnswerParser", "as_dict", "as_dicts", "as_text"]
 
+# what json.loads does, less its search for white space around the value
+_decode: Callable[[str], tuple[object, int]] = json.JSONDecoder().raw_decode
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 
 
@@ -104,8 +106,10 @@ class AnswerParser(ABC):
         if not data:
             return []
         try:
-            payload: object = json.loads(data)
+            payload, end = _decode(data)
         except ValueError:
+            payload, end = None, -1
+        if end != len(data):
             if not tolerant:  # at the very end it is a cut event, and the missing finish reason tells
                 self._fail("protocol", f"an event that is not JSON: {data[:80]!r}")
             return []

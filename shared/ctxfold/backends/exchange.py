@@ -132,9 +132,14 @@ class Answer:
         self._deadline_s = deadline_s
         self._parser = call.parser()
         self._chunks: deque[Chunk] = deque()
+        self._next_read = Read(call.idle_timeout_s)
         self._ended = False
         self._drained = False
         self.started = False
+
+    def arrived(self) -> Chunk | None:
+        """The next chunk if it is there already."""
+        return self._chunks.popleft() if self._chunks else None
 
     def next(self) -> Steps[Chunk | None]:
         """The next chunk, None after the last; raises what went wrong once all before it was given."""
@@ -148,9 +153,9 @@ class Answer:
     def wait(self) -> Steps[None]:
         """Takes in the next bytes. Until the first event one deadline holds, afterwards each pause has its own."""
         parser = self._parser
-        left = self._call.idle_timeout_s if self.started else self._deadline_s - self._call.now_s()
+        read = self._next_read if self.started else Read(max(self._deadline_s - self._call.now_s(), 0.0))
         try:
-            data: bytes = yield Read(max(left, 0.0))
+            data: bytes = yield read
         except BackendError as error:
             # an answer that has its finish reason only lacks its epilogue
             if not parser.complete:

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import Any, assert_never
+import types
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator
+from functools import partial
+from typing import Any, assert_never, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -163,10 +165,10 @@ class HttpChannel(_Base):
 
     def perform(self, step: Step) -> Any:
         match step:
-            case Open():
-                return self._open(step)
             case Read():
                 return self._read(step.timeout_s)
+            case Open():
+                return self._open(step)
             case Sleep():
                 self.close()
                 return self._retry.sleep(step.seconds)
@@ -235,10 +237,10 @@ class AsyncHttpChannel(_Base):
 
     async def perform(self, step: Step) -> Any:
         match step:
-            case Open():
-                return await self._open(step)
             case Read():
                 return await self._read(step.timeout_s)
+            case Open():
+                return await self._open(step)
             case Sleep():
                 await self.aclose()
                 return await self._retry.asleep(step.seconds)
@@ -272,8 +274,9 @@ class AsyncHttpChannel(_Base):
             return b""
         self._timeout_s = timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                return await anext(self._body, b"")
+            return await _within(timeout_s, self._body.__anext__())
+        except StopAsyncIteration:
+            return b""
         except TimeoutError as error:
             raise self._late("nothing more", timeout_s) from error
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
@@ -288,6 +291,33 @@ class AsyncHttpChannel(_Base):
         self._body = None
         if response is not None:
             await response.aclose()
+
+
+async def _within(seconds: float, step: Awaitable[bytes]) -> bytes:
+    """The step's result. A timer is only set when it has to wait: what has arrived already costs less than a timer."""
+    begun = step.__await__()
+    try:
+        waits_for = next(begun)
+    except StopIteration as stop:
+        return cast("bytes", stop.value)
+    async with asyncio.timeout(seconds):
+        return await _resumed(begun, waits_for)
+
+
+@types.coroutine
+def _resumed(begun: Generator[Any, Any, bytes], waits_for: Any) -> Generator[Any, Any, bytes]:
+    """Goes on with a coroutine that has been started by hand, as `yield from` would from its beginning."""
+    while True:
+        try:
+            sent = yield waits_for
+        except BaseException as error:  # noqa: BLE001  handed on, cancellation too
+            resume = partial(begun.throw, error)
+        else:
+            resume = partial(begun.send, sent)
+        try:
+            waits_for = resume()
+        except StopIteration as stop:
+            return cast("bytes", stop.value)
 
 
 def _socket(response: httpx.Response) -> socket.socket | None:

@@ -24,6 +24,8 @@ class HttpStream:
     def __next__(self) -> Chunk:
         if self._answer is None:
             raise StopIteration
+        if (chunk := self._answer.arrived()) is not None:
+            return chunk
         try:
             chunk = drive(self._answer.next(), self._channel)
         except BaseException:
@@ -58,6 +60,8 @@ class AsyncHttpStream:
     async def __anext__(self) -> Chunk:
         if self._answer is None:
             raise StopAsyncIteration
+        if (chunk := self._answer.arrived()) is not None:
+            return chunk
         try:
             chunk = await adrive(self._answer.next(), self._channel)
         except BaseException:

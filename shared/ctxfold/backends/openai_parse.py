@@ -38,28 +38,29 @@ class ChatParser(AnswerParser):
         return chunks
 
     def _payload(self, payload: object, event_name: str, key: str = "delta") -> list[Chunk]:
-        error = error_body(payload)
+        body = as_dict(payload)
+        error = None if "choices" in body and "error" not in body else error_body(payload)
         if error is None and event_name == "error":
-            error = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {"message": str(payload)}
-        body = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
+            error = body or {"message": str(payload)}
         chunk = self._chunk(body, key)
         if error is not None:
             self._failed(error)
         return [] if chunk is None else [chunk]
 
-    def _chunk(self, body: dict[str, Any], key: str) -> Chunk | None:
+    def _chunk(self, body: Mapping[str, Any], key: str) -> Chunk | None:
         """One payload translated; None when it carries nothing at all."""
-        choice = next((c for c in as_dicts(body.get("choices")) if not c.get("index")), _NONE)
+        choice = _first(body.get("choices"))
         delta = as_dict(choice.get(key) or choice.get("message") or choice.get("delta"))
         reasoning, content = self._texts(delta)
         refusal = as_text(delta.get("refusal"))
-        finish = self._finished(choice.get("finish_reason"), refused=bool(refusal))
+        reason = choice.get("finish_reason")
+        finish = self._finished(reason, refused=bool(refusal)) if reason or refusal else None
         if finish is not None and self._tags is not None:
             late = self._tags.close()
             reasoning, content = reasoning + late[0], content + late[1]
-        calls = tuple(_calls(delta))
+        calls = tuple(_calls(delta)) if "tool_calls" in delta or "function_call" in delta else ()
         details = self._details(delta)
-        usage = next((u for u in map(self._usage, (body, choice, delta)) if u is not None), None)
+        usage = self._usage(body.get("usage") or choice.get("usage") or delta.get("usage"))
         if not (reasoning or content or refusal or calls or details or usage or finish):
             return None
         self.answered = self.answered or bool(reasoning or content or refusal or calls)
@@ -77,10 +78,14 @@ class ChatParser(AnswerParser):
         )
 
     def _texts(self, delta: Mapping[str, Any]) -> tuple[str, str]:
-        thought, content = _content(delta.get("content"))
+        said = delta.get("content")
+        thought, content = ("", said) if isinstance(said, str) else _content(said)
         rules = self._profile.reasoning_in
         # two fields may repeat one text: the first that has any counts
-        field = next((text for name in rules.fields if (text := as_text(delta.get(name)))), "")
+        field = ""
+        for name in rules.fields:
+            if name in delta and (field := as_text(delta[name])):
+                break
         if field:
             self._fields_used = True
         elif not self._fields_used and rules.details_field is not None:
@@ -97,11 +102,10 @@ class ChatParser(AnswerParser):
         name = self._profile.reasoning_in.details_field
         return tuple(as_dicts(delta.get(name))) if name is not None else ()
 
-    def _usage(self, holder: Mapping[str, Any]) -> Usage | None:
-        usage = holder.get("usage")
+    def _usage(self, found: object) -> Usage | None:
         return (
-            usage_from(cast("dict[str, Any]", usage), self._profile.usage)
-            if isinstance(usage, dict) and usage
+            usage_from(cast("dict[str, Any]", found), self._profile.usage)
+            if found and isinstance(found, dict)
             else None
         )
 
@@ -116,6 +120,15 @@ class ChatParser(AnswerParser):
         chunks = [Chunk(reasoning=reasoning, content=content, finish_reason=implied)]
         self._check_end()
         return chunks if reasoning or content or implied else []
+
+
+def _first(choices: object) -> Mapping[str, Any]:
+    """The choice with index 0; an empty object when there is none."""
+    if isinstance(choices, list):
+        for choice in cast("list[object]", choices):
+            if isinstance(choice, dict) and not (found := cast("dict[str, Any]", choice)).get("index"):
+                return found
+    return _NONE
 
 
 def usage_from(usage: Mapping[str, Any], paths: UsagePaths) -> Usage:

@@ -30,7 +30,8 @@ class Watchdog:
     """Safe across threads. Its daemon thread starts with the first deadline and ends when none was set for a while."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._guards: set[Guard] = set()
         self._thread: threading.Thread | None = None
         self._wakes_at_s = float("inf")
@@ -38,7 +39,7 @@ class Watchdog:
     def arm(self, guard: Guard, timeout_s: float) -> None:
         """From now on the socket has this many seconds, until `disarm`."""
         guard.deadline_s = time.monotonic() + timeout_s
-        with self._changed:
+        with self._lock:  # the plain lock: this runs for every read of a stream
             self._guards.add(guard)
             if self._thread is None:
                 self._wakes_at_s = guard.deadline_s
@@ -48,7 +49,7 @@ class Watchdog:
                 self._changed.notify()
 
     def disarm(self, guard: Guard) -> None:
-        with self._changed:
+        with self._lock:
             self._guards.discard(guard)
 
     def _watch(self) -> None:
