@@ -206,7 +206,7 @@ class Engine:
         waiting = open_calls(entries)
         if waiting and fresh[0].role != "tool":
             drafts.append(closing(self.ports, turn or "", "aborted"))
-            turn, waiting = None, set()
+            turn, waiting = None, set[str]()
         pending = check_sequence(fresh, waiting=waiting)
         place = turn or ((new_turn or self.ports.ids.new()) if pending or hold else None)
         drafts += [

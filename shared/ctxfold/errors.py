@@ -193,7 +193,8 @@ class BackendError(CtxError):
     """A model service failed.
 
     kind: "connect" (none was made), "connection" (it broke), "timeout", "rate_limit", "overloaded", "unavailable", "server",
-    "auth", "quota", "rejected", "context_overflow", "reasoning_replay", "content_filter", "stream_truncated", "empty_response", "protocol".
+    "auth", "quota", "rejected", "context_overflow", "reasoning_replay", "content_filter", "stream_truncated",
+    "empty_response", "protocol".
     limit_tokens and requested_tokens are set where an overflow message told them; retry_after_s where the service said.
     """
 

@@ -7,33 +7,27 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
-from ctxfold import editing, exchange
-from ctxfold.budget import Policy
-from ctxfold.compaction.apply import Outcome
+from ctxfold import exchange
 from ctxfold.connect import ports, session_rules
-from ctxfold.engine import Added, Engine, Window
-from ctxfold.errors import EmptyMessagesError, NotEnoughHistoryError
+from ctxfold.engine import Engine, Window
 from ctxfold.events import Subscriber
 from ctxfold.exchange import OpenReply, Options, Question
 from ctxfold.explain import Explanation, MessageExplanation, conversation, explain, explain_message, original
-from ctxfold.flow import Flow, arun, run
+from ctxfold.flow import Flow
+from ctxfold.handle import Input, SessionHandle
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
-from ctxfold.journal import Journal
 from ctxfold.jsonl import exported, write_lines
-from ctxfold.messages import Message, Role, Usage, system, tool_result, user
+from ctxfold.messages import Message, Usage
 from ctxfold.options import RequestOptions
 from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Store, TokenCounter
 from ctxfold.stream import StreamEvent
 from ctxfold.tokens import TextCounter
 
 __all__ = ["AgentContext", "Input", "SessionUsage"]
-
-T = TypeVar("T")
-Input: TypeAlias = "str | Message | Sequence[Message]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,7 @@ class SessionUsage:
     prefix: PrefixStats
 
 
-class AgentContext:
+class AgentContext(SessionHandle):
     """A conversation that may outgrow its window.
 
     Args:
@@ -67,7 +61,7 @@ class AgentContext:
     Safe across threads and tasks; use it as a context manager, or call `close`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a session, all but the first by name
         self,
         backend: ContextBackend | None = None,
         *,
@@ -112,42 +106,6 @@ class AgentContext:
         other = object.__new__(AgentContext)
         other._bind(self._engine, SessionKey(owner or self._key.owner, session), self._prompts, create=create)
         return other
-
-    # identity
-
-    @property
-    def session(self) -> str:
-        return self._key.session
-
-    @property
-    def owner(self) -> str:
-        return self._key.owner
-
-    @property
-    def policy(self) -> Policy:
-        """The rules that this context was made with."""
-        return self._engine.rules
-
-    @property
-    def backend(self) -> ContextBackend | None:
-        return self._engine.ports.backend
-
-    @property
-    def counter(self) -> TokenCounter:
-        return self._engine.ports.counter
-
-    def new_id(self) -> str:
-        """A message id that was never given before."""
-        return self._engine.ports.ids.new()
-
-    def user_message(self, text: str) -> Message:
-        return user(text, id=self.new_id())
-
-    def system_message(self, text: str) -> Message:
-        return system(text, id=self.new_id())
-
-    def tool_message(self, tool_call_id: str, content: str, *, name: str | None = None) -> Message:
-        return tool_result(tool_call_id, content, id=self.new_id(), name=name)
 
     # asking
 
@@ -211,108 +169,6 @@ class AgentContext:
         return Question(
             self._key, self._messages(content), Options(**options), self._prompts, not isinstance(content, str)
         )
-
-    def _messages(self, content: Input) -> tuple[Message, ...]:
-        if isinstance(content, str):
-            return (self.user_message(content),)
-        messages = (content,) if isinstance(content, Message) else tuple(content)
-        if not messages:
-            raise EmptyMessagesError("no message to send: give at least one")
-        return messages
-
-    # keeping
-
-    def add(self, messages: Input) -> Added:
-        """Store messages without asking the model; a known id with the same content is kept once."""
-        return self._run(self._add(self._messages(messages)))
-
-    async def aadd(self, messages: Input) -> Added:
-        return await self._arun(self._add(self._messages(messages)))
-
-    def _add(self, messages: Sequence[Message]) -> Flow[Added]:
-        journal = yield from self._journal()
-        added = yield from self._engine.add(journal, messages, turn_id=self._turn)
-        self._turn = added.turn_id
-        return added
-
-    def set_messages(self, messages: Sequence[Message], *, prompts: bool = False) -> None:
-        """Put messages in place of the whole conversation at once, with `prompts` of the system prompts too.
-
-        What was there stays in the archive.
-        """
-        self._turn = self._run(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
-
-    async def aset_messages(self, messages: Sequence[Message], *, prompts: bool = False) -> None:
-        self._turn = await self._arun(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
-
-    def update(self, index: int, message: Message) -> Message:
-        """Replace the live message at `index`; the old one is returned."""
-        return self._run(self._edit(lambda e, j: editing.update(e, j, index, message)))
-
-    async def aupdate(self, index: int, message: Message) -> Message:
-        return await self._arun(self._edit(lambda e, j: editing.update(e, j, index, message)))
-
-    def insert(self, index: int, message: Message) -> None:
-        """Insert before live message `index`; never inside a tool round."""
-        self._run(self._edit(lambda e, j: editing.insert(e, j, index, message)))
-
-    async def ainsert(self, index: int, message: Message) -> None:
-        await self._arun(self._edit(lambda e, j: editing.insert(e, j, index, message)))
-
-    def remove(self, index: int) -> tuple[Message, ...]:
-        """Remove live message `index`, with its tool round; what went."""
-        return self._run(self._edit(lambda e, j: editing.remove(e, j, index)))
-
-    async def aremove(self, index: int) -> tuple[Message, ...]:
-        return await self._arun(self._edit(lambda e, j: editing.remove(e, j, index)))
-
-    def pop(self) -> tuple[Message, ...]:
-        """Remove the newest live message, with its tool round; what went."""
-        return self._run(self._edit(editing.pop))
-
-    async def apop(self) -> tuple[Message, ...]:
-        return await self._arun(self._edit(editing.pop))
-
-    def retain(self, role: Role) -> tuple[Message, ...]:
-        """Keep only one role's live messages; what went."""
-        return self._run(self._edit(lambda e, j: editing.retain(e, j, role)))
-
-    async def aretain(self, role: Role) -> tuple[Message, ...]:
-        return await self._arun(self._edit(lambda e, j: editing.retain(e, j, role)))
-
-    def clear(self, *, prompts: bool = False) -> tuple[Message, ...]:
-        """Empty the conversation, system prompts only with `prompts`; the archive keeps what was there."""
-        return self._run(self._edit(lambda e, j: editing.clear(e, j, prompts=prompts)))
-
-    async def aclear(self, *, prompts: bool = False) -> tuple[Message, ...]:
-        return await self._arun(self._edit(lambda e, j: editing.clear(e, j, prompts=prompts)))
-
-    def pin(self, *message_ids: str) -> None:
-        """Keep messages verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
-        self._run(self._edit(lambda e, j: editing.pin(e, j, message_ids)))
-
-    async def apin(self, *message_ids: str) -> None:
-        await self._arun(self._edit(lambda e, j: editing.pin(e, j, message_ids)))
-
-    def unpin(self, *message_ids: str) -> None:
-        self._run(self._edit(lambda e, j: editing.unpin(e, j, message_ids)))
-
-    async def aunpin(self, *message_ids: str) -> None:
-        await self._arun(self._edit(lambda e, j: editing.unpin(e, j, message_ids)))
-
-    def compact(self) -> Outcome:
-        """Compact now; NotEnoughHistoryError when nothing may be compacted."""
-        return _needed(self._run(self._edit(lambda e, j: e.compact(j))))
-
-    async def acompact(self) -> Outcome:
-        return _needed(await self._arun(self._edit(lambda e, j: e.compact(j))))
-
-    def undo(self) -> None:
-        """Take back the last compaction or edit."""
-        self._run(self._edit(editing.undo))
-
-    async def aundo(self) -> None:
-        await self._arun(self._edit(editing.undo))
 
     # looking
 
@@ -387,21 +243,6 @@ class AgentContext:
         """Get every event of this engine's sessions; the returned function ends it."""
         return self._engine.events.add(subscriber)
 
-    # driving
-
-    def _journal(self) -> Flow[Journal]:
-        return (yield from self._engine.open(self._key, create=self._create, prompts=self._prompts))
-
-    def _edit(self, change: Callable[[Engine, Journal], Flow[T]]) -> Flow[T]:
-        journal = yield from self._journal()
-        return (yield from change(self._engine, journal))
-
-    def _run(self, flow: Flow[T]) -> T:
-        return run(flow, self._engine.ports)
-
-    async def _arun(self, flow: Flow[T]) -> T:
-        return await arun(flow, self._engine.ports)
-
     def close(self) -> None:
         """Close the store, if this context opened it. The backend belongs to whoever made it."""
         if self._owns_store:
@@ -426,9 +267,3 @@ class AgentContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def _needed(outcome: Outcome) -> Outcome:
-    if not outcome.compacted:
-        raise NotEnoughHistoryError(f"nothing was compacted: {outcome.reason}")
-    return outcome

@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable
+from pydantic import SecretStr
 
 from langchain_ctx import ChatCtx
 
@@ -28,6 +29,9 @@ class Settings:
     context_window: int
     store: str
     session: str
+
+    def secret(self) -> SecretStr | None:
+        return SecretStr(self.api_key) if self.api_key is not None else None
 
 
 @dataclass(slots=True)
@@ -53,7 +57,7 @@ class Application:
             model=settings.model,
             provider=settings.provider,
             base_url=settings.base_url,
-            api_key=settings.api_key,
+            api_key=settings.secret(),
             session=settings.session,  # one
             store=settings.store,  # two
             context_window=settings.context_window,  # three

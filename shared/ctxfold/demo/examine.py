@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from langchain_core.messages import BaseMessage, SystemMessage, trim_messages
+from langchain_core.messages import (
+    BaseMessage,
+    SystemMessage,
+    trim_messages,  # pyright: ignore[reportUnknownVariableType] - untyped upstream
+)
 from llama_index.core.chat_engine import SimpleChatEngine
 
 from ctxfold.demo.application import Settings
@@ -46,7 +50,7 @@ def ask_memory(
     engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory)
     answers: list[str] = []
     for question in questions:
-        answers.append(str(engine.chat(question.question)))
+        answers.append(engine.chat(question.question).response)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         tick()
     return _score(questions, answers, compacted)
 
@@ -63,7 +67,7 @@ def ask_trimmed(
         model=settings.model,
         provider=settings.provider,
         base_url=settings.base_url,
-        api_key=settings.api_key,
+        api_key=settings.secret(),
         context_window=settings.context_window,
     )
     kept = trim_messages(

@@ -41,7 +41,8 @@ DEFAULT_RULES: tuple[CutRule, ...] = (complete_rounds,)
 def legal_cuts(entries: Sequence[Entry], *, rules: Iterable[CutRule] = DEFAULT_RULES) -> frozenset[int]:
     """Indices at which every rule allows a cut; `entries[:cut]` may then be compacted."""
     allowed = [rule(entries) for rule in rules]
-    return frozenset.intersection(*allowed) if allowed else frozenset(range(len(entries) + 1))
+    everywhere = frozenset(range(len(entries) + 1))
+    return everywhere.intersection(*allowed)
 
 
 def kept(entries: Sequence[Entry], *, pins: Collection[str]) -> frozenset[str]:

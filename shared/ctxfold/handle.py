@@ -1,0 +1,191 @@
+"""What every handle on a session can do without a model: keep, edit, pin and compact. Each method has an async form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
+
+from ctxfold import editing
+from ctxfold.budget import Policy
+from ctxfold.compaction.apply import Outcome
+from ctxfold.engine import Added, Engine
+from ctxfold.errors import EmptyMessagesError, NotEnoughHistoryError
+from ctxfold.flow import Flow, arun, run
+from ctxfold.history.records import SessionKey
+from ctxfold.journal import Journal
+from ctxfold.messages import Message, Role, system, tool_result, user
+from ctxfold.ports import ContextBackend, TokenCounter
+
+__all__ = ["Input", "SessionHandle"]
+
+T = TypeVar("T")
+Input: TypeAlias = "str | Message | Sequence[Message]"
+
+
+class SessionHandle:
+    """One session of an engine, by its key."""
+
+    _engine: Engine
+    _key: SessionKey
+    _prompts: tuple[str, ...] | None
+    _create: bool
+    _turn: str | None
+
+    # identity
+
+    @property
+    def session(self) -> str:
+        return self._key.session
+
+    @property
+    def owner(self) -> str:
+        return self._key.owner
+
+    @property
+    def policy(self) -> Policy:
+        """The rules that this context was made with."""
+        return self._engine.rules
+
+    @property
+    def backend(self) -> ContextBackend | None:
+        return self._engine.ports.backend
+
+    @property
+    def counter(self) -> TokenCounter:
+        return self._engine.ports.counter
+
+    def new_id(self) -> str:
+        """A message id that was never given before."""
+        return self._engine.ports.ids.new()
+
+    def user_message(self, text: str) -> Message:
+        return user(text, id=self.new_id())
+
+    def system_message(self, text: str) -> Message:
+        return system(text, id=self.new_id())
+
+    def tool_message(self, tool_call_id: str, content: str, *, name: str | None = None) -> Message:
+        return tool_result(tool_call_id, content, id=self.new_id(), name=name)
+
+    def _messages(self, content: Input) -> tuple[Message, ...]:
+        if isinstance(content, str):
+            return (self.user_message(content),)
+        messages = (content,) if isinstance(content, Message) else tuple(content)
+        if not messages:
+            raise EmptyMessagesError("no message to send: give at least one")
+        return messages
+
+    # keeping
+
+    def add(self, messages: Input) -> Added:
+        """Store messages without asking the model; a known id with the same content is kept once."""
+        return self._run(self._add(self._messages(messages)))
+
+    async def aadd(self, messages: Input) -> Added:
+        return await self._arun(self._add(self._messages(messages)))
+
+    def _add(self, messages: Sequence[Message]) -> Flow[Added]:
+        journal = yield from self._journal()
+        added = yield from self._engine.add(journal, messages, turn_id=self._turn)
+        self._turn = added.turn_id
+        return added
+
+    def set_messages(self, messages: Sequence[Message], *, prompts: bool = False) -> None:
+        """Put messages in place of the whole conversation at once, with `prompts` of the system prompts too.
+
+        What was there stays in the archive.
+        """
+        self._turn = self._run(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
+
+    async def aset_messages(self, messages: Sequence[Message], *, prompts: bool = False) -> None:
+        self._turn = await self._arun(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
+
+    def update(self, index: int, message: Message) -> Message:
+        """Replace the live message at `index`; the old one is returned."""
+        return self._run(self._edit(lambda e, j: editing.update(e, j, index, message)))
+
+    async def aupdate(self, index: int, message: Message) -> Message:
+        return await self._arun(self._edit(lambda e, j: editing.update(e, j, index, message)))
+
+    def insert(self, index: int, message: Message) -> None:
+        """Insert before live message `index`; never inside a tool round."""
+        self._run(self._edit(lambda e, j: editing.insert(e, j, index, message)))
+
+    async def ainsert(self, index: int, message: Message) -> None:
+        await self._arun(self._edit(lambda e, j: editing.insert(e, j, index, message)))
+
+    def remove(self, index: int) -> tuple[Message, ...]:
+        """Remove live message `index`, with its tool round; what went."""
+        return self._run(self._edit(lambda e, j: editing.remove(e, j, index)))
+
+    async def aremove(self, index: int) -> tuple[Message, ...]:
+        return await self._arun(self._edit(lambda e, j: editing.remove(e, j, index)))
+
+    def pop(self) -> tuple[Message, ...]:
+        """Remove the newest live message, with its tool round; what went."""
+        return self._run(self._edit(editing.pop))
+
+    async def apop(self) -> tuple[Message, ...]:
+        return await self._arun(self._edit(editing.pop))
+
+    def retain(self, role: Role) -> tuple[Message, ...]:
+        """Keep only one role's live messages; what went."""
+        return self._run(self._edit(lambda e, j: editing.retain(e, j, role)))
+
+    async def aretain(self, role: Role) -> tuple[Message, ...]:
+        return await self._arun(self._edit(lambda e, j: editing.retain(e, j, role)))
+
+    def clear(self, *, prompts: bool = False) -> tuple[Message, ...]:
+        """Empty the conversation, system prompts only with `prompts`; the archive keeps what was there."""
+        return self._run(self._edit(lambda e, j: editing.clear(e, j, prompts=prompts)))
+
+    async def aclear(self, *, prompts: bool = False) -> tuple[Message, ...]:
+        return await self._arun(self._edit(lambda e, j: editing.clear(e, j, prompts=prompts)))
+
+    def pin(self, *message_ids: str) -> None:
+        """Keep messages verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
+        self._run(self._edit(lambda e, j: editing.pin(e, j, message_ids)))
+
+    async def apin(self, *message_ids: str) -> None:
+        await self._arun(self._edit(lambda e, j: editing.pin(e, j, message_ids)))
+
+    def unpin(self, *message_ids: str) -> None:
+        self._run(self._edit(lambda e, j: editing.unpin(e, j, message_ids)))
+
+    async def aunpin(self, *message_ids: str) -> None:
+        await self._arun(self._edit(lambda e, j: editing.unpin(e, j, message_ids)))
+
+    def compact(self) -> Outcome:
+        """Compact now; NotEnoughHistoryError when nothing may be compacted."""
+        return _needed(self._run(self._edit(lambda e, j: e.compact(j))))
+
+    async def acompact(self) -> Outcome:
+        return _needed(await self._arun(self._edit(lambda e, j: e.compact(j))))
+
+    def undo(self) -> None:
+        """Take back the last compaction or edit."""
+        self._run(self._edit(editing.undo))
+
+    async def aundo(self) -> None:
+        await self._arun(self._edit(editing.undo))
+
+    # driving
+
+    def _journal(self) -> Flow[Journal]:
+        return (yield from self._engine.open(self._key, create=self._create, prompts=self._prompts))
+
+    def _edit(self, change: Callable[[Engine, Journal], Flow[T]]) -> Flow[T]:
+        journal = yield from self._journal()
+        return (yield from change(self._engine, journal))
+
+    def _run(self, flow: Flow[T]) -> T:
+        return run(flow, self._engine.ports)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await arun(flow, self._engine.ports)
+
+
+def _needed(outcome: Outcome) -> Outcome:
+    if not outcome.compacted:
+        raise NotEnoughHistoryError(f"nothing was compacted: {outcome.reason}")
+    return outcome
