@@ -55,6 +55,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory):
         summarizer: a LangChain chat model or a backend; None writes extractive summaries.
         owner: whose session it is.
         counter: counts tokens; None takes tiktoken.
+        overhead_tokens: what the chain adds to the messages: its own prompt, tools and the new question.
         create: False raises SessionNotFoundError for a session that is not in the store.
         policy: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
     """
@@ -72,6 +73,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory):
         *,
         owner: str = "default",
         counter: TokenCounter | TextCounter | None = None,
+        overhead_tokens: int = 0,
         create: bool = True,
         **policy: Any,
     ) -> None:
@@ -80,21 +82,22 @@ class CtxChatMessageHistory(BaseChatMessageHistory):
             store=store, context_window=context_window, summarizer=summarizer, counter=counter, policy=policy
         )
         try:
-            self._bind(sessions, _Failures(), session_key(session_id, owner))
+            self._bind(sessions, _Failures(), session_key(session_id, owner), overhead_tokens)
             self._context, self._owned = sessions.at(session_id, owner, create=create), True
         except BaseException:
             sessions.close()
             raise
 
     @classmethod
-    def over(cls, sessions: Sessions, failures: _Failures, key: SessionKey) -> Self:
+    def over(cls, sessions: Sessions, failures: _Failures, key: SessionKey, overhead_tokens: int) -> Self:
         """A handle on a session that is opened at its first use."""
         handle = cls.__new__(cls)
-        handle._bind(sessions, failures, key)
+        handle._bind(sessions, failures, key, overhead_tokens)
         return handle
 
-    def _bind(self, sessions: Sessions, failures: _Failures, key: SessionKey) -> None:
+    def _bind(self, sessions: Sessions, failures: _Failures, key: SessionKey, overhead_tokens: int) -> None:
         self._key = key
+        self._overhead_tokens = overhead_tokens
         self._sessions = sessions
         self._failures = failures
 
@@ -105,12 +108,14 @@ class CtxChatMessageHistory(BaseChatMessageHistory):
         context_window: int | None = None,
         summarizer: Any = None,
         counter: TokenCounter | TextCounter | None = None,
+        overhead_tokens: int = 0,
         **policy: Any,
     ) -> HistoryFactory:
         """A `get_session_history` for RunnableWithMessageHistory: a new handle per call over one engine and one store."""
-        return HistoryFactory(
-            Sessions(store=store, context_window=context_window, summarizer=summarizer, counter=counter, policy=policy)
+        sessions = Sessions(
+            store=store, context_window=context_window, summarizer=summarizer, counter=counter, policy=policy
         )
+        return HistoryFactory(sessions, overhead_tokens)
 
     @property
     def context(self) -> AgentContext:
@@ -130,7 +135,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory):
         self._failures.tell(self._key)
         if self._snapshot is None:
             with translated():
-                self._snapshot = self.context.window().messages
+                self._snapshot = self.context.window(overhead_tokens=self._overhead_tokens).messages
         return [to_langchain(m) for m in self._snapshot]
 
     async def aget_messages(self) -> list[BaseMessage]:
@@ -138,7 +143,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory):
         if self._snapshot is None:
             context = await self.acontext()
             with translated():
-                self._snapshot = (await context.awindow()).messages
+                self._snapshot = (await context.awindow(overhead_tokens=self._overhead_tokens)).messages
         return [to_langchain(m) for m in self._snapshot]
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
@@ -218,12 +223,14 @@ class HistoryFactory:
     The parameters are those that `history_factory_config` names: `session_id`, and `owner` where users must be kept apart.
     """
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, overhead_tokens: int = 0) -> None:
         self._sessions = sessions
+        self._overhead_tokens = overhead_tokens
         self._failures = _Failures()
 
     def __call__(self, session_id: str, owner: str = "default") -> CtxChatMessageHistory:
-        return CtxChatMessageHistory.over(self._sessions, self._failures, session_key(session_id, owner))
+        key = session_key(session_id, owner)
+        return CtxChatMessageHistory.over(self._sessions, self._failures, key, self._overhead_tokens)
 
     def close(self) -> None:
         self._sessions.close()

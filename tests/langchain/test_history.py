@@ -318,3 +318,16 @@ def test_importing_the_face_is_light_and_warns_of_nothing() -> None:
         "[getattr(langchain_ctx, n) for n in langchain_ctx.__all__]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+async def test_room_is_left_for_what_the_chain_adds() -> None:
+    async def tokens(overhead: int) -> int:
+        with CtxChatMessageHistory.factory(
+            context_window=2_000, overhead_tokens=overhead, hard_ratio=1.0, soft_ratio=1.0
+        ) as factory:
+            for number in range(18):
+                factory("s").add_messages(turn(number))
+            assert len(await factory("s").aget_messages()) == len(factory("s").messages)
+            return factory("s").context.view().tokens
+
+    assert await tokens(900) <= 1_600 - 900 < await tokens(0)
