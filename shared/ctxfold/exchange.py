@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from ctxfold.budget import policy
 from ctxfold.editing import remove_ids, revert
 from ctxfold.effects import Complete, OpenStream
 from ctxfold.engine import Engine, Window
@@ -213,7 +214,10 @@ def _learn(engine: Engine, journal: Journal, error: BackendError) -> Flow[bool]:
     if limit is None or not 1 < limit < rules.context_window:
         return False
     reserve = min(rules.reply_reserve_tokens, max(1, limit // 5))
-    learnt = rules.model_copy(update={"context_window": limit, "reply_reserve_tokens": reserve})
+    summary = min(rules.summary_tokens, policy(limit, reply_reserve_tokens=reserve).summary_tokens)
+    learnt = rules.model_copy(
+        update={"context_window": limit, "reply_reserve_tokens": reserve, "summary_tokens": summary}
+    )
     body = PolicyChanged(learnt.model_dump_json(), engine.ports.counter.id)
     yield from append(journal, (draft(engine.ports, body),), engine.ports)
     return True

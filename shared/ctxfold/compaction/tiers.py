@@ -13,6 +13,8 @@ from ctxfold.ports import TokenCounter
 
 __all__ = ["choose_cut", "decide", "summary_limit"]
 
+HEADING_TOKENS = 32  # a summary's limit is for its text: role and heading come on top
+
 
 def decide(view: View, facts: Facts, *, rules: Policy, counter: TokenCounter) -> Decision:
     """The cheapest step that frees enough, or the reason for none. Constant time while no trigger fires."""
@@ -52,7 +54,9 @@ def _clear(view: View, facts: Facts, rules: Policy, counter: TokenCounter, reaso
 
 def _enough(plan: Plan, facts: Facts, rules: Policy) -> bool:
     freed = plan.tokens_before - plan.tokens_after
-    fits = plan.tokens_after + facts.overhead_tokens <= rules.soft_ratio * rules.budget_tokens
+    # half-way between the triggers: the newest half of the budget is never pruned, so the soft one itself is seldom reached
+    target = (rules.soft_ratio + max(rules.soft_ratio, rules.hard_ratio)) / 2
+    fits = plan.tokens_after + facts.overhead_tokens <= target * rules.budget_tokens
     return freed >= rules.min_free_ratio * rules.budget_tokens and fits
 
 
@@ -81,7 +85,9 @@ def _span(entries: Sequence[Entry], facts: Facts, rules: Policy, *, older: Seque
     keep = kept(entries, pins=facts.pins)
     cut = choose_cut(entries, rules, keep_more=facts.mode != "forced", overhead_tokens=facts.overhead_tokens)
     covered = [e for e in entries[:cut] if e.id not in keep]
-    return (*older, *covered) if covered else ()
+    # a summary from the days of a larger window is shortened even when nothing else may go with it
+    outgrown = sum(e.tokens for e in older) > rules.summary_tokens + HEADING_TOKENS
+    return (*older, *covered) if covered or outgrown else ()
 
 
 def choose_cut(entries: Sequence[Entry], rules: Policy, *, keep_more: bool = True, overhead_tokens: int = 0) -> int:

@@ -1,0 +1,271 @@
+"""Asking: what is stored when it works, and what is left when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ctxfold import AgentContext, MemoryStore, OpenAIChatBackend, ScriptedBackend, ToolSpec
+from ctxfold.errors import BackendError, ContextOverflowError, OrphanToolResultError
+from ctxfold.exchange import Question
+from ctxfold.history.records import SessionKey
+from ctxfold.messages import Message, Usage, assistant, tool_result, user
+from ctxfold.stream import ContentFirst, Thinking
+from ctxfold.testing import ModelServer
+from tests.core.driven import Driven, call, context, scripted, text_of, turns
+
+Make = Callable[..., Driven]
+DOWN = BackendError("down", kind="server")
+
+
+def open_turns(ctx: Driven) -> int:
+    return len(ctx.ctx._engine._journals[ctx.ctx._key].state.open)
+
+
+def test_a_turn_and_the_next_request_extends_it(make: Make) -> None:
+    backend = scripted("hello", "again")
+    ctx = make(backend, system="Be brief.")
+    reply = ctx.send("hi")
+    assert reply.message.text == "hello"
+    ctx.send("more")
+    first, second = (list(r.messages) for r in backend.requests)
+    assert [m.role for m in second] == ["system", "user", "assistant", "user"]
+    assert second[: len(first)] == first
+    assert [m.text for m in ctx.view().messages] == ["Be brief.", "hi", "hello", "more", "again"]
+    assert ctx.usage().prefix.breaks == ()
+    assert ctx.usage().prefix.reused_tokens > 0
+
+
+def test_a_stream_brings_what_send_brings(make: Make) -> None:
+    said = assistant("an answer in pieces", id="m", reasoning="let me think")
+    ctx = make(scripted(said))
+    events = ctx.send_stream("hi")
+    assert isinstance(events[0], Thinking)
+    assert any(isinstance(e, ContentFirst) for e in events)
+    stored = ctx.view().messages[-1]
+    assert (stored.text, stored.reasoning) == (said.text, said.reasoning)
+    assert open_turns(ctx) == 0
+
+
+def test_tool_rounds_stay_private_until_the_turn_ends(make: Make) -> None:
+    parallel = assistant("", id="m1", calls=[call("c1"), call("c2")])
+    backend = scripted(parallel, "done")
+    ctx = make(backend)
+    ctx.send("look", tools=(ToolSpec("look"),))
+    assert ctx.view().messages == ()
+    results = [tool_result("c1", "one", id="r1"), tool_result("c2", "two", id="r2")]
+    with pytest.raises(OrphanToolResultError, match="'c9'"):
+        ctx.send([results[0], tool_result("c9", "x", id="r9")])
+    ctx.send(results)
+    assert [m.role for m in backend.requests[1].messages] == ["user", "assistant", "tool", "tool"]
+    assert len(ctx.view().messages) == 5
+
+
+def test_a_question_that_skips_pending_calls_leaves_no_orphan(make: Make) -> None:
+    backend = scripted(assistant("", id="m1", calls=[call("c1")]), "fine")
+    ctx = make(backend)
+    ctx.send("look")
+    ctx.send("never mind")
+    assert [m.text for m in backend.requests[1].messages] == ["never mind"]
+
+
+@pytest.mark.parametrize("ask", ["send", "send_stream"])
+def test_a_failure_leaves_the_session_as_it_was_and_can_be_tried_again(make: Make, ask: str) -> None:
+    ctx = make(scripted("one", DOWN, "two"))
+    ctx.send("hi")
+    before = ctx.view().messages
+    question = user("again", id="q")
+    with pytest.raises(BackendError, match="down"):
+        getattr(ctx, ask)(question)
+    assert ctx.view().messages == before
+    assert open_turns(ctx) == 0
+    getattr(ctx, ask)(question)
+    assert [m.text for m in ctx.view().messages] == ["hi", "one", "again", "two"]
+    assert ctx.get("q") == question
+
+
+def test_results_may_be_sent_again_after_a_failure(make: Make) -> None:
+    backend = scripted(assistant("", id="m1", calls=[call("c1")]), DOWN, "done")
+    ctx = make(backend)
+    ctx.send("look")
+    result = tool_result("c1", "found", id="r1")
+    with pytest.raises(BackendError):
+        ctx.send(result)
+    ctx.send(result)
+    assert [m.role for m in backend.requests[2].messages] == ["user", "assistant", "tool"]
+    assert [m.role for m in ctx.view().messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_a_reply_id_that_comes_twice_gets_a_new_one(make: Make) -> None:
+    same = assistant("same", id="fixed")
+    ctx = make(scripted(same, same))
+    assert ctx.send("one").message.id == "fixed"
+    assert ctx.send("two").message.id != "fixed"
+    assert [m.text for m in ctx.view().messages] == ["one", "same", "two", "same"]
+
+
+@pytest.mark.parametrize(("on_abort", "left"), [("discard", []), ("keep_partial", ["hi", "A long "])])
+def test_a_stream_given_up(make: Make, on_abort: str, left: list[str]) -> None:
+    ctx = make(scripted("A long answer that nobody reads", piece_chars=7))
+    ctx.send_stream("hi", stop_after=1, on_abort=on_abort)
+    assert [m.text for m in ctx.view().messages] == left
+    assert open_turns(ctx) == 0
+    if left:
+        assert ctx.view().messages[-1].finish_reason == "aborted"
+
+
+def test_a_partial_tool_call_is_never_kept(make: Make) -> None:
+    said = assistant("thinking of it", id="m", calls=[call("c1", '{"a": 1}')])
+    ctx = make(scripted(said, piece_chars=100))
+    ctx.send_stream("hi", stop_after=2, on_abort="keep_partial")
+    assert [m.tool_calls for m in ctx.view().messages] == [(), ()]
+
+
+@pytest.mark.parametrize("on_abort", ["discard", "keep_partial"])
+async def test_a_cancelled_stream(on_abort: Any) -> None:
+    started = asyncio.Event()
+
+    async def read(ctx: AgentContext) -> None:
+        async for _ in ctx.asend_stream("hi", on_abort=on_abort):
+            started.set()
+            await asyncio.sleep(60)
+
+    with context(scripted("a long answer", piece_chars=4)) as ctx:
+        task = asyncio.create_task(read(ctx))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(50):
+            if len(ctx.view().messages) == (2 if on_abort == "keep_partial" else 0):
+                break
+            await asyncio.sleep(0.01)
+        assert [m.text for m in ctx.view().messages] == (["hi", "a lo"] if on_abort == "keep_partial" else [])
+
+
+class SlowStore(MemoryStore):
+    """Appends that are written at once and acknowledged late, so that a cancellation falls in between."""
+
+    async def aappend(self, *args: Any, **kwargs: Any) -> Any:
+        written = self.append(*args, **kwargs)
+        await asyncio.sleep(0.04)
+        return written
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.04, 0.06, 0.07])
+async def test_a_cancellation_at_any_moment_leaves_all_or_nothing(after_s: float) -> None:
+    with SlowStore() as store, context(scripted("one", "two", "three"), store=store) as ctx:
+        task = asyncio.create_task(ctx.asend("hi"))
+        await asyncio.sleep(after_s)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [m.text for m in ctx.view().messages] in ([], ["hi", "one"])
+        assert not ctx._engine._journals[ctx._key].state.open
+        before = list(ctx.view().messages)
+        await ctx.asend("again")
+        assert next(m.text for m in ctx.view().messages[len(before) :]) == "again"
+
+
+def test_an_overflow_teaches_the_limit(make: Make) -> None:
+    with ModelServer(model="lookup", context_window=600) as server:
+        backend = OpenAIChatBackend(provider="generic", model="lookup", base_url=server.base_url, api_key="x")
+        ctx = make(backend, context_window=50_000, max_tokens=100)
+        ctx.add(turns(40))
+        events: list[Any] = []
+        ctx.subscribe(events.append)
+        reply = ctx.send("What is question 39 about?")
+        assert reply.message.text
+        assert ctx.usage().budget_tokens < 600
+        assert ctx.usage().compactions >= 1
+        backend.close()
+
+
+def test_an_overflow_that_cannot_be_helped(make: Make) -> None:
+    full = BackendError("too long", kind="context_overflow")
+    ctx = make(scripted(full, full, full, full))
+    with pytest.raises(ContextOverflowError, match="too long"):
+        ctx.send("hi")
+    with pytest.raises(ContextOverflowError, match="automatic compaction is off"):
+        ctx.send("hi", auto_compact=False)
+    assert ctx.view().messages == ()
+
+
+def test_usage_is_summed_once(make: Make) -> None:
+    def paid(name: str) -> Message:
+        from dataclasses import replace
+
+        return replace(assistant("text " * 30, id=name), usage=Usage(10, 5))
+
+    store = MemoryStore()
+    ctx = make(ScriptedBackend([paid(f"p{i}") for i in range(40)]), store=store)
+    for i in range(30):
+        ctx.send(f"question {i}")
+    ctx.send_stream("streamed")
+    usage = ctx.usage()
+    assert usage.compactions > 0
+    assert (usage.reported, usage.replies, usage.turns) == (Usage(310, 155), 31, 31)
+    other = make(store=store).usage()
+    assert (other.reported, other.replies, other.turns, other.compactions) == (
+        usage.reported,
+        usage.replies,
+        usage.turns,
+        usage.compactions,
+    )
+
+
+def test_scratch_travels_and_is_not_stored(make: Make) -> None:
+    backend = scripted("one", "two", scratch_role="system")
+    ctx = make(backend)
+    ctx.send("hi", scratch="It is Monday.")
+    assert [m.text for m in backend.requests[0].messages] == ["hi", "It is Monday."]
+    assert "Monday" not in text_of(ctx.view().messages)
+    before_user = scripted("one", scratch_role="user")
+    make(before_user).send("hi", scratch="It is Monday.")
+    assert [m.text for m in before_user.requests[0].messages] == ["It is Monday.", "hi"]
+
+
+def ask(ctx: Driven, messages: list[Message], given: set[str]) -> None:
+    ctx.ask(Question(SessionKey("default", "default"), messages, given_ids=frozenset(given)))
+
+
+def test_a_full_list_is_recognised_by_ids(make: Make) -> None:
+    backend = scripted("one", "two", "three")
+    ctx = make(backend)
+    first = [user("q1", id="u1")]
+    ask(ctx, first, {"u1"})
+    stored = ctx.view().messages
+    full = [*stored, user("q2", id="u2")]
+    ask(ctx, full, {m.id for m in full})
+    assert [m.text for m in backend.requests[1].messages] == ["q1", "one", "q2"]
+    ask(ctx, full, {m.id for m in full})
+    assert [m.text for m in ctx.view().messages] == ["q1", "one", "q2", "three"], "asked anew: the old reply gives way"
+
+
+def test_a_failed_regeneration_keeps_the_old_reply(make: Make) -> None:
+    ctx = make(scripted("one", DOWN))
+    ask(ctx, [user("q1", id="u1")], {"u1"})
+    before = ctx.view().messages
+    with pytest.raises(BackendError):
+        ask(ctx, [user("q1", id="u1")], {"u1"})
+    assert ctx.view().messages == before
+
+
+def test_a_full_list_without_ids_is_recognised_by_content(make: Make) -> None:
+    backend = scripted("one", "two")
+    ctx = make(backend)
+    ask(ctx, [user("q1", id="x1")], set())
+    ask(ctx, [user("q1", id="y1"), assistant("one", id="y2"), user("q2", id="y3")], set())
+    assert [m.text for m in backend.requests[1].messages] == ["q1", "one", "q2"]
+
+
+def test_a_delta_in_a_tool_turn_goes_on_with_it(make: Make) -> None:
+    backend = scripted(assistant("", id="m1", calls=[call("c1")]), "done")
+    ctx = make(backend)
+    ask(ctx, [user("q1", id="u1")], {"u1"})
+    full = [user("q1", id="u1"), assistant("", id="m1", calls=[call("c1")]), tool_result("c1", "found", id="r1")]
+    ask(ctx, full, {"u1", "m1", "r1"})
+    assert [m.id for m in backend.requests[1].messages] == ["u1", "m1", "r1"]
