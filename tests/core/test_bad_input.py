@@ -147,7 +147,7 @@ def test_a_window_too_small_for_prompt_and_reserve() -> None:
 
 def test_sessions_that_do_not_exist(make: Make, tmp_path: Path) -> None:
     with MemoryStore() as store:
-        with pytest.raises(SessionNotFoundError, match="'nobody'.*check the name"):
+        with pytest.raises(SessionNotFoundError, match=r"'nobody'.*check the name"):
             make(store=store, session="nobody", create=False)
         other = Driven(make(store=store).ctx.at("nobody", create=False), None)
         for read in (other.window, other.explain, lambda: other.export_jsonl(tmp_path / "x"), other.usage):
@@ -174,7 +174,7 @@ def test_corrupt_and_foreign_stores(tmp_path: Path) -> None:
         context(store=f"sqlite:///{tmp_path / 'broken.db'}")
     with pytest.raises(ConfigError, match="use sqlite"):
         context(store="mongodb://x")
-    with pytest.raises(ConfigError, match="no folder.*create it"):
+    with pytest.raises(ConfigError, match=r"no folder.*create it"):
         context(store=f"sqlite:///{tmp_path / 'no' / 'such' / 'folder' / 'a.db'}")
 
 

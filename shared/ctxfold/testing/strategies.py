@@ -73,7 +73,11 @@ def argument_texts() -> st.SearchStrategy[str]:
     values = st.one_of(st.none(), st.booleans(), st.integers(), texts(max_size=10))
     spaced = st.sampled_from([(",", ":"), (", ", ": "), (" ,", " :")])
     objects = st.dictionaries(texts(max_size=6), values, max_size=3)
-    return st.builds(lambda value, sep: json.dumps(value, separators=sep), objects, spaced)
+    return st.builds(_dumped, objects, spaced)
+
+
+def _dumped(value: dict[str, object], separators: tuple[str, str]) -> str:
+    return json.dumps(value, separators=separators)
 
 
 def messages(ids: st.SearchStrategy[str] | None = None) -> st.SearchStrategy[Message]:

@@ -1,0 +1,72 @@
+"""Typed use of the public API: read by mypy and pyright, never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import assert_type
+
+from ctxfold import (
+    AgentContext,
+    HistoryCompacted,
+    MemoryStore,
+    Message,
+    OpenAIChatBackend,
+    Reply,
+    ScriptedBackend,
+    SessionUsage,
+    SqlStore,
+    StreamEvent,
+    ToolSpec,
+    Window,
+)
+from ctxfold.engine import Added
+from ctxfold.events import Event
+from ctxfold.explain import Explanation, MessageExplanation
+from ctxfold.messages import user
+
+
+def sync_use(path: Path) -> None:
+    backend = OpenAIChatBackend(provider="generic", model="lookup", base_url="http://127.0.0.1:9/v1", api_key="x")
+    with AgentContext(backend, session="s", store="sqlite:///chat.db", context_window=8_000, system="Be brief.") as ctx:
+        assert_type(ctx.send("hello", max_tokens=10, tools=(ToolSpec("look"),)), Reply)
+        for event in ctx.send_stream("hello", on_abort="keep_partial"):
+            assert_type(event, StreamEvent)
+        assert_type(ctx.add([user("a", id="1")]), Added)
+        assert_type(ctx.window(recall=True), Window)
+        assert_type(ctx.window().messages, tuple[Message, ...])
+        assert_type(ctx.usage(), SessionUsage)
+        assert_type(ctx.explain(), Explanation)
+        assert_type(ctx.explain_message("1"), MessageExplanation)
+        assert_type(ctx.get("1"), Message)
+        assert_type(ctx.update(0, user("b", id="1")), Message)
+        assert_type(ctx.remove(0), tuple[Message, ...])
+        assert_type(ctx.retain("user"), tuple[Message, ...])
+        assert_type(ctx.export_jsonl(path), int)
+        assert_type(ctx.at("other", owner="me"), AgentContext)
+        ctx.pin("1", "2")
+        ctx.compact()
+        ctx.undo()
+        stop = ctx.subscribe(heard)
+        stop()
+
+
+async def async_use() -> None:
+    async with AgentContext(ScriptedBackend(["hi"]), store=MemoryStore(), context_window=100) as ctx:
+        assert_type(await ctx.asend("hello"), Reply)
+        async for event in ctx.asend_stream("hello"):
+            assert_type(event, StreamEvent)
+        assert_type(await ctx.aadd("x"), Added)
+        assert_type(await ctx.awindow(), Window)
+        await ctx.apin("1")
+        await ctx.acompact()
+        await ctx.aundo()
+
+
+def heard(event: Event) -> None:
+    if isinstance(event, HistoryCompacted):
+        assert_type(event.problems, tuple[str, ...])
+
+
+def stores() -> None:
+    with SqlStore("sqlite://") as store:
+        AgentContext(store=store, context_window=100, hard_ratio=0.8)
