@@ -1,0 +1,116 @@
+"""One transcript through every face: the same window, whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+
+from ctxfold import AgentContext, Message, RatioCounter, ScriptedBackend
+from ctxfold.demo.story import Turn, load_story
+from langchain_ctx import ChatCtx, CtxChatMessageHistory
+from llamaindex_ctx import CtxMemory
+
+WINDOW = 3_500
+TURNS = load_story().turns[:60]
+SETTINGS = {"context_window": WINDOW, "counter": RatioCounter(), "recall_ratio": 0.0}
+
+
+def canonical(messages: tuple[Message, ...]) -> list[str]:
+    """What a model sees of each message; ids differ from run to run."""
+    return [
+        json.dumps([m.role, m.kind, m.text, [(c.name, json.loads(c.arguments)) for c in m.tool_calls]], sort_keys=True)
+        for m in messages
+    ]
+
+
+def langchain_messages(turn: Turn) -> list[BaseMessage]:
+    messages: list[BaseMessage] = [HumanMessage(turn.user)]
+    for step in turn.rounds:
+        calls = [{"id": c.id, "name": c.name, "args": c.arguments} for c in step.calls]
+        messages.append(AIMessage("", tool_calls=calls))
+        messages += [ToolMessage(r, tool_call_id=c.id) for c, r in zip(step.calls, step.results, strict=True)]
+    return [*messages, AIMessage(turn.answer)]
+
+
+def through_history(store: str) -> None:
+    with CtxChatMessageHistory("s", store=store, **SETTINGS) as history:
+        for turn in TURNS:
+            history.add_messages(langchain_messages(turn))
+
+
+def through_chat_model(store: str) -> None:
+    """The whole list on every call, tool rounds and all; the summaries are extractive, as in the other faces."""
+    replies = [m for turn in TURNS for m in replies_of(turn)]
+    backend = ScriptedBackend(replies, context_window=WINDOW)
+    policy = {"recall_ratio": 0.0, "strategy": "truncate"}
+    with ChatCtx(
+        backend=backend, session="s", store=store, context_window=WINDOW, counter=RatioCounter(), policy=policy
+    ) as chat:
+        told: list[BaseMessage] = []
+        for turn in TURNS:
+            for message in langchain_messages(turn):
+                if isinstance(message, AIMessage):
+                    told.append(chat.invoke(told))
+                else:
+                    told.append(message)
+
+
+def replies_of(turn: Turn) -> list[Message]:
+    from ctxfold.messages import ToolCallPart, assistant
+
+    made = [
+        assistant(
+            "", id=f"r-{s.calls[0].id}", calls=[ToolCallPart(c.id, c.name, json.dumps(c.arguments)) for c in s.calls]
+        )
+        for s in turn.rounds
+    ]
+    return [*made, assistant(turn.answer, id=f"r-{hash(turn.user)}")]
+
+
+def through_memory(store: str) -> None:
+    memory = CtxMemory.from_defaults(session_id="s", store=store, **SETTINGS)
+    for turn in TURNS:
+        memory.put(ChatMessage(role=MessageRole.USER, content=turn.user))
+        scratchpad: list[ChatMessage] = []
+        for step in turn.rounds:
+            blocks = [ToolCallBlock(tool_call_id=c.id, tool_name=c.name, tool_kwargs=c.arguments) for c in step.calls]
+            scratchpad.append(ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks))
+            scratchpad += [
+                ChatMessage(role=MessageRole.TOOL, content=r, additional_kwargs={"tool_call_id": c.id})
+                for c, r in zip(step.calls, step.results, strict=True)
+            ]
+        memory.put_messages([*scratchpad, ChatMessage(role=MessageRole.ASSISTANT, blocks=[TextBlock(text=turn.answer)])])
+    memory.close()
+
+
+@pytest.mark.parametrize("face", [through_history, through_memory])
+def test_history_and_memory_leave_the_same_window(face: Callable[[str], None], tmp_path: Path) -> None:
+    face(f"sqlite:///{tmp_path / 'face.db'}")
+    plain(f"sqlite:///{tmp_path / 'plain.db'}", strategy="tiered")
+    assert window_of(tmp_path / "face.db") == window_of(tmp_path / "plain.db")
+
+
+def test_the_chat_model_leaves_the_same_window(tmp_path: Path) -> None:
+    through_chat_model(f"sqlite:///{tmp_path / 'face.db'}")
+    plain(f"sqlite:///{tmp_path / 'plain.db'}", strategy="truncate")
+    assert window_of(tmp_path / "face.db") == window_of(tmp_path / "plain.db")
+
+
+def plain(store: str, *, strategy: str) -> None:
+    """The same transcript through the engine alone, turn by turn."""
+    from langchain_ctx import from_langchain
+
+    with AgentContext(session="s", store=store, strategy=strategy, **SETTINGS) as context:
+        for turn in TURNS:
+            context.add([from_langchain(m) for m in langchain_messages(turn)])
+        assert context.usage().compactions > 2
+
+
+def window_of(path: Path) -> list[str]:
+    with AgentContext(session="s", store=f"sqlite:///{path}", create=False, **SETTINGS) as context:
+        return canonical(context.view().messages)
