@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from ctxfold.messages import Message, Usage, assistant, tool_result, user
 from ctxfold.stream import ContentFirst, Thinking
 from ctxfold.testing import ModelServer
 from tests.core.driven import Driven, call, context, scripted, text_of, turns
+from tests.properties.machine import assert_legal
 
 Make = Callable[..., Driven]
 DOWN = BackendError("down", kind="server")
@@ -269,3 +272,39 @@ def test_a_delta_in_a_tool_turn_goes_on_with_it(make: Make) -> None:
     full = [user("q1", id="u1"), assistant("", id="m1", calls=[call("c1")]), tool_result("c1", "found", id="r1")]
     ask(ctx, full, {"u1", "m1", "r1"})
     assert [m.id for m in backend.requests[1].messages] == ["u1", "m1", "r1"]
+
+
+def _answer(request: Any) -> str:
+    return f"answer to {request.messages[-1].text.split()[1]} " + "word " * 20
+
+
+async def test_many_tasks_ask_one_session_at_once() -> None:
+    backend = ScriptedBackend([_answer] * 60)
+    with context(backend, context_window=1_500, summarizer=scripted(*["short"] * 60)) as ctx:
+        await asyncio.gather(*(ctx.asend(f"question {i} " + "word " * 20, recall=False) for i in range(60)))
+        check_all_there(ctx, backend, 60)
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_many_threads_ask_one_session_at_once(tmp_path: Path, store: str) -> None:
+    backend = ScriptedBackend([_answer] * 48)
+    url = "memory://" if store == "memory" else f"sqlite:///{tmp_path / 'a.db'}"
+    with context(backend, context_window=1_500, store=url, summarizer=scripted(*["short"] * 60)) as ctx:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda i: ctx.send(f"question {i} " + "word " * 20, recall=False), range(48)))
+        check_all_there(ctx, backend, 48)
+
+
+def check_all_there(ctx: AgentContext, backend: ScriptedBackend, count: int) -> None:
+    for request in backend.requests:
+        assert_legal(request.messages)
+        own = request.messages[-1]
+        others = [m for m in request.messages[:-1] if m.role == "user" and m.kind == "message"]
+        answered = {m.text.split()[2] for m in request.messages if m.role == "assistant"}
+        assert {m.text.split()[1] for m in others[-3:]} <= answered, f"another open turn's message beside {own.text}"
+    usage = ctx.usage()
+    assert usage.turns == count
+    assert usage.compactions > 0
+    assert sum(b.zone == "summary" for b in ctx.explain().blocks) == 1
+    other = context(store=ctx._engine.ports.store, context_window=1_500, create=False)
+    assert other.view().messages == ctx.view().messages
