@@ -383,3 +383,12 @@ def test_recall_finds_what_left_the_view(make: Make) -> None:
     assert not [m for m in backend.requests[2].messages if m.kind == "section"]
     assert "blue flowerpot" in ctx.window(recall=True, question="And the spare key?").recalled
     assert all(MESSAGES.count_all(r.messages) <= 1_200 for r in backend.requests)
+
+
+def test_two_large_questions_in_a_row(make: Make) -> None:
+    backend = scripted("one", "two")
+    ctx = make(backend, summarizer=OracleSummarizer(MESSAGES))
+    ctx.send(user("word " * 400 + fact("first"), id="u1"))
+    ctx.send(user("word " * 400 + fact("second"), id="u2"))
+    assert [m.id for m in backend.requests[1].messages][-1] == "u2"
+    assert facts(text_of(backend.requests[1].messages)) == ["first", "second"]

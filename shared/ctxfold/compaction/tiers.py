@@ -67,6 +67,10 @@ def _summarize(view: View, facts: Facts, rules: Policy, reason: str) -> Decision
     if view.turn and facts.turn_id is not None:
         own = _span(view.turn, facts, rules, older=())
         plans.append(_plan(view, own, rules, reason, turn_id=facts.turn_id))
+    if facts.mode == "cap" and any(e.message.role == "user" and e.message.kind == "message" for e in view.turn):
+        # the newest user message is the turn's own: the one before it may go where nothing else makes enough room
+        session = _span(view.live, facts, rules, older=view.compressed, question=False)
+        plans.append(_plan(view, session, rules, reason, turn_id=None))
     needed = rules.min_free_ratio * rules.budget_tokens if facts.mode == "close" else 1
     useful = [p for p in plans if p is not None and p.tokens_before - p.tokens_after >= needed]
     fitting = [p for p in useful if p.tokens_after + facts.overhead_tokens <= rules.budget_tokens]
@@ -81,8 +85,10 @@ def _summarize(view: View, facts: Facts, rules: Policy, reason: str) -> Decision
     )
 
 
-def _span(entries: Sequence[Entry], facts: Facts, rules: Policy, *, older: Sequence[Entry]) -> tuple[Entry, ...]:
-    keep = kept(entries, pins=facts.pins)
+def _span(
+    entries: Sequence[Entry], facts: Facts, rules: Policy, *, older: Sequence[Entry], question: bool = True
+) -> tuple[Entry, ...]:
+    keep = kept(entries, pins=facts.pins, question=question)
     cut = choose_cut(entries, rules, keep_more=facts.mode != "forced", overhead_tokens=facts.overhead_tokens)
     covered = [e for e in entries[:cut] if e.id not in keep]
     # a summary from the days of a larger window is shortened even when nothing else may go with it

@@ -45,14 +45,17 @@ def legal_cuts(entries: Sequence[Entry], *, rules: Iterable[CutRule] = DEFAULT_R
     return everywhere.intersection(*allowed)
 
 
-def kept(entries: Sequence[Entry], *, pins: Collection[str]) -> frozenset[str]:
-    """Ids that stay verbatim even left of a cut: system messages, the newest user message, pins with their whole round."""
+def kept(entries: Sequence[Entry], *, pins: Collection[str], question: bool = True) -> frozenset[str]:
+    """Ids that stay verbatim even left of a cut: system messages, the newest user message, pins with their whole round.
+
+    Without `question` the newest user message is none of them: it stands elsewhere, in the turn that asks.
+    """
     ids = {e.id for e in entries if e.message.role == "system" and e.message.kind == "message"}
     newest = next(
         (e.id for e in reversed(entries) if e.message.role == "user" and e.message.kind == "message"),
         None,
     )
-    if newest is not None:
+    if newest is not None and question:
         ids.add(newest)
     if pins:
         for index, entry in enumerate(entries):
