@@ -132,7 +132,7 @@ class Answer:
         self._deadline_s = deadline_s
         self._parser = call.parser()
         self._chunks: deque[Chunk] = deque()
-        self._next_read = Read(call.idle_timeout_s)
+        self.next_read = Read(call.idle_timeout_s)
         self._ended = False
         self._drained = False
         self.started = False
@@ -152,23 +152,31 @@ class Answer:
 
     def wait(self) -> Steps[None]:
         """Takes in the next bytes. Until the first event one deadline holds, afterwards each pause has its own."""
-        parser = self._parser
-        read = self._next_read if self.started else Read(max(self._deadline_s - self._call.now_s(), 0.0))
+        read = self.next_read if self.started else Read(max(self._deadline_s - self._call.now_s(), 0.0))
         try:
             data: bytes = yield read
         except BackendError as error:
-            # an answer that has its finish reason only lacks its epilogue
-            if not parser.complete:
-                parser.error = error
-                self._ended = self._drained = True
-                return
-            data = b""
+            self.broke_off(error)
+        else:
+            self.take_in(data)
+
+    def take_in(self, data: bytes) -> None:
+        """The next bytes of the body, b"" at its end."""
+        parser = self._parser
         if data:
             self._take(parser.feed(data))
         else:
             self._drained = True
             self._take(parser.close())
         self._ended = not data or parser.done or parser.error is not None
+
+    def broke_off(self, error: BackendError) -> None:
+        """The body ended badly: an answer that has its finish reason only lacks its epilogue."""
+        if self._parser.complete:
+            self.take_in(b"")
+        else:
+            self._parser.error = error
+            self._ended = self._drained = True
 
     def _take(self, chunks: list[Chunk]) -> None:
         self._chunks.extend(chunks)
@@ -184,6 +192,11 @@ class Answer:
                 self._drained = not (yield Read(max(deadline - self._call.now_s(), 0.001)))
             except BackendError:
                 self._drained = True  # the answer is complete: only the connection is lost
+
+    @property
+    def flowing(self) -> bool:
+        """Whether all that is left to do is to read on."""
+        return self.started and not self._ended
 
     @property
     def pending(self) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 import types
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from functools import partial
 from typing import Any, assert_never, cast
 from urllib.parse import urlsplit
@@ -192,7 +192,7 @@ class HttpChannel(_Base):
         except (httpx.HTTPError, OSError) as error:
             raise self._in_head(error) from error
         self._response = response
-        self._body = response.iter_bytes()
+        self._body = response.iter_raw() if _as_sent(response) else response.iter_bytes()
         sock = _socket(response)
         self._guard = Guard(sock) if sock is not None else None
         return Head(response.status_code, dict(response.headers))
@@ -263,7 +263,7 @@ class AsyncHttpChannel(_Base):
         except (httpx.HTTPError, OSError) as error:
             raise self._in_head(error) from error
         self._response = response
-        self._body = response.aiter_bytes()
+        self._body = response.aiter_raw() if _as_sent(response) else response.aiter_bytes()
         return Head(response.status_code, dict(response.headers))
 
     async def _anote(self, event: str, info: object) -> None:
@@ -273,8 +273,15 @@ class AsyncHttpChannel(_Base):
         if self._body is None:
             return b""
         self._timeout_s = timeout_s
+        begun = self._body.__anext__().__await__()
         try:
-            return await _within(timeout_s, self._body.__anext__())
+            try:
+                waits_for = next(begun)
+            except StopIteration as stop:
+                # had without waiting, and without a timer, which would cost more than the bytes
+                return cast("bytes", stop.value)
+            async with asyncio.timeout(timeout_s):
+                return await _resumed(begun, waits_for)
         except StopAsyncIteration:
             return b""
         except TimeoutError as error:
@@ -293,17 +300,6 @@ class AsyncHttpChannel(_Base):
             await response.aclose()
 
 
-async def _within(seconds: float, step: Awaitable[bytes]) -> bytes:
-    """The step's result. A timer is only set when it has to wait: what has arrived already costs less than a timer."""
-    begun = step.__await__()
-    try:
-        waits_for = next(begun)
-    except StopIteration as stop:
-        return cast("bytes", stop.value)
-    async with asyncio.timeout(seconds):
-        return await _resumed(begun, waits_for)
-
-
 @types.coroutine
 def _resumed(begun: Generator[Any, Any, bytes], waits_for: Any) -> Generator[Any, Any, bytes]:
     """Goes on with a coroutine that has been started by hand, as `yield from` would from its beginning."""
@@ -318,6 +314,11 @@ def _resumed(begun: Generator[Any, Any, bytes], waits_for: Any) -> Generator[Any
             waits_for = resume()
         except StopIteration as stop:
             return cast("bytes", stop.value)
+
+
+def _as_sent(response: httpx.Response) -> bool:
+    """Whether the body may be taken as it comes: not compressed, and not read already by a transport of one's own."""
+    return not response.is_stream_consumed and "content-encoding" not in response.headers
 
 
 def _socket(response: httpx.Response) -> socket.socket | None:

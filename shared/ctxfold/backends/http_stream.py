@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 from ctxfold.backends.exchange import Answer, AsyncChannel, Channel, adrive, drive
+from ctxfold.errors import BackendError
 from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream
 
 __all__ = ["AsyncHttpStream", "HttpStream"]
@@ -24,17 +25,28 @@ class HttpStream:
     def __next__(self) -> Chunk:
         if self._answer is None:
             raise StopIteration
-        if (chunk := self._answer.arrived()) is not None:
-            return chunk
         try:
-            chunk = drive(self._answer.next(), self._channel)
+            if (chunk := self._answer.arrived()) is not None:
+                return chunk
+            if self._answer.flowing:
+                self._read_on(self._answer)
+            chunk = self._answer.arrived() or drive(self._answer.next(), self._channel)
         except BaseException:
-            self._answer = None
+            self.close()
             raise
         if chunk is None:
             self.close()
             raise StopIteration
         return chunk
+
+    def _read_on(self, answer: Answer) -> None:
+        """One read without the steps of a flow: most of a stream is nothing else."""
+        try:
+            data: bytes = self._channel.perform(answer.next_read)
+        except BackendError as error:
+            answer.broke_off(error)
+        else:
+            answer.take_in(data)
 
     def close(self) -> None:
         self._answer = None
@@ -60,17 +72,27 @@ class AsyncHttpStream:
     async def __anext__(self) -> Chunk:
         if self._answer is None:
             raise StopAsyncIteration
-        if (chunk := self._answer.arrived()) is not None:
-            return chunk
         try:
-            chunk = await adrive(self._answer.next(), self._channel)
+            if (chunk := self._answer.arrived()) is not None:
+                return chunk
+            if self._answer.flowing:
+                await self._read_on(self._answer)
+            chunk = self._answer.arrived() or await adrive(self._answer.next(), self._channel)
         except BaseException:
-            self._answer = None
+            await self.aclose()
             raise
         if chunk is None:
             await self.aclose()
             raise StopAsyncIteration
         return chunk
+
+    async def _read_on(self, answer: Answer) -> None:
+        try:
+            data: bytes = await self._channel.perform(answer.next_read)
+        except BackendError as error:
+            answer.broke_off(error)
+        else:
+            answer.take_in(data)
 
     async def aclose(self) -> None:
         self._answer = None
