@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ctxfold.budget import Policy
+from ctxfold.calibration import observed, truncated
 from ctxfold.compaction.apply import Outcome, compact
 from ctxfold.compaction.clear_tools import sized
 from ctxfold.compaction.plan import Facts, Mode
@@ -22,7 +23,7 @@ from ctxfold.errors import (
     MessageTooLargeError,
     WindowTooSmallError,
 )
-from ctxfold.events import Appended, CompactionHeld, Subscribers, TurnEnded
+from ctxfold.events import Appended, CompactionHeld, PromptTruncated, Subscribers, TurnEnded
 from ctxfold.flow import Flow
 from ctxfold.history.cuts import check_sequence, open_calls
 from ctxfold.history.log import is_final
@@ -119,7 +120,7 @@ class Engine:
             yield from AppendLog(key, (policy,))
         state = yield from load(key, self.ports)
         with self._lock:
-            journal = self._journals.setdefault(key, Journal(state))
+            journal = self._journals.setdefault(key, Journal(state, unbound_seq=state.head))
             self._journals.move_to_end(key)
             while len(self._journals) > self._max_sessions:
                 self._journals.popitem(last=False)
@@ -277,6 +278,7 @@ class Engine:
         drafts = [draft(self.ports, MessageAdded(added), turn_id=turn_id, record_id=f"m:{reply.id}")]
         if is_final(added):
             drafts.append(closing(self.ports, turn_id, "completed"))
+        drafts += self._learnt(journal, turn_id, added)
         check_open(journal, turn_id)
         try:
             yield from append(journal, drafts, self.ports)
@@ -292,12 +294,26 @@ class Engine:
             yield from self.maintain(journal)
         return added
 
+    def _learnt(self, journal: Journal, turn_id: str, reply: Message) -> list[Draft]:
+        """What the reply's usage says of our counts; a prompt that the server cut is reported, and nothing is learnt from it."""
+        asked = journal.asked_tokens.pop(turn_id, 0)
+        reported = reply.usage.input_tokens if reply.usage else 0
+        model = journal.model
+        known = journal.state.calibrations.get(model)
+        cuts = getattr(self.ports.backend, "truncates_silently", False)
+        if cuts and truncated(known, estimated=asked, reported=reported):
+            self.events.emit(PromptTruncated(journal.key.session, model, asked, reported))
+            return []
+        learnt = observed(known, model=model, estimated=asked, reported=reported)
+        return [] if learnt is None else [draft(self.ports, learnt)]
+
     def close(self, journal: Journal, turn_id: str, status: TurnStatus) -> Flow[None]:
         """End a turn if it is open: "aborted" keeps its finished part, "discarded" nothing, in the view; the log keeps both."""
         if (yield from close_turns(journal, (turn_id,), status, self.ports)):
             self._turn_ended(journal, turn_id, status)
 
     def _turn_ended(self, journal: Journal, turn_id: str, status: TurnStatus) -> None:
+        journal.asked_tokens.pop(turn_id, None)
         journal.tracker.ended(turn_id, dropped=status != "completed")
         self.events.emit(TurnEnded(journal.key.session, turn_id, status))
 
@@ -351,6 +367,12 @@ class Engine:
             return None
         # recalled passages are kept by id: after a compaction there is more to find
         return user(question, id=f"asked:{journal.state.compactions}")
+
+    def recalled(self, journal: Journal, question: Message) -> Flow[str]:
+        """Passages of compacted messages for a question that is not stored yet, within the room that it leaves."""
+        view, rules = journal.view(), journal.rules()
+        room = rules.budget_tokens - view.tokens - journal.overhead_tokens - self.ports.counter.count(question)
+        return (yield from recalled(journal, view, self.ports, question=question, room_tokens=room))
 
     def maintain(self, journal: Journal) -> Flow[None]:
         """Ordinary triggers, asked when a turn has closed."""

@@ -15,6 +15,7 @@ __all__ = [
     "Event",
     "HistoryCompacted",
     "Inserted",
+    "PromptTruncated",
     "Removed",
     "Subscriber",
     "Subscribers",
@@ -86,7 +87,19 @@ class CompactionHeld:
     reason: str
 
 
-Event: TypeAlias = Appended | Inserted | Updated | Removed | TurnEnded | HistoryCompacted | CompactionHeld
+@dataclass(frozen=True, slots=True)
+class PromptTruncated:
+    """The server counted far fewer tokens than were sent: it cut the prompt and said nothing. Lower `context_window`."""
+
+    session: str
+    model: str
+    sent_tokens: int
+    counted_tokens: int
+
+
+Event: TypeAlias = (
+    PromptTruncated | Appended | Inserted | Updated | Removed | TurnEnded | HistoryCompacted | CompactionHeld
+)
 Subscriber: TypeAlias = Callable[[Event], None]
 
 

@@ -156,11 +156,28 @@ def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None
         messages, turn_id = found.messages, found.turn_id
         if found.superseded:
             exchange.removal = yield from remove_ids(engine, journal, found.superseded)
+    if messages and getattr(engine.ports.backend, "binds_reasoning", False):
+        messages = yield from _with_frozen(engine, exchange.journal, messages, question.options)
     if messages:
         turn_id = yield from engine.begin(
             journal, messages, new_turn=exchange.new_turn, turn_id=turn_id, known_ids=question.known_ids
         )
     exchange.turn_id = turn_id or exchange.new_turn
+
+
+def _with_frozen(
+    engine: Engine, journal: Journal, messages: Sequence[Message], options: Options
+) -> Flow[Sequence[Message]]:
+    """The messages, after a section with what would be scratch: the reply is bound to it, so it has to stay in the view."""
+    question = messages[-1]
+    if question.role != "user":
+        return messages
+    found = (yield from engine.recalled(journal, question)) if options.recall else ""
+    text = "\n\n".join(t for t in (found, options.scratch) if t)
+    if not text:
+        return messages
+    section = replace(scratch_message(Scratch(text, "user")), id=engine.ports.ids.new())
+    return [*messages[:-1], section, question]
 
 
 def _roll_back(engine: Engine, exchange: _Exchange) -> Flow[None]:
@@ -187,6 +204,10 @@ def _with_recovery(
     try:
         return (yield from send(request))
     except BackendError as error:
+        if error.kind == "reasoning_replay":
+            # reasoning that the provider binds to what stood before it: sent without, once
+            journal.unbound_seq = journal.state.head
+            return (yield from send((yield from _fitted(engine, journal, turn_id, options))))
         if error.kind != "context_overflow":
             raise
         first = error
@@ -209,7 +230,7 @@ def _with_recovery(
 
 def _learn(engine: Engine, journal: Journal, error: BackendError) -> Flow[bool]:
     """A limit told by the provider wins over the configured window; whether there was one."""
-    rules = journal.rules()
+    rules = journal.stored_rules()
     limit = error.limit_tokens
     if limit is None or not 1 < limit < rules.context_window:
         return False
@@ -227,6 +248,8 @@ def _fitted(engine: Engine, journal: Journal, turn_id: str, options: Options) ->
     counter = engine.ports.counter
     backend = engine.ports.backend
     role: Role = "system" if backend is not None and backend.scratch_role == "system" else "user"
+    if getattr(backend, "binds_reasoning", False):
+        options = replace(options, scratch=None, recall=False)  # frozen in the turn instead
     tools_tokens = counter.count_tools(options.tools)
     scratch_tokens = counter.count(scratch_message(Scratch(options.scratch, role))) if options.scratch else 0
     window = yield from engine.window(
@@ -238,10 +261,17 @@ def _fitted(engine: Engine, journal: Journal, turn_id: str, options: Options) ->
         recall=options.recall,
     )
     _note(engine, journal, window, turn_id, options, tools_tokens)
+    journal.asked_tokens[turn_id] = (
+        window.view.tokens + tools_tokens + scratch_tokens + counter.count_text(window.recalled)
+    )
     text = "\n\n".join(t for t in (window.recalled, options.scratch) if t)
     messages = place_scratch(list(window.messages), Scratch(text, role))
+    unbound = [index for index, entry in enumerate(window.view) if entry.seq <= journal.unbound_seq]
     return Request(
         messages=messages,
+        unbound_before=unbound[-1] + 1 if unbound else 0,
+        stable_messages=next((i for i, m in enumerate(messages) if m.kind == "section"), len(messages)),
+        cache_key=hashlib.sha256(repr(journal.key).encode()).hexdigest()[:32],
         tools=options.tools,
         tool_choice=options.tool_choice,
         max_tokens=options.max_tokens,
@@ -256,16 +286,19 @@ def _fitted(engine: Engine, journal: Journal, turn_id: str, options: Options) ->
 def _note(engine: Engine, journal: Journal, window: Window, turn_id: str, options: Options, tools_tokens: int) -> None:
     tools = json.dumps([(t.name, t.description, dict(t.parameters)) for t in options.tools], sort_keys=True)
     backend = engine.ports.backend
+    journal.model = options.model or (backend.model if backend else "")
     with journal.lock:
-        journal.tracker.sent(
+        cause = journal.tracker.sent(
             window.view,
             turn_id=turn_id,
             tools_tokens=tools_tokens,
             compactions=journal.state.compactions,
             edits=journal.state.edits,
             surroundings=(
-                ("model", options.model or (backend.model if backend else "")),
+                ("model", journal.model),
                 ("tools", hashlib.sha256(tools.encode()).hexdigest() if options.tools else ""),
                 ("thinking", str(options.thinking)),
             ),
         )
+    if cause is not None:
+        journal.unbound_seq = journal.state.head

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ctxfold.budget import Policy
+from ctxfold.calibration import calibrated
 from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadHead, ReadLog, SnapshotBefore
 from ctxfold.errors import (
     HeadMovedError,
@@ -68,6 +69,9 @@ class Journal:
     tracker: PrefixTracker = field(default_factory=PrefixTracker)
     lock: threading.RLock = field(default_factory=threading.RLock)
     compacting: int = 0  # compactions under way
+    unbound_seq: int = 0  # newest record that was there when the prefix last changed, or the session was opened
+    model: str = ""  # that was asked last: its calibration counts
+    asked_tokens: dict[str, int] = field(default_factory=dict[str, int])  # our count of each open turn's newest request
     overhead_tokens: int = 0  # what the newest request held besides the view, so that triggers see what is sent
     held: tuple[int, int, str] | None = None  # epoch, tokens and policy at which compaction could not help
     scratch: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict[str, tuple[str, str]])
@@ -81,7 +85,11 @@ class Journal:
             return self.state.view(turn_id)
 
     def rules(self) -> Policy:
-        """The policy in force, as the log has it."""
+        """The policy in force, as the log has it, in our own tokens: see `calibration`."""
+        return calibrated(self.stored_rules(), self.state.calibrations.get(self.model))
+
+    def stored_rules(self) -> Policy:
+        """The policy as the log has it."""
         return _policy(self.state.policy_json)
 
 

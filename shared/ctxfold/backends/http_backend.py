@@ -127,6 +127,16 @@ class HttpBackend(ABC):
     def scratch_role(self) -> str:
         return "user" if self.profile.request.one_leading_system else "system"
 
+    @property
+    def binds_reasoning(self) -> bool:
+        """Whether the provider binds a reply's reasoning to everything that stood before it."""
+        return self.profile.reasoning_out.prefix_bound
+
+    @property
+    def truncates_silently(self) -> bool:
+        """Whether the server cuts a prompt that does not fit, and says nothing."""
+        return self.profile.silent_truncation
+
     def send(self, request: Request) -> Reply:
         """The whole answer to a request."""
         channel = self._channel(request)

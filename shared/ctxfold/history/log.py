@@ -9,6 +9,7 @@ from typing import assert_never
 from ctxfold.history.cuts import complete_prefix
 from ctxfold.history.records import (
     AMONG_PROMPTS,
+    Calibrated,
     Cleared,
     Compacted,
     MessageAdded,
@@ -74,6 +75,7 @@ class SessionState:
         self.cleared_seq = 0
         self.usage = Usage()
         self.replies = 0
+        self.calibrations: dict[str, Calibrated] = {}
         self.stale = False
         self._count = count
 
@@ -124,6 +126,7 @@ class SessionState:
             list(self.live),
         )
         twin.open = {turn: OpenTurn(list(t.entries), t.at_s) for turn, t in self.open.items()}
+        twin.calibrations = dict(self.calibrations)
         twin.closed, twin.pins = dict(self.closed), dict(self.pins)
         twin.revertible, twin.undone = list(self.revertible), set(self.undone)
         return twin
@@ -176,6 +179,8 @@ class SessionState:
                 self.edits += 2
             case PolicyChanged(policy=policy):
                 self.policy_json = policy
+            case Calibrated(model=model):
+                self.calibrations[model] = record.body
             case SnapshotTaken():
                 self.snapshot_seq = record.seq
             case _:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AMONG_PROMPTS",
     "Body",
+    "Calibrated",
     "Cleared",
     "Compacted",
     "Draft",
@@ -162,6 +163,17 @@ class PolicyChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibrated:
+    """How a model's reported input compares with our own counts: their ratio, and the largest miss lately, as a share."""
+
+    model: str
+    ratio: float
+    error: float
+    samples: int
+    kind: Literal["calibrated"] = "calibrated"
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotTaken:
     """The folded state right before this record, as JSON text: ids and counts, never a message's text."""
 
@@ -182,6 +194,7 @@ Body: TypeAlias = (
     | Undone
     | Restored
     | PolicyChanged
+    | Calibrated
     | SnapshotTaken
 )
 

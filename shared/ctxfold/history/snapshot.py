@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ctxfold.errors import StoreCorruptError, StoreFormatError
 from ctxfold.history.log import OpenTurn, SessionState
 from ctxfold.history.records import (
+    Calibrated,
     Compacted,
     MessageAdded,
     MessageInserted,
@@ -70,6 +71,7 @@ class Snapshot(BaseModel):
     revertible: tuple[str, ...]
     undone: tuple[str, ...]
     cleared_seq: int = 0
+    calibrations: tuple[tuple[str, float, float, int], ...] = ()
 
     def seqs(self) -> tuple[int, ...]:
         """Every record that has to be fetched to show this state."""
@@ -105,6 +107,7 @@ def dump_state(state: SessionState, counter_id: str) -> str:
         "revertible": state.revertible[-REVERTIBLE_KEPT:],
         "undone": sorted(state.undone),
         "cleared_seq": state.cleared_seq,
+        "calibrations": [(c.model, c.ratio, c.error, c.samples) for c in state.calibrations.values()],
     }
     return json.dumps(value, separators=(",", ":"))
 
@@ -172,6 +175,7 @@ def load_state(
     )
     state.live = loader.entries(snapshot.live)
     state.open = {k: OpenTurn(loader.entries(t.entries), t.at_s) for k, t in snapshot.open.items()}
+    state.calibrations = {c[0]: Calibrated(*c) for c in snapshot.calibrations}
     state.closed, state.pins = (
         dict.fromkeys(snapshot.closed),
         dict.fromkeys(snapshot.pins),
