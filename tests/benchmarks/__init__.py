@@ -1,3 +1,3 @@
 """Benchmarks: `python -m tests.benchmarks [name ...] [--quick]`. Times are printed, never asserted; compare ratios of one run."""
 
-BENCHMARKS = ("per_turn", "opening", "prefix")
+BENCHMARKS = ("per_turn", "opening", "prefix", "streaming", "real_prefix")
