@@ -76,7 +76,7 @@ def explain(journal: Journal) -> Explanation:
     blocks = tuple(_block(zone, entry, entry.id in pins) for zone, entries in zones for entry in entries)
     return Explanation(
         session=journal.key.session,
-        context_window=rules.context_window,
+        context_window=journal.stored_rules().context_window,
         budget_tokens=rules.budget_tokens,
         used_tokens=view.tokens,
         epoch=view.epoch,
