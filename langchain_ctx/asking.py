@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import LC_ID_PREFIX, BaseMessage
 
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.exchange import Options, Question
@@ -49,8 +49,15 @@ class Call:
 
     @classmethod
     def of(
-        cls, chat: ChatCtx, messages: Sequence[BaseMessage], stop: Sequence[str] | None, kwargs: Mapping[str, Any]
+        cls,
+        chat: ChatCtx,
+        messages: Sequence[BaseMessage],
+        stop: Sequence[str] | None,
+        kwargs: Mapping[str, Any],
+        *,
+        run: uuid.UUID | None = None,
     ) -> Call:
+        """`run` is LangChain's id of this run: from it comes the id that LangChain gives to an event stream's message."""
         if not messages:
             raise EmptyMessagesError("no message to send: give at least one")
         named = kwargs.get(SESSION)
@@ -59,7 +66,7 @@ class Call:
             given=given_ids(messages),
             options=_options(chat, stop, kwargs),
             session=None if named is None else SessionKey(named[1], named[0]),
-            reply_id=uuid.uuid4().hex,
+            reply_id=uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run}",
         )
 
     def request(self) -> Request:
@@ -91,6 +98,7 @@ class Call:
 
 def _options(chat: ChatCtx, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> Options:
     """What one call asks for; an argument of the call beats the model's field."""
+    forced = choice(kwargs.get("tool_choice"))
     limit = kwargs.get("max_tokens", kwargs.get("max_completion_tokens"))
     ends = stop or kwargs.get("stop") or chat.stop or ()
     body = {name: v for name, v in kwargs.items() if name not in _NOT_SENT | _OPTIONS and v is not None}
@@ -99,12 +107,21 @@ def _options(chat: ChatCtx, stop: Sequence[str] | None, kwargs: Mapping[str, Any
         temperature=kwargs.get("temperature", chat.temperature),
         stop=(ends,) if isinstance(ends, str) else tuple(ends),
         tools=specs(kwargs.get("tools")),
-        tool_choice=choice(kwargs.get("tool_choice")),
-        thinking=kwargs.get("thinking", chat.thinking),
+        tool_choice=forced,
+        thinking=_thinking(chat, kwargs.get("thinking", chat.thinking), forced),
         model=kwargs.get("model") or chat.model,
         on_abort=chat.on_abort,
         extra={**chat.extra_body, **body, **(kwargs.get("extra_body") or {})},
     )
+
+
+def _thinking(chat: ChatCtx, asked: bool | str | None, forced: str | None) -> bool | str | None:
+    """As asked; what was left open gives way to a forced tool call where the provider cannot do both."""
+    row = getattr(chat.context_backend, "profile", None)
+    if asked is not None or forced in (None, "auto", "none") or row is None or chat.backend is not None:
+        return asked
+    exclusive = row.request.forced_tool_choice == "not_while_thinking" and row.thinking.default_on
+    return False if exclusive and row.thinking.off is not None else None
 
 
 def plain_stream(

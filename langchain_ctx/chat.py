@@ -1,35 +1,29 @@
-"""`ChatCtx`: a LangChain chat model over an OpenAI-compatible service, with its context managed when a session is given."""
+"""`ChatCtx`: a LangChain chat model over any provider with a row, with its context managed when a session is given."""
 
 from __future__ import annotations
 
 import builtins
 import os
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.block_translators import get_translator
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
-from ctxfold import OpenAIChatBackend
-from ctxfold.connect import message_counter
-from ctxfold.history.records import SessionKey
-from ctxfold.ports import ContextBackend, Reply, TokenCounter
+from ctxfold.connect import message_counter, open_backend
+from ctxfold.ports import ContextBackend, TokenCounter
 from ctxfold.session import AgentContext
-from ctxfold.stream import StreamEvent
 from langchain_ctx import asking, structured
-from langchain_ctx.chunks import ChunkWriter
-from langchain_ctx.convert import from_langchain, to_langchain
-from langchain_ctx.errors import translated
+from langchain_ctx.answering import AnsweringChatModel
+from langchain_ctx.convert import from_langchain
+from langchain_ctx.described import model_profile, package_version
 from langchain_ctx.history import session_key
 from langchain_ctx.sessions import Sessions
 from langchain_ctx.tools import bound_tools, choice, specs
@@ -37,7 +31,7 @@ from langchain_ctx.tools import bound_tools, choice, specs
 __all__ = ["ChatCtx"]
 
 
-class ChatCtx(BaseChatModel):
+class ChatCtx(AnsweringChatModel):
     """A chat model whose conversation may outgrow its window.
 
     Setup:
@@ -95,8 +89,6 @@ class ChatCtx(BaseChatModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    _backend: Any = PrivateAttr(default=None)
-    _sessions: Sessions | None = PrivateAttr(default=None)
     _token_counter: TokenCounter | None = PrivateAttr(default=None)
 
     if not TYPE_CHECKING:
@@ -106,10 +98,15 @@ class ChatCtx(BaseChatModel):
             # not in a validator: pydantic would wrap a ConfigError into an error of its own
             self._connect()
 
+    @model_validator(mode="after")
+    def _set_ctxfold_version(self) -> Self:
+        self._add_version("ctxfold", package_version())
+        return self
+
     def _connect(self) -> None:
-        self._backend = self.backend or OpenAIChatBackend(
-            model=self.model,
-            provider=self.provider,
+        self._backend = self.backend or open_backend(
+            self.provider,
+            self.model,
             base_url=self.base_url,
             api_key=self.api_key,
             timeout_s=self.timeout,
@@ -119,6 +116,8 @@ class ChatCtx(BaseChatModel):
         if self.backend is None:
             weakref.finalize(self, self._backend.close)  # models are often thrown away without close
         self.model = self.model or self._backend.model
+        if self.profile is None:
+            self.profile = self._resolve_model_profile()
         profile = getattr(self._backend, "profile", None)
         variable = getattr(profile, "key_env", None)
         if self.api_key is None and variable:
@@ -153,8 +152,24 @@ class ChatCtx(BaseChatModel):
 
     @property
     def _identifying_params(self) -> builtins.dict[str, Any]:
-        names = ("provider", "base_url", "temperature", "max_tokens", "thinking", "extra_body", "session", "owner")
-        return {"model": self.model, "stop": self.stop, **{name: getattr(self, name) for name in names}}
+        names = (
+            "provider",
+            "base_url",
+            "temperature",
+            "max_tokens",
+            "stop",
+            "thinking",
+            "extra_body",
+            "session",
+            "owner",
+            "output_version",
+        )
+        return {"model": self.model, **{name: getattr(self, name) for name in names}}
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        if self._backend is None:  # asked by a validator, before there is one
+            return None
+        return model_profile(self._backend, context_window=self.context_window, max_tokens=self.max_tokens)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         told = super()._get_ls_params(stop=stop or self.stop, **kwargs)
@@ -206,132 +221,6 @@ class ChatCtx(BaseChatModel):
             return kwargs
         return {**kwargs, asking.SESSION: list(self._named(session, named.get("owner", self.owner)))}
 
-    def invoke(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AIMessage:
-        return super().invoke(input, config, stop=stop, **self._addressed(config, kwargs))
-
-    async def ainvoke(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AIMessage:
-        return await super().ainvoke(input, config, stop=stop, **self._addressed(config, kwargs))
-
-    def stream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Iterator[AIMessageChunk]:
-        return super().stream(input, config, stop=stop, **self._addressed(config, kwargs))
-
-    def astream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[AIMessageChunk]:
-        return super().astream(input, config, stop=stop, **self._addressed(config, kwargs))
-
-    # asking
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = asking.Call.of(self, messages, stop, self._addressed(None, kwargs))
-        with translated():
-            if call.session is None:
-                return self._result(self._backend.send(call.request()))
-            return self._result(self._at(call.session).ask(call.question()))
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = asking.Call.of(self, messages, stop, self._addressed(None, kwargs))
-        with translated():
-            if call.session is None:
-                return self._result(await self._backend.asend(call.request()))
-            return self._result(await (await self._aat(call.session)).aask(call.question()))
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        call = asking.Call.of(self, messages, stop, self._addressed(None, kwargs))
-        writer, whole = self._writer(call), list[Reply]()
-        with translated():
-            events: Iterator[StreamEvent]
-            if call.session is None:
-                events = asking.plain_stream(self._backend, call, whole.append)
-            else:
-                events = self._at(call.session).stream(call.question(), whole.append)
-            with closing(cast("Generator[StreamEvent, None, None]", events)):
-                for event in events:
-                    yield writer.event(event)
-        yield writer.last(whole[0].message)
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        call = asking.Call.of(self, messages, stop, self._addressed(None, kwargs))
-        writer, whole = self._writer(call), list[Reply]()
-        with translated():
-            events: AsyncIterator[StreamEvent]
-            if call.session is None:
-                events = asking.plain_astream(self._backend, call, whole.append)
-            else:
-                events = (await self._aat(call.session)).astream(call.question(), whole.append)
-            async with aclosing(cast("AsyncGenerator[StreamEvent, None]", events)):
-                async for event in events:
-                    yield writer.event(event)
-        yield writer.last(whole[0].message)
-
-    def _at(self, key: SessionKey) -> AgentContext:
-        if self._sessions is None:
-            raise asking.no_session()
-        return self._sessions.at(key.session, key.owner)
-
-    async def _aat(self, key: SessionKey) -> AgentContext:
-        if self._sessions is None:
-            raise asking.no_session()
-        return await self._sessions.aat(key.session, key.owner)
-
-    def _writer(self, call: asking.Call) -> ChunkWriter:
-        return ChunkWriter(call.reply_id, self._provider_name, blocks=self.output_version == "v1")
-
-    def _result(self, reply: Reply) -> ChatResult:
-        message = to_langchain(reply.message)
-        message.response_metadata["model_provider"] = self._provider_name
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
     # tools
 
     def bind_tools(
@@ -342,7 +231,10 @@ class ChatCtx(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools. `tool_choice`: "any" or "required", "auto", "none", or a tool's name."""
+        """The model with tools. `tool_choice`: "any" or "required", "auto", "none", or a tool's name.
+
+        Where a provider cannot be forced while it thinks and `thinking` is not set, a forced call is made without thinking.
+        """
         chosen = choice(tool_choice)
         settings = {"tool_choice": chosen} if chosen else {}
         return self.bind(tools=bound_tools(tools, strict=strict), **settings, **kwargs)
@@ -356,7 +248,11 @@ class ChatCtx(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]:
-        """The model's answers in a schema. A provider that cannot force a tool call while it thinks needs method="json_mode"."""
+        """The model's answers in a schema.
+
+        A provider that cannot force a tool call while it thinks does not think in such a call; with `thinking` set it needs
+        method="json_mode".
+        """
         settings = structured.call_settings(schema, method, strict=strict)
         return structured.parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)
 

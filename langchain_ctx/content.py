@@ -84,11 +84,14 @@ def _media(block: dict[Any, Any], kind: str) -> tuple[Part, Any]:
     if wire is block:
         return part, ["m", "as_is"]
     rest = _rest(block, "type", "url", "base64", "mime_type")
-    return part, ["m", "v1", rest] if _unwired(wire, rest) == block else ["m", "raw", dict(block)]
+    if _unwired(wire, rest) == block:
+        return part, ["m", "v1", rest]
+    rest = _rest(block, "type", "source")
+    return part, ["m", "source", rest] if _unsourced(wire, rest) == block else ["m", "raw", dict(block)]
 
 
 def _wire(block: dict[Any, Any]) -> dict[Any, Any]:
-    """A standard image or audio block in the shape of chat completions; any other as it is."""
+    """A standard block, or an image in Anthropic's shape, in the shape of chat completions; any other as it is."""
     match block:
         case {"type": "image", "url": str(url)}:
             return {"type": "image_url", "image_url": {"url": url}}
@@ -96,6 +99,15 @@ def _wire(block: dict[Any, Any]) -> dict[Any, Any]:
             return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{data}"}}
         case {"type": "audio", "base64": str(data), "mime_type": str(mime)}:
             return {"type": "input_audio", "input_audio": {"data": data, "format": mime.rpartition("/")[2]}}
+        case {"type": "file", "base64": str(data), "mime_type": str(mime)}:
+            name = block.get("filename") or f"file.{mime.rpartition('/')[2]}"  # services refuse a file without a name
+            return {"type": "file", "file": {"filename": name, "file_data": f"data:{mime};base64,{data}"}}
+        case {"type": "file", "file_id": str(held)}:
+            return {"type": "file", "file": {"file_id": held}}
+        case {"type": "image", "source": {"type": "base64", "media_type": str(mime), "data": str(data)}}:
+            return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{data}"}}
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            return {"type": "image_url", "image_url": {"url": url}}
         case _:
             return block
 
@@ -103,14 +115,35 @@ def _wire(block: dict[Any, Any]) -> dict[Any, Any]:
 def _unwired(wire: Mapping[str, Any], rest: Block) -> Block | None:
     match wire:
         case {"type": "image_url", "image_url": {"url": str(url)}} if url.startswith("data:"):
-            mime, _, data = url.removeprefix("data:").partition(";base64,")
+            mime, data = _inline(url)
             return {"type": "image", "base64": data, "mime_type": mime, **rest}
         case {"type": "image_url", "image_url": {"url": str(url)}}:
             return {"type": "image", "url": url, **rest}
         case {"type": "input_audio", "input_audio": {"data": data, "format": form}}:
             return {"type": "audio", "base64": data, "mime_type": f"audio/{form}", **rest}
+        case {"type": "file", "file": {"file_data": url}}:
+            mime, data = _inline(url)
+            return {"type": "file", "base64": data, "mime_type": mime, **rest}
+        case {"type": "file", "file": {"file_id": held}}:
+            return {"type": "file", "file_id": held, **rest}
         case _:
             return None
+
+
+def _unsourced(wire: Mapping[str, Any], rest: Block) -> Block | None:
+    match wire:
+        case {"type": "image_url", "image_url": {"url": str(url)}} if url.startswith("data:"):
+            mime, data = _inline(url)
+            return {"type": "image", "source": {"type": "base64", "media_type": mime, "data": data}, **rest}
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return {"type": "image", "source": {"type": "url", "url": url}, **rest}
+        case _:
+            return None
+
+
+def _inline(url: str) -> tuple[str, str]:
+    mime, _, data = url.removeprefix("data:").partition(";base64,")
+    return mime, data
 
 
 def content_of(message: Message, layout: Layout | None) -> Content:
@@ -190,7 +223,10 @@ class _Sources:
         if form == "raw":
             return cast("Block", more[0])
         wire = cast("Block", json.loads(part.data))
-        return wire if form == "as_is" else _unwired(wire, cast("Block", more[0]))
+        rest = cast("Block", more[0]) if more else {}
+        if form == "as_is":
+            return wire
+        return _unsourced(wire, rest) if form == "source" else _unwired(wire, rest)
 
     def used_up(self) -> bool:
         """Whether every text and medium has found its place."""

@@ -1,11 +1,34 @@
-"""LangChain's own standard tests for chat models."""
+"""LangChain's own standard tests for chat models, without a network and against the loopback server.
+
+What does not run, and why:
+
+| test | where | reason |
+|---|---|---|
+| `ChatModelUnitTests.test_serdes` | everywhere | lc-serialisation: it is for LangChain's own classes |
+| `ChatModelIntegrationTests.test_stream_time` | everywhere | needs a recorded cassette |
+
+The tests of images, audio and PDF files fetch public files; here they are handed files made on the spot.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+import pytest
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_tests.integration_tests import chat_models as upstream
 from langchain_tests.unit_tests import ChatModelUnitTests
 
+from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx
+from tests.langchain.media import write_media
+from tests.langchain.standard_model import StandardModel
 
 
 class TestChatCtxStandard(ChatModelUnitTests):
@@ -26,3 +49,128 @@ class TestChatCtxStandard(ChatModelUnitTests):
     @property
     def supports_json_mode(self) -> bool:
         return True
+
+
+class LocalFiles:
+    """Stands where the upstream module has httpx: every address is one of the files made here, by its suffix."""
+
+    def __init__(self, files: dict[str, Path]) -> None:
+        self._files = files
+        self.asked: list[str] = []
+
+    def get(self, url: str, **_: Any) -> SimpleNamespace:
+        self.asked.append(url)
+        return SimpleNamespace(content=self._files[Path(urlsplit(url).path).suffix].read_bytes())
+
+
+@pytest.mark.filterwarnings("ignore:.*version=.v3.*:langchain_core._api.LangChainBetaWarning")
+class OnLoopback(ChatModelIntegrationTests):
+    """Everything that a chat model is expected to do, with a server that has it all."""
+
+    server: ClassVar[ModelServer]
+    settings: ClassVar[dict[str, Any]] = {}
+    thinking: ClassVar[bool] = False
+    strict: ClassVar[Any] = "openai"
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _served(cls) -> Iterator[None]:
+        model = StandardModel(thinking=cls.thinking)
+        with ModelServer(model="m", script=model, strict=cls.strict, reasoning=cls.thinking) as server:
+            cls.server = server
+            yield
+
+    @pytest.fixture(autouse=True)
+    def _local_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalFiles:
+        files = LocalFiles(write_media(tmp_path))
+        monkeypatch.setattr(upstream, "httpx", files)
+        monkeypatch.setenv("LANGCHAIN_TESTS_USER_AGENT", "none: no request leaves this machine")
+        return files
+
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatCtx
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"model": "m", "base_url": self.server.base_url, "api_key": "x", **self.settings}
+
+    @property
+    def model_override_value(self) -> str:
+        return "another-model"
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_image_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_image_urls(self) -> bool:
+        return True
+
+    @property
+    def supports_image_tool_message(self) -> bool:
+        return True
+
+    @property
+    def supports_pdf_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_pdf_tool_message(self) -> bool:
+        return True
+
+    @property
+    def supports_audio_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return True
+
+    @property
+    def supported_usage_metadata_details(self) -> dict[Literal["invoke", "stream"], list[Any]]:
+        details = ["cache_read_input", *(["reasoning_output"] if self.thinking else [])]
+        return {"invoke": details, "stream": details}
+
+    def _ask(self, text: str, *, stream: bool) -> AIMessage:
+        with ChatCtx(**self.chat_model_params) as chat:
+            if not stream:
+                return chat.invoke(text)
+            first, *rest = chat.stream(text)
+            return sum(rest, start=first)
+
+    def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
+        return self._ask("Which of these two numbers is larger, 9.9 or 9.11?", stream=stream)
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        self._ask("The same beginning.", stream=stream)
+        return self._ask("The same beginning.", stream=stream)
+
+
+class TestWithoutReasoning(OnLoopback):
+    """A model that does not think, on a service as strict as OpenAI's."""
+
+
+class TestWithReasoning(OnLoopback):
+    """A model that thinks before every answer and call, forced calls too."""
+
+    thinking = True
+
+
+class TestDeepSeekThinking(OnLoopback):
+    """A service that wants all reasoning back and forces no call while it thinks."""
+
+    thinking = True
+    strict = "deepseek"
+    settings: ClassVar[dict[str, Any]] = {"provider": "deepseek"}
+
+
+class TestDeepSeekNotThinking(OnLoopback):
+    """The same service with thinking switched off."""
+
+    strict = "deepseek"
+    settings: ClassVar[dict[str, Any]] = {"provider": "deepseek", "thinking": False}

@@ -1,0 +1,77 @@
+"""Whose session a call is for: read from LangChain's config, which `_generate` and `_stream` are not given."""
+
+from __future__ import annotations
+
+import builtins
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.runnables import RunnableConfig
+
+__all__ = ["AddressedChatModel"]
+
+
+class AddressedChatModel(BaseChatModel, ABC):
+    """A chat model all of whose entrances pass the config's session on, as an argument of the call."""
+
+    @abstractmethod
+    def _addressed(self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any]) -> builtins.dict[str, Any]:
+        """The call's arguments with its session among them."""
+
+    def invoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        return super().invoke(input, config, stop=stop, **self._addressed(config, kwargs))
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        return await super().ainvoke(input, config, stop=stop, **self._addressed(config, kwargs))
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        return super().stream(input, config, stop=stop, **self._addressed(config, kwargs))
+
+    def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        return super().astream(input, config, stop=stop, **self._addressed(config, kwargs))
+
+    if not TYPE_CHECKING:  # the base has overloads by version, which hold here too
+
+        def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+            """Events of one call; version="v3" gives a ChatModelStream, whose message has the id that a session stores."""
+            return super().stream_events(input, config, **self._addressed_events(config, kwargs))
+
+        def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+            return super().astream_events(input, config, **self._addressed_events(config, kwargs))
+
+    def _addressed_events(
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any]
+    ) -> builtins.dict[str, Any]:
+        """Versions 1 and 2 come through `stream`, which sees to it; version 3 goes past it."""
+        return self._addressed(config, kwargs) if kwargs.get("version") == "v3" else kwargs
