@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ctxfold.budget import Policy
 from ctxfold.errors import BudgetError, ContextOverflowError, MessageTooLargeError
 from ctxfold.flow import Flow
+from ctxfold.history.log import is_final
 from ctxfold.history.view import View
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, Role, TextPart
@@ -28,10 +29,12 @@ class Scratch:
 
 
 def newest_question(view: View) -> Message | None:
-    """The newest user message of the view."""
+    """The newest user message that has no final answer yet; None when the view ends with a reply."""
     for entries in (view.turn, view.live):
         for index in range(len(entries) - 1, -1, -1):
             message = entries[index].message
+            if is_final(message):
+                return None
             if message.role == "user" and message.kind == "message":
                 return message
     return None
