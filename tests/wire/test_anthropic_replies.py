@@ -197,4 +197,5 @@ async def test_a_tool_round_through_the_engine_sends_thinking_back_as_it_came() 
             assert (await context.asend(results, tools=tools)).message.text == "bin"
         sent = server.bodies[1]["messages"]
     assert sent[1]["content"] == [{"type": "thinking", "thinking": "hm", "signature": "SIG"}, sealed, use]
-    assert sent[2]["content"] == [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "bin"}]
+    marked = {"cache_control": {"type": "ephemeral"}}  # the newest message that the next request repeats
+    assert sent[2]["content"] == [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "bin"} | marked]
