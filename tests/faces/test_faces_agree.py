@@ -84,7 +84,9 @@ def through_memory(store: str) -> None:
                 ChatMessage(role=MessageRole.TOOL, content=r, additional_kwargs={"tool_call_id": c.id})
                 for c, r in zip(step.calls, step.results, strict=True)
             ]
-        memory.put_messages([*scratchpad, ChatMessage(role=MessageRole.ASSISTANT, blocks=[TextBlock(text=turn.answer)])])
+        memory.put_messages(
+            [*scratchpad, ChatMessage(role=MessageRole.ASSISTANT, blocks=[TextBlock(text=turn.answer)])]
+        )
     memory.close()
 
 

@@ -47,6 +47,9 @@ __all__ = ["HttpBackend"]
 HIDDEN = "**********"
 
 
+MIN_SECRET_CHARS = 6
+
+
 class HttpBackend(ABC):
     """A model service over HTTP; safe across threads, tasks and event loops.
 
@@ -202,7 +205,8 @@ class HttpBackend(ABC):
 
     def _hide(self, text: str) -> str:
         key = self._key.get_secret_value() if self._key is not None else ""
-        return text.replace(key, HIDDEN) if key else text
+        # a stand-in such as "x" is no secret, and hiding it would garble the text
+        return text.replace(key, HIDDEN) if len(key) >= MIN_SECRET_CHARS else text
 
     def _call(self, request: Request, *, stream: bool) -> Call:
         resolved = self._resolved(request)
