@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from ctxfold.compaction.trigger import (
+from ctxfold.trigger import (
     AllOf,
     AnyOf,
     ColdCacheTrigger,
