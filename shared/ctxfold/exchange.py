@@ -20,7 +20,7 @@ from ctxfold.messages import Message, Role, ToolSpec
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
 from ctxfold.reconcile import reconcile
 from ctxfold.stream import Fold
-from ctxfold.zones.assemble import Scratch, place_scratch, scratch_message
+from ctxfold.zones.assemble import SCRATCH_ID, Scratch, place_scratch, scratch_message
 
 __all__ = ["OnAbort", "OpenReply", "Options", "Question", "abandon", "ask", "finish_stream", "open_reply"]
 
@@ -270,7 +270,7 @@ def _fitted(engine: Engine, journal: Journal, turn_id: str, options: Options) ->
     return Request(
         messages=messages,
         unbound_before=unbound[-1] + 1 if unbound else 0,
-        stable_messages=next((i for i, m in enumerate(messages) if m.kind == "section"), len(messages)),
+        stable_messages=next((i for i, m in enumerate(messages) if m.id == SCRATCH_ID), len(messages)),
         cache_key=hashlib.sha256(repr(journal.key).encode()).hexdigest()[:32],
         tools=options.tools,
         tool_choice=options.tool_choice,
@@ -299,6 +299,7 @@ def _note(engine: Engine, journal: Journal, window: Window, turn_id: str, option
                 ("tools", hashlib.sha256(tools.encode()).hexdigest() if options.tools else ""),
                 ("thinking", str(options.thinking)),
             ),
+            reasoning_expires=getattr(backend, "reasoning_expires", False),
         )
     if cause is not None:
         journal.unbound_seq = journal.state.head

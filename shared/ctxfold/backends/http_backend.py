@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["HttpBackend"]
 
 HIDDEN = "**********"
-
-
 MIN_SECRET_CHARS = 6
 
 
@@ -134,6 +132,11 @@ class HttpBackend(ABC):
     def binds_reasoning(self) -> bool:
         """Whether the provider binds a reply's reasoning to everything that stood before it."""
         return self.profile.reasoning_out.prefix_bound
+
+    @property
+    def reasoning_expires(self) -> bool:
+        """Whether reasoning goes back only within its round, so that the next user turn leaves it out."""
+        return self.profile.reasoning_out.keep == "current_round"
 
     @property
     def truncates_silently(self) -> bool:

@@ -35,6 +35,7 @@ class _Sent:
     compactions: int
     edits: int
     turn_id: str | None
+    expiring: tuple[Entry, ...] = ()
     dropped: bool = False
 
 
@@ -58,12 +59,15 @@ class PrefixTracker:
         compactions: int,
         edits: int,
         surroundings: tuple[tuple[str, str], ...] = (),
+        reasoning_expires: bool = False,
     ) -> str | None:
         """Note a request; the cause by which it breaks the prefix of the one before, None when it does not.
 
-        `surroundings` are named values that also stand in the prefix, such as ("model", ...) and ("tools", ...).
+        `reasoning_expires` says that reasoning travels only within its round: the first request after a round with tools
+        leaves it out. `surroundings` are named values that also stand in the prefix, such as ("model", ...) and ("tools", ...).
         """
-        now = _Sent(view, surroundings, compactions, edits, turn_id)
+        expiring = _round_reasoning(view) if reasoning_expires else ()
+        now = _Sent(view, surroundings, compactions, edits, turn_id, expiring)
         before = self._by_turn.get(turn_id or "") or self._last
         total = view.tokens + tools_tokens
         self.requests += 1
@@ -97,12 +101,36 @@ def _compare(before: _Sent, now: _Sent) -> tuple[str | None, int]:
         if old != new:
             return name, 0
     if _grew(before.view, now.view):
-        return None, before.view.tokens
+        gone = next((e for e in before.expiring if not any(e.version == k.version for k in now.expiring)), None)
+        return (None, before.view.tokens) if gone is None else ("reasoning_expired", _tokens_before(before.view, gone))
     shared = _shared(before.view, now.view)
     if shared == len(before.view):
         return None, before.view.tokens
     tokens = sum(e.tokens for e, _ in zip(now.view, range(shared), strict=False))
     return _cause(before, now), tokens
+
+
+def _round_reasoning(view: View) -> tuple[Entry, ...]:
+    """The entries since the newest user message whose reasoning travels."""
+    found: list[Entry] = []
+    for entries in (view.turn, view.live):
+        for index in range(len(entries) - 1, -1, -1):
+            entry = entries[index]
+            if entry.message.role == "user":
+                return tuple(reversed(found))
+            if entry.message.reasoning:
+                found.append(entry)
+    return tuple(reversed(found))
+
+
+def _tokens_before(view: View, entry: Entry) -> int:
+    rest = 0
+    for entries in (view.turn, view.live):
+        for index in range(len(entries) - 1, -1, -1):
+            rest += entries[index].tokens
+            if entries[index].version == entry.version:
+                return view.tokens - rest
+    return 0
 
 
 def _cause(before: _Sent, now: _Sent) -> str:

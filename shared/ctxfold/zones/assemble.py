@@ -14,7 +14,7 @@ from ctxfold.messages import Message, Role, TextPart
 from ctxfold.ports import Ports
 from ctxfold.zones.recall import recall, render
 
-__all__ = ["Scratch", "newest_question", "overflow", "place_scratch", "recalled", "scratch_message", "too_large"]
+__all__ = ["SCRATCH_ID", "Scratch", "newest_question", "overflow", "place_scratch", "recalled", "scratch_message", "too_large"]
 
 SCRATCH_ID = "scratch"
 REMEMBERED_QUESTIONS = 64
@@ -44,7 +44,7 @@ def recalled(journal: Journal, view: View, ports: Ports, *, question: Message | 
     """Passages of compacted messages for the question, within the policy's share and the room left; the same all turn long."""
     rules = journal.rules()
     share = min(int(rules.recall_ratio * rules.budget_tokens), room_tokens)
-    if question is None or share <= 0 or not journal.state.compactions:
+    if question is None or share <= 0 or not (journal.state.compactions or journal.state.excerpts):
         return ""
     known = journal.scratch.get(question.id)
     if known is not None and known[0] == question.text and ports.counter.count_text(known[1]) <= share:

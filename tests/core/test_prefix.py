@@ -1,0 +1,64 @@
+"""Breaks of the prefix that come from what a provider takes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ctxfold import AgentContext, Message, ScriptedBackend
+from ctxfold.messages import ToolCallPart, assistant, tool_result
+
+
+class Expiring(ScriptedBackend):
+    """Like a row that sends reasoning back only within its round."""
+
+    reasoning_expires = True
+
+
+class Bound(ScriptedBackend):
+    """Like a row that binds reasoning to everything before it."""
+
+    binds_reasoning = True
+
+
+def round_of(n: int) -> list[Message]:
+    call = ToolCallPart(f"c{n}", "look", "{}")
+    return [assistant("", id=f"a{n}", reasoning="I should look.", calls=[call]), assistant(f"answer {n}", id=f"z{n}")]
+
+
+def play(ctx: AgentContext, turns: Sequence[int]) -> None:
+    for n in turns:
+        ctx.send(f"question {n} about the garden")
+        ctx.send([tool_result(f"c{n}", "a hedge", id=f"t{n}")])
+
+
+def test_reasoning_that_expires_is_a_named_break_at_the_next_user_turn() -> None:
+    backend = Expiring([m for n in range(3) for m in round_of(n)])
+    with AgentContext(backend, context_window=10_000) as ctx:
+        play(ctx, range(3))
+        assert dict(ctx.usage().prefix.breaks) == {"reasoning_expired": 2}
+
+
+def test_it_is_no_break_where_reasoning_stays() -> None:
+    backend = ScriptedBackend([m for n in range(3) for m in round_of(n)])
+    with AgentContext(backend, context_window=10_000) as ctx:
+        play(ctx, range(3))
+        assert ctx.usage().prefix.breaks == ()
+
+
+def test_bound_reasoning_counts_as_unbound_after_a_compaction_and_scratch_is_frozen() -> None:
+    summaries = ScriptedBackend(["They looked at the garden three times."])
+    backend = Bound([m for n in range(4) for m in round_of(n)])
+    with AgentContext(backend, summarizer=summaries, context_window=10_000) as ctx:
+        play(ctx, range(3))
+        assert [r.unbound_before for r in backend.requests] == [0] * 6
+        ctx.compact()
+        ctx.send("question 3 about the garden", scratch="The time is noon.")
+        asked = backend.requests[-1]
+        assert asked.unbound_before == asked.stable_messages == len(asked.messages)
+        assert asked.messages[-2].kind == "section", "what would be scratch stays before the question"
+        assert "noon" in asked.messages[-2].text
+        ctx.send([tool_result("c3", "a hedge", id="t3")])
+        again = backend.requests[-1]
+        assert again.messages[: len(asked.messages)] == asked.messages
+        assert again.unbound_before == asked.unbound_before, "this turn's reasoning is still bound"
+        assert asked.cache_key == again.cache_key
