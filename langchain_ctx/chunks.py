@@ -12,7 +12,8 @@ from langchain_core.outputs import ChatGenerationChunk
 from ctxfold.messages import Message
 from ctxfold.ports import ToolCallDelta
 from ctxfold.stream import Content, ContentFirst, StreamEvent, Thinking, ToolCalls
-from langchain_ctx.convert import reasoning_kwargs, usage_metadata
+from langchain_ctx.convert import usage_metadata
+from langchain_ctx.thoughts import reasoning_kwargs
 
 __all__ = ["ChunkWriter"]
 
@@ -48,7 +49,7 @@ class ChunkWriter:
 
     def last(self, message: Message) -> ChatGenerationChunk:
         """What is known only at the end; completes the ids of calls that came without one."""
-        extra, signed = reasoning_kwargs(message)
+        extra, signed = reasoning_kwargs(message, in_content=self._blocks)
         extra.pop("reasoning_content", None)
         extras = {c.id: {"extra": c.extra} for c in message.tool_calls if c.extra is not None}
         ours = {**signed, **({"calls": extras} if extras else {})}

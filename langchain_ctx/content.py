@@ -184,7 +184,9 @@ class _Sources:
     def __init__(self, message: Message) -> None:
         self._text = message.text
         self._at = 0
-        self._reasoning = iter([p for p in message.parts if isinstance(p, ReasoningPart)])
+        # a sealed thought has no text, and no block in the content
+        thoughts = [p for p in message.parts if isinstance(p, ReasoningPart)]
+        self._reasoning = iter([p for p in thoughts if p.text or p.details is None])
         self._media = iter([p for p in message.parts if isinstance(p, MediaPart)])
         self._calls = {call.id: call for call in message.tool_calls}
 

@@ -27,7 +27,6 @@ from ctxfold.messages import (
     MessageKind,
     Opaque,
     Part,
-    ReasoningPart,
     Role,
     TextPart,
     ToolCallPart,
@@ -35,12 +34,12 @@ from ctxfold.messages import (
     Usage,
 )
 from langchain_ctx.content import as_json, content_of, parts_of
+from langchain_ctx.thoughts import reasoning_kwargs, with_thoughts
 
-__all__ = ["from_langchain", "given_ids", "reasoning_kwargs", "to_langchain", "usage_metadata"]
+__all__ = ["from_langchain", "given_ids", "to_langchain", "usage_metadata"]
 
 NAMESPACE = "langchain"
 OURS = "ctxfold"
-_REASONING = "reasoning_content"
 _ROLES: Mapping[str, Role] = {
     "system": "system",
     "user": "user",
@@ -72,7 +71,7 @@ def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _uuid) -
     model, finish = _popped(meta, "model_name"), _popped(meta, "finish_reason")
     usage: Usage | None = None
     if isinstance(message, AIMessage):
-        parts = _thoughts(kwargs, ours, parts, kept) + parts
+        parts = with_thoughts(parts, kwargs, ours, kept)
         parts += _calls(message, ours, identity)
         if message.invalid_tool_calls:
             kept["invalid"] = message.invalid_tool_calls
@@ -130,35 +129,6 @@ def _fits_json(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _thoughts(
-    kwargs: dict[str, Any], ours: Mapping[str, Any], parts: Sequence[Part], kept: dict[str, Any]
-) -> list[Part]:
-    """Reasoning out of `additional_kwargs`; none of it twice when the content holds the same as blocks."""
-    text, signature = kwargs.get(_REASONING), ours.get("signature")
-    details: Any = kwargs.get("reasoning_details")
-    blocks = [p for p in parts if isinstance(p, ReasoningPart)]
-    if blocks:
-        if isinstance(text, str) and text == "".join(p.text for p in blocks):
-            del kwargs[_REASONING]
-            kept["both"] = True
-        return []
-    has_text = isinstance(text, str) and bool(text)
-    has_details = isinstance(details, list) and details != [] and _fits_json(details)
-    if not (has_text or has_details or signature):
-        return []
-    if has_text:
-        del kwargs[_REASONING]
-    if has_details:
-        del kwargs["reasoning_details"]
-    return [
-        ReasoningPart(
-            cast("str", text) if has_text else "",
-            signature if isinstance(signature, str) else None,
-            json.dumps(details, ensure_ascii=False) if has_details else None,
-        )
-    ]
 
 
 def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[Part]:
@@ -308,7 +278,7 @@ def _tell(
         fields["usage_metadata"] = kept.get("usage") or usage_metadata(message.usage)
     blocks = any(_is_thought(b) for b in _list(fields["content"]))
     if not blocks or kept.get("both"):
-        thoughts, signed = reasoning_kwargs(message)
+        thoughts, signed = reasoning_kwargs(message, in_content=blocks)
         kwargs |= thoughts
         ours |= signed
     refusal = message.opaque("refusal")
@@ -318,16 +288,3 @@ def _tell(
 
 def _is_thought(block: Any) -> bool:
     return isinstance(block, dict) and cast("dict[str, Any]", block).get("type") in ("reasoning", "thinking")
-
-
-def reasoning_kwargs(message: Message) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A reply's reasoning for `additional_kwargs`, and what of it goes under "ctxfold" there."""
-    parts = [p for p in message.parts if isinstance(p, ReasoningPart)]
-    kwargs: dict[str, Any] = {}
-    if any(p.text for p in parts):
-        kwargs[_REASONING] = "".join(p.text for p in parts)
-    details = [block for p in parts if p.details is not None for block in json.loads(p.details)]
-    if details:
-        kwargs["reasoning_details"] = details
-    signature = next((p.signature for p in parts if p.signature is not None), None)
-    return kwargs, {} if signature is None else {"signature": signature}

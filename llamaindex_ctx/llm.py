@@ -123,11 +123,11 @@ class CtxLLM(FunctionCallingLLM):
         return self._backend
 
     def _new_backend(self) -> ContextBackend:
-        from ctxfold import OpenAIChatBackend
+        from ctxfold.connect import open_backend
 
-        return OpenAIChatBackend(
-            provider=self.provider,
-            model=self.model,
+        return open_backend(
+            self.provider,
+            self.model,
             base_url=self.base_url,
             api_key=self.api_key,
             timeout_s=self.timeout,

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import BaseModel
 
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx
@@ -34,6 +36,15 @@ def play(body: Any) -> Scripted:
 
 
 CITIES = ["Köln", "Bonn", "Jena", "Ulm", "Trier", "Hof", "Fulda", "Gera"]
+
+
+def steps(body: Any) -> Scripted:
+    """One call after the other, six in all; each with a thought that must come back."""
+    done = sum(m["role"] == "tool" for m in body["messages"])
+    if done == 6:
+        return Scripted("All six are warm.", reasoning="That was the last.")
+    arguments = json.dumps({"city": CITIES[done]})
+    return Scripted(reasoning=f"Number {done + 1} is next.", tool_calls=(ScriptedCall("weather", arguments),))
 
 
 def agent_on(server: ModelServer, **settings: Any) -> tuple[ChatCtx, Any]:
@@ -117,4 +128,68 @@ def test_a_plain_model_in_a_graph_ignores_the_thread() -> None:
         tools = [m for m in state["messages"] if isinstance(m, ToolMessage)]
         assert len(tools) == 6
         assert len(server.requests[-1].body["messages"]) == 14
+        chat.close()
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize("how", ["invoke", "astream"])
+async def test_an_agent_calls_tools_many_times_in_one_turn(how: str, session: str | None) -> None:
+    """Six rounds on a service that refuses any round whose reasoning was not passed back."""
+    with ModelServer(model="m", script=steps, strict="deepseek") as server:
+        own: dict[str, Any] = {"session": session, "context_window": 20_000} if session else {}
+        chat = ChatCtx(
+            model="m", provider="deepseek", base_url=server.base_url, api_key="x", max_retries=0, thinking=True, **own
+        )
+        agent = create_agent(chat, [weather])
+        given: Any = {"messages": [HumanMessage("Is it warm everywhere?")]}
+        if how == "invoke":
+            state = agent.invoke(given)
+        else:
+            state = [state async for state in agent.astream(given, stream_mode="values")][-1]
+        assert state["messages"][-1].text == "All six are warm."
+        assert sum(isinstance(m, ToolMessage) for m in state["messages"]) == 6
+        assert len(server.requests) == 7
+        sent = [m["reasoning_content"] for m in server.requests[-1].body["messages"] if m["role"] == "assistant"]
+        assert sent == [f"Number {n} is next." for n in range(1, 7)]
+        if session:
+            assert chat.context().usage().turns == 1
+        chat.close()
+
+
+def test_the_providers_own_package_fails_there() -> None:
+    """The same agent on langchain-deepseek: it drops the reasoning, and the second request is refused."""
+    from langchain_deepseek import ChatDeepSeek
+    from openai import BadRequestError
+
+    with ModelServer(model="m", script=steps, strict="deepseek") as server:
+        chat = ChatDeepSeek(model="m", api_base=server.base_url, api_key="x", max_retries=0)
+        agent = create_agent(chat, [weather])
+        with pytest.raises(BadRequestError) as caught:
+            agent.invoke({"messages": [HumanMessage("Is it warm everywhere?")]})
+        assert caught.value.status_code == 400
+        assert "reasoning_content" in str(caught.value)
+        assert len(server.requests) == 2
+        chat.root_client.close()
+
+
+class Report(BaseModel):
+    """What was found."""
+
+    city: str
+    degrees: int
+
+
+def test_an_agents_structured_answer_is_a_forced_call() -> None:
+    """LangChain forces a tool call for it, which this service refuses while it thinks: such requests go without."""
+
+    def play(body: Any) -> Scripted:
+        if body["messages"][-1]["role"] == "tool":
+            return Scripted(tool_calls=(ScriptedCall("Report", '{"city": "Ulm", "degrees": 13}'),))
+        return Scripted(tool_calls=(ScriptedCall("weather", '{"city": "Ulm"}'),))
+
+    with ModelServer(model="m", script=play, strict="deepseek") as server:
+        chat = ChatCtx(model="m", provider="deepseek", base_url=server.base_url, api_key="x", max_retries=0)
+        agent = create_agent(chat, [weather], response_format=ToolStrategy(Report))
+        state = agent.invoke({"messages": [HumanMessage("Weather in Ulm")]})
+        assert state["structured_response"] == Report(city="Ulm", degrees=13)
         chat.close()

@@ -63,7 +63,7 @@ class LocalFiles:
         return SimpleNamespace(content=self._files[Path(urlsplit(url).path).suffix].read_bytes())
 
 
-@pytest.mark.filterwarnings("ignore:.*version=.v3.*:langchain_core._api.LangChainBetaWarning")
+@pytest.mark.filterwarnings("ignore:.*_stream_v3.*:langchain_core._api.LangChainBetaWarning")
 class OnLoopback(ChatModelIntegrationTests):
     """Everything that a chat model is expected to do, with a server that has it all."""
 
