@@ -124,12 +124,14 @@ class AppendLog(Effect[tuple[Record, ...]]):
 class Search(Effect[Postings]):
     key: SessionKey
     terms: Sequence[str]
+    newest: int | None = None
+    among: Sequence[int] | None = None
 
     def perform(self, ports: Ports) -> Postings:
-        return ports.store.postings(self.key, self.terms)
+        return ports.store.postings(self.key, self.terms, newest=self.newest, among=self.among)
 
     async def aperform(self, ports: Ports) -> Postings:
-        return await ports.store.apostings(self.key, self.terms)
+        return await ports.store.apostings(self.key, self.terms, newest=self.newest, among=self.among)
 
 
 def _need(backend: ContextBackend | None) -> ContextBackend:

@@ -120,7 +120,9 @@ class ContextBackend(Protocol):
 
     Before anything is sent, ConfigError says that the row cannot do what is asked, MessageError that a message cannot travel.
 
-    `scratch_role` is the role in which the row allows one message at the very end of a request.
+    `scratch_role` is the role in which the row allows one message at the very end of a request. A backend may also say, by
+    attributes of these names: `binds_reasoning` (to everything that stood before it), `reasoning_expires` (it goes back only
+    within its round), `truncates_silently` (it cuts what does not fit).
     `context_window` is the row's default for the model, None when unknown.
     """
 
@@ -178,7 +180,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Postings:
-    """What BM25 needs for one query: size of the archive, and per term (seq, count in it, its length)."""
+    """What BM25 needs for one query: size of the archive, and per term (seq, count in it, its length), in order of seq."""
 
     documents: int
     total_length: int
@@ -248,9 +250,15 @@ class Store(Protocol):
 
     async def asnapshot_before(self, key: SessionKey, seq: int) -> int: ...
 
-    def postings(self, key: SessionKey, terms: Sequence[str]) -> Postings: ...
+    def postings(
+        self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
+    ) -> Postings:
+        """What the archive holds of the terms: all hits, or the `newest` of each, or those in the documents `among`."""
+        ...
 
-    async def apostings(self, key: SessionKey, terms: Sequence[str]) -> Postings: ...
+    async def apostings(
+        self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
+    ) -> Postings: ...
 
     def sessions(self, owner: str) -> tuple[str, ...]:
         """The names of an owner's sessions, sorted."""

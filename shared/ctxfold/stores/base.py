@@ -67,7 +67,9 @@ class BaseStore(ABC):
     def snapshot_before(self, key: SessionKey, seq: int) -> int: ...
 
     @abstractmethod
-    def postings(self, key: SessionKey, terms: Sequence[str]) -> Postings: ...
+    def postings(
+        self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
+    ) -> Postings: ...
 
     @abstractmethod
     def sessions(self, owner: str) -> tuple[str, ...]: ...
@@ -102,8 +104,10 @@ class BaseStore(ABC):
     async def asnapshot_before(self, key: SessionKey, seq: int) -> int:
         return await self._offload(self.snapshot_before, key, seq)
 
-    async def apostings(self, key: SessionKey, terms: Sequence[str]) -> Postings:
-        return await self._offload(self.postings, key, terms)
+    async def apostings(
+        self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
+    ) -> Postings:
+        return await self._offload(self.postings, key, terms, newest=newest, among=among)
 
     async def asessions(self, owner: str) -> tuple[str, ...]:
         return await self._offload(self.sessions, owner)

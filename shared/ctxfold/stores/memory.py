@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -30,14 +30,23 @@ class _Log:
     snapshots: list[int] = field(default_factory=list[int])
     terms: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict[str, list[tuple[int, int, int]]])
     documents: dict[int, int] = field(default_factory=dict[int, int])
+    total_length: int = 0
 
     def index(self, document: Document) -> None:
         if document.seq in self.documents:
             return
         self.documents[document.seq] = document.length
+        self.total_length += document.length
         for term, count in ((t, c) for t, c in document.terms.items() if t):
-            entry = (document.seq, count, document.length)
-            self.terms.setdefault(indexed_term(term), []).append(entry)
+            insort(self.terms.setdefault(indexed_term(term), []), (document.seq, count, document.length))
+
+    def hits(self, term: str, newest: int | None, among: Sequence[int] | None) -> tuple[tuple[int, int, int], ...]:
+        """All hits of an indexed term in order of seq, the newest of them, or those in given documents."""
+        found = self.terms.get(term, [])
+        if among is not None:
+            places = ((seq, bisect_left(found, (seq,))) for seq in sorted(set(among)))
+            return tuple(found[at] for seq, at in places if at < len(found) and found[at][0] == seq)
+        return tuple(found if newest is None else found[max(0, len(found) - newest) :])
 
 
 class MemoryStore(BaseStore):
@@ -117,11 +126,13 @@ class MemoryStore(BaseStore):
             at = bisect_left(log.snapshots, seq)
             return log.snapshots[at - 1] if at else 0
 
-    def postings(self, key: SessionKey, terms: Sequence[str]) -> Postings:
+    def postings(
+        self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
+    ) -> Postings:
         with self._lock:
             log = self._log(key) or _Log()
-            by_term = {term: tuple(sorted(log.terms.get(indexed_term(term), ()))) for term in terms}
-            return Postings(len(log.documents), sum(log.documents.values()), by_term)
+            by_term = {term: log.hits(indexed_term(term), newest, among) for term in terms}
+            return Postings(len(log.documents), log.total_length, by_term)
 
     def sessions(self, owner: str) -> tuple[str, ...]:
         checked_key(SessionKey(owner, ""))

@@ -292,7 +292,7 @@ class SqlStore(BaseStore):
         self,
         connection: Driven,
         sql: str,
-        key: SessionKey,
+        key: tuple[str, ...],
         values: Sequence[Any],
         *,
         order: int | None = None,
@@ -315,22 +315,41 @@ class SqlStore(BaseStore):
         row = self._read(lambda c: c.execute(self._sql.snapshot_before, (*key, seq)).fetchone())
         return 0 if row is None else int(row[0])
 
-    def postings(self, key: SessionKey, terms: Sequence[str]) -> Postings:
+    def postings(
+        self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
+    ) -> Postings:
         checked_key(key)
         names = {term: indexed_term(term) for term in terms}
         wanted = sorted({name for name in names.values() if name})
 
         def work(connection: Driven) -> tuple[Any, list[Any]]:
             totals = connection.execute(self._sql.archive, tuple(key)).fetchone()
+            if among is not None:
+                return totals, self._hits_among(connection, key, wanted, among)
+            if newest is not None:
+                return totals, self._newest_hits(connection, key, wanted, newest)
             return totals, self._listed(connection, self._sql.postings_in, key, wanted, order=1)
 
         totals, rows = self._read(work)
         by_name: dict[str, list[tuple[int, int, int]]] = {}
         for name, seq, count, length in rows:
-            by_name.setdefault(name, []).append((int(seq), int(count), int(length)))
+            by_name.setdefault(name, []).append((seq, count, length))
         by_term = {term: tuple(by_name.get(name, ())) for term, name in names.items()}
         documents, length = (0, 0) if totals is None else (int(totals[0]), int(totals[1]))
         return Postings(documents, length, by_term)
+
+    def _newest_hits(self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int) -> list[Any]:
+        """One short walk down the primary key per term, however many hits it has."""
+        rows: list[Any] = []
+        for term in terms:
+            rows += reversed(connection.execute(self._sql.newest_hits, (*key, term, newest)).fetchall())
+        return rows
+
+    def _hits_among(self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]) -> list[Any]:
+        rows: list[Any] = []
+        for term in terms:
+            rows += self._listed(connection, self._sql.hits_among_in, (*key, term), sorted(set(seqs)))
+        return sorted(rows, key=lambda row: row[1])
 
     def sessions(self, owner: str) -> tuple[str, ...]:
         checked_key(SessionKey(owner, ""))

@@ -171,6 +171,10 @@ class Statements:
     find_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE_C} AND record_id{{c}} IN "
     indexed_in: str = f"SELECT seq FROM ctxfold_terms WHERE {_MINE} AND term = '' AND seq IN "
     postings_in: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term IN "
+    newest_hits: str = (
+        f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? ORDER BY seq DESC LIMIT ?"
+    )
+    hits_among_in: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? AND seq IN "
 
     @classmethod
     def of(cls, dialect: str) -> Statements:

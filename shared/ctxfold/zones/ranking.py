@@ -1,0 +1,90 @@
+"""BM25 over the archive with bounded work: rare terms are read in full, common ones where a rarer one has been found.
+
+Stores only hand out hits, so every store ranks alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from ctxfold.effects import Search
+from ctxfold.flow import Flow
+from ctxfold.history.records import SessionKey
+from ctxfold.ports import Postings
+
+__all__ = ["bm25", "frequencies", "idf", "ranked"]
+
+K1, B = 1.2, 0.75  # the usual BM25 parameters (Robertson and Zaragoza, 2009)
+PROBE = 256  # newest hits of each term that are read first; a term with fewer is known in full
+HITS = 4_096  # further hits that are read of rare terms: some milliseconds
+LOOKED_UP = 256  # best documents in which the common terms are looked up
+
+Ranking = list[tuple[int, float]]
+
+
+def ranked(key: SessionKey, terms: Sequence[str]) -> Flow[tuple[Ranking, Mapping[str, float]]]:
+    """(seq, score) of documents that hold a term, best first, and the weight of each term.
+
+    Exact while no term has more than `PROBE` hits; beyond, a term too common to be read in full counts in its newest hits and
+    in the best documents of the others.
+    """
+    first = yield from Search(key, terms, newest=PROBE)
+    common = [t for t in terms if len(first.by_term[t]) >= PROBE]
+    if not common:
+        weights = idf(first, frequencies(first))
+        return bm25(first, weights), weights
+    guessed = frequencies(first, at_most=PROBE)
+    rare: list[str] = []
+    left = HITS
+    for term in sorted(common, key=lambda t: (guessed[t], t)):
+        if guessed[term] <= left or not (rare or len(common) < len(terms)):
+            rare.append(term)
+            left -= min(left, guessed[term])
+    by_term = dict(first.by_term)
+    if rare:
+        by_term |= (yield from Search(key, rare, newest=HITS)).by_term
+    hits = Postings(first.documents, first.total_length, by_term)
+    weights = idf(hits, guessed | frequencies(hits, at_most=HITS, terms=rare))
+    best = bm25(hits, weights)
+    rest = [t for t in common if t not in rare]
+    if rest:
+        seqs = [seq for seq, _ in best[:LOOKED_UP]]
+        beside = (yield from Search(key, rest, among=seqs)).by_term
+        by_term |= {t: tuple({*by_term[t], *beside[t]}) for t in rest}
+        best = bm25(Postings(first.documents, first.total_length, by_term), weights)
+    return best, weights
+
+
+def frequencies(
+    postings: Postings, *, at_most: int | None = None, terms: Sequence[str] | None = None
+) -> dict[str, int]:
+    """In how many documents each term stands; where only the newest `at_most` were read, estimated from how dense those lie."""
+    newest = max((h[-1][0] for h in postings.by_term.values() if h), default=0)
+    found: dict[str, int] = {}
+    for term in postings.by_term if terms is None else terms:
+        hits = postings.by_term[term]
+        found[term] = len(hits)
+        if at_most is not None and len(hits) >= at_most:
+            guess = len(hits) * newest // (newest - hits[0][0] + 1)
+            found[term] = max(len(hits), min(postings.documents, guess))
+    return found
+
+
+def idf(postings: Postings, frequency: Mapping[str, int]) -> dict[str, float]:
+    """Inverse document frequency, never negative."""
+    total = max(1, postings.documents)
+    return {t: math.log(1 + (total - n + 0.5) / (n + 0.5)) for t, n in frequency.items()}
+
+
+def bm25(postings: Postings, weights: Mapping[str, float]) -> Ranking:
+    """(seq, score) of every document among the hits, best first; of equals the newer."""
+    average = postings.total_length / max(1, postings.documents) or 1.0
+    base, per_token = K1 * (1 - B), K1 * B / average
+    scores: defaultdict[int, float] = defaultdict(float)
+    for term, hits in postings.by_term.items():
+        weight = weights[term] * (K1 + 1)
+        for seq, count, length in hits:
+            scores[seq] += weight * count / (count + base + per_token * length)
+    return sorted(scores.items(), key=lambda item: (-item[1], -item[0]))
