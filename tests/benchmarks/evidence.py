@@ -1,0 +1,147 @@
+"""Is the evidence for a question in the window? A fixed budget, half for the newest messages, half for what recall finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ctxfold import MemoryStore, Store, text_counter
+from ctxfold.budget import MessageCounter
+from ctxfold.flow import run as driven
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
+from ctxfold.messages import user
+from ctxfold.ports import Ports
+from ctxfold.zones.recall import document, recall
+from tests.benchmarks.data import bfcl, plain
+from tests.benchmarks.sheets import Cell, Sheet
+
+__all__ = ["BUDGETS", "CJK", "Archive", "Shares", "cjk_found", "measured", "run"]
+
+BUDGETS = (1_000, 2_000)
+CJK = {  # said, question, what must be found
+    "zh": (
+        ("我的名字是王芳，住在杭州。", "请问我住在哪个城市？", "杭州"),
+        ("李雷负责仓库的夜班，每周三休息。", "李雷哪天休息？", "每周三"),
+        ("合同编号是HT-2087，金额三十二万元。", "合同的金额是多少？", "三十二万"),
+        ("会议改到下周五下午两点，地点不变。", "会议改到什么时候？", "下周五"),
+        ("韩梅对花生过敏，订餐时要注意。", "韩梅对什么过敏？", "花生"),
+        ("服务器的备份每天凌晨三点运行。", "备份几点运行？", "凌晨三点"),
+        ("客户要求包装换成蓝色的纸箱。", "包装要换成什么颜色？", "蓝色"),
+        ("供应商赵敏的电话是 0571-8899。", "赵敏的电话号码？", "0571-8899"),
+        ("项目代号是“青鸟”，预算由财务部批准。", "项目代号是什么？", "青鸟"),
+        ("退货期限是收货后十五天。", "退货期限多长？", "十五天"),
+    ),
+    "ja": (
+        ("私の名前は田中で、札幌に住んでいます。", "田中さんはどこに住んでいますか？", "札幌"),
+        ("会議は木曜日の午後三時に変更されました。", "会議はいつに変更されましたか？", "木曜日"),
+        ("倉庫の鍵は佐藤さんが持っています。", "倉庫の鍵は誰が持っていますか？", "佐藤"),
+        ("予約番号はKX-552で、窓側の席です。", "予約番号を教えてください", "KX-552"),
+        ("鈴木さんはエビのアレルギーがあります。", "鈴木さんのアレルギーは？", "エビ"),
+        ("サーバーの再起動は毎週月曜日です。", "サーバーの再起動はいつ？", "月曜日"),
+        ("新しい製品の色は緑に決まりました。", "製品の色は何に決まりましたか？", "緑"),
+        ("請求書は山本さんに送ってください。", "請求書は誰に送りますか？", "山本"),
+        ("駐車場は駅の北口にあります。", "駐車場はどこですか？", "北口"),
+        ("旅行の予算は十万円までです。", "旅行の予算はいくら？", "十万円"),
+    ),
+}
+CJK_BUDGET = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of `questions`, how many had all their evidence in the window."""
+
+    budget: int
+    questions: int
+    tail: int
+    half_and_half: int
+
+
+class Archive:
+    """Messages of one person, all of them searchable; what is newest is also the tail."""
+
+    def __init__(self, texts: Sequence[str], store: Store | None = None) -> None:
+        self.messages = [user(text, id=f"m{n}") for n, text in enumerate(texts)]
+        self.counter = MessageCounter(text_counter())
+        self._ports = Ports(store or MemoryStore(), self.counter)
+        self._key = SessionKey("bench", "archive")
+        drafts = [Draft(m.id, MessageAdded(m)) for m in self.messages]
+        documents = [document(seq, m) for seq, m in enumerate(self.messages, 1)]
+        self._ports.store.append(self._key, drafts, documents=documents)
+
+    def tail(self, budget: int) -> int:
+        """How many of the newest messages fit."""
+        kept = 0
+        for message in reversed(self.messages):
+            budget -= self.counter.count(message)
+            if budget < 0:
+                break
+            kept += 1
+        return kept
+
+    def window(self, question: str, *, tail_tokens: int, recall_tokens: int) -> str:
+        """The newest messages and the passages that recall finds among the others."""
+        first = len(self.messages) - self.tail(tail_tokens)
+        newest = "\n".join(m.text for m in self.messages[first:])
+        return "\n".join(
+            [newest, *self.passages(question, recall_tokens, visible=range(first + 1, len(self.messages) + 1))]
+        )
+
+    def passages(self, question: str, budget: int, visible: Sequence[int] = ()) -> list[str]:
+        found = recall(self._key, question, budget_tokens=budget, visible=set(visible), counter=self.counter)
+        return [p.text for p in driven(found, self._ports)]
+
+
+def measured(budgets: Sequence[int] = BUDGETS) -> list[Shares]:
+    """The BFCL memory questions at each budget."""
+    said, questions = bfcl()
+    archives = {name: Archive(texts) for name, texts in said.items()}
+    found: list[Shares] = []
+    for budget in budgets:
+        tail = both = 0
+        for q in questions:
+            archive = archives[q.scenario]
+            alone = plain(archive.window(q.question, tail_tokens=budget, recall_tokens=0))
+            shared = plain(archive.window(q.question, tail_tokens=budget // 2, recall_tokens=budget // 2))
+            tail += all(p in alone for p in q.pieces)
+            both += all(p in shared for p in q.pieces)
+        found.append(Shares(budget, len(questions), tail, both))
+    return found
+
+
+def cjk_found(language: str, store: Store | None = None) -> tuple[int, list[list[str]]]:
+    """How many questions found their answer, and every passage found, in order."""
+    rows = CJK[language]
+    noise = [text for other, said in CJK.items() if other != language for text, _, _ in said]
+    archive = Archive([*(said for said, _, _ in rows), *noise], store)
+    passages = [archive.passages(question, CJK_BUDGET) for _, question, _ in rows]
+    return sum(any(want in p for p in got) for (_, _, want), got in zip(rows, passages, strict=True)), passages
+
+
+def run(*, quick: bool = False) -> list[Sheet]:
+    """One table for the public questions, one for Chinese and Japanese."""
+    rows: list[tuple[Cell, ...]] = [
+        (f"{s.budget:,}", s.questions, _share(s.tail, s.questions), _share(s.half_and_half, s.questions))
+        for s in measured(BUDGETS[:1] if quick else BUDGETS)
+    ]
+    languages: list[tuple[Cell, ...]] = [
+        (language, len(asked), _share(cjk_found(language)[0], len(asked))) for language, asked in CJK.items()
+    ]
+    return [
+        Sheet(
+            "Evidence in the window: BFCL memory, questions with all their evidence",
+            ("budget, tokens", "questions", "newest messages only", "half newest, half recalled"),
+            tuple(rows),
+            "Target: 0.92 at 1,000 tokens, 0.96 at 2,000. Questions whose quoted source is not in the conversation are left out.",
+        ),
+        Sheet(
+            f"Recall of Chinese and Japanese, {CJK_BUDGET} tokens",
+            ("language", "questions", "answered"),
+            tuple(languages),
+            "Target: 0.9. The other language's sentences lie between.",
+        ),
+    ]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.3f}"
