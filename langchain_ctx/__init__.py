@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from langchain_ctx.backend import LangChainBackend
     from langchain_ctx.chat import ChatCtx
     from langchain_ctx.convert import from_langchain, to_langchain
     from langchain_ctx.history import CtxChatMessageHistory
@@ -18,11 +19,19 @@ _WHERE = {
     "ChatCtx": "chat",
     "ChatModelSummarizer": "summarizer",
     "CtxChatMessageHistory": "history",
+    "LangChainBackend": "backend",
     "from_langchain": "convert",
     "to_langchain": "convert",
 }
 
-__all__ = ["ChatCtx", "ChatModelSummarizer", "CtxChatMessageHistory", "from_langchain", "to_langchain"]
+__all__ = [
+    "ChatCtx",
+    "ChatModelSummarizer",
+    "CtxChatMessageHistory",
+    "LangChainBackend",
+    "from_langchain",
+    "to_langchain",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 from langchain_core import exceptions as lc
 
-from ctxfold.errors import BackendError, ContextOverflowError, CtxError, MessageTooLargeError
+from ctxfold.connect import foreign_failure
+from ctxfold.errors import BackendError, ConfigError, ContextOverflowError, CtxError, MessageError, MessageTooLargeError
 
-__all__ = ["backend_error", "translated"]
+__all__ = ["as_backend_error", "backend_error", "translated"]
 
 
 class CtxOverflowError(ContextOverflowError, lc.ContextOverflowError):
@@ -124,10 +125,18 @@ def _model_error(error: BackendError) -> BackendError:
     return other
 
 
+@contextmanager
+def as_backend_error(model: str) -> Generator[None, None, None]:
+    """Whatever a model raises leaves the block as BackendError; what cannot be sent at all, as our own."""
+    try:
+        yield
+    except (ConfigError, MessageError):
+        raise
+    except Exception as error:
+        raise backend_error(error, model) from error
+
+
 def backend_error(error: Exception, model: str) -> BackendError:
     """A LangChain model's failure as the engine knows failures."""
-    if isinstance(error, BackendError):
-        return error
-    kind = next((kind for cls, kind in _KINDS if isinstance(error, cls)), "server")
-    message = f"the summariser {model} failed: {type(error).__name__}: {error}"
-    return BackendError(message, kind=kind, retryable=bool(getattr(error, "is_retryable", False)))
+    kind = next((kind for cls, kind in _KINDS if isinstance(error, cls)), None)
+    return foreign_failure(error, model, kind=kind)

@@ -52,14 +52,14 @@ class ChatModelSummarizer:
         try:
             answer = self._model.invoke(_asked(request), _CONFIG.copy(), **self._limits(request))
         except Exception as error:
-            raise backend_error(error, self.model) from error
+            raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
 
     async def asend(self, request: Request) -> Reply:
         try:
             answer = await self._model.ainvoke(_asked(request), _CONFIG.copy(), **self._limits(request))
         except Exception as error:
-            raise backend_error(error, self.model) from error
+            raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
 
     def open_stream(self, request: Request) -> ChunkStream:

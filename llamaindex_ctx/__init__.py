@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llamaindex_ctx.backend import LlamaIndexBackend
     from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
     from llamaindex_ctx.llm import CtxLLM
     from llamaindex_ctx.memory import CtxMemory
@@ -15,13 +16,22 @@ if TYPE_CHECKING:
 _WHERE = {
     "CtxLLM": "llm",
     "CtxMemory": "memory",
+    "LlamaIndexBackend": "backend",
     "LlmSummarizer": "summarizer",
     "from_chat_messages": "convert",
     "register_store": "registry",
     "to_chat_messages": "convert",
 }
 
-__all__ = ["CtxLLM", "CtxMemory", "LlmSummarizer", "from_chat_messages", "register_store", "to_chat_messages"]
+__all__ = [
+    "CtxLLM",
+    "CtxMemory",
+    "LlamaIndexBackend",
+    "LlmSummarizer",
+    "from_chat_messages",
+    "register_store",
+    "to_chat_messages",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.budget import MessageCounter, Policy, policy
-from ctxfold.errors import ConfigError
+from ctxfold.errors import BackendError, ConfigError
 from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
 from ctxfold.tokens import TextCounter, text_counter
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ctxfold.backends.http_backend import HttpBackend
     from ctxfold.stores.memory import MemoryStore
 
-__all__ = ["message_counter", "open_backend", "open_store", "ports", "session_rules"]
+__all__ = ["foreign_failure", "message_counter", "open_backend", "open_store", "ports", "session_rules"]
 
 
 def open_store(store: str | Store | None) -> Store:
@@ -50,6 +50,13 @@ def open_backend(provider: str, model: str, **settings: Any) -> HttpBackend:
     from ctxfold.backends.openai_chat import OpenAIChatBackend
 
     return OpenAIChatBackend(model=model, profile=row, **settings)
+
+
+def foreign_failure(error: Exception, name: str, *, kind: str | None = None) -> BackendError:
+    """What another library's model client raised, as the engine knows failures; `kind` is what its class says of it."""
+    from ctxfold.backends.foreign import foreign_failure as translated
+
+    return translated(error, name, kind=kind)
 
 
 def message_counter(

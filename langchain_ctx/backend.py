@@ -1,0 +1,185 @@
+"""Any LangChain chat model as the engine's backend: `AgentContext(LangChainBackend(model), ...)`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from ctxfold.errors import BackendError, ConfigError
+from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
+from langchain_ctx.convert import from_langchain
+from langchain_ctx.errors import as_backend_error
+from langchain_ctx.foreign import ForeignChunks, asked, offered
+
+__all__ = ["LangChainBackend"]
+
+# nothing of a call reaches the callbacks or the stream of a run around it; summaries are such calls too
+_ALONE: RunnableConfig = {"callbacks": [], "tags": ["nostream"], "run_name": "ctxfold", "configurable": {}}
+
+
+class LangChainBackend:
+    """Asks a LangChain chat model: text, tools, and reasoning where the model gives it.
+
+    `max_tokens`, `temperature`, `thinking` and `model` are passed on where the model has a field of that name, `extra` as
+    `extra_body` where it has that. `config` goes with every call; the default keeps calls out of the callbacks and the stream of a
+    surrounding run. The window is the model's profile's, or `context_window`. The model is not closed here.
+    """
+
+    scratch_role = "user"  # a system message at the end is refused by several services
+
+    def __init__(
+        self, model: BaseChatModel, *, context_window: int | None = None, config: RunnableConfig | None = None
+    ) -> None:
+        if getattr(model, "session", None) is not None:
+            raise ConfigError(
+                "this model keeps a session of its own: give LangChainBackend one without session, or use its context_backend"
+            )
+        self._model = model
+        self._config = _ALONE if config is None else config
+        self._window = context_window
+
+    @property
+    def model(self) -> str:
+        for name in ("model", "model_name"):
+            found: object = getattr(self._model, name, None)
+            if isinstance(found, str) and found:
+                return found
+        return type(self._model).__name__
+
+    @property
+    def context_window(self) -> int | None:
+        profile: object = self._model.profile
+        known = cast("Mapping[str, Any]", profile).get("max_input_tokens") if isinstance(profile, Mapping) else None
+        return self._window or known
+
+    def send(self, request: Request) -> Reply:
+        runnable, messages, options = self._call(request)
+        with as_backend_error(self.model):
+            answer = runnable.invoke(messages, self._config.copy(), **options)
+        return self._reply(answer)
+
+    async def asend(self, request: Request) -> Reply:
+        runnable, messages, options = self._call(request)
+        with as_backend_error(self.model):
+            answer = await runnable.ainvoke(messages, self._config.copy(), **options)
+        return self._reply(answer)
+
+    def open_stream(self, request: Request) -> ChunkStream:
+        runnable, messages, options = self._call(request)
+        source = runnable.stream(messages, self._config.copy(), **options)
+        stream = _Stream(source, self.model)
+        stream.begin()
+        return stream
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+        runnable, messages, options = self._call(request)
+        source = runnable.astream(messages, self._config.copy(), **options)
+        stream = _AsyncStream(source, self.model)
+        await stream.begin()
+        return stream
+
+    def close(self) -> None:
+        """The model belongs to whoever made it."""
+
+    async def aclose(self) -> None:
+        """The model belongs to whoever made it."""
+
+    def _call(
+        self, request: Request
+    ) -> tuple[Runnable[LanguageModelInput, AIMessage], list[BaseMessage], dict[str, Any]]:
+        return offered(self._model, request), asked(request.messages), self._options(request)
+
+    def _options(self, request: Request) -> dict[str, Any]:
+        fields = type(self._model).model_fields
+        names = {*fields, *(f.alias for f in fields.values() if f.alias)}
+        told: dict[str, Any] = {
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "thinking": request.thinking if getattr(self._model, "context_backend", None) is not None else None,
+            "model": request.model if request.model != self.model else None,
+        }
+        options = {name: value for name, value in told.items() if value is not None and name in names}
+        if request.stop:
+            options["stop"] = list(request.stop)
+        if request.extra:
+            options |= {"extra_body": dict(request.extra)} if "extra_body" in names else dict(request.extra)
+        return options
+
+    def _reply(self, answer: AIMessage) -> Reply:
+        message = from_langchain(answer)
+        return Reply(message, message.usage, message.finish_reason, answer)
+
+
+class _Stream:
+    """Chunks of a model's own generator; its failures leave as BackendError."""
+
+    def __init__(self, source: Iterator[Any], model: str) -> None:
+        self._source = source
+        self._model = model
+        self._first: Any = None
+        self._chunks = ForeignChunks()
+
+    def begin(self) -> None:
+        self._first = self._next()
+        if self._first is None:
+            raise _nothing(self._model)
+
+    def _next(self) -> Any:
+        with as_backend_error(self._model):
+            return next(self._source, None)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        piece, self._first = self._first, None
+        while piece is not None:
+            yield from self._chunks.read(piece)
+            piece = self._next()
+
+    def close(self) -> None:
+        close = getattr(self._source, "close", None)
+        if close is not None:
+            close()
+
+
+class _AsyncStream:
+    def __init__(self, source: AsyncIterator[Any], model: str) -> None:
+        self._source = source
+        self._model = model
+        self._first: Any = None
+        self._chunks = ForeignChunks()
+
+    async def begin(self) -> None:
+        self._first = await self._next()
+        if self._first is None:
+            raise _nothing(self._model)
+
+    async def _next(self) -> Any:
+        with as_backend_error(self._model):
+            return await anext(self._source, None)
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        piece, self._first = self._first, None
+        while piece is not None:
+            for chunk in self._chunks.read(piece):
+                yield chunk
+            piece = await self._next()
+
+    async def aclose(self) -> None:
+        close = getattr(self._source, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _nothing(model: str) -> BackendError:
+    return BackendError(
+        f"the stream of {model} ended before its first chunk: try again", kind="empty_response", retryable=True
+    )
+
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import FakeListChatModel
+
+    _: ContextBackend = LangChainBackend(FakeListChatModel(responses=[]))
