@@ -132,13 +132,18 @@ def _result(part: ToolResultPart) -> Block:
 
 
 def _media(part: MediaPart) -> Block:
-    """The block as it was given; an image in the form of chat completions is rewritten."""
+    """The block as it was given; an image or an inline file in the form of chat completions is rewritten."""
     block = cast("Block", json.loads(part.data))
-    if block.get("type") != "image_url":
-        return block
-    given: object = block.get("image_url")
-    url = str(cast("dict[str, Any]", given).get("url", "")) if isinstance(given, dict) else str(given)
-    inline = _DATA_URL.fullmatch(url)
-    if inline is None:
-        return {"type": "image", "source": {"type": "url", "url": url}}
-    return {"type": "image", "source": {"type": "base64", "media_type": inline["mime"], "data": inline["data"]}}
+    match block:
+        case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
+            inline = _DATA_URL.fullmatch(url)
+            return {"type": "image", "source": {"type": "url", "url": url} if inline is None else _source(inline)}
+        case {"type": "file", "file": {"file_data": str(url)}}:
+            inline = _DATA_URL.fullmatch(url)
+            return block if inline is None else {"type": "document", "source": _source(inline)}
+        case _:
+            return block
+
+
+def _source(inline: re.Match[str]) -> Block:
+    return {"type": "base64", "media_type": inline["mime"], "data": inline["data"]}
