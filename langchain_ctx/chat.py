@@ -42,6 +42,7 @@ class ChatCtx(AnsweringChatModel):
         chat = ChatCtx(model="lookup", base_url="http://127.0.0.1:9000/v1", api_key="x",
                        session="s1", store="sqlite:///chat.db", context_window=8_000)
         ```
+        `provider` names a row ("deepseek", "openai", "anthropic", ...), which also says in which wire it is spoken to.
         Without `session` and `store` it is a plain chat model. With `store`, each call may name its session and owner:
         `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (`thread_id` serves too); these beat the fields.
         What a session does with lists, batches, retries, fallbacks and caches stands in docs/langchain-sessions.md.

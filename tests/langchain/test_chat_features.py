@@ -1,4 +1,4 @@
-"""What LangChain builds on a chat model: content blocks, event streams, profiles, caches, limits, loops, other wires."""
+"""What LangChain builds on a chat model: content blocks, event streams, profiles, caches, limits and loops."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.language_models.chat_model_stream import ChatModelStream
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.tools import tool
 
 from ctxfold.errors import ConfigError
 from ctxfold.testing import ModelServer, RawReply, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, from_langchain, to_langchain
-from tests.wire.raw_server import Play, RawServer
 
 V3_IS_BETA = pytest.mark.filterwarnings("ignore:.*_stream_v3.*:langchain_core._api.LangChainBetaWarning")
 CALLS = (ScriptedCall("weather", '{"city": "Köln"}', id="c1"), ScriptedCall("weather", '{"city": "Bonn"}', id="c2"))
@@ -281,67 +280,3 @@ def test_a_forced_call_is_made_without_thinking_where_both_cannot_be() -> None:
             pytest.raises(ConfigError, match="cannot force a tool call while thinking"),
         ):
             chat.bind_tools([weather], tool_choice="any").invoke("x")
-
-
-# Anthropic's wire
-
-
-def _event(kind: str, **body: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **body})}\n\n".encode()
-
-
-def _block(index: int, start: Any, *deltas: Any) -> list[bytes]:
-    pieces = [_event("content_block_delta", index=index, delta=d) for d in deltas]
-    opened = _event("content_block_start", index=index, content_block=start)
-    return [opened, *pieces, _event("content_block_stop", index=index)]
-
-
-def _thought(index: int, text: str, signature: str) -> list[bytes]:
-    told = [{"type": "thinking_delta", "thinking": text}, {"type": "signature_delta", "signature": signature}]
-    return _block(index, {"type": "thinking", "thinking": ""}, *told)
-
-
-CALL = {"type": "tool_use", "id": "t1", "name": "weather", "input": {}}
-START = {"id": "m", "model": "claude-sonnet-4-5", "usage": {"input_tokens": 10, "output_tokens": 1}}
-INTERLEAVED = [
-    _event("message_start", message=START),
-    *_thought(0, "First.", "S1"),
-    *_block(1, {"type": "text", "text": ""}, {"type": "text_delta", "text": "Looking."}),
-    *_block(2, {"type": "redacted_thinking", "data": "SEALED"}),
-    *_thought(3, "Second.", "S2"),
-    *_block(4, CALL, {"type": "input_json_delta", "partial_json": '{"city": "Ulm"}'}),
-    _event("message_delta", delta={"stop_reason": "tool_use"}, usage={"output_tokens": 5}),
-    _event("message_stop"),
-]
-
-
-@V3_IS_BETA
-@pytest.mark.parametrize("how", ["v0", "v1", "v3"])
-def test_anthropics_thoughts_go_back_as_they_came(how: str) -> None:
-    """Several signed and sealed thoughts among texts and calls: the service checks every one of them."""
-    with RawServer(Play(INTERLEAVED, headers={"content-type": "text/event-stream"})) as server:
-        chat = ChatCtx(
-            model="claude-sonnet-4-5",
-            provider="anthropic",
-            api_key="k",
-            base_url=server.base_url,
-            max_tokens=20_000,
-            thinking=True,
-            output_version="v1" if how == "v1" else "v0",
-        ).bind_tools([weather])
-        reply: BaseMessage
-        if how == "v3":
-            reply = chat.stream_events("warm?", version="v3").output  # type: ignore[attr-defined]
-        else:
-            reply = merged(list(chat.stream("warm?")))
-        assert server.paths == ["/v1/messages"]
-        assert reply.text == "Looking."
-        list(chat.stream([HumanMessage("warm?"), reply, ToolMessage("22", tool_call_id="t1")]))
-        sent = server.bodies[1]["messages"][1]["content"]
-    assert sent == [
-        {"type": "thinking", "thinking": "First.", "signature": "S1"},
-        {"type": "text", "text": "Looking."},
-        {"type": "redacted_thinking", "data": "SEALED"},
-        {"type": "thinking", "thinking": "Second.", "signature": "S2"},
-        {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Ulm"}},
-    ]

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import (
     AIMessage,
@@ -89,6 +89,20 @@ SAMPLES: list[BaseMessage] = [
         [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "u"}}], id="1", tool_call_id="c"
     ),
     ChatMessage("hello", role="user", id="1"),
+    HumanMessage([{"type": "file", "base64": PIXEL, "mime_type": "application/pdf", "filename": "a.pdf"}], id="1"),
+    HumanMessage([{"type": "file", "file_id": "f1"}, {"type": "file", "url": "http://x/a.pdf"}], id="1"),
+    HumanMessage(
+        [
+            {
+                "type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": PIXEL},
+                "cache_control": {},
+            },
+            {"type": "image", "source": {"type": "url", "url": "http://x/a.png"}},
+            {"type": "image", "source": {"type": "file", "file_id": "f1"}},
+        ],
+        id="1",
+    ),
 ]
 
 
@@ -113,9 +127,11 @@ BLOCKS = st.one_of(
     st.fixed_dictionaries({"type": st.just("custom"), "value": JSONS}),
 )
 CONTENTS = TEXTS | st.lists(BLOCKS, max_size=4)
-KWARGS = st.dictionaries(TEXTS.filter(lambda k: k not in {"tool_calls", "ctxfold"}), JSONS, max_size=3)
+NAMES = st.sampled_from(["reasoning_content", "reasoning_details"]) | TEXTS
+KWARGS = st.dictionaries(NAMES.filter(lambda k: k not in {"tool_calls", "ctxfold"}), JSONS, max_size=3)
 
 
+@settings(deadline=None)
 @given(CONTENTS, KWARGS, st.booleans(), st.lists(st.dictionaries(TEXTS, JSONS, max_size=3), max_size=2))
 def test_any_content_comes_back(content: Any, kwargs: dict[str, Any], human: bool, args: list[dict[str, Any]]) -> None:
     calls = [{"name": "t", "args": a, "id": f"c{i}"} for i, a in enumerate(args)]
@@ -127,6 +143,28 @@ def test_any_content_comes_back(content: Any, kwargs: dict[str, Any], human: boo
     assert to_langchain(from_langchain(message)) == message
 
 
+DETAILS = st.lists(st.fixed_dictionaries({"type": st.just("sealed"), "data": TEXTS}), min_size=1, max_size=2)
+THOUGHTS = st.builds(
+    ReasoningPart,
+    TEXTS,
+    st.none() | TEXTS,
+    st.none() | DETAILS.map(lambda d: json.dumps(d, ensure_ascii=False)),
+).filter(lambda p: p.text or p.signature is not None or p.details is not None)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(THOUGHTS, max_size=2), max_size=4), st.lists(TEXTS.filter(bool), min_size=4, max_size=4))
+def test_thoughts_among_texts_come_back_in_their_places(thoughts: list[list[ReasoningPart]], texts: list[str]) -> None:
+    parts: list[Any] = []
+    for some, text in zip(thoughts, texts, strict=False):
+        if parts and not some:
+            continue  # two texts in a row are one text to LangChain
+        parts += [*some, TextPart(text)]
+    reply = Message("m", "assistant", (*parts, ToolCallPart("c", "t", "{}")))
+    assert from_langchain(to_langchain(reply)) == reply
+
+
+@settings(deadline=None)
 @given(TEXTS, TEXTS, st.dictionaries(TEXTS, JSONS, max_size=3), st.sampled_from([None, 2]))
 def test_a_reply_of_the_engine_comes_back(text: str, thought: str, args: dict[str, Any], indent: int | None) -> None:
     call = ToolCallPart("c", "t", json.dumps(args, indent=indent), extra='{"signature": "s"}')
