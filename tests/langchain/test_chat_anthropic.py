@@ -100,10 +100,10 @@ def test_media_travel_in_each_wires_own_shape(server: ModelServer) -> None:
     said = {"type": "message", "content": [{"type": "text", "text": "I see."}], "stop_reason": "end_turn"}
     with RawServer(
         Play([json.dumps(said).encode()], headers={"content-type": "application/json"}, then="keep")
-    ) as server:
-        chat = ChatCtx(model="claude-sonnet-4-5", provider="anthropic", api_key="k", base_url=server.base_url)
+    ) as other:
+        chat = ChatCtx(model="claude-sonnet-4-5", provider="anthropic", api_key="k", base_url=other.base_url)
         chat.invoke([HumanMessage(given)])
-        sent = server.bodies[0]["messages"][0]["content"]
+        sent = other.bodies[0]["messages"][0]["content"]
         chat.close()
     image = {"type": "image", "source": inline}
     pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}
