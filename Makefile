@@ -6,10 +6,10 @@ SOURCES := shared langchain_ctx llamaindex_ctx
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench notebooks clean
+.PHONY: help setup demo test test-oldest lint types bench notebooks clean
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## create .venv and install everything (nothing to do when up to date)
 
@@ -29,6 +29,13 @@ demo: setup  ## a conversation that outgrows its window, without key or network
 
 test: setup  ## all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+OLDEST := .venv/oldest
+test-oldest: setup  ## the LangChain tests on the oldest LangChain allowed
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet -e ".[langchain,llamaindex]" "langchain-core==1.6.13" "langchain==1.4.7" \
+		langchain-tests langchain-openai langchain-deepseek langchain-anthropic hypothesis pytest pytest-asyncio pytest-xdist
+	@$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/langchain $(ARGS)
 
 lint: setup  ## ruff, formatting, import contracts
 	$(BIN)/ruff check .
