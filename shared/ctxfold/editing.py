@@ -21,8 +21,18 @@ from ctxfold.events import Event, Inserted, Removed, Updated
 from ctxfold.flow import Flow
 from ctxfold.history.cuts import check_sequence, round_of
 from ctxfold.history.log import SessionState
-from ctxfold.history.records import Body, Cleared, Draft, MessageAdded, MessageRemoved, Pinned, Undone, Unpinned
-from ctxfold.history.revise import inserted, popped, removal, removed, replaced, retained
+from ctxfold.history.records import (
+    Body,
+    Cleared,
+    Draft,
+    MessageAdded,
+    MessageRemoved,
+    Pinned,
+    Restored,
+    Undone,
+    Unpinned,
+)
+from ctxfold.history.revise import inserted, popped, removed, replaced, retained
 from ctxfold.history.view import Entry, View
 from ctxfold.journal import Journal, append, decided, draft, record_names, unknown, without
 from ctxfold.messages import Message, Role, validated
@@ -45,6 +55,7 @@ __all__ = [
 
 E = TypeVar("E", bound=Event)
 How: TypeAlias = Literal["removed", "popped", "retained", "cleared"]
+RENAME_TRIES = 8
 
 
 def edit(
@@ -81,8 +92,17 @@ def update(engine: Engine, journal: Journal, index: int, message: Message) -> Fl
         new = validated(Message(old.id, message.role, message.parts, message.name))
         return replaced(view.live, place, new), Updated(journal.key.session, old, new)
 
-    event = yield from edit(engine, journal, change)
-    return event.old if event is not None else message
+    for attempt in range(RENAME_TRIES):
+        names = yield from record_names(journal, (anchor,))
+        try:
+            event = yield from edit(engine, journal, change, record_id=names[anchor])
+        except MessageConflictError:
+            # another writer updated the same message first and has the record's name
+            if attempt == RENAME_TRIES - 1:
+                raise
+        else:
+            return event.old if event is not None else message
+    raise AssertionError("unreachable")
 
 
 def insert(engine: Engine, journal: Journal, index: int, message: Message) -> Flow[None]:
@@ -107,14 +127,17 @@ def remove(engine: Engine, journal: Journal, index: int) -> Flow[tuple[Message, 
 
 
 def remove_ids(engine: Engine, journal: Journal, ids: Collection[str]) -> Flow[str]:
-    """Remove messages by id, each with its tool round; unknown ids are ignored. The record's id, to revert it by."""
+    """Remove messages that another reply supersedes, each with its tool round; unknown ids are ignored.
+
+    The record's id, to revert it by.
+    """
     record_id = engine.ports.ids.new()
 
     def chosen(live: Sequence[Entry]) -> tuple[Entry, ...]:
         places = [i for i, e in enumerate(live) if e.id in ids]
         return tuple({e.id: e for place in places for e in removed(live, place)}.values())
 
-    yield from _remove(engine, journal, chosen, "removed", record_id=record_id)
+    yield from _remove(engine, journal, chosen, "removed", record_id=record_id, superseded=True)
     return record_id
 
 
@@ -220,8 +243,11 @@ def undo(engine: Engine, journal: Journal) -> Flow[None]:
 def _together(journal: Journal, record_id: str) -> Flow[tuple[str, ...]]:
     """The records that one edit consists of."""
     found = yield from FindLog(journal.key, (record_id,))
-    body = found[0].body if found else None
-    return (record_id, *(body.replaced_by or ())) if isinstance(body, Cleared) else (record_id,)
+    match found[0].body if found else None:
+        case Cleared(replaced_by=others) | Restored(together=others):
+            return (record_id, *(others or ()))
+        case _:
+            return (record_id,)
 
 
 def revert(engine: Engine, journal: Journal, record_ids: Sequence[str]) -> Flow[None]:
@@ -242,10 +268,14 @@ def _remove(
     how: How,
     *,
     record_id: str | None = None,
+    superseded: bool | None = None,
 ) -> Flow[tuple[Message, ...]]:
     def change(view: View) -> tuple[MessageRemoved, Removed] | None:
         gone = chosen(view.live)
-        return (removal(gone), Removed(journal.key.session, tuple(e.message for e in gone), how)) if gone else None
+        if not gone:
+            return None
+        body = MessageRemoved(tuple(e.id for e in gone), superseded)
+        return body, Removed(journal.key.session, tuple(e.message for e in gone), how)
 
     event = yield from edit(engine, journal, change, record_id=record_id)
     return event.messages if event is not None else ()

@@ -17,13 +17,15 @@ CtxError
 │   └── ContextOverflowError
 ├── SessionError
 │   ├── SessionNotFoundError (LookupError)
+│   ├── SessionExistsError
 │   ├── MessageNotFoundError (LookupError)
 │   ├── MessageIndexError (IndexError)
 │   ├── NothingToUndoError (LookupError)
 │   └── TurnClosedError
 ├── CompactionError
 │   ├── NotEnoughHistoryError
-│   └── SummarizationFailedError
+│   ├── SummarizationFailedError
+│   └── StrategyError                    a strategy or summarizer of the user's own broke its contract
 ├── StoreError
 │   ├── StoreUnavailableError (ConnectionError)
 │   ├── StoreCorruptError
@@ -56,11 +58,13 @@ __all__ = [
     "OrphanToolResultError",
     "PinBudgetError",
     "SessionError",
+    "SessionExistsError",
     "SessionNotFoundError",
     "StoreCorruptError",
     "StoreError",
     "StoreFormatError",
     "StoreUnavailableError",
+    "StrategyError",
     "SummarizationFailedError",
     "TurnClosedError",
     "UnknownRoleError",
@@ -136,6 +140,10 @@ class SessionNotFoundError(SessionError, LookupError):
     """No such session in the store."""
 
 
+class SessionExistsError(SessionError):
+    """A session of that name is there already; nothing was written into it."""
+
+
 class MessageNotFoundError(SessionError, LookupError):
     """No such message in the session."""
 
@@ -162,6 +170,10 @@ class NotEnoughHistoryError(CompactionError):
 
 class SummarizationFailedError(CompactionError):
     """The summariser failed, or its answer broke the contract."""
+
+
+class StrategyError(CompactionError):
+    """A strategy of the user's own raised, or wanted what would break the conversation; nothing was changed."""
 
 
 class StoreError(CtxError):

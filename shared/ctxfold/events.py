@@ -15,8 +15,10 @@ __all__ = [
     "Event",
     "HistoryCompacted",
     "Inserted",
+    "MessagesRestored",
     "PromptTruncated",
     "Removed",
+    "SessionLoaded",
     "Subscriber",
     "Subscribers",
     "TurnEnded",
@@ -58,6 +60,22 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class MessagesRestored:
+    """Originals came back into the view."""
+
+    session: str
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLoaded:
+    """Messages, or a whole session, were read from a file."""
+
+    session: str
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TurnEnded:
     session: str
     turn_id: str
@@ -66,7 +84,11 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class HistoryCompacted:
-    """An epoch change. Counts are messages and tokens of the view before and after; `rung` says who wrote the summary."""
+    """An epoch change. Counts are messages and tokens of the view before and after; `rung` says who wrote the summary.
+
+    `archived` originals left the view. Of their literals `facts_kept` stand in the summary, `facts_in_ledger` in its verbatim
+    lines, `facts_archived` only in the log; `facts_invented` stand in the summary but in no source.
+    """
 
     session: str
     strategy: str
@@ -77,6 +99,12 @@ class HistoryCompacted:
     tokens_before: int
     tokens_after: int
     problems: tuple[str, ...] = ()
+    archived: int = 0
+    facts_kept: int = 0
+    facts_in_ledger: int = 0
+    facts_archived: int = 0
+    facts_invented: int = 0
+    summary_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +126,16 @@ class PromptTruncated:
 
 
 Event: TypeAlias = (
-    PromptTruncated | Appended | Inserted | Updated | Removed | TurnEnded | HistoryCompacted | CompactionHeld
+    PromptTruncated
+    | Appended
+    | Inserted
+    | Updated
+    | Removed
+    | MessagesRestored
+    | SessionLoaded
+    | TurnEnded
+    | HistoryCompacted
+    | CompactionHeld
 )
 Subscriber: TypeAlias = Callable[[Event], None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from ctxfold.effects import FetchLog, ReadLog
 from ctxfold.errors import MessageNotFoundError
@@ -16,9 +16,20 @@ from ctxfold.history.view import Entry
 from ctxfold.journal import Journal, known_records
 from ctxfold.messages import Message
 
-__all__ = ["Block", "Explanation", "MessageExplanation", "conversation", "explain", "explain_message", "original"]
+__all__ = [
+    "Audience",
+    "Block",
+    "Explanation",
+    "MessageExplanation",
+    "conversation",
+    "explain",
+    "explain_message",
+    "original",
+    "original_record",
+]
 
-Where: TypeAlias = Literal["visible", "excerpt", "compacted", "open turn"]
+Where: TypeAlias = Literal["visible", "excerpt", "compacted", "removed", "hidden", "open turn"]
+Audience: TypeAlias = Literal["all", "user", "model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +71,17 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class MessageExplanation:
-    """Where one message is now; `reference` reads the original back."""
+    """Where one message is now; `reference` (`#17`) reads the original back.
+
+    `summaries` are the ids of the summaries that contain it, the newest last: that one stands for the others too.
+    """
 
     id: str
     where: Where
     why: str
     reference: str
     message: Message
+    summaries: tuple[str, ...] = ()
 
 
 def explain(journal: Journal) -> Explanation:
@@ -87,52 +102,89 @@ def explain(journal: Journal) -> Explanation:
 
 
 def explain_message(journal: Journal, message_id: str) -> Flow[MessageExplanation]:
-    """Where a message is: visible, an excerpt, in an open turn, or compacted; MessageNotFoundError when it never was."""
-    message = yield from original(journal, message_id)
-    entry = journal.state.entry(message_id)
-    if entry is None:
-        return MessageExplanation(
-            message_id, "compacted", "left the view; the original is archived", message_id, message
-        )
-    if any(entry in t.entries for t in journal.state.open.values()):
-        return MessageExplanation(message_id, "open turn", "its turn has not closed yet", message_id, message)
-    where: Where = "excerpt" if entry.shown_seq else "visible"
-    return MessageExplanation(message_id, where, _why(entry, message_id in journal.state.pins), message_id, message)
+    """Where a message is: visible, an excerpt, in an open turn, or away; MessageNotFoundError when it never was."""
+    record, message = yield from original_record(journal, message_id)
+    entry = journal.state.entry(message.id)
+    summaries: tuple[str, ...] = ()
+    if message.visibility == "user":
+        where, why = "hidden", "for the user only: neither counted nor sent"
+    elif entry is None:
+        summaries = yield from _summaries(journal, message.id, record.seq)
+        where, why = "removed", "an edit took it out of the view; the original is archived"
+        if summaries:
+            where, why = "compacted", f"summarised in {summaries[-1]}; the original is archived"
+    elif any(entry in t.entries for t in journal.state.open.values()):
+        where, why = "open turn", "its turn has not closed yet"
+    else:
+        where, why = "excerpt" if entry.shown_seq else "visible", _why(entry, message.id in journal.state.pins)
+    return MessageExplanation(message.id, cast("Where", where), why, f"#{record.seq}", message, summaries)
+
+
+def _summaries(journal: Journal, message_id: str, since: int) -> Flow[tuple[str, ...]]:
+    """Ids of the summaries that took the message in, one after the other."""
+    records = yield from ReadLog(journal.key, after=since)
+    inside, found = message_id, list[str]()
+    for record in records:
+        body = record.body
+        if not isinstance(body, Compacted) or body.summary is None or record.id in journal.state.undone:
+            continue
+        if inside in body.covered:
+            inside = body.summary.id
+            found.append(inside)
+    return tuple(found)
 
 
 def original(journal: Journal, message_id: str) -> Flow[Message]:
     """A message as it was stored, wherever it is now, by its id or by a reference such as `#17`.
 
-    MessageNotFoundError when the session never had it.
+    An id gives the newest version, a number the one in that record. MessageNotFoundError when the session never had it.
     """
-    entry = journal.state.entry(message_id)
+    return (yield from original_record(journal, message_id))[1]
+
+
+def original_record(journal: Journal, reference: str) -> Flow[tuple[Record, Message]]:
+    """The record that holds a message, and the message; see `original`."""
     records: tuple[Record, ...]
-    if message_id.startswith("#") and message_id[1:].isdecimal():
-        records = yield from FetchLog(journal.key, (int(message_id[1:]),))
-        found = [m for r in records if (m := stored_message(r)) is not None]
-        if found:
-            return found[0]
+    if reference.startswith("#") and reference[1:].isdecimal():
+        records = yield from FetchLog(journal.key, (int(reference[1:]),))
+        for record in records:
+            message = stored_message(record)
+            if message is not None:
+                return record, message
+    entry = journal.state.entry(reference)
     if entry is not None:
         records = yield from FetchLog(journal.key, (entry.seq,))
     else:
-        records = yield from known_records(journal, message_id)
-    messages = [m for r in records if (m := message_in(r, message_id)) is not None]
-    if not messages:
-        raise MessageNotFoundError(
-            f"message {message_id!r} is not in session {journal.key.session!r}: check the reference"
-        )
-    return messages[-1]
+        records = yield from known_records(journal, reference)
+        records = tuple(r for r in records if r.id not in journal.state.undone) or records
+    for record in reversed(records):
+        message = message_in(record, reference)
+        if message is not None:
+            return record, message
+    raise MessageNotFoundError(f"message {reference!r} is not in session {journal.key.session!r}: check the reference")
 
 
-def conversation(journal: Journal, turn_id: str | None = None) -> Flow[tuple[Message, ...]]:
-    """Every message as it was stored, compacted or not, edits applied, in order; with those of an open turn."""
+def _summary(record: Record) -> Message | None:
+    return record.body.summary if isinstance(record.body, Compacted) else None
+
+
+def conversation(journal: Journal, turn_id: str | None = None, audience: Audience = "all") -> Flow[tuple[Message, ...]]:
+    """Every message as it was stored, compacted or not, edits applied, in order; with those of an open turn.
+
+    The user sees neither summaries nor what is for the model only; the model sees the window.
+    """
+    if audience == "model":
+        return journal.view(turn_id).messages
     records = yield from ReadLog(journal.key)
-    state = SessionState(journal.key, lambda _: 0)
+    state = SessionState(journal.key, lambda _: 0, hidden=True)
     # a compaction only hides: folded without it, the log gives back what it stood for
     state.undone = {*journal.state.undone, *(r.id for r in records if isinstance(r.body, Compacted))}
     state.apply(records)
     stored = {r.seq: r for r in records}
-    return tuple(message_in(stored[e.seq], e.id) or e.message for e in state.view(turn_id))
+    messages = [message_in(stored[e.seq], e.id) or e.message for e in state.view(turn_id)]
+    if audience == "user":
+        messages = [m for m in messages if m.visibility != "model" and m.kind == "message"]
+    return tuple(messages)
 
 
 def _block(zone: str, entry: Entry, pinned: bool) -> Block:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
-from ctxfold import editing
+from ctxfold import archive, editing
+from ctxfold.archive import Hit
 from ctxfold.budget import Policy
 from ctxfold.compaction.apply import Outcome
 from ctxfold.engine import Added, Engine
@@ -154,6 +155,25 @@ class SessionHandle:
 
     async def aunpin(self, *message_ids: str) -> None:
         await self._arun(self._edit(lambda e, j: editing.unpin(e, j, message_ids)))
+
+    # the archive
+
+    def search(self, query: str, limit: int = 10) -> tuple[Hit, ...]:
+        """The messages that bear on the query, best first, whether the model still sees them or not."""
+        return self._run(self._edit(lambda _, j: archive.search(j, query, limit=limit)))
+
+    async def asearch(self, query: str, limit: int = 10) -> tuple[Hit, ...]:
+        return await self._arun(self._edit(lambda _, j: archive.search(j, query, limit=limit)))
+
+    def restore(self, *references: str) -> tuple[Message, ...]:
+        """Bring originals back, by id or `#17`, with their tool rounds: at the tail, or in place of an excerpt; what came back.
+
+        ContextOverflowError, before anything is written, when they do not fit.
+        """
+        return self._run(self._edit(lambda e, j: archive.restore(e, j, references)))
+
+    async def arestore(self, *references: str) -> tuple[Message, ...]:
+        return await self._arun(self._edit(lambda e, j: archive.restore(e, j, references)))
 
     def compact(self) -> Outcome:
         """Compact now; NotEnoughHistoryError when nothing may be compacted."""

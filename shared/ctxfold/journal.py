@@ -26,6 +26,7 @@ from ctxfold.history.records import (
     Draft,
     MessageAdded,
     MessageInserted,
+    MessageReplaced,
     Record,
     SessionKey,
     SnapshotTaken,
@@ -69,6 +70,7 @@ class Journal:
     tracker: PrefixTracker = field(default_factory=PrefixTracker)
     lock: threading.RLock = field(default_factory=threading.RLock)
     compacting: int = 0  # compactions under way
+    unbooked_calls: int = 0  # to the summariser, for summaries that were then not written
     unbound_seq: int = 0  # newest record that was there when the prefix last changed, or the session was opened
     model: str = ""  # that was asked last: its calibration counts
     asked_tokens: dict[str, int] = field(default_factory=dict[str, int])  # our count of each open turn's newest request
@@ -233,7 +235,7 @@ def unknown(journal: Journal, messages: Sequence[Message]) -> Flow[dict[str, str
     """The ids of messages that the session does not have, each with the record id under which it is to be stored.
 
     A known id with the same content is left out; with other content it is a MessageConflictError. A message whose turn was
-    discarded, or that was there before the conversation was cleared, counts as unknown: it is stored anew.
+    discarded, that was removed, or that was there before the conversation was cleared, counts as unknown: it is stored anew.
     """
     wanted: dict[str, Message] = {}
     for message in messages:
@@ -246,10 +248,15 @@ def unknown(journal: Journal, messages: Sequence[Message]) -> Flow[dict[str, str
     for message_id, message in wanted.items():
         chain = chains[message_id]
         alive = [r for r in chain if r.turn_id not in dropped and r.id not in journal.state.undone]
-        if not alive or (alive[-1].seq < journal.state.cleared_seq and not _outlives_clear(journal, message_id)):
+        gone = message_id in journal.state.removed
+        if (
+            gone
+            or not alive
+            or (alive[-1].seq < journal.state.cleared_seq and not _outlives_clear(journal, message_id))
+        ):
             found[message_id] = _record_name(message_id, len(chain) + 1)
         else:
-            _check_same(journal, message, alive[-1])
+            _check_same(journal, message, alive)
     return found
 
 
@@ -260,7 +267,7 @@ def record_names(journal: Journal, ids: Iterable[str]) -> Flow[dict[str, str]]:
 
 
 def known_records(journal: Journal, message_id: str) -> Flow[tuple[Record, ...]]:
-    """Every record that has brought the message, oldest first."""
+    """Every record that has brought the message or new content for it, oldest first."""
     chains = yield from _chains(journal, (message_id,))
     return tuple(chains[message_id])
 
@@ -297,10 +304,11 @@ def _outlives_clear(journal: Journal, message_id: str) -> bool:
         return any(e.id == message_id for zone in zones for e in zone)
 
 
-def _check_same(journal: Journal, message: Message, record: Record) -> None:
-    body = record.body
-    stored = body.message if isinstance(body, MessageAdded | MessageInserted) else None
-    if stored is not None and content_key(stored) == content_key(message):
+def _check_same(journal: Journal, message: Message, records: Sequence[Record]) -> None:
+    """That the message is one of its stored versions: callers that keep lists of their own may have an older one."""
+    bodies = [r.body for r in records]
+    stored = [b.message for b in bodies if isinstance(b, MessageAdded | MessageInserted | MessageReplaced)]
+    if any(content_key(version) == content_key(message) for version in stored):
         return
     entry = journal.state.entry(message.id)
     if entry is not None and content_key(entry.message) == content_key(message):

@@ -28,6 +28,7 @@ __all__ = [
     "ToolResultPart",
     "ToolSpec",
     "Usage",
+    "Visibility",
     "assistant",
     "content_key",
     "system",
@@ -38,6 +39,7 @@ __all__ = [
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 MessageKind: TypeAlias = Literal["message", "summary", "section"]
+Visibility: TypeAlias = Literal["model", "user"]
 ROLES: frozenset[str] = frozenset(get_args(Role))
 
 
@@ -137,7 +139,7 @@ class Message:
     """One message of a conversation.
 
     `id` is unique within its session. `kind` tells summaries and injected sections from ordinary messages; `model`, `usage`
-    and `finish_reason` are set on replies.
+    and `finish_reason` are set on replies. `visibility` None means both: what only the user sees is neither counted nor sent.
     """
 
     id: str
@@ -148,6 +150,7 @@ class Message:
     model: str | None = None
     usage: Usage | None = None
     finish_reason: str | None = None
+    visibility: Visibility | None = None
 
     @property
     def text(self) -> str:
@@ -251,6 +254,10 @@ def validated(message: Message) -> Message:
         raise MessageError("a message has an empty id: give each message a unique one")
     if message.role == "tool" and not message.tool_results:
         raise MessageError(f"tool message {message.id!r} has no tool result: say which call it answers (tool_call_id)")
+    if message.visibility == "user" and (message.tool_calls or message.tool_results or message.role == "system"):
+        raise MessageError(
+            f"{message.role} message {message.id!r} is for the user only: system prompts and tool rounds are for the model"
+        )
     for part in message.parts:
         _check_part(part, message)
     for text in (message.id, message.name, message.model, message.finish_reason):

@@ -9,12 +9,20 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
-from ctxfold import exchange
+from ctxfold import archive, exchange
 from ctxfold.connect import ports, session_rules
 from ctxfold.engine import Engine, Window
 from ctxfold.events import Subscriber
 from ctxfold.exchange import OpenReply, Options, Question
-from ctxfold.explain import Explanation, MessageExplanation, conversation, explain, explain_message, original
+from ctxfold.explain import (
+    Audience,
+    Explanation,
+    MessageExplanation,
+    conversation,
+    explain,
+    explain_message,
+    original,
+)
 from ctxfold.flow import Flow
 from ctxfold.handle import Input, SessionHandle
 from ctxfold.history.prefix import PrefixStats
@@ -107,6 +115,15 @@ class AgentContext(SessionHandle):
         other._bind(self._engine, SessionKey(owner or self._key.owner, session), self._prompts, create=create)
         return other
 
+    def fork(self, session: str, at: str | None = None) -> AgentContext:
+        """A new session of this owner that goes on from message `at` (from here without it), archive and pins included."""
+        key = self._run(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
+        return self.at(key.session)
+
+    async def afork(self, session: str, at: str | None = None) -> AgentContext:
+        key = await self._arun(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
+        return self.at(key.session)
+
     # asking
 
     def send(self, content: Input, **options: Unpack[RequestOptions]) -> Reply:
@@ -191,12 +208,15 @@ class AgentContext(SessionHandle):
             )
         )
 
-    def messages(self) -> tuple[Message, ...]:
-        """The whole conversation as it was stored, what was compacted included; reads the log."""
-        return self._run(self._edit(lambda _, j: conversation(j, self._turn)))
+    def messages(self, audience: Audience = "all") -> tuple[Message, ...]:
+        """The whole conversation as it was stored, what was compacted included; reads the log.
 
-    async def amessages(self) -> tuple[Message, ...]:
-        return await self._arun(self._edit(lambda _, j: conversation(j, self._turn)))
+        "user" leaves out what is for the model only; "model" is the window, summaries instead of what they stand for.
+        """
+        return self._run(self._edit(lambda _, j: conversation(j, self._turn, audience)))
+
+    async def amessages(self, audience: Audience = "all") -> tuple[Message, ...]:
+        return await self._arun(self._edit(lambda _, j: conversation(j, self._turn, audience)))
 
     def view(self) -> View:
         """The zones as they stand, not made to fit."""
@@ -219,6 +239,9 @@ class AgentContext(SessionHandle):
     def explain_message(self, message_id: str) -> MessageExplanation:
         """Where one message is now, and the reference that reads it back."""
         return self._run(self._edit(lambda _, j: explain_message(j, message_id)))
+
+    async def aexplain_message(self, message_id: str) -> MessageExplanation:
+        return await self._arun(self._edit(lambda _, j: explain_message(j, message_id)))
 
     def usage(self) -> SessionUsage:
         """Tokens reported, replies, compactions and prefix reuse so far."""

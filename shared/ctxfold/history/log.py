@@ -32,6 +32,7 @@ from ctxfold.messages import Message, Usage
 __all__ = ["CLOSED_TURNS_KEPT", "OpenTurn", "SessionState", "is_final"]
 
 CLOSED_TURNS_KEPT = 256
+REMOVED_KEPT = 4_096  # ids; they stand in every snapshot
 
 
 def is_final(message: Message) -> bool:
@@ -51,9 +52,10 @@ class SessionState:
     """One session, folded up to `head`. `apply` takes records in order of seq; those at or before `head` are ignored.
 
     `live` is only ever appended to within an epoch; an epoch change puts a new list in its place, so views stay as they were.
+    `hidden` takes in what only the user sees too.
     """
 
-    def __init__(self, key: SessionKey, count: Callable[[Message], int]) -> None:
+    def __init__(self, key: SessionKey, count: Callable[[Message], int], *, hidden: bool = False) -> None:
         self.key = key
         self.head = 0
         self.snapshot_seq = 0
@@ -69,15 +71,20 @@ class SessionState:
         self.turns = 0
         self.summary_turn = -1
         self.compactions = 0
+        self.summary_calls = 0
         self.revertible: list[str] = []
         self.undone: set[str] = set()
         self.edits = 0
         self.cleared_seq = 0
+        self.removed: dict[str, None] = {}  # ids that an edit took out: they may come again
+        self.fixed: tuple[str, ...] = ()  # policy fields that were set at run time
+        self.excerpts = False  # whether an original was ever too large to be shown
         self.usage = Usage()
         self.replies = 0
         self.calibrations: dict[str, Calibrated] = {}
         self.stale = False
         self._count = count
+        self._hidden = hidden
 
     def apply(self, records: Iterable[Record]) -> None:
         """Fold records in; `stale` is set when the fold has to be built anew (after an undo)."""
@@ -103,7 +110,7 @@ class SessionState:
 
     def copy(self) -> SessionState:
         """An independent fold at the same place."""
-        twin = SessionState(self.key, self._count)
+        twin = SessionState(self.key, self._count, hidden=self._hidden)
         for name in (
             "head",
             "snapshot_seq",
@@ -114,10 +121,13 @@ class SessionState:
             "summary_turn",
             "edits",
             "compactions",
+            "summary_calls",
             "usage",
             "replies",
             "cleared_seq",
             "stale",
+            "fixed",
+            "excerpts",
         ):
             setattr(twin, name, getattr(self, name))
         twin.system, twin.compressed, twin.live = (
@@ -127,7 +137,7 @@ class SessionState:
         )
         twin.open = {turn: OpenTurn(list(t.entries), t.at_s) for turn, t in self.open.items()}
         twin.calibrations = dict(self.calibrations)
-        twin.closed, twin.pins = dict(self.closed), dict(self.pins)
+        twin.closed, twin.pins, twin.removed = dict(self.closed), dict(self.pins), dict(self.removed)
         twin.revertible, twin.undone = list(self.revertible), set(self.undone)
         return twin
 
@@ -145,8 +155,8 @@ class SessionState:
         match record.body:
             case MessageAdded(message=message, shown=shown):
                 self._add(self._entry(record, message, shown), record)
-            case Restored(message=message):
-                self._add(self._entry(record, message), record)
+            case Restored():
+                self._restore(record, record.body)
             case TurnClosed(status=status):
                 self._close(record.turn_id or "", joins=status != "discarded")
             case Compacted():
@@ -158,9 +168,11 @@ class SessionState:
                 prompt = any(e.id == message.id for e in self.system)
                 self._replace({message.id: self._entry(record, message)})
                 self._edited(record, revertible=not prompt)
-            case MessageRemoved(ids=ids):
+            case MessageRemoved(ids=ids, superseded=superseded):
                 prompt = any(e.id in ids for e in self.system)
                 self._remove(frozenset(ids))
+                if not superseded:
+                    self._forget(ids)
                 self._edited(record, revertible=not prompt)
             case Cleared(prompts=prompts):
                 self.compressed, self.live, self.pins = [], [], {}
@@ -177,8 +189,9 @@ class SessionState:
                 # two each, as the undone record no longer counts: neither number ever comes again
                 self.epoch += 2
                 self.edits += 2
-            case PolicyChanged(policy=policy):
+            case PolicyChanged(policy=policy, fixed=fixed):
                 self.policy_json = policy
+                self.fixed = self.fixed if fixed is None else fixed
             case Calibrated(model=model):
                 self.calibrations[model] = record.body
             case SnapshotTaken():
@@ -197,6 +210,10 @@ class SessionState:
         )
 
     def _add(self, entry: Entry, record: Record) -> None:
+        self.removed.pop(entry.id, None)
+        if entry.message.visibility == "user" and not self._hidden:
+            return
+        self.excerpts = self.excerpts or bool(entry.shown_seq)
         if entry.message.usage is not None:
             self.usage += entry.message.usage
             self.replies += 1
@@ -237,6 +254,7 @@ class SessionState:
             self.compressed = [*old, *summary]
             self.live = [self._stand_in(e, shown, record.seq) for e in self.live if e.id not in covered]
         self.compactions += 1
+        self.summary_calls += body.calls or 0
         if summary:
             self.summary_turn = self.turns
         self._new_epoch(record)
@@ -247,7 +265,27 @@ class SessionState:
             return entry
         return replace(entry, message=message, tokens=self._count(message), shown_seq=seq)
 
+    def _restore(self, record: Record, body: Restored) -> None:
+        message = body.message
+        entry = Entry(message.id, body.seq or record.seq, message, self._count(message))
+        self.removed.pop(message.id, None)
+        if any(e.id == message.id for e in self.live):
+            self._replace({message.id: entry})
+            self._edited(record, revertible=False)
+        else:
+            self._join(entry)
+        if body.together is not None:
+            self.revertible.append(record.id)
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        self.removed.update(dict.fromkeys(ids))
+        while len(self.removed) > REMOVED_KEPT:
+            del self.removed[next(iter(self.removed))]
+
     def _insert(self, entry: Entry, before: str | None) -> None:
+        self.removed.pop(entry.id, None)
+        if entry.message.visibility == "user" and not self._hidden:
+            return
         if before == AMONG_PROMPTS:
             self.system = [*self.system, entry]
             return

@@ -81,9 +81,10 @@ class MessageReplaced:
 
 @dataclass(frozen=True, slots=True)
 class MessageRemoved:
-    """Messages taken out of the view; their records stay."""
+    """Messages taken out of the view; their records stay. `superseded` ones gave way to another reply, and stay known."""
 
     ids: tuple[str, ...]
+    superseded: bool | None = None
     kind: Literal["message_removed"] = "message_removed"
 
 
@@ -124,6 +125,7 @@ class Compacted:
     """An epoch change: `covered` ids leave the view for `summary`, and `shown` messages stand in for their originals.
 
     In a record with a turn id the covered messages are that open turn's own, and the summary takes their place there.
+    `calls` is how often the summariser was asked for it, failed attempts before it included.
     """
 
     covered: tuple[str, ...] = ()
@@ -134,6 +136,7 @@ class Compacted:
     rung: str = ""
     tokens_before: int = 0
     tokens_after: int = 0
+    calls: int | None = None
     kind: Literal["compacted"] = "compacted"
 
 
@@ -147,18 +150,28 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """An original back in the view, at its tail."""
+    """An original back in the view: at its tail, or in place where its excerpt stands there.
+
+    `seq` is the record that holds the original. The last of several that came back at once names the others in `together`:
+    an undo takes them back with it.
+    """
 
     message: Message
+    seq: int | None = None
+    together: tuple[str, ...] | None = None
     kind: Literal["restored"] = "restored"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """The rules from here on, as JSON text, and the id of the counter in use."""
+    """The rules from here on, as JSON text, and the id of the counter in use.
+
+    `fixed` are the fields that were set at run time: they hold until they are set again, whatever a session is opened with.
+    """
 
     policy: str
     counter: str
+    fixed: tuple[str, ...] | None = None
     kind: Literal["policy_changed"] = "policy_changed"
 
 

@@ -96,10 +96,6 @@ def prompt_changes(state: SessionState, prompts: Sequence[str]) -> list[Body]:
     return bodies
 
 
-def removal(entries: Sequence[Entry]) -> MessageRemoved:
-    return MessageRemoved(tuple(e.id for e in entries))
-
-
 def _checked(entries: Sequence[Entry], index: int) -> int:
     if not -len(entries) <= index < len(entries):
         raise MessageIndexError(f"index {index} is outside a conversation of {len(entries)} messages")

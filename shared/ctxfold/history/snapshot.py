@@ -71,6 +71,10 @@ class Snapshot(BaseModel):
     revertible: tuple[str, ...]
     undone: tuple[str, ...]
     cleared_seq: int = 0
+    summary_calls: int = 0
+    removed: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    excerpts: bool = False
     calibrations: tuple[tuple[str, float, float, int], ...] = ()
 
     def seqs(self) -> tuple[int, ...]:
@@ -107,6 +111,10 @@ def dump_state(state: SessionState, counter_id: str) -> str:
         "revertible": state.revertible[-REVERTIBLE_KEPT:],
         "undone": sorted(state.undone),
         "cleared_seq": state.cleared_seq,
+        "summary_calls": state.summary_calls,
+        "removed": list(state.removed),
+        "fixed": list(state.fixed),
+        "excerpts": state.excerpts,
         "calibrations": [(c.model, c.ratio, c.error, c.samples) for c in state.calibrations.values()],
     }
     return json.dumps(value, separators=(",", ":"))
@@ -182,6 +190,8 @@ def load_state(
     )
     state.compactions, state.revertible = snapshot.compactions, list(snapshot.revertible)
     state.undone, state.cleared_seq = set(snapshot.undone), snapshot.cleared_seq
+    state.summary_calls = snapshot.summary_calls
+    state.removed, state.fixed, state.excerpts = dict.fromkeys(snapshot.removed), snapshot.fixed, snapshot.excerpts
     state.tokens = sum(e.tokens for zone in (state.system, state.compressed, state.live) for e in zone)
     return state
 

@@ -1,0 +1,258 @@
+"""One archive for everything a session ever held: search it, bring originals back, fork it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ctxfold.effects import AppendLog, FetchLog, ReadHead, ReadLog, Search
+from ctxfold.engine import Engine
+from ctxfold.errors import ContextOverflowError, MessageError, SessionExistsError
+from ctxfold.events import MessagesRestored
+from ctxfold.explain import original_record
+from ctxfold.flow import Flow
+from ctxfold.history.cuts import complete_prefix
+from ctxfold.history.log import SessionState
+from ctxfold.history.records import (
+    Compacted,
+    Draft,
+    MessageAdded,
+    MessageInserted,
+    MessageRemoved,
+    Record,
+    Restored,
+    SessionKey,
+    Undone,
+)
+from ctxfold.history.snapshot import message_in, stored_message
+from ctxfold.history.terms import sentences, term_counts
+from ctxfold.history.view import Entry, View
+from ctxfold.journal import Journal, closing, decided, draft, known_records
+from ctxfold.messages import Message, Role
+from ctxfold.ports import Document, Ports, Postings
+from ctxfold.zones.ranking import bm25, frequencies, idf
+from ctxfold.zones.recall import document
+
+__all__ = ["Hit", "documents_of", "fork", "restore", "search"]
+
+EXCERPT_CHARS = 240
+CHUNK = 256  # records read at once while looking for the rest of a tool round
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A message that bears on a query. `reference` (`#17`) reads the original back; `excerpt` is its best sentence."""
+
+    message_id: str
+    reference: str
+    role: Role
+    score: float
+    excerpt: str
+
+
+def search(journal: Journal, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]:
+    """The messages that answer best, best first, visible or not: one BM25 over the index and what the index lacks."""
+    wanted = term_counts(query)
+    if not wanted or limit < 1:
+        return ()
+    stored = yield from Search(journal.key, tuple(wanted))
+    postings = _with_visible(stored, journal.view(), wanted)
+    weights = idf(postings, frequencies(postings))
+    ranked = bm25(postings, weights)
+    hits: dict[str, Hit] = {}
+    for start in range(0, len(ranked), 4 * limit):
+        scores = dict(ranked[start : start + 4 * limit])
+        records = yield from FetchLog(journal.key, tuple(scores))
+        found = {r.seq: m for r in records if (m := stored_message(r)) is not None}
+        for seq, score in scores.items():
+            message = found.get(seq)
+            if message is not None and message.id not in hits:
+                hits[message.id] = Hit(message.id, f"#{seq}", message.role, score, _excerpt(message, weights))
+        if len(hits) >= limit:
+            break
+    return tuple(hits.values())[:limit]
+
+
+def _with_visible(stored: Postings, view: View, wanted: Iterable[str]) -> Postings:
+    """The postings as if every live message were indexed too; excerpts already are, by their originals."""
+    terms = list(wanted)
+    by_term = {term: {hit[0]: hit for hit in stored.by_term.get(term, ())} for term in terms}
+    total, length = stored.documents, stored.total_length
+    for entry in view.live:
+        if entry.shown_seq or entry.message.kind != "message":
+            continue
+        live = document(entry.seq, entry.message)
+        if any(entry.seq in by_term[term] for term in terms):
+            continue  # indexed by a compaction that was undone
+        total, length = total + 1, length + live.length
+        for term in terms:
+            if live.terms.get(term):
+                by_term[term][entry.seq] = (entry.seq, live.terms[term], live.length)
+    return Postings(total, length, {term: tuple(sorted(hits.values())) for term, hits in by_term.items()})
+
+
+def _excerpt(message: Message, weights: Mapping[str, float]) -> str:
+    """The sentence (or the tool call) that holds most of the query, cut to fit a line."""
+    texts = [*sentences(message.text), *(f"{c.name}({c.arguments})" for c in message.tool_calls)]
+    best = max(texts, key=lambda text: sum(weights.get(t, 0.0) for t in term_counts(text)), default="")
+    line = " ".join(best.split())
+    return line if len(line) <= EXCERPT_CHARS else f"{line[: EXCERPT_CHARS - 3]}..."
+
+
+# restore
+
+
+def restore(engine: Engine, journal: Journal, references: Sequence[str]) -> Flow[tuple[Message, ...]]:
+    """Originals back in the view, with their tool rounds: at its tail, or in place of their excerpts; what came back.
+
+    What is visible in full already is left alone. ContextOverflowError, before anything is written, when they do not fit.
+    """
+    wanted: dict[int, Message] = {}
+    for reference in references:
+        record, message = yield from original_record(journal, reference)
+        if message.visibility == "user":
+            raise MessageError(f"message {message.id!r} is for the user only: it cannot be brought before the model")
+        entry = journal.state.entry(message.id)
+        if entry is not None and entry.seq == record.seq:
+            wanted[record.seq] = message
+        elif entry is None:
+            wanted |= yield from _round(journal, record, message)
+    back: list[Message] = []
+
+    def drafts(state: SessionState) -> list[Draft]:
+        live = {e.id: e for e in state.live}
+        missing = {seq: m for seq, m in sorted(wanted.items()) if _lacks(state, live, m)}
+        _check_room(engine, journal, missing.values(), live)
+        back[:] = missing.values()
+        return _restored(engine.ports, missing)
+
+    yield from decided(journal, drafts, engine.ports)
+    if back:
+        engine.events.emit(MessagesRestored(journal.key.session, tuple(back)))
+    return tuple(back)
+
+
+def _lacks(state: SessionState, live: Mapping[str, Entry], message: Message) -> bool:
+    entry = live.get(message.id)
+    return state.entry(message.id) is None if entry is None else bool(entry.shown_seq)
+
+
+def _check_room(engine: Engine, journal: Journal, messages: Iterable[Message], live: Mapping[str, Entry]) -> None:
+    count = engine.ports.counter.count
+    more = sum(count(m) - (live[m.id].tokens if m.id in live else 0) for m in messages)
+    needed, rules = journal.state.tokens + more, journal.rules()
+    if needed > rules.budget_tokens:
+        raise ContextOverflowError(
+            f"restored, the session needs {needed} tokens, the budget is {rules.budget_tokens}: restore fewer messages, "
+            "compact first or raise context_window"
+        )
+
+
+def _restored(ports: Ports, messages: Mapping[int, Message]) -> list[Draft]:
+    made = [draft(ports, Restored(message, seq)) for seq, message in messages.items()]
+    if made:
+        seq, message = list(messages.items())[-1]
+        made[-1] = draft(ports, Restored(message, seq, tuple(d.id for d in made[:-1])))
+    return made
+
+
+def _round(journal: Journal, record: Record, message: Message) -> Flow[dict[int, Message]]:
+    """The whole tool round of a message that left the view, newest versions, by record; just the message if in none."""
+    if message.role == "tool":
+        calls = {r.call_id for r in message.tool_results}
+        caller = yield from _caller(journal, (yield from _added(journal, message.id)), calls)
+        if caller is None:
+            raise MessageError(
+                f"the call that message {message.id!r} answers is no longer stored: it cannot be restored"
+            )
+        record, message = yield from original_record(journal, caller.id)
+    found = {record.seq: message}
+    if message.tool_calls:
+        for answer in (yield from _answers(journal, message)):
+            stored, newest = yield from original_record(journal, answer.id)
+            found[stored.seq] = newest
+    return found
+
+
+def _added(journal: Journal, message_id: str) -> Flow[int]:
+    """Where in the log the message came last, updates aside."""
+    records = yield from known_records(journal, message_id)
+    return max(r.seq for r in records if isinstance(r.body, MessageAdded | MessageInserted))
+
+
+def _caller(journal: Journal, before: int, calls: set[str]) -> Flow[Message | None]:
+    while before > 1:
+        records = yield from ReadLog(journal.key, after=max(0, before - CHUNK), upto=before - 1)
+        for record in reversed(records):
+            body = record.body
+            if isinstance(body, MessageAdded) and calls & {c.id for c in body.message.tool_calls}:
+                return body.message
+        before -= CHUNK - 1
+    return None
+
+
+def _answers(journal: Journal, caller: Message) -> Flow[tuple[Message, ...]]:
+    waiting = {c.id for c in caller.tool_calls}
+    at = yield from _added(journal, caller.id)
+    found: list[Message] = []
+    while waiting:
+        records = yield from ReadLog(journal.key, after=at, upto=at + CHUNK)
+        if not records:
+            break
+        at += CHUNK
+        for record in records:
+            body = record.body
+            answered = {r.call_id for r in body.message.tool_results} if isinstance(body, MessageAdded) else set[str]()
+            if isinstance(body, MessageAdded) and answered & waiting:
+                waiting -= answered
+                found.append(body.message)
+    return tuple(found)
+
+
+# fork
+
+
+def fork(engine: Engine, journal: Journal, session: str, *, at: str | None) -> Flow[SessionKey]:
+    """A session of the same owner with this one's log up to and with message `at` (all of it without): originals,
+    summaries, pins and rules come along, and every `#seq` means the same there. SessionExistsError when it is taken.
+    """
+    key = SessionKey(journal.key.owner, session)
+    if (yield from ReadHead(key)) is not None:
+        raise SessionExistsError(f"session {session!r} of owner {key.owner!r} exists already: fork into a new name")
+    upto = None
+    if at is not None:
+        record, message = yield from original_record(journal, at)
+        upto = record.seq if at.startswith("#") else (yield from _added(journal, message.id))
+    records = yield from ReadLog(journal.key, upto=upto)
+    state = SessionState(key, lambda _: 0)
+    state.undone = {r.body.record_id for r in records if isinstance(r.body, Undone)}
+    state.apply(records)
+    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
+    for name in state.open:  # the turn of `at` ends with it; of the others nobody has heard yet
+        heard = at is None or name == records[-1].turn_id
+        drafts.append(closing(engine.ports, name, "aborted" if heard else "discarded"))
+    half = state.live[complete_prefix(state.live) :]
+    if half:  # a tool round that was cut through
+        drafts.append(draft(engine.ports, MessageRemoved(tuple(e.id for e in half))))
+    yield from AppendLog(key, drafts, expect=0, documents=documents_of(key, records))
+    return key
+
+
+def documents_of(key: SessionKey, records: Sequence[Record]) -> tuple[Document, ...]:
+    """What the index of a log with these records holds: each original that is not in the view, or only as an excerpt."""
+    state = SessionState(key, lambda _: 0)
+    state.undone = {r.body.record_id for r in records if isinstance(r.body, Undone)}
+    stored = {r.seq: r for r in records}
+    found: dict[int, Document] = {}
+    for record in records:
+        body = record.body
+        if isinstance(body, Compacted) and record.id not in state.undone:
+            leaving = {*body.covered, *(m.id for m in body.shown)}
+            for entry in state.view(record.turn_id):
+                if entry.id in leaving and entry.message.kind == "message":
+                    message = message_in(stored[entry.seq], entry.id) or entry.message
+                    found[entry.seq] = document(entry.seq, message)
+        elif isinstance(body, MessageAdded) and body.shown is not None:
+            found[record.seq] = document(record.seq, body.message)
+        state.apply((record,))
+    return tuple(found.values())
