@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,8 +19,11 @@ from ctxfold.messages import (
     ToolSpec,
 )
 from ctxfold.tokens import TextCounter
+from ctxfold.trigger import Trigger, with_prices
 
-__all__ = ["MessageCounter", "Policy", "policy"]
+__all__ = ["MessageCounter", "Policy", "PruningOrder", "policy"]
+
+PruningOrder: TypeAlias = Literal["reactive", "task_aware", "mig", "subgoal", "subgoal_mig"]
 
 MESSAGE_OVERHEAD_TOKENS = 4  # role and separators, as in OpenAI's published counting recipe for chat messages
 MEDIA_TOKENS = 800  # a mid-sized image; providers charge between 85 and 1,600
@@ -34,7 +37,14 @@ class Policy(BaseModel):
     context_window: int = Field(gt=0, description="tokens that the model takes in and gives out, together")
     reply_reserve_tokens: int = Field(gt=0, description="tokens kept free for the reply")
     auto_compact: bool = True
-    strategy: Literal["tiered", "truncate"] = "tiered"
+    strategy: str = Field(
+        default="tiered",
+        description="tiered, summarize, truncate, sliding_window, clear_tools, or the name of a strategy object",
+    )
+    trigger: Trigger | None = Field(
+        default=None, description="when compaction is due, in place of the two ratios below"
+    )
+    pruning_order: PruningOrder = Field(default="reactive", description="which tool outputs give way first")
     soft_ratio: float = Field(default=0.60, gt=0, le=1)
     hard_ratio: float = Field(default=0.90, gt=0, le=1)
     tail_ratio: float = Field(
@@ -73,6 +83,12 @@ class Policy(BaseModel):
         ge=0,
         description="turns between two summaries, unless the window is full",
     )
+    summary_prompt: str | None = Field(
+        default=None,
+        description="instructions for the summariser in place of the built-in ones; {words} becomes the limit",
+    )
+    summary_timeout_s: float | None = Field(default=120.0, gt=0, description="per call to the summariser")
+    max_summary_calls: int | None = Field(default=None, ge=0, description="calls to the summariser per session")
     count_reasoning: bool = True
 
     @property
@@ -105,10 +121,13 @@ def policy(
         **rules,
     }
     try:
-        return Policy.model_validate(values)
+        made = Policy.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"policy setting {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if made.trigger is not None:
+        with_prices(made.trigger, {})  # a model's name in place of its prices is found out now, not at the first turn
+    return made
 
 
 class MessageCounter:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from ctxfold.budget import Policy
 from ctxfold.calibration import observed, truncated
-from ctxfold.compaction.apply import Outcome, compact
+from ctxfold.compaction.apply import Outcome, check_known, compact, facts_of, idle_time, index_oversized
 from ctxfold.compaction.clear_tools import sized
-from ctxfold.compaction.plan import Facts, Mode
+from ctxfold.compaction.plan import Mode
+from ctxfold.compaction.strategy import Strategy
 from ctxfold.effects import AppendLog, FindLog, ReadHead
 from ctxfold.errors import (
     CtxError,
@@ -31,7 +32,6 @@ from ctxfold.history.records import (
     Draft,
     MessageAdded,
     PolicyChanged,
-    Record,
     SessionKey,
     TurnClosed,
     TurnStatus,
@@ -47,15 +47,15 @@ from ctxfold.journal import (
     decided,
     draft,
     load,
+    opened_rules,
     refresh,
     stale_turns,
     turn_of,
     unknown,
 )
 from ctxfold.messages import Message, system, user, validated
-from ctxfold.ports import Document, Ports
+from ctxfold.ports import Ports
 from ctxfold.zones.assemble import newest_question, overflow, recalled, too_large
-from ctxfold.zones.recall import document
 
 __all__ = ["Added", "Engine", "Window"]
 
@@ -85,9 +85,12 @@ class Window:
 class Engine:
     """Sessions over one set of ports. Safe across threads and tasks; sessions in use are kept in memory, least used go first."""
 
-    def __init__(self, ports: Ports, rules: Policy, *, max_sessions: int = 256) -> None:
+    def __init__(
+        self, ports: Ports, rules: Policy, *, max_sessions: int = 256, strategies: Sequence[Strategy] = ()
+    ) -> None:
         self.ports = ports
         self.rules = rules
+        self.strategies = {s.name: s for s in strategies}
         self.events = Subscribers()
         self._max_sessions = max_sessions
         self._journals: OrderedDict[SessionKey, Journal] = OrderedDict()
@@ -119,16 +122,21 @@ class Engine:
         if head is None and create:
             yield from AppendLog(key, (policy,))
         state = yield from load(key, self.ports)
+        opened = Journal(state, unbound_seq=state.head)
+        given = create and "strategy" in self.rules.model_fields_set
+        check_known((self.rules if given else opened.stored_rules()).strategy, self.strategies, key.session)
         with self._lock:
-            journal = self._journals.setdefault(key, Journal(state, unbound_seq=state.head))
+            journal = self._journals.setdefault(key, opened)
             self._journals.move_to_end(key)
             while len(self._journals) > self._max_sessions:
                 self._journals.popitem(last=False)
         dead = stale_turns(journal, self.ports)
         if dead:
             yield from close_turns(journal, dead, "aborted", self.ports)
-        if create and journal.state.policy_json != self.rules.model_dump_json():
-            yield from append(journal, (policy,), self.ports)
+        rules = opened_rules(self.rules, journal.state).model_dump_json()
+        if create and journal.state.policy_json != rules:
+            body = PolicyChanged(rules, self.ports.counter.id)
+            yield from append(journal, (draft(self.ports, body),), self.ports)
         return journal
 
     def _set_prompts(self, journal: Journal, prompts: Sequence[str]) -> Flow[None]:
@@ -182,7 +190,7 @@ class Engine:
         stored = yield from append(journal, drafts, self.ports)
         check_open(journal, place)
         self.events.emit(Appended(journal.key.session, tuple(fresh)))
-        yield from self._index_oversized(journal, drafts, stored)
+        yield from index_oversized(journal, drafts, stored, self.ports)
         for item in drafts:
             if isinstance(item.body, TurnClosed):
                 self._turn_ended(journal, item.turn_id or "", item.body.status)
@@ -229,16 +237,6 @@ class Engine:
                     return turn_id
         return None
 
-    def _index_oversized(self, journal: Journal, drafts: Sequence[Draft], stored: Sequence[Record]) -> Flow[None]:
-        seqs = {r.id: r.seq for r in stored}
-        documents: list[Document] = [
-            document(seqs[d.id], d.body.message)
-            for d in drafts
-            if isinstance(d.body, MessageAdded) and d.body.shown is not None and d.id in seqs
-        ]
-        if documents:
-            yield from append(journal, (), self.ports, documents=documents)
-
     def begin(
         self,
         journal: Journal,
@@ -253,6 +251,8 @@ class Engine:
         It is `new_turn`, unless the messages go on with another one. MessageTooLargeError when a user message can never
         fit; nothing is stored then.
         """
+        if turn_id is None and (idle_s := (yield from idle_time(journal, self.ports))):
+            yield from self.maintain(journal, idle_s=idle_s)
         rules = journal.rules()
         fixed = sum(e.tokens for e in journal.view().system)
         for message in messages:
@@ -374,12 +374,12 @@ class Engine:
         room = rules.budget_tokens - view.tokens - journal.overhead_tokens - self.ports.counter.count(question)
         return (yield from recalled(journal, view, self.ports, question=question, room_tokens=room))
 
-    def maintain(self, journal: Journal) -> Flow[None]:
-        """Ordinary triggers, asked when a turn has closed."""
+    def maintain(self, journal: Journal, *, idle_s: float = 0.0) -> Flow[None]:
+        """Ordinary triggers, asked when a turn has closed; after a pause of `idle_s`, before the next one is stored."""
         if not journal.rules().auto_compact:
             return
         try:
-            yield from self._compact(journal, "close", overhead_tokens=journal.overhead_tokens)
+            yield from self._compact(journal, "close", overhead_tokens=journal.overhead_tokens, idle_s=idle_s)
         except CtxError as error:
             # the turn itself is stored and stays so; the next request asks for room again where it needs it
             self.events.emit(CompactionHeld(journal.key.session, f"the compaction failed: {error}"))
@@ -389,12 +389,10 @@ class Engine:
         return (yield from self._compact(journal, "forced", turn_id=turn_id))
 
     def _compact(
-        self, journal: Journal, mode: Mode, *, turn_id: str | None = None, overhead_tokens: int = 0
+        self, journal: Journal, mode: Mode, *, turn_id: str | None = None, overhead_tokens: int = 0, idle_s: float = 0.0
     ) -> Flow[Outcome]:
-        state = journal.state
-        since = state.turns - state.summary_turn if state.summary_turn >= 0 else state.turns + 1
-        facts = Facts(tuple(state.pins), since, turn_id, overhead_tokens, mode)
-        outcome, events = yield from compact(journal, facts, self.ports)
+        facts = facts_of(journal, mode, turn_id=turn_id, overhead_tokens=overhead_tokens, idle_s=idle_s)
+        outcome, events = yield from compact(journal, facts, self.ports, self.strategies)
         for event in events:
             self.events.emit(event)
         return outcome

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 from ctxfold import archive, exchange
+from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.connect import ports, session_rules
 from ctxfold.engine import Engine, Window
 from ctxfold.events import Subscriber
@@ -64,6 +65,8 @@ class AgentContext(SessionHandle):
         summarizer: who writes summaries; None is the backend itself, and without one the extractive summary.
         max_tokens: reply reserve in tokens; None keeps a fifth of the window free.
         create: False raises SessionNotFoundError for a session that is not in the store.
+        strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", or an object of your own: see
+            docs/strategies.md. A session that names another one than these opens only with its object.
         rules: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
 
     Safe across threads and tasks; use it as a context manager, or call `close`.
@@ -82,8 +85,12 @@ class AgentContext(SessionHandle):
         counter: TokenCounter | TextCounter | None = None,
         max_tokens: int | None = None,
         create: bool = True,
+        strategy: str | Strategy | Summarizer | None = None,
         **rules: object,
     ) -> None:
+        own = () if strategy is None or isinstance(strategy, str) else (as_strategy(strategy),)
+        if strategy is not None:
+            rules["strategy"] = own[0].name if own else strategy
         policy = session_rules(context_window, backend, reply_reserve_tokens=max_tokens, **rules)
         bundle = ports(
             store=store,
@@ -93,7 +100,7 @@ class AgentContext(SessionHandle):
             count_reasoning=policy.count_reasoning,
         )
         prompts = (system,) if isinstance(system, str) else tuple(system) if system is not None else None
-        self._bind(Engine(bundle, policy), SessionKey(owner, session), prompts, create=create)
+        self._bind(Engine(bundle, policy, strategies=own), SessionKey(owner, session), prompts, create=create)
         self._owns_store = store is None or isinstance(store, str)
         try:
             self._run(self._journal())

@@ -25,6 +25,7 @@ __all__ = [
     "TurnsTrigger",
     "Verdict",
     "evaluate",
+    "minds_idle",
     "optimal_height",
     "with_prices",
 ]
@@ -194,6 +195,15 @@ def with_prices(trigger: Trigger, table: Mapping[str, Prices]) -> Trigger:
             return AnyOf(triggers=tuple(with_prices(t, table) for t in triggers))
         case _:
             return trigger
+
+
+def minds_idle(trigger: Trigger) -> bool:
+    """Whether the time since the last call matters to it."""
+    match trigger:
+        case AllOf(triggers=triggers) | AnyOf(triggers=triggers):
+            return any(map(minds_idle, triggers))
+        case _:
+            return isinstance(trigger, ColdCacheTrigger)
 
 
 def _cold(trigger: ColdCacheTrigger, signals: Signals) -> Verdict:

@@ -109,7 +109,7 @@ def test_truncate_asks_no_model(make: Make) -> None:
     ctx = make(summarizer=scripted(), strategy="truncate")
     events = watched(ctx)
     ctx.add(turns(30))
-    assert {e.rung for e in events} == {"extractive"}
+    assert {e.rung for e in events} == {"truncate"}
     assert ctx.view().tokens <= 800
 
 
@@ -128,7 +128,7 @@ def test_the_ladder_ends_without_a_model(make: Make, reply: Any, problem: str) -
     ctx.add([user("The door code is 4711.", id="d"), assistant("Noted.", id="n"), *turns(30)])
     done = [e for e in events if isinstance(e, HistoryCompacted)]
     assert {e.rung for e in done} == {"extractive"}
-    assert len(done[0].problems) == 2
+    assert len(done[0].problems) == 1, "without tool outputs there is nothing to leave out"
     assert all(problem in p for p in done[0].problems)
     assert "4711" in text_of(ctx.view().messages)
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
-from ctxfold.compaction.plan import Facts, Hold, Plan
+from ctxfold.compaction.plan import Decision, Facts, Hold, Mode, Plan
+from ctxfold.compaction.strategy import Case, Strategy, decide, rewritten
 from ctxfold.compaction.summarize import Summary, as_message, summarize
-from ctxfold.compaction.tiers import decide
+from ctxfold.compaction.tiers import BUILT_IN, Tiered
 from ctxfold.effects import FetchLog
-from ctxfold.errors import HeadMovedError
+from ctxfold.errors import BackendError, ConfigError, CtxError, HeadMovedError, StrategyError
 from ctxfold.events import CompactionHeld, Event, HistoryCompacted
-from ctxfold.flow import Flow
-from ctxfold.history.records import Compacted, Draft, Record
+from ctxfold.flow import Call, Deadline, Flow
+from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
 from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry, View
 from ctxfold.journal import Journal, append, draft, refresh, snapshot_draft
+from ctxfold.messages import Message
 from ctxfold.ports import Document, Ports
+from ctxfold.trigger import minds_idle
 from ctxfold.zones.recall import document
 
-__all__ = ["Outcome", "compact"]
+__all__ = ["Outcome", "check_known", "compact", "facts_of", "idle_time", "index_oversized"]
 
 COMMIT_TRIES = 4
 
@@ -36,33 +40,137 @@ class Outcome:
         return self.event is not None
 
 
-def compact(journal: Journal, facts: Facts, ports: Ports) -> Flow[tuple[Outcome, tuple[Event, ...]]]:
-    """One step towards room, if one is due and allowed."""
-    rules = journal.rules()
-    view = journal.view(facts.turn_id)
+def facts_of(
+    journal: Journal, mode: Mode, *, turn_id: str | None = None, overhead_tokens: int = 0, idle_s: float = 0.0
+) -> Facts:
+    """What a decision needs to know of the session beyond its view."""
+    state = journal.state
+    since = state.turns - state.summary_turn if state.summary_turn >= 0 else state.turns + 1
+    return Facts(tuple(state.pins), since, turn_id, overhead_tokens, mode, idle_s)
+
+
+def check_known(name: str, own: Mapping[str, Strategy], session: str) -> None:
+    """ConfigError for the name of a strategy whose object nobody has given."""
+    if name not in own and name not in BUILT_IN:
+        raise ConfigError(
+            f"session {session!r} uses the strategy {name!r}, which is not built in ({', '.join(BUILT_IN)}): give the object "
+            "(strategy=...), or choose another one by name (strategy='tiered')"
+        )
+
+
+def idle_time(journal: Journal, ports: Ports) -> Flow[float]:
+    """Seconds since the session's last record, where the policy's trigger asks for them; otherwise 0, and nothing is read."""
+    trigger = journal.rules().trigger
+    if trigger is None or not minds_idle(trigger):
+        return 0.0
+    newest = yield from FetchLog(journal.key, (journal.state.head,))
+    return max(0.0, ports.clock.now_s() - newest[0].at_s) if newest else 0.0
+
+
+def index_oversized(journal: Journal, drafts: Sequence[Draft], stored: Sequence[Record], ports: Ports) -> Flow[None]:
+    """Make the originals searchable that are excerpts from the first time they are shown."""
+    seqs = {r.id: r.seq for r in stored}
+    documents = [
+        document(seqs[d.id], d.body.message)
+        for d in drafts
+        if isinstance(d.body, MessageAdded) and d.body.shown is not None and d.id in seqs
+    ]
+    if documents:
+        yield from append(journal, (), ports, documents=documents)
+
+
+def compact(
+    journal: Journal, facts: Facts, ports: Ports, own: Mapping[str, Strategy] | None = None
+) -> Flow[tuple[Outcome, tuple[Event, ...]]]:
+    """One step towards room, if one is due and allowed. `own` are strategies of the user's, by name."""
+    view, rules = journal.view(facts.turn_id), journal.rules()
     if facts.mode == "close" and _held(journal, view):
         return Outcome(None, "nothing has changed since the last attempt could not help"), ()
-    decision = decide(view, facts, rules=rules, counter=ports.counter)
-    if isinstance(decision, Hold):
-        return Outcome(None, decision.reason), _hold(journal, view, decision)
+    check_known(rules.strategy, own or {}, journal.key.session)
+    strategy = (own or {}).get(rules.strategy) or BUILT_IN[rules.strategy]
     with journal.lock:
         # what must fit now does not wait for a summary by another task: whoever writes first wins
         if journal.compacting and facts.mode == "close":
             return Outcome(None, "a compaction is under way"), ()
         journal.compacting += 1
     try:
-        summary = None
-        if decision.covered:
-            window = _summarizer_window(ports, rules.context_window)
-            summary = yield from summarize(decision.covered, rules=rules, counter=ports.counter, window_tokens=window)
-        outcome = yield from _commit(journal, decision, summary, view, ports)
+        case = Case(view, facts, rules, ports.counter)
+        decision, events = yield from _decision(journal, case, strategy)
+        if isinstance(decision, Hold):
+            return Outcome(None, decision.reason), (*events, *_hold(journal, view, decision))
+        outcome = yield from _done(journal, decision, None, case, ports)
     finally:
         journal.compacting -= 1
-    return outcome, (outcome.event,) if outcome.event else ()
+    if not outcome.compacted and facts.mode == "close":
+        _hold_on(journal, view)
+        events = (*events, CompactionHeld(journal.key.session, outcome.reason))
+    return outcome, (*events, outcome.event) if outcome.event else events
 
 
-def _summarizer_window(ports: Ports, fallback: int) -> int | None:
-    return None if ports.summarizer is None else ports.summarizer.context_window or fallback
+def _decision(journal: Journal, case: Case, strategy: Strategy) -> Flow[tuple[Decision, tuple[Event, ...]]]:
+    """What the strategy wants. What a request needs in order to fit does not depend on the user's own."""
+    events: tuple[Event, ...] = ()
+    try:
+        decision = yield from _wanted(case, strategy)
+    except StrategyError as error:
+        if case.facts.mode != "cap":
+            raise
+        decision = Hold(str(error))
+        events = (CompactionHeld(journal.key.session, str(error)),)
+    if case.facts.mode != "cap" or strategy.name in BUILT_IN:
+        return decision, events
+    fits = isinstance(decision, Plan) and (
+        decision.tokens_after + case.facts.overhead_tokens <= case.rules.budget_tokens
+    )
+    return decision if fits else decide(Tiered(), case), events
+
+
+def _wanted(case: Case, strategy: Strategy) -> Flow[Decision]:
+    decision = decide(strategy, case)
+    if isinstance(decision, Hold) or decision.rewrite is None:
+        return decision
+    call, limit_s = Call(decision.rewrite), case.rules.summary_timeout_s
+    try:
+        result: object = yield from (call if limit_s is None else Deadline(call, limit_s))
+    except BackendError as error:
+        raise StrategyError(f"summarizer {strategy.name!r} failed: {error}; nothing was compacted") from error
+    except CtxError:
+        raise
+    except Exception as error:
+        raise StrategyError(f"summarizer {strategy.name!r} raised {error!r}; nothing was compacted") from error
+    if not _messages(result):
+        raise StrategyError(f"summarizer {strategy.name!r} returned {type(result).__name__}: return a list of messages")
+    return rewritten(decision, case, result)
+
+
+def _messages(value: object) -> TypeGuard[Sequence[Message]]:
+    if not isinstance(value, list | tuple):
+        return False
+    items: list[object] = [*value]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return all(isinstance(m, Message) for m in items)
+
+
+def _done(journal: Journal, plan: Plan, summary: Summary | None, case: Case, ports: Ports) -> Flow[Outcome]:
+    if plan.covered and summary is None:
+        summary = yield from _written(journal, ports, plan, case)
+    return (yield from _commit(journal, plan, summary, case.view, ports))
+
+
+def _written(journal: Journal, ports: Ports, plan: Plan, case: Case) -> Flow[Summary]:
+    rules = case.rules
+    spent = journal.state.summary_calls + journal.unbooked_calls
+    window = None if ports.summarizer is None else ports.summarizer.context_window or rules.context_window
+    summary = yield from summarize(
+        plan.covered,
+        rules=rules,
+        counter=ports.counter,
+        window_tokens=window,
+        writer=plan.writer,
+        text=plan.text,
+        calls_left=None if rules.max_summary_calls is None else max(0, rules.max_summary_calls - spent),
+    )
+    journal.unbooked_calls += summary.calls
+    return summary
 
 
 def _held(journal: Journal, view: View) -> bool:
@@ -76,12 +184,18 @@ def _held(journal: Journal, view: View) -> bool:
 def _hold(journal: Journal, view: View, hold: Hold) -> tuple[Event, ...]:
     if not hold.exhausted:
         return ()
-    journal.held = (view.epoch, view.tokens, journal.state.policy_json)
+    _hold_on(journal, view)
     return (CompactionHeld(journal.key.session, hold.reason),)
 
 
+def _hold_on(journal: Journal, view: View) -> None:
+    """No further attempt until the history has grown, an epoch has begun, or the rules are others."""
+    journal.held = (view.epoch, view.tokens, journal.state.policy_json)
+
+
 def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View, ports: Ports) -> Flow[Outcome]:
-    message = None if summary is None else as_message(summary, message_id=ports.ids.new())
+    message = as_message(summary, message_id=ports.ids.new()) if summary is not None and summary.text else None
+    booked = journal.unbooked_calls
     written = draft(
         ports,
         Compacted(
@@ -92,6 +206,7 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
             reason=plan.reason,
             rung=summary.rung if summary else "",
             tokens_before=plan.tokens_before,
+            calls=booked or None,
         ),
         turn_id=plan.turn_id,
     )
@@ -110,6 +225,7 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
             yield from refresh(journal, ports)
             continue
         journal.held = None
+        journal.unbooked_calls -= booked
         return Outcome(_event(journal, plan, summary, now, after), plan.reason)
     return Outcome(None, f"other writers were first {COMMIT_TRIES} times; nothing was written")
 
@@ -165,4 +281,10 @@ def _event(journal: Journal, plan: Plan, summary: Summary | None, before: View, 
         tokens_before=before.tokens,
         tokens_after=after.tokens,
         problems=summary.problems if summary else (),
+        archived=sum(e.message.kind != "summary" for e in plan.covered) + len(plan.shown),
+        facts_kept=summary.kept if summary else 0,
+        facts_in_ledger=summary.in_ledger if summary else 0,
+        facts_archived=summary.archived if summary else 0,
+        facts_invented=summary.invented if summary else 0,
+        summary_calls=summary.calls if summary else 0,
     )

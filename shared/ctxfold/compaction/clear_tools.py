@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolResultPart
 from ctxfold.ports import TokenCounter
 
-__all__ = ["clear_tools", "excerpt", "sized"]
+__all__ = ["asked_again", "clear_tools", "excerpt", "sized"]
 
 EXCERPT_CHARS = 160
 PROTECTED_TOKENS = 40_000
@@ -18,28 +19,70 @@ MIN_SAVED_TOKENS = 32
 
 
 def clear_tools(
-    entries: Sequence[Entry], *, budget_tokens: int, keep: Collection[str], counter: TokenCounter
+    entries: Sequence[Entry],
+    *,
+    budget_tokens: int,
+    keep: Collection[str],
+    counter: TokenCounter,
+    order: Sequence[int] | None = None,
+    wanted_tokens: int | None = None,
+    last_resort: bool = False,
 ) -> tuple[tuple[Message, ...], int]:
-    """Stand-ins for old tool outputs, oldest first, and the tokens they save.
+    """Stand-ins for old tool outputs and the tokens they save: oldest first or in `order`, until `wanted_tokens` are saved.
 
-    The newest 40,000 tokens are left alone, but never more than half of the budget, so that small windows are pruned too.
+    The newest 40,000 tokens are left alone, but never more than half of the budget, so that small windows are pruned too. What
+    was asked for again after its output had been cut is kept, and gives way last where it must (`last_resort`).
     """
     protected = min(PROTECTED_TOKENS, budget_tokens // 2)
     newer = sum(e.tokens for e in entries)
-    stand_ins: list[Message] = []
-    saved = 0
+    old = 0
     for entry in entries:
         newer -= entry.tokens
         if newer < protected:
             break
+        old += 1
+    places = [i for i in (range(len(entries)) if order is None else order) if i < old]
+    raised = asked_again(entries) if any(e.shown_seq for e in entries) else frozenset[str]()
+    places.sort(key=lambda i: entries[i].id in raised)
+    stand_ins: dict[int, Message] = {}
+    saved = 0
+    for place in places:
+        entry = entries[place]
         if entry.message.role != "tool" or entry.shown_seq or entry.id in keep:
+            continue
+        if entry.id in raised and not last_resort:
             continue
         shown = excerpt(entry.message, entry.tokens, max_chars=EXCERPT_CHARS)
         gain = entry.tokens - counter.count(shown)
         if gain >= MIN_SAVED_TOKENS:
-            stand_ins.append(shown)
+            stand_ins[place] = shown
             saved += gain
-    return tuple(stand_ins), saved
+        if wanted_tokens is not None and saved >= wanted_tokens:
+            break
+    return tuple(stand_ins[i] for i in sorted(stand_ins)), saved
+
+
+def asked_again(entries: Sequence[Entry]) -> frozenset[str]:
+    """Ids of tool outputs whose call, name and arguments alike, had its earlier output cut to an excerpt."""
+    calls: dict[str, tuple[str, str]] = {}  # filled in order: providers reuse call ids within a session
+    cut: set[tuple[str, str]] = set()
+    again: set[str] = set()
+    for entry in entries:
+        for call in entry.message.tool_calls:
+            calls[call.id] = (call.name, _canonical(call.arguments))
+        asked = {calls[r.call_id] for r in entry.message.tool_results if r.call_id in calls}
+        if entry.shown_seq:
+            cut |= asked
+        elif asked & cut:
+            again.add(entry.id)
+    return frozenset(again)
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except ValueError:
+        return arguments
 
 
 def excerpt(message: Message, tokens: int, *, max_chars: int) -> Message:

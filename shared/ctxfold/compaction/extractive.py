@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ctxfold.compaction.literals import Fact, extract
 from ctxfold.history.terms import neutral, sentences, term_counts
-from ctxfold.messages import Message
+from ctxfold.messages import Message, TextPart, ToolResultPart
 from ctxfold.ports import TokenCounter
 
-__all__ = ["Passage", "facts_in", "ledger", "passages"]
+__all__ = ["Passage", "ledger", "passages"]
 
-_FACT = re.compile(
-    r"[A-Za-z]*[-_/]?\d[\w.,:/@%€$£-]*"  # numbers, dates, codes, amounts
-    r"|\b[\w.+-]+@[\w-]+\.\w+\b"  # addresses
-    r"|https?://\S+|(?:/[\w.-]+){2,}"  # links and paths
-    r"|\b[A-Z]{2,}[\w-]*\b"  # initials and codes
-)
-_NAME = re.compile(r"(?<=[a-z,;:] )[A-Z][a-z]{2,}")
-_RULE = re.compile(
-    r"\b(never|always|must|not|don't|only|prefer\w*|remember|decided|because|allerg\w*)\b|不|必须|总是|只|记住|决定",
-    re.I,
-)
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _WEIGHT = {"user": 1.5, "assistant": 1.1, "system": 1.5, "tool": 0.6}
 MAX_SENTENCE_CHARS = 300
@@ -38,15 +28,8 @@ class Passage:
     facts: frozenset[str]
 
 
-def facts_in(text: str) -> frozenset[str]:
-    """Literals that must not get lost: numbers, identifiers, addresses, links, paths, names in mid-sentence."""
-    found = (m.group().strip(".,:;") for m in _FACT.finditer(text))
-    names = (m.group() for m in _NAME.finditer(text))
-    return frozenset(f for f in (*found, *names) if len(f) > 1)
-
-
 def passages(messages: Iterable[Message]) -> list[Passage]:
-    """Every sentence once (the newest of equal ones), in order, with its worth."""
+    """Every sentence once (the newest of equal ones), in order, with its worth. What a tool said is marked as its words."""
     found: dict[str, Passage] = {}
     order = 0
     for message in messages:
@@ -56,33 +39,37 @@ def passages(messages: Iterable[Message]) -> list[Passage]:
                 continue
             order += 1
             found.pop(text.casefold(), None)
-            facts = facts_in(text)
-            found[text.casefold()] = Passage(order, text, _worth(text, facts, message), facts)
+            facts = extract([replace(message, parts=_as_part(message, text))])
+            line = f"tool output: {text}" if message.role == "tool" else text
+            worth = _worth(text, facts, message)
+            found[text.casefold()] = Passage(order, line, worth, frozenset(f.value for f in facts if f.kind != "rule"))
     return list(found.values())
 
 
-def ledger(candidates: Sequence[Passage], *, limit_tokens: int, counter: TokenCounter, known: str = "") -> str:
+def ledger(candidates: Sequence[Passage], *, limit_tokens: int, counter: TokenCounter) -> str:
     """Lines `- sentence` with as many yet unknown facts as fit the limit, in order; "" when there are none."""
-    have = {f.casefold() for f in facts_in(known)}
+    have = set[str]()
     chosen: list[Passage] = []
     used = 0
     ranked = sorted(candidates, key=lambda p: (-p.worth / (12 + len(p.text)), p.order))
     for passage in ranked:
-        facts = {f.casefold() for f in passage.facts}
-        if passage.worth <= 0 or (facts and facts <= have):
+        if passage.worth <= 0 or (passage.facts and passage.facts <= have):
             continue
         cost = counter.count_text(f"- {passage.text}\n") + 1
         if used + cost > limit_tokens:
             continue
         used += cost
-        have |= facts
+        have |= passage.facts
         chosen.append(passage)
     return "\n".join(f"- {p.text}" for p in sorted(chosen, key=lambda p: p.order))
 
 
-def _worth(text: str, found: frozenset[str], message: Message) -> float:
-    facts: float = len(found) + len(_RULE.findall(text))
+def _as_part(message: Message, text: str) -> tuple[TextPart | ToolResultPart]:
+    return (ToolResultPart("", text),) if message.role == "tool" else (TextPart(text),)
+
+
+def _worth(text: str, found: Sequence[Fact], message: Message) -> float:
+    facts = float(len(found))
     if _CJK.search(text):
         facts += len(term_counts(text)) / 8
-    weight = 1.3 if message.kind == "summary" else _WEIGHT[message.role]
-    return facts * weight
+    return facts * (1.3 if message.kind == "summary" else _WEIGHT[message.role])

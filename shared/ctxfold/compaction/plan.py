@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ctxfold.compaction.scoring import Subgoal
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
-__all__ = ["Decision", "Facts", "Hold", "Mode", "Plan"]
+__all__ = ["Decision", "Facts", "Hold", "Mode", "Plan", "Writer"]
 
 Mode: TypeAlias = Literal["close", "cap", "forced"]
+Writer: TypeAlias = Literal["model", "extractive", "note", "nobody"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,8 @@ class Facts:
     """What a decision needs beyond the view.
 
     `overhead_tokens` is what the request holds besides the view (tools, scratch). `mode`: "close" after a turn (triggers and
-    cooldown apply), "cap" when a request must fit, "forced" on demand.
+    cooldown apply), "cap" when a request must fit, "forced" on demand. `idle_s` is the time since the last message, where a
+    turn begins.
     """
 
     pins: Collection[str]
@@ -27,13 +30,19 @@ class Facts:
     turn_id: str | None = None
     overhead_tokens: int = 0
     mode: Mode = "close"
+    idle_s: float = 0.0
+    goal: str = ""
+    subgoals: tuple[Subgoal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One epoch change: `covered` entries give way to a summary, `shown` messages stand in for their originals.
 
-    `turn_id` is set when the covered entries are an open turn's own. `tokens_after` is an upper estimate.
+    `writer` says who writes the summary: the model (with its fallbacks), the extractive summary, a one-line note, or nobody: the
+    entries leave without a word. `text` is a summary that is written already. `rewrite` makes the new message list when it is
+    called; what it changed then becomes the plan. `turn_id` is set when the covered entries are an open turn's own.
+    `tokens_after` is an upper estimate.
     """
 
     strategy: str
@@ -43,6 +52,9 @@ class Plan:
     covered: tuple[Entry, ...] = ()
     shown: tuple[Message, ...] = ()
     turn_id: str | None = None
+    writer: Writer = "model"
+    text: str | None = None
+    rewrite: Callable[[], Sequence[Message]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,15 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
+from ctxfold.budget import PruningOrder
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
 
 __all__ = ["MIG_LIMIT", "PruningKind", "Subgoal", "pruning_order"]
 
-PruningKind: TypeAlias = Literal["reactive", "task_aware", "mig", "subgoal", "subgoal_mig"]
+PruningKind: TypeAlias = PruningOrder
 
 ACTIVE, COMPLETED, UNTAGGED = 1.0, 0.3, 0.1
 RECENCY = 0.5  # an old output of an active subgoal still outlives a new one of a completed subgoal

@@ -2,106 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ctxfold.budget import Policy
 from ctxfold.compaction.clear_tools import clear_tools
-from ctxfold.compaction.plan import Decision, Facts, Hold, Plan
+from ctxfold.compaction.plan import Decision, Facts, Hold, Plan, Writer
+from ctxfold.compaction.scoring import pruning_order
+from ctxfold.compaction.strategy import HEADING_TOKENS, Case, Strategy
 from ctxfold.history.cuts import kept, legal_cuts
-from ctxfold.history.view import Entry, View
-from ctxfold.ports import TokenCounter
+from ctxfold.history.view import Entry
+from ctxfold.trigger import Verdict
 
-__all__ = ["choose_cut", "decide", "summary_limit"]
+__all__ = ["BUILT_IN", "SlidingWindow", "Tiered", "choose_cut", "summary_limit"]
 
-HEADING_TOKENS = 32  # a summary's limit is for its text: role and heading come on top
-
-
-def decide(view: View, facts: Facts, *, rules: Policy, counter: TokenCounter) -> Decision:
-    """The cheapest step that frees enough, or the reason for none. Constant time while no trigger fires."""
-    budget = rules.budget_tokens
-    used = view.tokens + facts.overhead_tokens
-    ratio = used / budget
-    if facts.mode == "close" and ratio <= rules.soft_ratio:
-        return Hold(f"{used} of {budget} tokens used, soft trigger at {rules.soft_ratio:.0%}")
-    if facts.mode == "cap" and used <= budget:
-        return Hold(f"{used} of {budget} tokens used: the request fits")
-    reason = f"{facts.mode}: {used} of {budget} tokens used ({ratio:.0%})"
-    if facts.mode != "forced":
-        plans = _clear(view, facts, rules, counter, reason)
-        pruned = next((p for p in plans if _enough(p, facts, rules)), None)
-        if pruned is not None:
-            return pruned
-    if facts.mode == "close" and ratio <= rules.hard_ratio:
-        return Hold(f"{reason}: tool outputs alone would free too little, hard trigger at {rules.hard_ratio:.0%}")
-    if facts.mode == "close" and ratio <= 1 and facts.turns_since_summary < rules.cooldown_turns:
-        return Hold(f"{reason}: last summary {facts.turns_since_summary} turns ago, cooldown {rules.cooldown_turns}")
-    return _summarize(view, facts, rules, reason)
+MIN_FREE_TOKENS = 256  # a trigger may fire on a short history: freeing less is worth no break of the prefix
 
 
-def _clear(view: View, facts: Facts, rules: Policy, counter: TokenCounter, reason: str) -> list[Plan]:
-    """Old tool outputs of the session; and, when a request must fit, those of the asking turn."""
-    scopes: list[tuple[Sequence[Entry], str | None]] = [(view.live, None)]
-    if facts.mode == "cap" and facts.turn_id is not None:
-        scopes.append((view.turn, facts.turn_id))
-    plans: list[Plan] = []
-    for entries, turn_id in scopes:
-        keep = kept(entries, pins=facts.pins)
-        shown, saved = clear_tools(entries, budget_tokens=rules.budget_tokens, keep=keep, counter=counter)
-        if shown:
-            plans.append(Plan("clear_tools", reason, view.tokens, view.tokens - saved, shown=shown, turn_id=turn_id))
-    return plans
+@dataclass(frozen=True, slots=True)
+class Tiered:
+    """The cheapest step that frees enough, or the reason for none. Constant time while no trigger fires.
+
+    Old tool outputs go first (`prunes`), then a span gives way to a summary (`covers`) by `writer`.
+    """
+
+    name: str = "tiered"
+    prunes: bool = True
+    covers: bool = True
+    writer: Writer = "model"
+
+    def plan(self, case: Case) -> Decision:
+        facts, rules = case.facts, case.rules
+        if facts.mode == "cap" and case.fits:
+            return Hold(f"{_share(case)}: the request fits")
+        soft, hard = _verdicts(case)
+        if facts.mode == "close" and not (hard.due or (soft.due and self.prunes)):
+            return Hold(soft.explanation if self.prunes else hard.explanation)
+        reason = f"{facts.mode}: {hard.explanation if rules.trigger else _share(case)}"
+        if self.prunes and (facts.mode != "forced" or not self.covers):
+            pruned = next((p for p in self._clear(case, reason) if _enough(p, case)), None)
+            if pruned is not None:
+                return pruned
+        if not self.covers and facts.mode != "cap":
+            return Hold(f"{reason}: tool outputs would free too little", exhausted=hard.due)
+        if facts.mode == "close" and not hard.due:
+            return Hold(f"{reason}: tool outputs alone would free too little, {hard.explanation}")
+        if facts.mode == "close" and case.fits and facts.turns_since_summary < rules.cooldown_turns:
+            return Hold(
+                f"{reason}: last summary {facts.turns_since_summary} turns ago, cooldown {rules.cooldown_turns}"
+            )
+        return self._cover(case, reason)
+
+    def _clear(self, case: Case, reason: str) -> list[Plan]:
+        """Old tool outputs of the session; and, when a request must fit, those of the asking turn."""
+        facts, rules, view = case.facts, case.rules, case.view
+        scopes: list[tuple[Sequence[Entry], str | None]] = [(view.live, None)]
+        if facts.mode == "cap" and facts.turn_id is not None:
+            scopes.append((view.turn, facts.turn_id))
+        plans: list[Plan] = []
+        for entries, turn_id in scopes:
+            order, wanted = None, None
+            if rules.pruning_order != "reactive":
+                order = pruning_order(entries, rules.pruning_order, goal=facts.goal, subgoals=facts.subgoals)
+                wanted = _wanted(case)
+            shown, saved = clear_tools(
+                entries,
+                budget_tokens=rules.budget_tokens,
+                keep=kept(entries, pins=facts.pins),
+                counter=case.counter,
+                order=order,
+                wanted_tokens=wanted,
+                last_resort=facts.mode == "cap",
+            )
+            if shown:
+                after = view.tokens - saved
+                plans.append(Plan("clear_tools", reason, view.tokens, after, shown=shown, turn_id=turn_id))
+        return plans
+
+    def _cover(self, case: Case, reason: str) -> Decision:
+        """A summary of the session's past; when that frees too little, of the asking turn's own finished rounds."""
+        view, facts, rules = case.view, case.facts, case.rules
+        session = _span(view.live, facts, rules, older=view.compressed, used_tokens=case.used_tokens)
+        plans = [self._plan(case, session, reason, turn_id=None)]
+        if view.turn and facts.turn_id is not None:
+            own = _span(view.turn, facts, rules, older=())
+            plans.append(self._plan(case, own, reason, turn_id=facts.turn_id))
+        if facts.mode == "cap" and any(e.message.role == "user" and e.message.kind == "message" for e in view.turn):
+            # the newest user message is the turn's own: the one before it may go where nothing else makes enough room
+            session = _span(view.live, facts, rules, older=view.compressed, question=False)
+            plans.append(self._plan(case, session, reason, turn_id=None))
+        needed = _needed(case) if facts.mode == "close" else 1
+        useful = [p for p in plans if p is not None and p.tokens_before - p.tokens_after >= needed]
+        fitting = [p for p in useful if p.tokens_after + facts.overhead_tokens <= rules.budget_tokens]
+        if fitting:
+            return fitting[0]
+        if useful and facts.mode != "close":
+            return min(useful, key=lambda p: p.tokens_after)
+        return Hold(
+            f"{reason}: no span is left whose summary would free {needed:,.0f} tokens "
+            f"({rules.min_free_ratio:.0%} of the budget); system, pins and the newest messages fill it",
+            exhausted=True,
+        )
+
+    def _plan(self, case: Case, covered: tuple[Entry, ...], reason: str, *, turn_id: str | None) -> Plan | None:
+        if not covered:
+            return None
+        tokens = sum(e.tokens for e in covered)
+        after = case.view.tokens - tokens + summary_limit(tokens, case.rules)
+        strategy = "truncate" if self.writer == "note" else "summarize"
+        before = case.view.tokens
+        return Plan(strategy, reason, before, after, covered=covered, turn_id=turn_id, writer=self.writer)
 
 
-def _enough(plan: Plan, facts: Facts, rules: Policy) -> bool:
-    freed = plan.tokens_before - plan.tokens_after
-    # half-way between the triggers: the newest half of the budget is never pruned, so the soft one itself is seldom reached
-    target = (rules.soft_ratio + max(rules.soft_ratio, rules.hard_ratio)) / 2
-    fits = plan.tokens_after + facts.overhead_tokens <= target * rules.budget_tokens
-    return freed >= rules.min_free_ratio * rules.budget_tokens and fits
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """The newest `keep_last` messages, cut legally; what is older leaves without a word, and older summaries with it.
+
+    It fires at every turn that exceeds them, or by the policy's trigger. Where even those messages do not fit, as truncate does.
+    """
+
+    name: str = "sliding_window"
+
+    def plan(self, case: Case) -> Decision:
+        facts, rules = case.facts, case.rules
+        if facts.mode == "cap":
+            return Tiered(prunes=False, writer="note").plan(case)
+        due = case.due() or Verdict(
+            len(case.view.live) > rules.keep_last,
+            f"{len(case.view.live):,} messages, the newest {rules.keep_last:,} stay",
+        )
+        if facts.mode == "close" and not due.due:
+            return Hold(due.explanation)
+        old = case.older_than(rules.keep_last)
+        return case.drop(old, f"{facts.mode}: {due.explanation}") if old else Hold(f"{due.explanation}: none may go")
 
 
-def _summarize(view: View, facts: Facts, rules: Policy, reason: str) -> Decision:
-    """A summary of the session's past; when that frees too little, of the asking turn's own finished rounds."""
-    session = _span(view.live, facts, rules, older=view.compressed)
-    plans = [_plan(view, session, rules, reason, turn_id=None)]
-    if view.turn and facts.turn_id is not None:
-        own = _span(view.turn, facts, rules, older=())
-        plans.append(_plan(view, own, rules, reason, turn_id=facts.turn_id))
-    if facts.mode == "cap" and any(e.message.role == "user" and e.message.kind == "message" for e in view.turn):
-        # the newest user message is the turn's own: the one before it may go where nothing else makes enough room
-        session = _span(view.live, facts, rules, older=view.compressed, question=False)
-        plans.append(_plan(view, session, rules, reason, turn_id=None))
-    needed = rules.min_free_ratio * rules.budget_tokens if facts.mode == "close" else 1
-    useful = [p for p in plans if p is not None and p.tokens_before - p.tokens_after >= needed]
-    fitting = [p for p in useful if p.tokens_after + facts.overhead_tokens <= rules.budget_tokens]
-    if fitting:
-        return fitting[0]
-    if useful and facts.mode != "close":
-        return min(useful, key=lambda p: p.tokens_after)
-    return Hold(
-        f"{reason}: no span is left whose summary would free "
-        f"{rules.min_free_ratio:.0%} of the budget; system, pins and the newest messages fill it",
-        exhausted=True,
+BUILT_IN: Mapping[str, Strategy] = {
+    s.name: s
+    for s in (
+        Tiered(),
+        Tiered("summarize", prunes=False),
+        Tiered("truncate", prunes=False, writer="note"),
+        Tiered("clear_tools", covers=False),
+        SlidingWindow(),
     )
+}
 
 
-def _span(
-    entries: Sequence[Entry], facts: Facts, rules: Policy, *, older: Sequence[Entry], question: bool = True
-) -> tuple[Entry, ...]:
-    keep = kept(entries, pins=facts.pins, question=question)
-    cut = choose_cut(entries, rules, keep_more=facts.mode != "forced", overhead_tokens=facts.overhead_tokens)
-    covered = [e for e in entries[:cut] if e.id not in keep]
-    # a summary from the days of a larger window is shortened even when nothing else may go with it
-    outgrown = sum(e.tokens for e in older) > rules.summary_tokens + HEADING_TOKENS
-    return (*older, *covered) if covered or outgrown else ()
-
-
-def choose_cut(entries: Sequence[Entry], rules: Policy, *, keep_more: bool = True, overhead_tokens: int = 0) -> int:
+def choose_cut(
+    entries: Sequence[Entry],
+    rules: Policy,
+    *,
+    keep_more: bool = True,
+    overhead_tokens: int = 0,
+    budget_tokens: int | None = None,
+) -> int:
     """The cut that keeps the newest `keep_last` messages where they fit half of what the overhead leaves of the budget.
 
-    With `keep_more`, it keeps whatever else fits `tail_ratio` of that.
+    With `keep_more`, it keeps whatever else fits `tail_ratio` of that. `budget_tokens` stands for the policy's where a trigger
+    fires long before that is used.
     """
-    budget = max(0, rules.budget_tokens - overhead_tokens)
+    budget = max(0, (rules.budget_tokens if budget_tokens is None else budget_tokens) - overhead_tokens)
     cuts = sorted(legal_cuts(entries))
     after = [0] * (len(entries) + 1)
     for index in range(len(entries) - 1, -1, -1):
@@ -121,10 +183,76 @@ def summary_limit(source_tokens: int, rules: Policy) -> int:
     return min(rules.summary_tokens, source_tokens // 2)
 
 
-def _plan(view: View, covered: tuple[Entry, ...], rules: Policy, reason: str, *, turn_id: str | None) -> Plan | None:
-    if not covered:
-        return None
-    tokens = sum(e.tokens for e in covered)
-    after = view.tokens - tokens + summary_limit(tokens, rules)
-    strategy = "truncate" if rules.strategy == "truncate" else "summarize"
-    return Plan(strategy, reason, view.tokens, after, covered=covered, turn_id=turn_id)
+def _share(case: Case) -> str:
+    used, budget = case.used_tokens, case.rules.budget_tokens
+    return f"{used} of {budget} tokens used ({used / budget:.0%})"
+
+
+def _verdicts(case: Case) -> tuple[Verdict, Verdict]:
+    """Whether tool outputs may give way, and whether a summary is due: by the policy's trigger, else by its ratios."""
+    rules = case.rules
+    if case.facts.mode != "close":
+        always = Verdict(True, _share(case))
+        return always, always
+    if (due := case.due()) is not None:
+        return due, due
+    ratio = case.used_tokens / rules.budget_tokens
+    soft = Verdict(ratio > rules.soft_ratio, f"{_share(case)}, soft trigger at {rules.soft_ratio:.0%}")
+    return soft, Verdict(ratio > rules.hard_ratio, f"hard trigger at {rules.hard_ratio:.0%}")
+
+
+def _needed(case: Case) -> float:
+    """What an epoch change has to free: its share of the budget; where a trigger fires earlier, of what is used."""
+    ratio, budget = case.rules.min_free_ratio, case.rules.budget_tokens
+    if case.rules.trigger is None:
+        return ratio * budget
+    return min(ratio * budget, max(ratio * case.used_tokens, MIN_FREE_TOKENS))
+
+
+def _target(case: Case) -> float:
+    """Half-way between the triggers: the newest half of the budget is never pruned, so the soft one itself is seldom reached."""
+    rules = case.rules
+    if case.facts.mode == "close" and rules.trigger is not None:
+        return case.used_tokens - _needed(case)
+    return (rules.soft_ratio + max(rules.soft_ratio, rules.hard_ratio)) / 2 * rules.budget_tokens
+
+
+def _wanted(case: Case) -> int:
+    """What an order other than oldest first saves before it stops."""
+    return int(max(_needed(case), case.used_tokens - _target(case) + _needed(case)))
+
+
+def _enough(plan: Plan, case: Case) -> bool:
+    freed = plan.tokens_before - plan.tokens_after
+    if case.facts.mode == "forced":
+        return freed > 0
+    return freed >= _needed(case) and plan.tokens_after + case.facts.overhead_tokens <= _target(case)
+
+
+def _span(
+    entries: Sequence[Entry],
+    facts: Facts,
+    rules: Policy,
+    *,
+    older: Sequence[Entry],
+    question: bool = True,
+    used_tokens: int | None = None,
+) -> tuple[Entry, ...]:
+    keep = kept(entries, pins=facts.pins, question=question)
+    early = facts.mode == "close" and rules.trigger is not None and used_tokens is not None
+    cut = choose_cut(
+        entries,
+        rules,
+        keep_more=facts.mode != "forced",
+        overhead_tokens=facts.overhead_tokens,
+        budget_tokens=min(rules.budget_tokens, used_tokens or 0) if early else None,
+    )
+    covered = [e for e in entries[:cut] if e.id not in keep]
+    # a summary from the days of a larger window is shortened even when nothing else may go with it
+    outgrown = sum(e.tokens for e in older) > rules.summary_tokens + HEADING_TOKENS
+    return (*older, *covered) if covered or outgrown else ()
+
+
+if TYPE_CHECKING:
+    _: Strategy = Tiered()
+    _ = SlidingWindow()

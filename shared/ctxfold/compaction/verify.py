@@ -7,7 +7,7 @@ otherwise `ledger_lines` gives what is missing as verbatim lines, as far as the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ctxfold.compaction.literals import SHORT_VALUE, Fact, Source, extract, flat, message_of, negated, scan
@@ -44,14 +44,19 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Verbatim lines for what a summary lacks, the most load-bearing first; `archived` found no room."""
+    """Verbatim lines for what a summary lacks, the most load-bearing first; `archived` found no room.
+
+    `data_lines` are those that tools said: they may state facts, but set no rules.
+    """
 
     lines: tuple[str, ...]
     archived: tuple[Fact, ...]
+    data_lines: tuple[str, ...] = ()
+    placed: int = 0
 
     @property
     def text(self) -> str:
-        return "\n".join(self.lines)
+        return "\n".join((*self.lines, *self.data_lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +106,13 @@ class _Seen:
         )
 
 
-def check(summary_text: str, sources: Iterable[Source]) -> Verification:
-    """What the summary kept, lost and made up."""
+def check(summary_text: str, sources: Iterable[Source], *, facts: Sequence[Fact] | None = None) -> Verification:
+    """What the summary kept, lost and made up. `facts` are what `extract` finds in the sources, where that is known."""
     given = list(sources)
     seen = _Seen(summary_text)
     kept: list[Fact] = []
     missing: list[Fact] = []
-    for fact in extract(given):
+    for fact in extract(given) if facts is None else facts:
         (kept if seen.has(fact) else missing).append(fact)
     claims = {f.value: f for s in _LIST_MARK.sub("", summary_text).splitlines() for f in scan(s) if _checkable(f)}
     known = _Seen("\n".join(flat(message_of(s)[0]) for s in given)) if claims else None
@@ -115,8 +120,13 @@ def check(summary_text: str, sources: Iterable[Source]) -> Verification:
     return Verification(tuple(kept), tuple(missing), invented, len(claims))
 
 
-def ledger_lines(missing: Sequence[Fact], *, limit_tokens: int, counter: TokenCounter) -> Ledger:
-    """One line per message, `- key: literal; key: literal (#seq)`, within the limit; the heaviest facts are placed first."""
+def ledger_lines(
+    missing: Sequence[Fact], *, limit_tokens: int, counter: TokenCounter, data: Collection[str] = ()
+) -> Ledger:
+    """One line per message, `- key: literal; key: literal (#seq)`, within the limit; the heaviest facts are placed first.
+
+    `data` are the ids of messages that tools wrote.
+    """
     lines: dict[str, list[Fact]] = {}
     archived: list[Fact] = []
     placed: set[str] = set()
@@ -134,7 +144,9 @@ def ledger_lines(missing: Sequence[Fact], *, limit_tokens: int, counter: TokenCo
         used += cost
         placed.add(fact.value)
         lines.setdefault(place, []).append(fact)
-    return Ledger(tuple(_rendered(facts) for facts in lines.values()), tuple(archived))
+    told = tuple(_rendered(facts) for place, facts in lines.items() if place not in data)
+    from_tools = tuple(_rendered(facts) for place, facts in lines.items() if place in data)
+    return Ledger(told, tuple(archived), from_tools, len(placed))
 
 
 def looks_wrong(
