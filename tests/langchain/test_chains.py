@@ -14,7 +14,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from ctxfold.errors import BudgetError, StoreUnavailableError
+from ctxfold.errors import MessageTooLargeError, StoreUnavailableError
 from ctxfold.history.records import MessageAdded, SessionKey
 from ctxfold.testing import ErrorReply, ModelServer, Scripted
 from langchain_ctx import ChatCtx, CtxChatMessageHistory
@@ -191,7 +191,7 @@ def test_a_failed_or_abandoned_run_leaves_nothing(factory: HistoryFactory) -> No
 def test_a_budget_error_is_raised_by_the_next_run(factory: HistoryFactory) -> None:
     chain = keyed(FakeListChatModel(responses=["ok"]), factory)
     chain.invoke({"question": WORDS * 60}, session("s"))
-    with pytest.raises(BudgetError, match="2000"):
+    with pytest.raises(MessageTooLargeError, match="2000"):
         chain.invoke({"question": "next"}, session("s"))
 
 

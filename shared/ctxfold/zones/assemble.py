@@ -30,11 +30,15 @@ class Scratch:
 
 def newest_question(view: View) -> Message | None:
     """The newest user message that has no final answer yet; None when the view ends with a reply."""
+    last = view.last()
+    return None if last is not None and is_final(last.message) else newest_user(view)
+
+
+def newest_user(view: View) -> Message | None:
+    """The newest user message of the view."""
     for entries in (view.turn, view.live):
         for index in range(len(entries) - 1, -1, -1):
             message = entries[index].message
-            if is_final(message):
-                return None
             if message.role == "user" and message.kind == "message":
                 return message
     return None
@@ -75,7 +79,7 @@ def place_scratch(messages: list[Message], scratch: Scratch | None) -> list[Mess
 
 def too_large(view: View, extra: int, rules: Policy) -> MessageTooLargeError | None:
     """The error for a newest user message that does not fit even alone, None when it fits."""
-    question = newest_question(view)
+    question = newest_user(view)
     newest = next((e for e in view if question is not None and e.id == question.id), None)
     alone = sum(e.tokens for e in view.system) + extra + (newest.tokens if newest else 0)
     if newest is None or alone <= rules.budget_tokens:
