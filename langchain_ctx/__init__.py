@@ -13,24 +13,30 @@ if TYPE_CHECKING:
     from langchain_ctx.chat import ChatCtx
     from langchain_ctx.convert import from_langchain, to_langchain
     from langchain_ctx.history import CtxChatMessageHistory
+    from langchain_ctx.middleware import ContextMiddleware
+    from langchain_ctx.reasoning import with_reasoning
     from langchain_ctx.summarizer import ChatModelSummarizer
 
 _WHERE = {
     "ChatCtx": "chat",
     "ChatModelSummarizer": "summarizer",
+    "ContextMiddleware": "middleware",
     "CtxChatMessageHistory": "history",
     "LangChainBackend": "backend",
     "from_langchain": "convert",
     "to_langchain": "convert",
+    "with_reasoning": "reasoning",
 }
 
 __all__ = [
     "ChatCtx",
     "ChatModelSummarizer",
+    "ContextMiddleware",
     "CtxChatMessageHistory",
     "LangChainBackend",
     "from_langchain",
     "to_langchain",
+    "with_reasoning",
 ]
 
 
@@ -40,7 +46,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"langchain_ctx.{_WHERE[name]}"), name)
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("langchain_core"):
+        if (error.name or "").partition(".")[0] not in ("langchain", "langchain_core", "langgraph"):
             raise
         from ctxfold.errors import MissingExtraError
 

@@ -1,0 +1,157 @@
+"""Reasoning for chat models that lose it: what a thinking service gave with an answer goes back to it with that answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import new_class
+from typing import Any, Literal, TypeAlias, TypeVar, cast
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+
+from ctxfold.errors import ConfigError
+
+__all__ = ["check_reasoning", "replay", "returning", "with_reasoning"]
+
+M = TypeVar("M", bound=BaseChatModel)
+Replay: TypeAlias = Literal["sends", "helped", "unknown"]
+FIELD = "reasoning_content"
+_INCOMING = (FIELD, "reasoning")  # as DeepSeek and many others call it; as OpenRouter and newer vLLM do
+# packages whose own message format carries thoughts back
+_NATIVE = frozenset(
+    {"langchain_anthropic", "langchain_aws", "langchain_ctx", "langchain_google_genai", "langchain_google_vertexai"}
+)
+
+
+def with_reasoning(model: M) -> M:
+    """The same model, which sends an answer's reasoning back; a copy that shares its connections.
+
+    It serves every model built on `langchain_openai`'s (ChatDeepSeek, ChatOpenAI with a base URL, ...); those that send it
+    themselves come back as they are. ConfigError for a model that cannot be helped.
+    """
+    match replay(model):
+        case "sends":
+            return model
+        case "helped":
+            return returning(model)
+        case "unknown":
+            raise _no_way(model)
+
+
+def check_reasoning(model: BaseChatModel) -> None:
+    """ConfigError for a model that says that it thinks, and whose thoughts nobody here can send back."""
+    profile: object = model.profile
+    thinks = isinstance(profile, Mapping) and cast("Mapping[str, Any]", profile).get("reasoning_output")
+    if thinks and replay(model) == "unknown":
+        raise _no_way(model)
+
+
+def replay(model: BaseChatModel) -> Replay:
+    """Whether the model sends reasoning back itself, can be made to, or neither is known."""
+    if isinstance(model, _ReturnsReasoning):
+        return "sends"
+    packages = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
+    if packages & _NATIVE:
+        return "sends"
+    return "helped" if "langchain_openai" in packages and hasattr(model, "_get_request_payload") else "unknown"
+
+
+def returning(model: M) -> M:
+    """The model where it cannot be helped, else a copy that sends reasoning back."""
+    if replay(model) != "helped":
+        return model
+    copy = model.model_copy()
+    object.__setattr__(copy, "__class__", _returning_class(type(model)))
+    return copy
+
+
+def _no_way(model: BaseChatModel) -> ConfigError:
+    name = type(model).__name__
+    return ConfigError(
+        f"{name} gives no way to send reasoning back, and a thinking service with tools refuses a conversation without it: "
+        f"use ChatCtx(model=..., provider=..., base_url=...) from langchain_ctx in place of {name}, or a model of "
+        "langchain_openai or langchain_deepseek"
+    )
+
+
+class _ReturnsReasoning:
+    """What is laid over a class of `langchain_openai`'s family; fields and connections stay those of the model."""
+
+    __slots__ = ()
+
+    def _get_request_payload(self, input_: Any, *, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        base: Any = super()
+        payload: dict[str, Any] = base._get_request_payload(input_, stop=stop, **kwargs)
+        model: Any = self
+        if isinstance(payload.get("messages"), list):  # the Responses API has `input`, and keeps reasoning itself
+            _restore(payload["messages"], model._convert_input(input_).to_messages())
+        return payload
+
+    def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
+        base: Any = super()
+        result: ChatResult = base._create_chat_result(response, generation_info)
+        typed = hasattr(response, "model_dump")
+        told: dict[str, Any] = response.model_dump(warnings=False) if typed else response
+        choices: Sequence[dict[str, Any]] = told.get("choices") or ()
+        for generation, choice in zip(result.generations, choices, strict=False):
+            _keep(generation.message, choice.get("message"))
+        return result
+
+    def _convert_chunk_to_generation_chunk(
+        self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
+    ) -> ChatGenerationChunk | None:
+        base: Any = super()
+        made: ChatGenerationChunk | None = base._convert_chunk_to_generation_chunk(
+            chunk, default_chunk_class, base_generation_info
+        )
+        inner: dict[str, Any] = chunk.get("chunk") or {}
+        choices: Sequence[dict[str, Any]] = chunk.get("choices") or inner.get("choices") or ()
+        if made is not None and choices:
+            _keep(made.message, choices[0].get("delta"))
+        return made
+
+
+@lru_cache(maxsize=64)
+def _returning_class(cls: type[BaseChatModel]) -> type[BaseChatModel]:
+    def body(namespace: dict[str, Any]) -> None:
+        namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+
+    return cast("type[BaseChatModel]", new_class(cls.__name__, (_ReturnsReasoning, cls), exec_body=body))
+
+
+def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage]) -> None:
+    """Reasoning into the request's assistant messages, in order; once one has it, services want the field in all."""
+    answers = [m for m in messages if isinstance(m, AIMessage)]
+    places = [m for m in sent if m.get("role") == "assistant"]
+    if len(answers) != len(places):
+        raise ConfigError(
+            f"the request holds {len(places)} assistant messages for {len(answers)} given: reasoning cannot be put back; "
+            "use ChatCtx from langchain_ctx"
+        )
+    thoughts = [_thought(m) for m in answers]
+    if not any(t is not None for t in thoughts):
+        return
+    for place, thought in zip(places, thoughts, strict=True):
+        place.setdefault(FIELD, thought or "")
+
+
+def _thought(message: AIMessage) -> str | None:
+    known: object = message.additional_kwargs.get(FIELD)
+    if isinstance(known, str):
+        return known
+    if isinstance(message.content, str):
+        return None
+    blocks = [b for b in message.content_blocks if b["type"] == "reasoning"]
+    return "".join(b.get("reasoning", "") for b in blocks) if blocks else None
+
+
+def _keep(message: BaseMessage, said: object) -> None:
+    """What the class below did not take from the answer."""
+    if not isinstance(said, Mapping) or FIELD in message.additional_kwargs:
+        return
+    told = cast("Mapping[str, object]", said)
+    thought = next((told[name] for name in _INCOMING if isinstance(told.get(name), str)), None)
+    if thought is not None:
+        message.additional_kwargs[FIELD] = thought
