@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.budget import MessageCounter, Policy, policy
 from ctxfold.errors import BackendError, ConfigError
+from ctxfold.messages import Message
 from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
 from ctxfold.tokens import TextCounter, text_counter
+
+OPENAI = "openai_chat"
 
 if TYPE_CHECKING:
     from ctxfold.backends.http_backend import HttpBackend
     from ctxfold.stores.memory import MemoryStore
 
-__all__ = ["foreign_failure", "message_counter", "open_backend", "open_store", "ports", "session_rules"]
+__all__ = ["LineCodec", "foreign_failure", "message_counter", "open_backend", "open_store", "ports", "session_rules"]
 
 
 def open_store(store: str | Store | None) -> Store:
@@ -108,3 +113,42 @@ def ports(
         backend=backend,
         summarizer=summarizer or backend,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LineCodec:
+    """Messages as lines in the shape of a backend's wire, or of the wire that a message's own model speaks."""
+
+    backend: ContextBackend | None = None
+
+    def wires(self, messages: Sequence[Message], *, native: bool) -> list[str]:
+        """The wire of each message: a reply's by its model, another message's by the next reply; "openai_chat" if not native."""
+        wire = self._wire(self.backend.model if self.backend else None) if native else OPENAI
+        found: list[str] = []
+        for message in reversed(messages):
+            if native and message.model is not None:
+                wire = self._wire(message.model)
+            found.append(wire)
+        return found[::-1]
+
+    def write(self, message: Message, wire: str) -> str:
+        from ctxfold.backends.native_jsonl import to_line
+
+        return to_line(message, wire)
+
+    def read(self, line: str, new_id: Callable[[], str]) -> Message:
+        """The message of a line, whatever wire wrote it; MessageError when it is none."""
+        from ctxfold.backends.native_jsonl import from_line
+
+        return from_line(line, getattr(self.backend, "wire", OPENAI), new_id)
+
+    def _wire(self, model: str | None) -> str:
+        """The backend's own for its model, else that of the built-in row that names the model."""
+        from ctxfold.backends.profile import load_profile, provider_names
+
+        own: str = getattr(self.backend, "wire", OPENAI)
+        mine = self.backend.model if self.backend is not None else model
+        if model is None or mine is None or model.startswith(mine) or mine.startswith(model):
+            return own
+        rows = (load_profile(name) for name in provider_names())
+        return next((row.wire for row in rows if any(model.lower().startswith(p.lower()) for p in row.models)), OPENAI)

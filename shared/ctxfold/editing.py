@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
-from ctxfold.budget import Policy
+from ctxfold.budget import Policy, policy
 from ctxfold.compaction.clear_tools import sized
 from ctxfold.effects import FindLog
 from ctxfold.engine import Engine
@@ -28,13 +28,14 @@ from ctxfold.history.records import (
     MessageAdded,
     MessageRemoved,
     Pinned,
+    PolicyChanged,
     Restored,
     Undone,
     Unpinned,
 )
 from ctxfold.history.revise import inserted, popped, removed, replaced, retained
 from ctxfold.history.view import Entry, View
-from ctxfold.journal import Journal, append, decided, draft, record_names, unknown, without
+from ctxfold.journal import Journal, append, decided, draft, opened_rules, record_names, unknown, without
 from ctxfold.messages import Message, Role, validated
 
 __all__ = [
@@ -45,9 +46,11 @@ __all__ = [
     "pop",
     "remove",
     "remove_ids",
+    "reopen",
     "retain",
     "revert",
     "set_all",
+    "set_policy",
     "undo",
     "unpin",
     "update",
@@ -220,6 +223,34 @@ def _check_pins(state: SessionState, ids: Sequence[str], rules: Policy) -> None:
 
 def unpin(engine: Engine, journal: Journal, ids: Sequence[str]) -> Flow[None]:
     yield from append(journal, (draft(engine.ports, Unpinned(tuple(ids))),), engine.ports)
+
+
+def set_policy(engine: Engine, journal: Journal, fields: Mapping[str, object]) -> Flow[Policy]:
+    """Other rules for this session from here on; they hold until they are set again, also when it is opened anew."""
+    found: list[Policy] = []
+
+    def changed(state: SessionState) -> list[Draft]:
+        old = journal.stored_rules()
+        values = {**old.model_dump(), **fields}
+        found[:] = [policy(values.pop("context_window"), **values)]
+        fixed = tuple(sorted({*state.fixed, *fields}))
+        if found[0] == old and fixed == state.fixed:
+            return []
+        return [draft(engine.ports, PolicyChanged(found[0].model_dump_json(), engine.ports.counter.id, fixed))]
+
+    yield from decided(journal, changed, engine.ports)
+    return found[0]
+
+
+def reopen(engine: Engine, journal: Journal) -> Flow[None]:
+    """The rules that the engine was made with, for a session that was loaded after it was opened."""
+    rules = opened_rules(engine.rules, journal.state)
+    if rules != journal.stored_rules():
+        yield from append(
+            journal,
+            (draft(engine.ports, PolicyChanged(rules.model_dump_json(), engine.ports.counter.id)),),
+            engine.ports,
+        )
 
 
 def undo(engine: Engine, journal: Journal) -> Flow[None]:

@@ -213,24 +213,26 @@ class Engine:
         if turn is not None and not entries and turn in journal.state.closed:
             turn = None
         waiting = open_calls(entries)
-        if waiting and fresh[0].role != "tool":
+        seen = [m for m in fresh if m.visibility != "user"]  # others belong to no turn
+        if waiting and seen and seen[0].role != "tool":
             drafts.append(closing(self.ports, turn or "", "aborted"))
             turn, waiting = None, set[str]()
-        pending = check_sequence(fresh, waiting=waiting)
+        pending = check_sequence(seen, waiting=waiting)
         place = turn or ((new_turn or self.ports.ids.new()) if pending or hold else None)
         drafts += [
-            draft(self.ports, MessageAdded(m, shown), turn_id=place, record_id=record_ids[m.id])
+            draft(self.ports, MessageAdded(m, shown), turn_id=None if m.visibility == "user" else place, record_id=record_ids[m.id])
             for m, shown in sized(fresh, rules=journal.rules(), counter=self.ports.counter)
         ]
-        if place is None or pending or hold:
+        if place is None or pending or hold or not seen:
             return place, drafts
         return None, [*drafts, closing(self.ports, place, "completed")]
 
     def _waiting_turn(self, journal: Journal, fresh: Sequence[Message]) -> str | None:
         """The open turn whose call the first of the messages answers."""
-        if not fresh or fresh[0].role != "tool":
+        first = next((m for m in fresh if m.visibility != "user"), None)
+        if first is None or first.role != "tool":
             return None
-        wanted = {r.call_id for r in fresh[0].tool_results}
+        wanted = {r.call_id for r in first.tool_results}
         with journal.lock:
             for turn_id, turn in reversed(list(journal.state.open.items())):
                 if wanted & open_calls(turn.entries):

@@ -9,7 +9,8 @@ CtxError
 │   ├── InvalidTextError                 lone surrogates
 │   ├── InvalidToolArgumentsError        tool arguments that are not a JSON object
 │   ├── OrphanToolResultError            a tool result without its call, or a call left without a result
-│   └── MessageConflictError             same id, different content
+│   ├── MessageConflictError             same id, different content
+│   └── ImportLineError                  a line of a file; nothing was imported
 ├── BudgetError
 │   ├── WindowTooSmallError (ValueError)
 │   ├── MessageTooLargeError
@@ -45,6 +46,7 @@ __all__ = [
     "CtxError",
     "EmptyMessagesError",
     "HeadMovedError",
+    "ImportLineError",
     "InvalidTextError",
     "InvalidToolArgumentsError",
     "MessageConflictError",
@@ -110,6 +112,14 @@ class OrphanToolResultError(MessageError):
 
 class MessageConflictError(MessageError):
     """A message id that the session knows came with different content."""
+
+
+class ImportLineError(MessageError):
+    """A line of a file cannot be imported; nothing was. `line` counts from 1."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(f"line {line}: {problem} (nothing was imported)")
+        self.line = line
 
 
 class BudgetError(CtxError):

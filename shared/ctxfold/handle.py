@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from ctxfold import archive, editing
@@ -14,7 +15,7 @@ from ctxfold.errors import EmptyMessagesError, NotEnoughHistoryError
 from ctxfold.flow import Flow, arun, run
 from ctxfold.history.records import SessionKey
 from ctxfold.journal import Journal
-from ctxfold.messages import Message, Role, system, tool_result, user
+from ctxfold.messages import Message, Role, Visibility, system, tool_result, user
 from ctxfold.ports import ContextBackend, TokenCounter
 
 __all__ = ["Input", "SessionHandle"]
@@ -78,12 +79,15 @@ class SessionHandle:
 
     # keeping
 
-    def add(self, messages: Input) -> Added:
-        """Store messages without asking the model; a known id with the same content is kept once."""
-        return self._run(self._add(self._messages(messages)))
+    def add(self, messages: Input, *, visibility: Visibility | None = None) -> Added:
+        """Store messages without asking the model; a known id with the same content is kept once.
 
-    async def aadd(self, messages: Input) -> Added:
-        return await self._arun(self._add(self._messages(messages)))
+        `visibility` "user" keeps them from the model: neither counted nor sent; "model" from `messages(audience="user")`.
+        """
+        return self._run(self._add(_seen_by(visibility, self._messages(messages))))
+
+    async def aadd(self, messages: Input, *, visibility: Visibility | None = None) -> Added:
+        return await self._arun(self._add(_seen_by(visibility, self._messages(messages))))
 
     def _add(self, messages: Sequence[Message]) -> Flow[Added]:
         journal = yield from self._journal()
@@ -156,6 +160,28 @@ class SessionHandle:
     async def aunpin(self, *message_ids: str) -> None:
         await self._arun(self._edit(lambda e, j: editing.unpin(e, j, message_ids)))
 
+    # rules
+
+    @property
+    def auto_compact(self) -> bool:
+        """Whether this session is compacted when its triggers fire; set it to switch."""
+        return self.rules().auto_compact
+
+    @auto_compact.setter
+    def auto_compact(self, value: bool) -> None:
+        self.set_policy(auto_compact=value)
+
+    def rules(self) -> Policy:
+        """The rules in force, those set at run time or learnt from the provider included."""
+        return self._run(self._journal()).stored_rules()
+
+    def set_policy(self, **fields: object) -> Policy:
+        """Other rules for this session from here on, by the names of `Policy`; they hold when it is opened anew too."""
+        return self._run(self._edit(lambda e, j: editing.set_policy(e, j, fields)))
+
+    async def aset_policy(self, **fields: object) -> Policy:
+        return await self._arun(self._edit(lambda e, j: editing.set_policy(e, j, fields)))
+
     # the archive
 
     def search(self, query: str, limit: int = 10) -> tuple[Hit, ...]:
@@ -203,6 +229,10 @@ class SessionHandle:
 
     async def _arun(self, flow: Flow[T]) -> T:
         return await arun(flow, self._engine.ports)
+
+
+def _seen_by(visibility: Visibility | None, messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(messages if visibility is None else (replace(m, visibility=visibility) for m in messages))
 
 
 def _needed(outcome: Outcome) -> Outcome:

@@ -48,6 +48,7 @@ __all__ = [
     "draft",
     "known_records",
     "load",
+    "opened_rules",
     "record_names",
     "refresh",
     "snapshot_draft",
@@ -63,6 +64,18 @@ DECIDE_TRIES = 16
 
 
 @dataclass(slots=True)
+class Ahead:
+    """What is being done before it is asked for: `ready` is a plan with its summary, see `compaction.prepare`.
+
+    In an epoch in which it failed it is not tried again.
+    """
+
+    running: bool = False
+    ready: object = None
+    failed_epoch: int = -1
+
+
+@dataclass(slots=True)
 class Journal:
     """One session in use. `lock` guards the state; it is never held across an effect."""
 
@@ -70,6 +83,8 @@ class Journal:
     tracker: PrefixTracker = field(default_factory=PrefixTracker)
     lock: threading.RLock = field(default_factory=threading.RLock)
     compacting: int = 0  # compactions under way
+    ahead: Ahead = field(default_factory=Ahead)
+    worker: str = ""  # by which leases know this journal
     unbooked_calls: int = 0  # to the summariser, for summaries that were then not written
     unbound_seq: int = 0  # newest record that was there when the prefix last changed, or the session was opened
     model: str = ""  # that was asked last: its calibration counts
@@ -93,6 +108,14 @@ class Journal:
     def stored_rules(self) -> Policy:
         """The policy as the log has it."""
         return _policy(self.state.policy_json)
+
+
+def opened_rules(given: Policy, state: SessionState) -> Policy:
+    """The rules of a session that is opened with `given` ones: what was set at run time holds."""
+    if not state.fixed:
+        return given
+    stored = _policy(state.policy_json)
+    return given.model_copy(update={name: getattr(stored, name) for name in state.fixed})
 
 
 _parsed: OrderedDict[str, Policy] = OrderedDict()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 from ctxfold.backends.native_anthropic import anthropic_message, anthropic_row
 from ctxfold.backends.native_openai import openai_message, openai_row
 from ctxfold.errors import MessageError
-from ctxfold.messages import Message, MessageKind, Part, Role, Usage, validated
+from ctxfold.messages import Message, MessageKind, Part, Role, Usage, Visibility, validated
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -39,7 +39,7 @@ def to_line(message: Message, wire: str) -> str:
     beside: dict[str, Any] = {"id": message.id, "wire": wire}
     if message.kind != "message":
         beside["kind"] = message.kind
-    for name in ("model", "finish_reason"):
+    for name in ("model", "finish_reason", "visibility"):
         if getattr(message, name) is not None:
             beside[name] = getattr(message, name)
     if message.usage is not None:
@@ -84,6 +84,8 @@ def _completed(message: Message, beside: Mapping[str, Any]) -> Message:
     role, kind, usage = beside.get("role", message.role), beside.get("kind", "message"), beside.get("usage")
     if role not in get_args(Role) or kind not in get_args(MessageKind):
         raise MessageError(f"role {role!r} or kind {kind!r} is not known")
+    if beside.get("visibility", "user") not in get_args(Visibility):
+        raise MessageError(f"visibility {beside['visibility']!r} is not known")
     for name in ("name", "model", "finish_reason"):
         if not isinstance(beside.get(name, ""), str):
             raise MessageError(f"{name} is no text: {beside[name]!r}")
@@ -94,6 +96,7 @@ def _completed(message: Message, beside: Mapping[str, Any]) -> Message:
         name=beside.get("name", message.name),
         model=beside.get("model"),
         finish_reason=beside.get("finish_reason"),
+        visibility=beside.get("visibility"),
         usage=None if usage is None else Usage(**_object(usage, "usage")),
         parts=_parts().validate_python(beside["parts"]) if "parts" in beside else message.parts,
     )

@@ -1,0 +1,319 @@
+"""Sessions as files: messages one a line in their providers' own shapes, and a whole session as one versioned file.
+
+A JSONL file of zone "all", and a snapshot file, carry the session's log: loaded into a session of its own they give back the
+same records at the same places, so that every `#17`, every undo and every summary means what it meant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+from ctxfold.archive import documents_of
+from ctxfold.connect import LineCodec
+from ctxfold.effects import AppendLog, ReadHead, ReadLog
+from ctxfold.engine import Engine
+from ctxfold.errors import (
+    ConfigError,
+    CtxError,
+    ImportLineError,
+    SessionExistsError,
+    StoreCorruptError,
+    StoreFormatError,
+)
+from ctxfold.events import SessionLoaded
+from ctxfold.flow import Flow
+from ctxfold.history.cuts import check_sequence
+from ctxfold.history.log import SessionState
+from ctxfold.history.records import (
+    Draft,
+    MessageAdded,
+    PolicyChanged,
+    Record,
+    SessionKey,
+    SnapshotTaken,
+    Undone,
+    decode_body,
+    encode_body,
+)
+from ctxfold.history.snapshot import dump_state, stored_message
+from ctxfold.journal import Journal
+from ctxfold.jsonl import read_lines
+from ctxfold.messages import Message, validated
+from ctxfold.ports import Ports
+
+__all__ = [
+    "Line",
+    "Zone",
+    "exported",
+    "has_log",
+    "load_log",
+    "log_of",
+    "parse_lines",
+    "parse_session",
+    "session_text",
+    "stored_policy",
+    "whole_log",
+]
+
+KEY = "ctxfold"
+SESSION_VERSION = 1
+Zone: TypeAlias = Literal["all", "window", "immutable", "compressed", "incremental"]
+Json: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a file: its number, its message, and the records that it carries, its own among them."""
+
+    number: int
+    message: Message
+    records: tuple[Json, ...] = ()
+    pinned: bool = False
+
+
+# writing
+
+
+def exported(journal: Journal, codec: LineCodec, *, zone: str, native: bool) -> Flow[list[str]]:
+    """Lines of one zone as it stands, of the whole window, or of every message ever stored, with the log beside ("all")."""
+    if zone == "all":
+        return (yield from _whole(journal, codec, native))
+    view, pins = journal.view(), journal.state.pins
+    zones = {"immutable": view.system, "compressed": view.compressed, "incremental": view.live}
+    if zone != "window" and zone not in zones:
+        raise ConfigError(f'zone is {zone!r}: use "all", "window", "immutable", "compressed" or "incremental"')
+    chosen = [(name, e.message) for name, entries in zones.items() if zone in (name, "window") for e in entries]
+    wires = codec.wires([m for _, m in chosen], native=native)
+    return [
+        _line(codec, m, wire, native=native, zone=name, beside={"pinned": True} if m.id in pins else {})
+        for (name, m), wire in zip(chosen, wires, strict=True)
+    ]
+
+
+def _whole(journal: Journal, codec: LineCodec, native: bool) -> Flow[list[str]]:
+    records = yield from ReadLog(journal.key)
+    visible, pins = {e.id for e in journal.view()}, journal.state.pins
+    messages = [m for r in records if (m := stored_message(r)) is not None]
+    wires = iter(codec.wires(messages, native=native))
+    rows: list[tuple[Message, Json]] = []
+    before: list[Json] = []
+    for record in records:
+        message = stored_message(record)
+        if message is None:
+            following = cast("list[Json]", rows[-1][1].setdefault("then", [])) if rows else before
+            following.append(_record(record))
+            continue
+        beside: Json = {"log": _record(record, without_message=True)}
+        if before and not rows:
+            beside["before"] = before
+        if message.id in pins:
+            beside["pinned"] = True
+        rows.append((message, beside))
+    return [
+        _line(codec, m, next(wires), native=native, zone="window" if m.id in visible else "archive", beside=beside)
+        for m, beside in rows
+    ]
+
+
+def _line(codec: LineCodec, message: Message, wire: str, *, native: bool, zone: str, beside: Json) -> str:
+    row: Json = json.loads(codec.write(message, wire))
+    row[KEY] |= {"zone": zone, **beside}
+    if not native:
+        row = {"id": message.id, "zone": zone, **row}
+    return json.dumps(row, ensure_ascii=False)
+
+
+def _record(record: Record, *, without_message: bool = False) -> Json:
+    body: Json = json.loads(encode_body(record.body))
+    if without_message:
+        del body["message"]
+    return {"seq": record.seq, "id": record.id, "turn": record.turn_id, "at": record.at_s, "body": body}
+
+
+def session_text(key: SessionKey, records: Sequence[Record]) -> str:
+    """A whole session as one JSON text with its version and a digest."""
+    rows = [_record(record) for record in records]
+    told = {"session": key.session, "owner": key.owner, "digest": _digest(rows), "records": rows}
+    return json.dumps({"format": "ctxfold-session", "version": SESSION_VERSION, **told}, ensure_ascii=True)
+
+
+def _digest(rows: Sequence[Json]) -> str:
+    return hashlib.sha256(json.dumps(rows, ensure_ascii=True, sort_keys=True).encode()).hexdigest()
+
+
+# reading
+
+
+def parse_lines(path: str | os.PathLike[str], codec: LineCodec, new_id: Callable[[], str]) -> list[Line]:
+    """Every line of the file, checked; ImportLineError names the first bad one."""
+    found: list[Line] = []
+    for number, raw in read_lines(path):
+        try:
+            text = raw.decode()
+            message = codec.read(text, new_id)
+            beside: Json = json.loads(text).get(KEY, {})
+            found.append(Line(number, message, _carried(message, beside), beside.get("pinned") is True))
+        except (CtxError, ValueError, KeyError, TypeError) as error:
+            raise ImportLineError(number, str(error)) from error
+    return found
+
+
+def _carried(message: Message, beside: Json) -> tuple[Json, ...]:
+    if "log" not in beside:
+        return ()
+    stored: Json = json.loads(encode_body(MessageAdded(message)))["message"]
+    own = {**beside["log"], "body": {**beside["log"]["body"], "message": stored}}
+    return (*beside.get("before", ()), own, *beside.get("then", ()))
+
+
+def has_log(lines: Sequence[Line]) -> bool:
+    """Whether the file carries a session's log; ImportLineError when only some of its lines do."""
+    if not any(line.records for line in lines):
+        return False
+    bare = next((line for line in lines if not line.records), None)
+    if bare is not None:
+        raise ImportLineError(bare.number, "it has no place in the session's log, as the other lines have")
+    return True
+
+
+def log_of(lines: Sequence[Line]) -> list[tuple[int, Record]]:
+    """The records that the lines carry, each with the number of its line."""
+    found: list[tuple[int, Record]] = []
+    for line in lines:
+        for row in line.records:
+            if row.get("seq") != len(found) + 1:
+                raise ImportLineError(
+                    line.number,
+                    f"record {len(found) + 1} is due, it holds {row.get('seq')}: a line is missing or was moved",
+                )
+            try:
+                found.append((line.number, _parsed(row)))
+            except (CtxError, KeyError, TypeError, ValueError) as error:
+                raise ImportLineError(line.number, f"its record {len(found) + 1} cannot be read: {error}") from error
+    return found
+
+
+def _parsed(row: Mapping[str, Any]) -> Record:
+    body = decode_body(json.dumps(row["body"]))
+    message = getattr(body, "message", None)
+    if isinstance(message, Message):
+        validated(message)
+    turn = row["turn"]
+    return Record(int(row["seq"]), str(row["id"]), body, None if turn is None else str(turn), float(row["at"]))
+
+
+def parse_session(path: str | os.PathLike[str]) -> tuple[SessionKey, tuple[Record, ...]]:
+    """A session file's owner and name, and its records.
+
+    StoreFormatError for another version or another kind of file, StoreCorruptError for a damaged one.
+    """
+    try:
+        value: object = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise StoreCorruptError(f"{path} is not JSON ({error}): take another copy") from None
+    told = cast("Json", value) if isinstance(value, dict) else {}
+    if told.get("format") != "ctxfold-session":
+        raise StoreFormatError(f"{path} is no session that save_snapshot wrote: JSONL files go to import_jsonl")
+    if told.get("version") != SESSION_VERSION:
+        raise StoreFormatError(
+            f"{path} has version {told.get('version')!r}, this ctxfold reads {SESSION_VERSION}: use the ctxfold that wrote it"
+        )
+    try:
+        rows: list[Json] = told["records"]
+        if _digest(rows) != told["digest"]:
+            raise StoreCorruptError(f"{path} was changed after it was written (its digest differs): take another copy")
+        records = tuple(map(_parsed, rows))
+        key = SessionKey(str(told["owner"]), str(told["session"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreCorruptError(f"{path} is damaged ({error!r}): take another copy") from None
+    if [r.seq for r in records] != list(range(1, len(records) + 1)):
+        raise StoreCorruptError(f"{path} lacks records: take another copy")
+    return key, records
+
+
+def stored_policy(records: Sequence[Record]) -> Json:
+    """The newest rules among the records, as the settings that an AgentContext takes."""
+    texts = [r.body.policy for r in records if isinstance(r.body, PolicyChanged)]
+    rules: Json = json.loads(texts[-1]) if texts else {}
+    reserve = rules.pop("reply_reserve_tokens", None)
+    return {**rules, "max_tokens": reserve}
+
+
+def whole_log(journal: Journal) -> Flow[tuple[Record, ...]]:
+    return (yield from ReadLog(journal.key))
+
+
+# loading
+
+
+def load_log(engine: Engine, key: SessionKey, numbered: Sequence[tuple[int, Record]]) -> Flow[tuple[Message, ...]]:
+    """Write a whole log into a session that has none of its own yet; the messages in it.
+
+    Snapshots are taken anew, by this engine's counter. SessionExistsError when the session holds anything else; nothing is
+    written when anything is wrong.
+    """
+    records = _checked(key, numbered, engine.ports)
+    head = yield from ReadHead(key)
+    stored = (yield from ReadLog(key)) if head is not None else ()
+    if len(stored) > len(records) or not all(map(_alike, stored, records)):
+        raise SessionExistsError(
+            f"session {key.session!r} holds {len(stored)} records of its own: load into a new name, "
+            "ctx.at('another').import_jsonl(...), or give session='another'"
+        )
+    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records[len(stored) :]]
+    yield from AppendLog(key, drafts, expect=len(stored), documents=documents_of(key, records))
+    messages = tuple(m for r in records if (m := stored_message(r)) is not None)
+    engine.events.emit(SessionLoaded(key.session, messages))
+    return messages
+
+
+def _alike(stored: Record, loaded: Record) -> bool:
+    """Whether a record of the new session (its rules, its system prompts) may stand for the loaded one."""
+    if isinstance(stored.body, PolicyChanged):
+        return isinstance(loaded.body, PolicyChanged)
+    same = isinstance(stored.body, MessageAdded) and stored.body == loaded.body
+    return same and stored.turn_id == loaded.turn_id
+
+
+def _checked(key: SessionKey, numbered: Sequence[tuple[int, Record]], ports: Ports) -> tuple[Record, ...]:
+    """The records with snapshots of this counter, once they are known to fold into a legal conversation."""
+    count = ports.counter.count
+    state = SessionState(key, count)
+    done: list[Record] = []
+    ids: set[str] = set()
+    for number, loaded in numbered:
+        record = loaded
+        if record.id in ids:
+            raise ImportLineError(number, f"record id {record.id!r} stands twice")
+        ids.add(record.id)
+        if isinstance(record.body, SnapshotTaken):
+            record = replace(record, body=SnapshotTaken(dump_state(state, ports.counter.id)))
+        done.append(record)
+        state.apply((record,))
+        if isinstance(record.body, Undone):
+            again = SessionState(key, count)
+            again.undone = {r.body.record_id for r in done if isinstance(r.body, Undone)}
+            again.apply(done)
+            state = again
+    _check_legal(state, numbered)
+    return tuple(done)
+
+
+def _check_legal(state: SessionState, numbered: Sequence[tuple[int, Record]]) -> None:
+    lines = {r.seq: number for number, r in numbered}
+    waiting: set[str] = set()
+    last = numbered[-1][0] if numbered else 0
+    for entry in state.view():
+        last = lines.get(entry.seq, last)
+        try:
+            waiting = check_sequence((entry.message,), waiting=waiting)
+        except CtxError as error:
+            raise ImportLineError(last, str(error)) from error
+    if waiting:
+        raise ImportLineError(last, f"tool calls without results: {', '.join(sorted(waiting))}")
