@@ -89,6 +89,10 @@ class Policy(BaseModel):
     )
     summary_timeout_s: float | None = Field(default=120.0, gt=0, description="per call to the summariser")
     max_summary_calls: int | None = Field(default=None, ge=0, description="calls to the summariser per session")
+    background: bool = Field(default=False, description="summaries are prepared off the hot path")
+    prepare_ratio: float = Field(
+        default=0.75, ge=0, le=1, description="from here on a summary is prepared in the background; 0 turns it off"
+    )
     count_reasoning: bool = True
 
     @property

@@ -10,6 +10,7 @@ from ctxfold.budget import MessageCounter, Policy, policy
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import Message
 from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
+from ctxfold.tasks import LocalTasks
 from ctxfold.tokens import TextCounter, text_counter
 
 OPENAI = "openai_chat"
@@ -112,6 +113,7 @@ def ports(
         counter=message_counter(counter, model=model, count_reasoning=count_reasoning, backend=backend),
         backend=backend,
         summarizer=summarizer or backend,
+        tasks=LocalTasks(),
     )
 
 

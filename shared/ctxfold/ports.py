@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ __all__ = [
     "Request",
     "Store",
     "SystemClock",
+    "Tasks",
     "TokenCounter",
     "ToolCallDelta",
     "UuidIds",
@@ -260,6 +261,21 @@ class Store(Protocol):
         self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
     ) -> Postings: ...
 
+    def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
+        """Whether `holder` now has the named lease of the session, until it is released or `ttl_s` has passed.
+
+        A holder that has it keeps it for longer. The session need not exist.
+        """
+        ...
+
+    async def alease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool: ...
+
+    def release(self, key: SessionKey, name: str, holder: str) -> None:
+        """Give a lease back; nothing happens when another has it."""
+        ...
+
+    async def arelease(self, key: SessionKey, name: str, holder: str) -> None: ...
+
     def sessions(self, owner: str) -> tuple[str, ...]:
         """The names of an owner's sessions, sorted."""
         ...
@@ -283,6 +299,24 @@ class Ids(Protocol):
         ...
 
 
+class Tasks(Protocol):
+    """Work that goes on while the caller does something else."""
+
+    def start(self, work: Callable[[Callable[[], bool]], None]) -> bool:
+        """Run it in a thread; it is given a function that says whether to stop. Whether it was begun."""
+        ...
+
+    def start_on_loop(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run it as a task of the running loop. Whether it was begun."""
+        ...
+
+    def close(self, *, wait: bool) -> None:
+        """Wait for what is under way, or end it; nothing is begun any more."""
+        ...
+
+    async def aclose(self, *, wait: bool) -> None: ...
+
+
 class SystemClock:
     def now_s(self) -> float:
         return time.time()
@@ -295,7 +329,8 @@ class UuidIds:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The outside world of one engine; `summarizer` writes summaries, None means the extractive one."""
+    """The outside world of one engine; `summarizer` writes summaries, None means the extractive one; without `tasks`
+    nothing is done in the background."""
 
     store: Store
     counter: TokenCounter
@@ -303,3 +338,4 @@ class Ports:
     summarizer: ContextBackend | None = None
     clock: Clock = field(default_factory=SystemClock)
     ids: Ids = field(default_factory=UuidIds)
+    tasks: Tasks | None = None

@@ -103,6 +103,7 @@ class AgentContext(SessionHandle):
         )
         prompts = (system,) if isinstance(system, str) else tuple(system) if system is not None else None
         self._bind(Engine(bundle, policy, strategies=own), SessionKey(owner, session), prompts, create=create)
+        self._owns_engine = True
         self._owns_store = store is None or isinstance(store, str)
         try:
             self._run(self._journal())
@@ -116,6 +117,7 @@ class AgentContext(SessionHandle):
         self._prompts = prompts
         self._create = create
         self._turn: str | None = None
+        self._owns_engine = False
         self._owns_store = False
 
     def at(self, session: str, *, owner: str | None = None, create: bool = True) -> AgentContext:
@@ -322,12 +324,21 @@ class AgentContext(SessionHandle):
         """Get every event of this engine's sessions; the returned function ends it."""
         return self._engine.events.add(subscriber)
 
-    def close(self) -> None:
-        """Close the store, if this context opened it. The backend belongs to whoever made it."""
+    def close(self, *, wait: bool = True) -> None:
+        """End background work, waiting for it or not, and close the store, if this context opened it.
+
+        What runs as a task of an event loop can only be waited for by `aclose`. The backend belongs to whoever made it.
+        """
+        tasks = self._engine.ports.tasks
+        if self._owns_engine and tasks is not None:
+            tasks.close(wait=wait)
         if self._owns_store:
             self._engine.ports.store.close()
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, wait: bool = True) -> None:
+        tasks = self._engine.ports.tasks
+        if self._owns_engine and tasks is not None:
+            await tasks.aclose(wait=wait)
         if self._owns_store:
             await self._engine.ports.store.aclose()
 

@@ -17,6 +17,15 @@ CREATE TABLE ctxfold_records (
     PRIMARY KEY (owner, session, seq)
 );
 
+CREATE TABLE ctxfold_leases (
+    owner TEXT NOT NULL,
+    session TEXT NOT NULL,
+    name TEXT NOT NULL,
+    holder TEXT NOT NULL,
+    until_s DOUBLE PRECISION NOT NULL,
+    PRIMARY KEY (owner, session, name)
+);
+
 CREATE TABLE ctxfold_sessions (
     owner TEXT NOT NULL,
     session TEXT NOT NULL,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeGuard
 
 from ctxfold.compaction.plan import Decision, Facts, Hold, Mode, Plan
+from ctxfold.compaction.prepare import alone, prepare, ready_or_leased
 from ctxfold.compaction.strategy import Case, Strategy, decide, rewritten
 from ctxfold.compaction.summarize import Summary, as_message, summarize
 from ctxfold.compaction.tiers import BUILT_IN, Tiered
@@ -93,12 +95,18 @@ def compact(
         if journal.compacting and facts.mode == "close":
             return Outcome(None, "a compaction is under way"), ()
         journal.compacting += 1
+    journal.worker = journal.worker or ports.ids.new()
     try:
         case = Case(view, facts, rules, ports.counter)
         decision, events = yield from _decision(journal, case, strategy)
+        write = partial(_written, journal, ports)
         if isinstance(decision, Hold):
+            yield from prepare(journal, case, strategy, write)
             return Outcome(None, decision.reason), (*events, *_hold(journal, view, decision))
-        outcome = yield from _done(journal, decision, None, case, ports)
+        found = yield from ready_or_leased(journal, decision, case, strategy, write, ports)
+        if isinstance(found, str):
+            return Outcome(None, found), events
+        outcome = yield from alone(journal, decision, _done(journal, *found, case, ports), ports)
     finally:
         journal.compacting -= 1
     if not outcome.compacted and facts.mode == "close":

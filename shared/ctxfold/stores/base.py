@@ -72,6 +72,12 @@ class BaseStore(ABC):
     ) -> Postings: ...
 
     @abstractmethod
+    def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool: ...
+
+    @abstractmethod
+    def release(self, key: SessionKey, name: str, holder: str) -> None: ...
+
+    @abstractmethod
     def sessions(self, owner: str) -> tuple[str, ...]: ...
 
     @abstractmethod
@@ -108,6 +114,12 @@ class BaseStore(ABC):
         self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
     ) -> Postings:
         return await self._offload(self.postings, key, terms, newest=newest, among=among)
+
+    async def alease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
+        return await self._offload(self.lease, key, name, holder, now_s=now_s, ttl_s=ttl_s)
+
+    async def arelease(self, key: SessionKey, name: str, holder: str) -> None:
+        await self._offload(self.release, key, name, holder)
 
     async def asessions(self, owner: str) -> tuple[str, ...]:
         return await self._offload(self.sessions, owner)

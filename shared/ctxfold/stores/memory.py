@@ -55,6 +55,7 @@ class MemoryStore(BaseStore):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._logs: dict[SessionKey, _Log] = {}
+        self._leases: dict[tuple[SessionKey, str], tuple[str, float]] = {}
         self._closed = False
 
     def __repr__(self) -> str:
@@ -133,6 +134,20 @@ class MemoryStore(BaseStore):
             log = self._log(key) or _Log()
             by_term = {term: log.hits(indexed_term(term), newest, among) for term in terms}
             return Postings(len(log.documents), log.total_length, by_term)
+
+    def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
+        with self._lock:
+            self._log(key)  # checks the key, and that the store is open
+            other, until_s = self._leases.get((SessionKey(*key), name), (holder, 0.0))
+            if other != holder and until_s > now_s:
+                return False
+            self._leases[SessionKey(*key), name] = (holder, now_s + ttl_s)
+            return True
+
+    def release(self, key: SessionKey, name: str, holder: str) -> None:
+        with self._lock:
+            if self._leases.get((SessionKey(*key), name), ("", 0.0))[0] == holder:
+                del self._leases[SessionKey(*key), name]
 
     def sessions(self, owner: str) -> tuple[str, ...]:
         checked_key(SessionKey(owner, ""))

@@ -351,6 +351,17 @@ class SqlStore(BaseStore):
             rows += self._listed(connection, self._sql.hits_among_in, (*key, term), sorted(set(seqs)))
         return sorted(rows, key=lambda row: row[1])
 
+    # leases
+
+    def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
+        owner, session = checked_key(key)
+        values = (owner, session, name, holder, now_s + ttl_s, now_s)
+        return self._write(lambda c: bool(c.execute(self._sql.take_lease, values).rowcount > 0))
+
+    def release(self, key: SessionKey, name: str, holder: str) -> None:
+        values = (*checked_key(key), name, holder)
+        self._write(lambda c: c.execute(self._sql.drop_lease, values))
+
     def sessions(self, owner: str) -> tuple[str, ...]:
         checked_key(SessionKey(owner, ""))
         rows = self._read(lambda c: c.execute(self._sql.sessions, (owner,)).fetchall())

@@ -98,6 +98,17 @@ Table(
     Column("length", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
+# work that one worker at a time may do, until a moment in Unix time
+Table(
+    "ctxfold_leases",
+    _metadata,
+    Column("owner", Text, primary_key=True),
+    Column("session", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("holder", Text, nullable=False),
+    Column("until_s", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
 
 
 def stored_version(connection: Driven, place: Place) -> int | None:
@@ -174,6 +185,12 @@ class Statements:
     newest_hits: str = (
         f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? ORDER BY seq DESC LIMIT ?"
     )
+    take_lease: str = (
+        "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT (owner, session, name) DO UPDATE SET holder = excluded.holder, until_s = excluded.until_s "
+        "WHERE ctxfold_leases.until_s <= ? OR ctxfold_leases.holder = excluded.holder"
+    )
+    drop_lease: str = f"DELETE FROM ctxfold_leases WHERE {_MINE} AND name = ? AND holder = ?"
     hits_among_in: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? AND seq IN "
 
     @classmethod
