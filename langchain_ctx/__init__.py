@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from langchain_ctx.middleware import ContextMiddleware
     from langchain_ctx.reasoning import with_reasoning
     from langchain_ctx.summarizer import ChatModelSummarizer
+    from langchain_ctx.wrapped import with_context
 
 _WHERE = {
     "ChatCtx": "chat",
@@ -25,6 +26,7 @@ _WHERE = {
     "LangChainBackend": "backend",
     "from_langchain": "convert",
     "to_langchain": "convert",
+    "with_context": "wrapped",
     "with_reasoning": "reasoning",
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "LangChainBackend",
     "from_langchain",
     "to_langchain",
+    "with_context",
     "with_reasoning",
 ]
 

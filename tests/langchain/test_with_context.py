@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
+from langchain_core.caches import InMemoryCache
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.tools import tool
 from langchain_deepseek import ChatDeepSeek
 from langchain_openai import ChatOpenAI
-from openai import BadRequestError
+from langgraph.checkpoint.memory import InMemorySaver
+from openai import BadRequestError, UnprocessableEntityError
+from pydantic import BaseModel
 
 from ctxfold.errors import ConfigError
-from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, with_reasoning
+from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
+from langchain_ctx import ChatCtx, with_context, with_reasoning
 
 ROUNDS = 20
 Maker = Callable[[ModelServer], BaseChatModel]
@@ -29,6 +34,12 @@ Maker = Callable[[ModelServer], BaseChatModel]
 def look(key: int) -> str:
     """Looks something up."""
     return f"Entry {key}."
+
+
+class Found(BaseModel):
+    """What was found."""
+
+    key: int
 
 
 def steps(body: Any) -> Scripted:
@@ -152,5 +163,165 @@ def test_models_that_send_it_themselves_stay_as_they_are() -> None:
 
 
 def test_a_model_that_cannot_be_helped_is_named_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match="FakeListChatModel gives no way.*ChatCtx"):
+    with pytest.raises(ConfigError, match=r"FakeListChatModel gives no way.*ChatCtx"):
         with_reasoning(FakeListChatModel(responses=["a"]))
+
+
+# with_context
+
+
+def talk(body: Any) -> Scripted:
+    """Says which questions it sees; thinks about it."""
+    asked = [str(m["content"])[:5] for m in body["messages"] if m["role"] == "user"]
+    return Scripted(f"I see {asked[-1]}. " + "It is a long story. " * 20, reasoning="Hm.", chunks=4)
+
+
+async def say(model: Any, how: str, given: Any, config: Any = None) -> AIMessage:
+    match how:
+        case "invoke":
+            answer = model.invoke(given, config)
+        case "ainvoke":
+            answer = await model.ainvoke(given, config)
+        case "stream":
+            parts = list(model.stream(given, config))
+            answer = sum(parts[1:], parts[0])
+        case _:
+            parts = [p async for p in model.astream(given, config)]
+            answer = sum(parts[1:], parts[0])
+    assert isinstance(answer, AIMessage)
+    return answer
+
+
+HOWS = ["invoke", "ainvoke", "stream", "astream"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("make", [deepseek, openai])
+async def test_an_existing_model_in_a_small_window(make: Maker, how: str, store_url: str) -> None:
+    """Twenty questions through a window of 1,000 tokens; replies are stored under the ids that were shown."""
+    with serving(make, talk, context_window=1_000) as (_, model):
+        chat = with_context(model, session="s", store=store_url, context_window=1_000)
+        for number in range(20):
+            answer = await say(chat, how, f"Q{number:03} please")
+            assert answer.text.startswith(f"I see Q{number:03}")
+            assert answer.additional_kwargs["reasoning_content"] == "Hm."
+            assert answer.response_metadata["finish_reason"] == "stop"
+            assert chat.context().get(answer.id or "").text == answer.text
+        usage = chat.context().usage()
+        assert usage.turns == 20
+        assert usage.compactions > 0
+        chat.close()
+        client: Any = model
+        await client.root_async_client.close()
+
+
+@pytest.mark.parametrize("make", [deepseek, openai])
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+async def test_an_agent_on_a_wrapped_model(make: Maker, how: str) -> None:
+    """Twenty tool rounds with thoughts; the session is the thread's."""
+    with serving(make) as (server, model):
+        chat = with_context(model, store="memory://", context_window=32_000)
+        agent = create_agent(chat, [look], checkpointer=InMemorySaver())
+        config: Any = {"recursion_limit": 200, "configurable": {"thread_id": "t"}}
+        given: Any = {"messages": [HumanMessage("Find all.")]}
+        state = agent.invoke(given, config) if how == "invoke" else await agent.ainvoke(given, config)
+        assert state["messages"][-1].text == "All found."
+        assert sum(isinstance(m, ToolMessage) for m in state["messages"]) == ROUNDS
+        assert len(server.requests) == ROUNDS + 1
+        assert chat.context("t").usage().turns == 1
+        client: Any = model
+        await client.root_async_client.close()
+
+
+async def test_no_token_twice() -> None:
+    """In an event stream and in LangGraph's message stream every token comes once."""
+    with serving(openai, talk) as (_, model):
+        chat = with_context(model, session="s", context_window=8_000)
+        whole = chat.invoke("Q000 please").text
+        chain = chat | StrOutputParser()
+        pieces = [
+            e["data"]["chunk"].text
+            async for e in chain.astream_events("Q000 again", version="v2")
+            if e["event"] == "on_chat_model_stream"
+        ]
+        assert "".join(pieces) == whole
+        agent = create_agent(chat, [])
+        seen = [c async for c, _ in agent.astream({"messages": [HumanMessage("Q000 once")]}, stream_mode="messages")]
+        assert "".join(c.text for c in seen if isinstance(c, AIMessage)) == whole
+        client: Any = model
+        await client.root_async_client.close()
+
+
+def test_tools_structured_output_and_profile_are_the_models() -> None:
+    def play(body: Any) -> Scripted:
+        if body.get("tools"):
+            return Scripted(tool_calls=(ScriptedCall("Found", '{"key": 7}'),))
+        return Scripted('{"key": 7}')
+
+    with serving(lambda s: openai(s, extra_body={"thinking": {"type": "disabled"}}), play) as (server, model):
+        chat = with_context(model, session="s", context_window=8_000)
+        for method in ("function_calling", "json_mode", "json_schema"):
+            assert chat.with_structured_output(Found, method=method).invoke("Give JSON.") == Found(key=7)
+            told: Any = chat.with_structured_output(Found, method=method, include_raw=True).invoke("Give JSON.")
+            assert told["parsed"] == Found(key=7)
+        assert chat.context().usage().replies == 6
+        assert len(server.requests[-1].body["messages"]) > 2
+        assert chat.profile == model.profile
+
+
+def test_the_models_cache_and_rate_limiter_still_work() -> None:
+    limiter = InMemoryRateLimiter(requests_per_second=1_000, check_every_n_seconds=0.001, max_bucket_size=10)
+    with serving(lambda s: openai(s, cache=InMemoryCache(), rate_limiter=limiter), talk) as (server, model):
+        chat = with_context(model, store="memory://", context_window=8_000)
+        first = chat.invoke("Q000", {"configurable": {"session_id": "a"}})
+        again = chat.invoke("Q000", {"configurable": {"session_id": "b"}})
+        assert first.text == again.text
+        assert len(server.requests) == 1
+        assert limiter.available_tokens < 10
+
+
+def test_a_failure_is_the_models_own_and_leaves_the_session_as_it_was() -> None:
+    refused = ErrorReply(422, {"error": {"message": "no", "type": "invalid"}})
+    with serving(openai, [refused, Scripted("Hi.")]) as (_, model):
+        chat = with_context(model, session="s", context_window=8_000)
+        with pytest.raises(UnprocessableEntityError):
+            chat.invoke("hello")
+        assert chat.context().messages() == ()
+        assert chat.invoke("hello").text == "Hi."
+
+
+def test_an_overflow_is_learnt_and_the_call_made_again() -> None:
+    """The window given is far too large: the service says so, and the next request fits."""
+    with serving(openai, talk, context_window=1_000) as (_, model):
+        chat = with_context(model, session="s", context_window=100_000)
+        for number in range(20):
+            assert chat.invoke(f"Q{number:03} please").text.startswith(f"I see Q{number:03}")
+        assert chat.context().usage().compactions > 0
+        assert chat.context().policy.context_window == 100_000
+        assert chat.context().usage().budget_tokens <= 1_000
+
+
+def test_without_a_session_the_call_is_passed_on() -> None:
+    with serving(openai, talk) as (server, model):
+        chat = with_context(model, store="memory://", context_window=8_000)
+        assert chat.invoke("Q000").text == model.invoke("Q000").text
+        assert "".join(c.text for c in chat.stream("Q000")) == model.invoke("Q000").text
+        assert all(len(r.body["messages"]) == 1 for r in server.requests)
+
+
+def test_a_thinking_model_that_cannot_be_helped() -> None:
+    fake = FakeListChatModel(responses=["a"], profile={"reasoning_output": True})
+    with pytest.raises(ConfigError, match="ChatCtx"):
+        with_context(fake, session="s", context_window=8_000)
+    plain = with_context(FakeListChatModel(responses=["a"]), session="s", context_window=8_000)
+    assert plain.invoke("hello").text == "a"
+
+
+def test_a_model_with_sessions_of_its_own_and_an_unknown_window_are_refused() -> None:
+    with ModelServer(model="m", script=steps) as server:
+        own = ChatCtx(model="m", base_url=server.base_url, api_key="x", session="s", context_window=8_000)
+        with pytest.raises(ConfigError, match="sessions of its own"):
+            with_context(own, session="s", context_window=8_000)
+        own.close()
+    with pytest.raises(ConfigError, match="context_window"):
+        with_context(FakeListChatModel(responses=["a"]), session="s")

@@ -1,0 +1,372 @@
+"""`with_context`: any LangChain chat model in an existing chain, with its context managed."""
+
+from __future__ import annotations
+
+import builtins
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, closing
+from typing import Any, cast
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import LC_ID_PREFIX, AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBinding,
+    RunnableConfig,
+    RunnableParallel,
+    RunnableSequence,
+    ensure_config,
+)
+from langchain_core.tools import BaseTool
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+
+from ctxfold.errors import ConfigError, EmptyMessagesError
+from ctxfold.exchange import Options, Question
+from ctxfold.history.records import SessionKey
+from ctxfold.ports import Reply, Request, Store, TokenCounter
+from ctxfold.session import AgentContext
+from ctxfold.tokens import TextCounter
+from langchain_ctx.addressed import AddressedChatModel
+from langchain_ctx.asking import SESSION, no_session
+from langchain_ctx.calling import Caller, CallersModel, CallersSummarizer, calling, failing_as_it_did, model_name
+from langchain_ctx.convert import from_langchain, given_ids
+from langchain_ctx.errors import as_backend_error, translated
+from langchain_ctx.foreign import asked
+from langchain_ctx.history import session_key
+from langchain_ctx.reasoning import check_reasoning, returning
+from langchain_ctx.sessions import Sessions
+from langchain_ctx.streaming import InnerStream, Pieces
+from langchain_ctx.tools import specs
+
+__all__ = ["ContextChatModel", "with_context"]
+
+
+def with_context(
+    model: BaseChatModel,
+    *,
+    session: str | None = None,
+    store: str | Store | None = None,
+    context_window: int | None = None,
+    owner: str = "default",
+    summarizer: Any = None,
+    counter: TokenCounter | TextCounter | None = None,
+    max_tokens: int | None = None,
+    **policy: object,
+) -> ContextChatModel:
+    """The model with its conversation kept in a session, and its reasoning sent back.
+
+    It takes the model's place in a chain or agent: tools, structured output, profile, callbacks, streaming, cache and rate
+    limiter are the model's. Each call may name its session: `config={"configurable": {"session_id": "s1", "owner": "ann"}}`
+    (`thread_id` serves too), which beats `session`; a call without any is passed on as it is. `context_window` None takes the
+    profile's. ConfigError for a thinking model whose reasoning cannot be sent back.
+    """
+    check_reasoning(model)
+    if getattr(model, "session", None) is not None or getattr(model, "store", None) is not None:
+        raise ConfigError(f"this {type(model).__name__} keeps sessions of its own: use it as it is, or leave those out")
+    known: Any = (model.profile or {}).get("max_input_tokens")
+    writer = CallersSummarizer()
+    writer.seen(model)
+    made = ContextChatModel(
+        inner=returning(model),
+        session=session,
+        owner=owner,
+        cache=False,  # the model's own is asked with the window; one by the chain's messages would answer for another state
+        profile=model.profile,
+        output_version=model.output_version,
+        disable_streaming=model.disable_streaming,
+        callbacks=model.callbacks,
+        tags=model.tags,
+        metadata=model.metadata,
+    )
+    made.bind_sessions(
+        Sessions(
+            store=store,
+            context_window=known if context_window is None else context_window,
+            backend=CallersModel(),
+            summarizer=writer if summarizer is None else summarizer,
+            counter=counter,
+            max_tokens=max_tokens,
+            policy=policy,
+        )
+    )
+    return made
+
+
+class ContextChatModel(AddressedChatModel):
+    """What `with_context` gives; `inner` is the model that answers."""
+
+    inner: BaseChatModel
+    session: str | None = None
+    owner: str = "default"
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    _sessions: Sessions | None = PrivateAttr(default=None)
+
+    def bind_sessions(self, sessions: Sessions) -> None:
+        """Where conversations are kept."""
+        self._sessions = sessions
+
+    def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
+        """A session of this model: window, usage, pins, explain, export; the field's own when none is named."""
+        if self._sessions is None:
+            raise no_session()
+        key = session_key(session or self.session or "", owner or self.owner)
+        return self._sessions.at(key.session, key.owner)
+
+    # what it is
+
+    @property
+    def _llm_type(self) -> str:
+        return f"ctx-{self.inner._llm_type}"
+
+    @property
+    def _identifying_params(self) -> builtins.dict[str, Any]:
+        inner: Any = self.inner
+        return {**inner._identifying_params, "session": self.session, "owner": self.owner}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        inner: Any = self.inner
+        return cast("LangSmithParams", inner._get_ls_params(stop=stop, **kwargs))
+
+    def get_num_tokens(self, text: str) -> int:
+        return self.inner.get_num_tokens(text)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        return self.inner.get_num_tokens_from_messages(messages, tools)
+
+    def bind_tools(
+        self,
+        tools: Sequence[builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """As the model binds them."""
+        chosen = {} if tool_choice is None else {"tool_choice": tool_choice}
+        return cast(
+            "Runnable[LanguageModelInput, AIMessage]", self._in_place(self.inner.bind_tools(tools, **chosen, **kwargs))
+        )
+
+    def with_structured_output(
+        self, schema: builtins.dict[str, Any] | type, *, include_raw: bool = False, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]:
+        """As the model does it."""
+        chain = self.inner.with_structured_output(schema, include_raw=include_raw, **kwargs)
+        return cast("Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]", self._in_place(chain))
+
+    def _in_place(self, chain: Any) -> Any:
+        """What the model made of itself, made of this one."""
+        known: Any = chain  # the patterns below would lose its type
+        match chain:
+            case RunnableBinding():
+                return known.model_copy(update={"bound": self._in_place(known.bound)})
+            case RunnableSequence():
+                return RunnableSequence[Any, Any](*(self._in_place(step) for step in known.steps))
+            case RunnableParallel():
+                return RunnableParallel[Any]({name: self._in_place(step) for name, step in known.steps__.items()})
+            case BaseChatModel() if known is self.inner:
+                return self
+            case BaseChatModel():  # a copy for another address or with other settings
+                return self.model_copy(update={"inner": known})
+            case _:
+                return known
+
+    # whose session
+
+    def _addressed(self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any]) -> builtins.dict[str, Any]:
+        if SESSION in kwargs:
+            return kwargs
+        named = ensure_config(config).get("configurable", {})
+        session = named.get("session_id", named.get("thread_id", self.session))
+        if session is None:
+            return kwargs
+        key = session_key(session, named.get("owner", self.owner))
+        return {**kwargs, SESSION: [key.session, key.owner]}
+
+    def _parted(self, kwargs: builtins.dict[str, Any]) -> tuple[SessionKey | None, builtins.dict[str, Any]]:
+        """The call's session, and the arguments for the model."""
+        kwargs = self._addressed(None, kwargs)
+        named = kwargs.get(SESSION)
+        rest = {name: value for name, value in kwargs.items() if name != SESSION}
+        return (None if named is None else SessionKey(named[1], named[0])), rest
+
+    # answering
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        key, rest = self._parted(kwargs)
+        inner: Any = self.inner
+
+        def send(window: Request) -> Reply:
+            with as_backend_error(model_name(inner)):
+                # with the model's cache and rate limiter; without callbacks, which are this call's
+                return _reply(inner._generate_with_cache(asked(window.messages), stop=stop, **rest))
+
+        if key is None or self._sessions is None:
+            return cast("ChatResult", inner._generate_with_cache(messages, stop=stop, **rest))
+        with translated(), failing_as_it_did(), calling(Caller(inner, send=send)):
+            return _result(self._sessions.at(key.session, key.owner).ask(_question(key, messages, rest, _new_id())))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        key, rest = self._parted(kwargs)
+        inner: Any = self.inner
+
+        async def asend(window: Request) -> Reply:
+            with as_backend_error(model_name(inner)):
+                return _reply(await inner._agenerate_with_cache(asked(window.messages), stop=stop, **rest))
+
+        if key is None or self._sessions is None:
+            return cast("ChatResult", await inner._agenerate_with_cache(messages, stop=stop, **rest))
+        with translated(), failing_as_it_did(), calling(Caller(inner, asend=asend)):
+            context = await self._sessions.aat(key.session, key.owner)
+            return _result(await context.aask(_question(key, messages, rest, _new_id())))
+
+    def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
+        inner: Any = self.inner
+        answers = inner._should_stream(async_api=async_api, run_manager=run_manager, **{**kwargs, "stream": True})
+        return bool(answers) and super()._should_stream(async_api=async_api, run_manager=run_manager, **kwargs)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        key, rest = self._parted(kwargs)
+        inner: Any = self.inner
+        pieces = Pieces(_new_id(run_manager))
+
+        def open_stream(window: Request) -> InnerStream:
+            if inner.rate_limiter:
+                inner.rate_limiter.acquire(blocking=True)
+            return InnerStream(
+                inner._stream(asked(window.messages), stop=stop, **rest), model_name(inner), pieces
+            ).begin()
+
+        if key is None or self._sessions is None:
+            yield from inner._stream(messages, stop=stop, **rest)
+            return
+        question = _question(key, messages, rest, pieces.reply_id)
+        caller = Caller(inner, open_stream=open_stream)
+        with translated(), failing_as_it_did():
+            with calling(caller):
+                events: Any = self._sessions.at(key.session, key.owner).stream(question)
+            with closing(events), closing(_each(events, caller)) as seen:
+                for _ in seen:
+                    yield from pieces.take()
+            yield from pieces.take()
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        key, rest = self._parted(kwargs)
+        inner: Any = self.inner
+        pieces = Pieces(_new_id(run_manager))
+
+        async def aopen_stream(window: Request) -> InnerStream:
+            if inner.rate_limiter:
+                await inner.rate_limiter.aacquire(blocking=True)
+            source = inner._astream(asked(window.messages), stop=stop, **rest)
+            return await InnerStream(source, model_name(inner), pieces).abegin()
+
+        if key is None or self._sessions is None:
+            async for piece in inner._astream(messages, stop=stop, **rest):
+                yield piece
+            return
+        question = _question(key, messages, rest, pieces.reply_id)
+        caller = Caller(inner, aopen_stream=aopen_stream)
+        with translated(), failing_as_it_did():
+            events: Any = (await self._sessions.aat(key.session, key.owner)).astream(question)
+            async with aclosing(events), aclosing(_aeach(events, caller)) as seen:
+                async for _ in seen:
+                    for piece in pieces.take():
+                        yield piece
+            for piece in pieces.take():
+                yield piece
+
+    def close(self) -> None:
+        """Close the store that was opened for this model; the model itself belongs to whoever made it."""
+        if self._sessions is not None:
+            self._sessions.close()
+
+    async def aclose(self) -> None:
+        if self._sessions is not None:
+            await self._sessions.aclose()
+
+
+def _each(events: Iterator[Any], caller: Caller) -> Generator[Any, None, None]:
+    """The events; the caller is in place only while one is made, and not while it is handed on."""
+    while True:
+        with calling(caller):
+            event = next(events, None)
+        if event is None:
+            return
+        yield event
+
+
+async def _aeach(events: AsyncIterator[Any], caller: Caller) -> AsyncGenerator[Any, None]:
+    while True:
+        with calling(caller):
+            event = await anext(events, None)
+        if event is None:
+            return
+        yield event
+
+
+def _new_id(run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None) -> str:
+    """An event stream is given its run: LangChain names its message after that."""
+    return uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run.run_id}"
+
+
+def _question(
+    key: SessionKey, messages: Sequence[BaseMessage], kwargs: builtins.dict[str, Any], reply_id: str
+) -> Question:
+    """Leading system messages are the session's prompts; of the rest, what it does not have is new."""
+    if not messages:
+        raise EmptyMessagesError("no message to send: give at least one")
+    lead = next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
+    rest = tuple(
+        m for m in map(from_langchain, messages[lead:]) if m.kind == "message"
+    )  # summaries are the session's own
+    if not rest:
+        raise EmptyMessagesError("a session needs more than system messages: add the user's message")
+    limit = kwargs.get("max_tokens")
+    options = Options(tools=specs(kwargs.get("tools")), max_tokens=limit if isinstance(limit, int) else None)
+    prompts = tuple(m.text for m in messages[:lead]) or None
+    return Question(key, rest, options, prompts, given_ids=given_ids(messages), reply_id=reply_id)
+
+
+def _reply(result: ChatResult) -> Reply:
+    answer = result.generations[0].message
+    told = from_langchain(answer if answer.id else answer.model_copy(update={"id": _new_id()}))
+    return Reply(told, told.usage, told.finish_reason, result)
+
+
+def _result(reply: Reply) -> ChatResult:
+    """The model's own result, its message under the id that the session keeps it by."""
+    result: ChatResult = reply.raw
+    first = result.generations[0]
+    message = first.message.model_copy(update={"id": reply.message.id})
+    named = ChatGeneration(message=message, generation_info=first.generation_info)
+    return ChatResult(generations=[named, *result.generations[1:]], llm_output=result.llm_output)
