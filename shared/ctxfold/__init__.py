@@ -15,50 +15,78 @@ if TYPE_CHECKING:
     from ctxfold.backends.profile import Profile
     from ctxfold.backends.scripted import ScriptedBackend
     from ctxfold.budget import MessageCounter, Policy
+    from ctxfold.compaction.plan import Hold, Plan
+    from ctxfold.compaction.strategy import Case, Strategy, Summarizer
     from ctxfold.connect import open_backend
     from ctxfold.engine import Window
-    from ctxfold.errors import BackendError, CtxError
+    from ctxfold.errors import BackendError, CtxError, StrategyError
     from ctxfold.events import CompactionHeld, Event, HistoryCompacted
     from ctxfold.messages import Message, ToolSpec, Usage
     from ctxfold.ports import ContextBackend, Reply, Request, Store, TokenCounter
+    from ctxfold.prices import Prices
     from ctxfold.session import AgentContext, SessionUsage
     from ctxfold.stores.memory import MemoryStore
     from ctxfold.stores.sql import SqlStore
     from ctxfold.stream import Content, ContentFirst, Fold, StreamEvent, Thinking, ToolCalls
     from ctxfold.tokens import RatioCounter, TiktokenCounter, text_counter
+    from ctxfold.trigger import (
+        AllOf,
+        AnyOf,
+        ColdCacheTrigger,
+        EconomicTrigger,
+        MessagesTrigger,
+        RatioTrigger,
+        TokensTrigger,
+        TurnsTrigger,
+    )
 
 _WHERE = {
     "AgentContext": "session",
+    "AllOf": "trigger",
     "AnthropicBackend": "backends.anthropic",
+    "AnyOf": "trigger",
     "BackendError": "errors",
+    "Case": "compaction.strategy",
     "ChaosBackend": "backends.chaos",
+    "ColdCacheTrigger": "trigger",
     "CompactionHeld": "events",
     "Content": "stream",
     "ContentFirst": "stream",
     "ContextBackend": "ports",
     "CtxError": "errors",
+    "EconomicTrigger": "trigger",
     "Event": "events",
     "Fold": "stream",
     "HistoryCompacted": "events",
+    "Hold": "compaction.plan",
     "MemoryStore": "stores.memory",
     "Message": "messages",
     "MessageCounter": "budget",
+    "MessagesTrigger": "trigger",
     "OpenAIChatBackend": "backends.openai_chat",
+    "Plan": "compaction.plan",
     "Policy": "budget",
+    "Prices": "prices",
     "Profile": "backends.profile",
     "RatioCounter": "tokens",
+    "RatioTrigger": "trigger",
     "Reply": "ports",
     "Request": "ports",
     "ScriptedBackend": "backends.scripted",
     "SessionUsage": "session",
     "SqlStore": "stores.sql",
     "Store": "ports",
+    "Strategy": "compaction.strategy",
+    "StrategyError": "errors",
     "StreamEvent": "stream",
+    "Summarizer": "compaction.strategy",
     "Thinking": "stream",
     "TiktokenCounter": "tokens",
     "TokenCounter": "ports",
+    "TokensTrigger": "trigger",
     "ToolCalls": "stream",
     "ToolSpec": "messages",
+    "TurnsTrigger": "trigger",
     "Usage": "messages",
     "Window": "engine",
     "open_backend": "connect",
@@ -67,36 +95,51 @@ _WHERE = {
 
 __all__ = [
     "AgentContext",
+    "AllOf",
     "AnthropicBackend",
+    "AnyOf",
     "BackendError",
+    "Case",
     "ChaosBackend",
+    "ColdCacheTrigger",
     "CompactionHeld",
     "Content",
     "ContentFirst",
     "ContextBackend",
     "CtxError",
+    "EconomicTrigger",
     "Event",
     "Fold",
     "HistoryCompacted",
+    "Hold",
     "MemoryStore",
     "Message",
     "MessageCounter",
+    "MessagesTrigger",
     "OpenAIChatBackend",
+    "Plan",
     "Policy",
+    "Prices",
     "Profile",
     "RatioCounter",
+    "RatioTrigger",
     "Reply",
     "Request",
     "ScriptedBackend",
     "SessionUsage",
     "SqlStore",
     "Store",
+    "Strategy",
+    "StrategyError",
     "StreamEvent",
+    "Summarizer",
     "Thinking",
     "TiktokenCounter",
     "TokenCounter",
+    "TokensTrigger",
     "ToolCalls",
     "ToolSpec",
+    "TurnsTrigger",
     "Usage",
     "Window",
     "open_backend",

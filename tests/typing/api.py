@@ -7,16 +7,31 @@ from typing import assert_type
 
 from ctxfold import (
     AgentContext,
+    AllOf,
+    AnyOf,
+    Case,
+    ColdCacheTrigger,
+    EconomicTrigger,
     HistoryCompacted,
+    Hold,
     MemoryStore,
     Message,
+    MessagesTrigger,
     OpenAIChatBackend,
+    Plan,
+    Prices,
+    RatioTrigger,
     Reply,
     ScriptedBackend,
     SessionUsage,
     SqlStore,
+    Strategy,
+    StrategyError,
     StreamEvent,
+    Summarizer,
+    TokensTrigger,
     ToolSpec,
+    TurnsTrigger,
     Window,
 )
 from ctxfold.engine import Added
@@ -70,3 +85,33 @@ def heard(event: Event) -> None:
 def stores() -> None:
     with SqlStore("sqlite://") as store:
         AgentContext(store=store, context_window=100, hard_ratio=0.8)
+
+
+class KeepTen:
+    name = "keep_ten"
+
+    def plan(self, case: Case) -> Plan | Hold:
+        old = case.older_than(10)
+        return case.drop(old, "more than ten messages") if old else Hold("ten messages or fewer")
+
+
+class DropOld:
+    def should_summarize(self, history: list[Message]) -> bool:
+        return len(history) > 10
+
+    def summarize(self, history: list[Message]) -> list[Message]:
+        return history[-10:]
+
+
+def strategies() -> None:
+    strategy: Strategy = KeepTen()
+    summarizer: Summarizer = DropOld()
+    trigger = AnyOf(triggers=(AllOf(triggers=(TurnsTrigger(at=5), TokensTrigger(at=500))), MessagesTrigger(at=50)))
+    try:
+        AgentContext(context_window=100, strategy=strategy, trigger=trigger)
+        AgentContext(context_window=100, strategy=summarizer, trigger=EconomicTrigger(prices=Prices.relative()))
+        AgentContext(
+            context_window=100, strategy="truncate", trigger=AnyOf(triggers=(RatioTrigger(), ColdCacheTrigger()))
+        )
+    except StrategyError:
+        return

@@ -63,10 +63,10 @@ def clear_tools(
 
 
 def asked_again(entries: Sequence[Entry]) -> frozenset[str]:
-    """Ids of tool outputs whose call, name and arguments alike, had its earlier output cut to an excerpt."""
+    """Ids of the newest outputs of calls that, name and arguments alike, had an earlier output cut to an excerpt."""
     calls: dict[str, tuple[str, str]] = {}  # filled in order: providers reuse call ids within a session
     cut: set[tuple[str, str]] = set()
-    again: set[str] = set()
+    again: dict[tuple[str, str], str] = {}
     for entry in entries:
         for call in entry.message.tool_calls:
             calls[call.id] = (call.name, _canonical(call.arguments))
@@ -74,8 +74,8 @@ def asked_again(entries: Sequence[Entry]) -> frozenset[str]:
         if entry.shown_seq:
             cut |= asked
         elif asked & cut:
-            again.add(entry.id)
-    return frozenset(again)
+            again.update(dict.fromkeys(asked & cut, entry.id))
+    return frozenset(again.values())
 
 
 def _canonical(arguments: str) -> str:

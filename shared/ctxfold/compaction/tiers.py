@@ -41,7 +41,8 @@ class Tiered:
             return Hold(soft.explanation if self.prunes else hard.explanation)
         reason = f"{facts.mode}: {hard.explanation if rules.trigger else _share(case)}"
         if self.prunes and (facts.mode != "forced" or not self.covers):
-            pruned = next((p for p in self._clear(case, reason) if _enough(p, case)), None)
+            alone = not self.covers and facts.mode == "close"
+            pruned = next((p for p in self._clear(case, reason) if _enough(p, case, alone=alone)), None)
             if pruned is not None:
                 return pruned
         if not self.covers and facts.mode != "cap":
@@ -222,11 +223,12 @@ def _wanted(case: Case) -> int:
     return int(max(_needed(case), case.used_tokens - _target(case) + _needed(case)))
 
 
-def _enough(plan: Plan, case: Case) -> bool:
+def _enough(plan: Plan, case: Case, *, alone: bool) -> bool:
+    """Whether pruning is worth an epoch; unless it is `alone`, whether it also puts the next step off."""
     freed = plan.tokens_before - plan.tokens_after
     if case.facts.mode == "forced":
         return freed > 0
-    return freed >= _needed(case) and plan.tokens_after + case.facts.overhead_tokens <= _target(case)
+    return freed >= _needed(case) and (alone or plan.tokens_after + case.facts.overhead_tokens <= _target(case))
 
 
 def _span(
