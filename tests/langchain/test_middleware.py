@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage, ToolMessage
+from langchain.agents.structured_output import ToolStrategy
+from langchain_core import exceptions as lc
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
+from langchain_deepseek import ChatDeepSeek
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command, interrupt
+from openai import InternalServerError
+from pydantic import BaseModel
 
-from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from ctxfold.errors import ConfigError
+from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
 
 ROUNDS = 60
@@ -71,3 +81,218 @@ async def test_sixty_tool_rounds_in_a_small_window(how: str) -> None:
         assert usage.compactions > 0
         middleware.close()
         chat.close()
+
+
+def talk(body: Any) -> Scripted:
+    """Names the newest question it was asked."""
+    asked = [str(m["content"]) for m in body["messages"] if m["role"] == "user"]
+    return Scripted(f"Answer to {asked[-1][:5]}. " + "It is a long story. " * 20, reasoning="Hm.")
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+async def test_turns_of_a_thread_with_a_checkpointer(how: str, store_url: str) -> None:
+    """The session is the thread's; replies have the same ids in both; a new process goes on where the old one was."""
+    with ModelServer(model="m", script=talk, strict="deepseek", context_window=2_000) as server:
+        chat, saver = chat_on(server), InMemorySaver()
+        for start in (0, 10):
+            middleware = ContextMiddleware(context_window=2_000, store=store_url)
+            agent = create_agent(chat, [], system_prompt="Be kind.", middleware=[middleware], checkpointer=saver)
+            for thread in ("a", "b"):
+                for number in range(start, start + 10):
+                    config = {"configurable": {"thread_id": thread}}
+                    state = await run(agent, how, {"messages": [HumanMessage(f"Q{number:03}")]}, config)
+                    assert state["messages"][-1].text.startswith(f"Answer to Q{number:03}")
+                assert len(state["messages"]) == 2 * (start + 10)
+            for thread in ("a", "b"):
+                context = middleware.context(thread)
+                assert context.usage().turns == start + 10
+                assert context.usage().compactions > 0 or not start
+                stored = [m.id for m in context.messages() if m.role != "system"]
+                if thread == "b":
+                    assert stored == [m.id for m in state["messages"]]
+            middleware.close()
+        chat.close()
+
+
+def test_interrupt_and_resume() -> None:
+    """A call that waits for a person is no orphan, and is asked once."""
+
+    @tool
+    def confirm(what: str) -> str:
+        """Asks a person."""
+        return f"They said {interrupt(what)}."
+
+    def play(body: Any) -> Scripted:
+        last = body["messages"][-1]
+        if last["role"] == "tool":
+            return Scripted(f"Noted: {last['content']}", reasoning="Good.")
+        return Scripted(reasoning="Ask.", tool_calls=(ScriptedCall("confirm", '{"what": "Go?"}'),))
+
+    with ModelServer(model="m", script=play, strict="deepseek") as server:
+        chat, middleware = chat_on(server), ContextMiddleware(context_window=8_000)
+        agent = create_agent(chat, [confirm], middleware=[middleware], checkpointer=InMemorySaver())
+        config: Any = {"configurable": {"thread_id": "t"}}
+        state = agent.invoke({"messages": [HumanMessage("Start.")]}, config)
+        assert state["__interrupt__"][0].value == "Go?"
+        assert middleware.context("t").usage().turns == 0
+        state = agent.invoke(Command(resume="yes"), config)
+        assert state["messages"][-1].text == "Noted: They said yes."
+        assert len(server.requests) == 2
+        assert middleware.context("t").usage().turns == 1
+        again = agent.invoke({"messages": [HumanMessage("Once more.")]}, config)
+        assert again["__interrupt__"]
+        chat.close()
+
+
+def test_an_agent_that_has_a_long_past_gets_the_middleware() -> None:
+    """Adopted at its first call: older turns are the session's closed turns, and are summarised."""
+    with ModelServer(model="m", script=talk, strict="deepseek", context_window=2_000) as server:
+        chat, saver = chat_on(server), InMemorySaver()
+        config: Any = {"configurable": {"thread_id": "t"}}
+        past: list[Any] = []
+        for number in range(40):
+            past += [HumanMessage(f"Q{number:03} and {'so on ' * 20}"), AIMessage("It was a long story. " * 10)]
+        create_agent(chat, [], checkpointer=saver).update_state(config, {"messages": past})
+        middleware = ContextMiddleware(context_window=2_000)
+        agent = create_agent(chat, [], middleware=[middleware], checkpointer=saver)
+        state = agent.invoke({"messages": [HumanMessage("Q040")]}, config)
+        assert state["messages"][-1].text.startswith("Answer to Q040")
+        assert len(state["messages"]) == 82
+        stored = [m.id for m in middleware.context("t").messages()]
+        assert stored == [m.id for m in state["messages"]]
+        chat.close()
+
+
+class Report(BaseModel):
+    """What was found."""
+
+    pages: int
+
+
+def test_a_structured_answer_closes_its_turn() -> None:
+    def play(body: Any) -> Scripted:
+        if body["messages"][-1]["role"] == "tool":
+            return Scripted(tool_calls=(ScriptedCall("Report", '{"pages": 1}'),))
+        return Scripted(tool_calls=(ScriptedCall("read", '{"page": 1}'),))
+
+    with ModelServer(model="m", script=play, strict="deepseek") as server:
+        chat, middleware = chat_on(server, thinking=False), ContextMiddleware(context_window=8_000)
+        agent = create_agent(
+            chat, [read], response_format=ToolStrategy(Report), middleware=[middleware], checkpointer=InMemorySaver()
+        )
+        config: Any = {"configurable": {"thread_id": "t"}}
+        for turn in (1, 2):
+            state = agent.invoke({"messages": [HumanMessage(f"Read {turn}.")]}, config)
+            assert state["structured_response"] == Report(pages=1)
+            live = [e.id for e in middleware.context("t").view().live]  # a turn that is open is not among them
+            assert live == [m.id for m in state["messages"]]
+        chat.close()
+
+
+def test_a_sub_agent_has_a_session_of_its_own(store_url: str) -> None:
+    """It runs on its caller's thread, with the same store, and sees nothing of the caller's conversation."""
+
+    def play(body: Any) -> Scripted:
+        names = {t["function"]["name"] for t in body.get("tools") or ()}
+        if "delegate" not in names:
+            return Scripted(f"Sub saw {len(body['messages'])}.", reasoning="Hm.")
+        if body["messages"][-1]["role"] == "tool":
+            return Scripted(f"Heard: {body['messages'][-1]['content']}", reasoning="Hm.")
+        return Scripted(reasoning="Hm.", tool_calls=(ScriptedCall("delegate", '{"task": "Do it."}'),))
+
+    with ModelServer(model="m", script=play, strict="deepseek") as server:
+        chat, middleware = chat_on(server), ContextMiddleware(context_window=8_000, store=store_url)
+        inner = create_agent(chat, [], middleware=[middleware])
+
+        @tool
+        def delegate(task: str) -> str:
+            """Gives a task away."""
+            return str(inner.invoke({"messages": [HumanMessage(task)]})["messages"][-1].text)
+
+        agent = create_agent(chat, [delegate], middleware=[middleware], checkpointer=InMemorySaver())
+        config: Any = {"configurable": {"thread_id": "t"}}
+        for turn in (1, 2):
+            state = agent.invoke({"messages": [HumanMessage("Go.")]}, config)
+            assert state["messages"][-1].text == "Heard: Sub saw 1."
+            assert middleware.context("t").usage().turns == turn
+        middleware.close()
+        chat.close()
+
+
+def test_the_providers_overflow_is_learnt_and_the_call_made_again() -> None:
+    with ModelServer(model="m", script=talk, strict="deepseek", context_window=1_000) as server:
+        chat, middleware = chat_on(server), ContextMiddleware(context_window=100_000)
+        agent = create_agent(chat, [], middleware=[middleware], checkpointer=InMemorySaver())
+        config: Any = {"configurable": {"thread_id": "t"}}
+        for number in range(20):
+            state = agent.invoke({"messages": [HumanMessage(f"Q{number:03}")]}, config)
+            assert state["messages"][-1].text.startswith(f"Answer to Q{number:03}")
+        assert middleware.context("t").usage().budget_tokens < 1_000
+        chat.close()
+
+
+def test_a_failed_call_leaves_the_session_as_it_was() -> None:
+    """The model's own error comes out, for retries and fallbacks around; the same question can be asked again."""
+    with ModelServer(model="m", script=[ErrorReply(500, "down"), Scripted("Hi.")], strict="openai") as server:
+        model: Any = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0)
+        middleware = ContextMiddleware(context_window=8_000)
+        agent = create_agent(model, [], middleware=[middleware], checkpointer=InMemorySaver())
+        config: Any = {"configurable": {"thread_id": "t"}}
+        with pytest.raises(InternalServerError):
+            agent.invoke({"messages": [HumanMessage("hello")]}, config)
+        assert middleware.context("t").messages() == ()
+        assert agent.invoke(None, config)["messages"][-1].text == "Hi."
+        assert middleware.context("t").usage().turns == 1
+        model.root_client.close()
+
+
+@pytest.mark.parametrize("how", ["invoke", "astream"])
+async def test_a_thinking_model_that_is_not_ours(how: str) -> None:
+    """Its reasoning goes back, with nothing to add; tokens come once."""
+    with ModelServer(model="m", script=rounds(20), strict="deepseek", context_window=8_000) as server:
+        model: Any = ChatDeepSeek(model_name="m", api_base=server.base_url, api_key="x", max_retries=0)
+        agent = create_agent(model, [read], middleware=[ContextMiddleware(context_window=8_000)])
+        given: Any = {"messages": [HumanMessage("Read twenty pages.")]}
+        config: Any = {"recursion_limit": 200}
+        if how == "invoke":
+            last = agent.invoke(given, config)["messages"][-1].text
+        else:
+            seen = [c async for c, _ in agent.astream(given, config, stream_mode="messages")]
+            last = "".join(c.text for c in seen if isinstance(c, AIMessage))
+        assert last == "All pages are read."
+        model.root_client.close()
+        await model.root_async_client.close()
+
+
+def test_requests_grow_at_their_end() -> None:
+    """Between compactions each request begins with the one before it."""
+    with ModelServer(model="m", script=rounds(30), strict="deepseek", context_window=16_000) as server:
+        chat = chat_on(server)
+        middleware = ContextMiddleware(context_window=16_000)
+        agent = create_agent(chat, [read], system_prompt="Read.", middleware=[middleware])
+        agent.invoke({"messages": [HumanMessage("Read thirty pages.", id="q")]}, {"recursion_limit": 200})
+        usage = middleware.context("run-q").usage()
+        bodies = [r.body["messages"] for r in server.requests if r.body.get("tools")]
+        # recalled passages stand at the end of one request only
+        asked = [[m for m in b if m["role"] != "user" or "Read thirty" in m["content"]] for b in bodies]
+        broken = sum(b[: len(a)] != a for a, b in pairwise(asked))
+        assert broken <= usage.compactions
+        chat.close()
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(TypeError, match="context_window"):
+        ContextMiddleware()  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="hard_ratio"):
+        ContextMiddleware(context_window=8_000, hard_ratio=7)
+    with ModelServer(model="m", script=talk) as server:
+        chat = chat_on(server, session="own", context_window=8_000)
+        agent = create_agent(chat, [], middleware=[ContextMiddleware(context_window=8_000)])
+        with pytest.raises(ConfigError, match="sessions of its own"):
+            agent.invoke({"messages": [HumanMessage("hello")]})
+        chat.close()
+        plain = chat_on(server)
+        agent = create_agent(plain, [], middleware=[ContextMiddleware(context_window=500)])
+        with pytest.raises(lc.ContextOverflowError):
+            agent.invoke({"messages": [HumanMessage("too long " * 1_000)]})
+        plain.close()

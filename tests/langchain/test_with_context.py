@@ -51,11 +51,11 @@ def steps(body: Any) -> Scripted:
 
 
 def deepseek(server: ModelServer, **settings: Any) -> BaseChatModel:
-    return ChatDeepSeek(model="m", api_base=server.base_url, api_key="x", max_retries=0, **settings)  # type: ignore[arg-type]
+    return ChatDeepSeek(model_name="m", api_base=server.base_url, api_key="x", max_retries=0, **settings)
 
 
 def openai(server: ModelServer, **settings: Any) -> BaseChatModel:
-    return ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0, **settings)  # type: ignore[arg-type,call-arg]
+    return ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0, **settings)
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def test_models_that_send_it_themselves_stay_as_they_are() -> None:
         own = ChatCtx(model="m", base_url=server.base_url, api_key="x")
         assert with_reasoning(own) is own
         own.close()
-    other: Any = ChatAnthropic(model="claude-x", api_key="x")  # type: ignore[call-arg,arg-type]
+    other: Any = ChatAnthropic(model="claude-x", api_key="x")
     assert with_reasoning(other) is other
 
 
