@@ -10,6 +10,7 @@ from ctxfold.budget import MessageCounter, Policy, policy
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import Message
 from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
+from ctxfold.prices import Prices
 from ctxfold.tasks import LocalTasks
 from ctxfold.tokens import TextCounter, text_counter
 
@@ -105,6 +106,7 @@ def ports(
     summarizer: ContextBackend | None = None,
     counter: TokenCounter | TextCounter | None = None,
     count_reasoning: bool = True,
+    prices: Prices | None = None,
 ) -> Ports:
     """Ports from what a user gives; without a summariser the backend itself writes summaries."""
     model = backend.model if backend else None
@@ -114,6 +116,7 @@ def ports(
         backend=backend,
         summarizer=summarizer or backend,
         tasks=LocalTasks(),
+        prices=prices,
     )
 
 

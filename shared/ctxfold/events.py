@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ctxfold.messages import Message
+from ctxfold.prices import CostLine
 
 __all__ = [
     "Appended",
@@ -105,6 +106,7 @@ class HistoryCompacted:
     facts_archived: int = 0
     facts_invented: int = 0
     summary_calls: int = 0
+    cost: CostLine | None = None
 
 
 @dataclass(frozen=True, slots=True)

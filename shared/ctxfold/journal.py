@@ -35,7 +35,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
 from ctxfold.history.view import View
-from ctxfold.messages import Message, content_key
+from ctxfold.messages import Message, Usage, content_key
 from ctxfold.ports import Document, Ports
 
 __all__ = [
@@ -86,6 +86,7 @@ class Journal:
     ahead: Ahead = field(default_factory=Ahead)
     worker: str = ""  # by which leases know this journal
     unbooked_calls: int = 0  # to the summariser, for summaries that were then not written
+    unbooked_usage: Usage = field(default_factory=Usage)
     unbound_seq: int = 0  # newest record that was there when the prefix last changed, or the session was opened
     model: str = ""  # that was asked last: its calibration counts
     asked_tokens: dict[str, int] = field(default_factory=dict[str, int])  # our count of each open turn's newest request

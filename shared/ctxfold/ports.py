@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.messages import Message, ToolSpec, Usage
+from ctxfold.prices import Prices
 
 __all__ = [
     "AsyncChunkStream",
@@ -330,7 +331,7 @@ class UuidIds:
 @dataclass(frozen=True, slots=True)
 class Ports:
     """The outside world of one engine; `summarizer` writes summaries, None means the extractive one; without `tasks`
-    nothing is done in the background."""
+    nothing is done in the background, without `prices` nothing is said of cost."""
 
     store: Store
     counter: TokenCounter
@@ -339,3 +340,4 @@ class Ports:
     clock: Clock = field(default_factory=SystemClock)
     ids: Ids = field(default_factory=UuidIds)
     tasks: Tasks | None = None
+    prices: Prices | None = None

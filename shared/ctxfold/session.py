@@ -26,6 +26,7 @@ from ctxfold.explain import (
 )
 from ctxfold.flow import Flow
 from ctxfold.handle import Input, SessionHandle
+from ctxfold.history.cost import session_cost
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
@@ -34,6 +35,7 @@ from ctxfold.jsonl import write_lines
 from ctxfold.messages import Message, Usage
 from ctxfold.options import RequestOptions
 from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Store, TokenCounter
+from ctxfold.prices import CostLine, Prices
 from ctxfold.stream import StreamEvent
 from ctxfold.tokens import TextCounter
 from ctxfold.transfer import Zone, exported, load_log, parse_session, session_text, stored_policy, whole_log
@@ -52,6 +54,7 @@ class SessionUsage:
     window_tokens: int
     budget_tokens: int
     prefix: PrefixStats
+    cost: CostLine | None = None
 
 
 class AgentContext(SessionHandle):
@@ -69,6 +72,7 @@ class AgentContext(SessionHandle):
         create: False raises SessionNotFoundError for a session that is not in the store.
         strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", or an object of your own: see
             docs/strategies.md. A session that names another one than these opens only with its object.
+        prices: what tokens cost; `usage()` and the events of compactions then say what was spent and saved.
         rules: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
 
     Safe across threads and tasks; use it as a context manager, or call `close`.
@@ -88,6 +92,7 @@ class AgentContext(SessionHandle):
         max_tokens: int | None = None,
         create: bool = True,
         strategy: str | Strategy | Summarizer | None = None,
+        prices: Prices | None = None,
         **rules: object,
     ) -> None:
         own = () if strategy is None or isinstance(strategy, str) else (as_strategy(strategy),)
@@ -100,6 +105,7 @@ class AgentContext(SessionHandle):
             summarizer=summarizer,
             counter=counter,
             count_reasoning=policy.count_reasoning,
+            prices=prices,
         )
         prompts = (system,) if isinstance(system, str) else tuple(system) if system is not None else None
         self._bind(Engine(bundle, policy, strategies=own), SessionKey(owner, session), prompts, create=create)
@@ -266,6 +272,7 @@ class AgentContext(SessionHandle):
             window_tokens=journal.view().tokens,
             budget_tokens=journal.rules().budget_tokens,
             prefix=journal.tracker.stats(),
+            cost=session_cost(state, self._engine.ports.prices),
         )
 
     def export_jsonl(self, path: str | PathLike[str], *, zone: Zone = "all", native: bool = False) -> int:

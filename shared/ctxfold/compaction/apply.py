@@ -16,12 +16,14 @@ from ctxfold.effects import FetchLog
 from ctxfold.errors import BackendError, ConfigError, CtxError, HeadMovedError, StrategyError
 from ctxfold.events import CompactionHeld, Event, HistoryCompacted
 from ctxfold.flow import Call, Deadline, Flow
+from ctxfold.history.cost import session_cost
 from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
 from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry, View
 from ctxfold.journal import Journal, append, draft, refresh, snapshot_draft
-from ctxfold.messages import Message
+from ctxfold.messages import Message, Usage
 from ctxfold.ports import Document, Ports
+from ctxfold.prices import Prices
 from ctxfold.trigger import minds_idle
 from ctxfold.zones.recall import document
 
@@ -178,6 +180,7 @@ def _written(journal: Journal, ports: Ports, plan: Plan, case: Case) -> Flow[Sum
         calls_left=None if rules.max_summary_calls is None else max(0, rules.max_summary_calls - spent),
     )
     journal.unbooked_calls += summary.calls
+    journal.unbooked_usage += summary.usage
     return summary
 
 
@@ -203,7 +206,7 @@ def _hold_on(journal: Journal, view: View) -> None:
 
 def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View, ports: Ports) -> Flow[Outcome]:
     message = as_message(summary, message_id=ports.ids.new()) if summary is not None and summary.text else None
-    booked = journal.unbooked_calls
+    booked, used = journal.unbooked_calls, journal.unbooked_usage
     written = draft(
         ports,
         Compacted(
@@ -215,6 +218,7 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
             rung=summary.rung if summary else "",
             tokens_before=plan.tokens_before,
             calls=booked or None,
+            usage=used if booked and used != Usage() else None,
         ),
         turn_id=plan.turn_id,
     )
@@ -234,7 +238,8 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
             continue
         journal.held = None
         journal.unbooked_calls -= booked
-        return Outcome(_event(journal, plan, summary, now, after), plan.reason)
+        journal.unbooked_usage = Usage()
+        return Outcome(_event(journal, plan, summary, now, after, ports.prices), plan.reason)
     return Outcome(None, f"other writers were first {COMMIT_TRIES} times; nothing was written")
 
 
@@ -242,12 +247,13 @@ def _predicted(journal: Journal, written: Draft, plan: Plan, ports: Ports) -> tu
     """The head to expect, the record with its snapshot, and the view before and after; all before anything is written."""
     with journal.lock:
         twin = journal.state.copy()
-    head, now = twin.head, twin.view(plan.turn_id)
+    head, now, saved = twin.head, twin.view(plan.turn_id), twin.saved_tokens
     twin.apply([Record(head + 1, written.id, written.body, written.turn_id, written.at_s)])
     after = twin.view(plan.turn_id)
     body = written.body
     if isinstance(body, Compacted):
         written = replace(written, body=replace(body, tokens_before=now.tokens, tokens_after=after.tokens))
+        twin.saved_tokens = saved + max(0, now.tokens - after.tokens)  # its own apply saw the plan's numbers
     return head, (written, snapshot_draft(twin, ports)), now, after
 
 
@@ -278,7 +284,9 @@ def _documents(journal: Journal, entries: Iterable[Entry], ports: Ports) -> Flow
     return tuple(made)
 
 
-def _event(journal: Journal, plan: Plan, summary: Summary | None, before: View, after: View) -> HistoryCompacted:
+def _event(
+    journal: Journal, plan: Plan, summary: Summary | None, before: View, after: View, prices: Prices | None
+) -> HistoryCompacted:
     return HistoryCompacted(
         session=journal.key.session,
         strategy=plan.strategy,
@@ -295,4 +303,5 @@ def _event(journal: Journal, plan: Plan, summary: Summary | None, before: View, 
         facts_archived=summary.archived if summary else 0,
         facts_invented=summary.invented if summary else 0,
         summary_calls=summary.calls if summary else 0,
+        cost=session_cost(journal.state, prices),
     )

@@ -51,9 +51,7 @@ def prepare(journal: Journal, case: Case, strategy: Strategy, write: Write, *, d
     plan = _due_soon(case, strategy) if ahead.failed_epoch != case.view.epoch else None
     if plan is None:
         return False
-    with journal.lock:
-        running, ahead.running = ahead.running, True
-    if running:
+    if not _claimed(journal):
         return True
     begun = yield from Start(_work(journal, plan, case, write))
     if not begun:
@@ -102,6 +100,13 @@ def _work(journal: Journal, plan: Plan, case: Case, write: Write) -> Flow[None]:
                 ahead.ready = (plan, summary)
             elif tried:
                 ahead.failed_epoch = case.view.epoch
+
+
+def _claimed(journal: Journal) -> bool:
+    with journal.lock:
+        free = not journal.ahead.running
+        journal.ahead.running = True
+    return free
 
 
 def ready_or_leased(

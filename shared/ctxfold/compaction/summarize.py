@@ -23,7 +23,7 @@ from ctxfold.effects import Complete
 from ctxfold.errors import CtxError, SummarizationFailedError
 from ctxfold.flow import All, Call, Deadline, Flow
 from ctxfold.history.view import Entry
-from ctxfold.messages import Message, TextPart, tool_result, user
+from ctxfold.messages import Message, TextPart, Usage, tool_result, user
 from ctxfold.ports import Request, TokenCounter
 
 __all__ = ["HEADING", "Summary", "as_message", "summarize"]
@@ -48,7 +48,7 @@ class Summary:
     """The text that replaces a span, the rung that wrote it, and what went wrong on the way.
 
     Of the source's literals `kept` are in the text, `in_ledger` in its verbatim lines, and `archived` only in the log; `invented`
-    are in the text but in no source. `calls` is how often the summariser was asked.
+    are in the text but in no source. `calls` is how often the summariser was asked, and `usage` what it said that took.
     """
 
     text: str
@@ -59,6 +59,7 @@ class Summary:
     archived: int = 0
     invented: int = 0
     calls: int = 0
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class _Task:
     facts: tuple[Fact, ...] = ()
     problems: list[str] = field(default_factory=list[str])
     calls: int = 0
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def fresh(self) -> list[Message]:
@@ -202,6 +204,7 @@ def _answer(task: _Task, asked: Request) -> Flow[str]:
     effect = Complete(asked, summarizer=True)
     limit_s = task.rules.summary_timeout_s
     reply = yield from (effect if limit_s is None else Deadline(effect, limit_s))
+    task.usage += reply.usage or Usage()
     text = reply.message.text.strip()
     if not text:
         raise SummarizationFailedError("the summariser answered with no text")
@@ -256,7 +259,7 @@ def _finished(task: _Task, text: str, rung: str, found: Verification) -> Summary
 
 def _counted(task: _Task, text: str, rung: str, found: Verification | None, in_ledger: int, archived: int) -> Summary:
     kept, invented = (len(found.kept), len(found.invented)) if found else (0, 0)
-    return Summary(text, rung, tuple(task.problems), kept, in_ledger, archived, invented, task.calls)
+    return Summary(text, rung, tuple(task.problems), kept, in_ledger, archived, invented, task.calls, task.usage)
 
 
 # the summary before

@@ -72,6 +72,9 @@ class SessionState:
         self.summary_turn = -1
         self.compactions = 0
         self.summary_calls = 0
+        self.summary_usage = Usage()
+        self.saved_tokens = 0  # by which the view is shorter than without any compaction
+        self.avoided_tokens = 0  # those, summed over all replies since
         self.revertible: list[str] = []
         self.undone: set[str] = set()
         self.edits = 0
@@ -122,6 +125,9 @@ class SessionState:
             "edits",
             "compactions",
             "summary_calls",
+            "summary_usage",
+            "saved_tokens",
+            "avoided_tokens",
             "usage",
             "replies",
             "cleared_seq",
@@ -217,6 +223,7 @@ class SessionState:
         if entry.message.usage is not None:
             self.usage += entry.message.usage
             self.replies += 1
+            self.avoided_tokens += self.saved_tokens
         if record.turn_id is None:
             self._join(entry)
         elif record.turn_id not in self.closed:
@@ -255,6 +262,8 @@ class SessionState:
             self.live = [self._stand_in(e, shown, record.seq) for e in self.live if e.id not in covered]
         self.compactions += 1
         self.summary_calls += body.calls or 0
+        self.summary_usage += body.usage or Usage()
+        self.saved_tokens += max(0, body.tokens_before - body.tokens_after)
         if summary:
             self.summary_turn = self.turns
         self._new_epoch(record)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from ctxfold.errors import StoreCorruptError
-from ctxfold.messages import Message, content_key
+from ctxfold.messages import Message, Usage, content_key
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -125,7 +125,8 @@ class Compacted:
     """An epoch change: `covered` ids leave the view for `summary`, and `shown` messages stand in for their originals.
 
     In a record with a turn id the covered messages are that open turn's own, and the summary takes their place there.
-    `calls` is how often the summariser was asked for it, failed attempts before it included.
+    `calls` is how often the summariser was asked for it, failed attempts before it included, `usage` what
+    that took.
     """
 
     covered: tuple[str, ...] = ()
@@ -137,6 +138,7 @@ class Compacted:
     tokens_before: int = 0
     tokens_after: int = 0
     calls: int | None = None
+    usage: Usage | None = None
     kind: Literal["compacted"] = "compacted"
 
 

@@ -72,6 +72,9 @@ class Snapshot(BaseModel):
     undone: tuple[str, ...]
     cleared_seq: int = 0
     summary_calls: int = 0
+    summary_usage: tuple[int, ...] = ()
+    saved_tokens: int = 0
+    avoided_tokens: int = 0
     removed: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     excerpts: bool = False
@@ -112,6 +115,9 @@ def dump_state(state: SessionState, counter_id: str) -> str:
         "undone": sorted(state.undone),
         "cleared_seq": state.cleared_seq,
         "summary_calls": state.summary_calls,
+        "summary_usage": astuple(state.summary_usage),
+        "saved_tokens": state.saved_tokens,
+        "avoided_tokens": state.avoided_tokens,
         "removed": list(state.removed),
         "fixed": list(state.fixed),
         "excerpts": state.excerpts,
@@ -191,6 +197,8 @@ def load_state(
     state.compactions, state.revertible = snapshot.compactions, list(snapshot.revertible)
     state.undone, state.cleared_seq = set(snapshot.undone), snapshot.cleared_seq
     state.summary_calls = snapshot.summary_calls
+    state.summary_usage = Usage(*snapshot.summary_usage)
+    state.saved_tokens, state.avoided_tokens = snapshot.saved_tokens, snapshot.avoided_tokens
     state.removed, state.fixed, state.excerpts = dict.fromkeys(snapshot.removed), snapshot.fixed, snapshot.excerpts
     state.tokens = sum(e.tokens for zone in (state.system, state.compressed, state.live) for e in zone)
     return state
