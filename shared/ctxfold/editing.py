@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from ctxfold.budget import Policy, policy
 from ctxfold.compaction.clear_tools import sized
@@ -231,7 +231,7 @@ def set_policy(engine: Engine, journal: Journal, fields: Mapping[str, object]) -
 
     def changed(state: SessionState) -> list[Draft]:
         old = journal.stored_rules()
-        values = {**old.model_dump(), **fields}
+        values: dict[str, Any] = {**old.model_dump(), **fields}
         found[:] = [policy(values.pop("context_window"), **values)]
         fixed = tuple(sorted({*state.fixed, *fields}))
         if found[0] == old and fixed == state.fixed:

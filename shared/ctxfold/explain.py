@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 from ctxfold.effects import FetchLog, ReadLog
 from ctxfold.errors import MessageNotFoundError
@@ -106,6 +106,7 @@ def explain_message(journal: Journal, message_id: str) -> Flow[MessageExplanatio
     record, message = yield from original_record(journal, message_id)
     entry = journal.state.entry(message.id)
     summaries: tuple[str, ...] = ()
+    where: Where
     if message.visibility == "user":
         where, why = "hidden", "for the user only: neither counted nor sent"
     elif entry is None:
@@ -117,7 +118,7 @@ def explain_message(journal: Journal, message_id: str) -> Flow[MessageExplanatio
         where, why = "open turn", "its turn has not closed yet"
     else:
         where, why = "excerpt" if entry.shown_seq else "visible", _why(entry, message.id in journal.state.pins)
-    return MessageExplanation(message.id, cast("Where", where), why, f"#{record.seq}", message, summaries)
+    return MessageExplanation(message.id, where, why, f"#{record.seq}", message, summaries)
 
 
 def _summaries(journal: Journal, message_id: str, since: int) -> Flow[tuple[str, ...]]:
@@ -162,10 +163,6 @@ def original_record(journal: Journal, reference: str) -> Flow[tuple[Record, Mess
         if message is not None:
             return record, message
     raise MessageNotFoundError(f"message {reference!r} is not in session {journal.key.session!r}: check the reference")
-
-
-def _summary(record: Record) -> Message | None:
-    return record.body.summary if isinstance(record.body, Compacted) else None
 
 
 def conversation(journal: Journal, turn_id: str | None = None, audience: Audience = "all") -> Flow[tuple[Message, ...]]:

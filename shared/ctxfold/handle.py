@@ -208,6 +208,13 @@ class SessionHandle:
     async def acompact(self) -> Outcome:
         return _needed(await self._arun(self._edit(lambda e, j: e.compact(j))))
 
+    def compacted_in_turn(self) -> bool:
+        """Whether a summary was written since the last turn closed."""
+        return _fresh_summary(self._run(self._journal()))
+
+    async def acompacted_in_turn(self) -> bool:
+        return _fresh_summary(await self._arun(self._journal()))
+
     def undo(self) -> None:
         """Take back the last compaction or edit."""
         self._run(self._edit(editing.undo))
@@ -233,6 +240,10 @@ class SessionHandle:
 
 def _seen_by(visibility: Visibility | None, messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(messages if visibility is None else (replace(m, visibility=visibility) for m in messages))
+
+
+def _fresh_summary(journal: Journal) -> bool:
+    return journal.state.summary_turn == journal.state.turns
 
 
 def _needed(outcome: Outcome) -> Outcome:

@@ -1,0 +1,193 @@
+"""What an agent may do with its own history, as tools of no framework: read back, search, pin and compact."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctxfold.archive import Hit
+from ctxfold.errors import CtxError
+from ctxfold.history.view import View
+from ctxfold.messages import Message, ToolSpec
+from ctxfold.session import AgentContext
+from ctxfold.zones.assemble import newest_question
+
+__all__ = ["HistoryTool", "history_tools"]
+
+CHARS_PER_TOKEN = 3  # on the safe side: what is read back must not be cut again
+REFERENCE = {"type": "string", "description": "the message's reference, such as #17, or its id"}
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryTool:
+    """One tool. `call` and `acall` take what `parameters` (a JSON schema) names and answer with text, errors included."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any] = field(repr=False)
+    call: Callable[..., str] = field(repr=False)
+    acall: Callable[..., Awaitable[str]] = field(repr=False)
+
+    @property
+    def spec(self) -> ToolSpec:
+        return ToolSpec(self.name, self.description, self.parameters)
+
+
+def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
+    """read_message, search_history, pin_message, unpin_message and compact_history over one session.
+
+    They are the only way for a model to pin: no text of a message or of a tool's output does. Messages for the user only are
+    not read back. `compact_history` works once per turn.
+    """
+    bound = _Bound(context)
+    return (
+        HistoryTool(
+            "read_message",
+            "Read an earlier message of this conversation in full, also one that was summarised or shown as an excerpt. Long "
+            "ones come in pieces: ask again with the offset that the answer names.",
+            _schema(reference=REFERENCE, offset={"type": "integer", "minimum": 0, "default": 0}),
+            bound.read_message,
+            bound.aread_message,
+        ),
+        HistoryTool(
+            "search_history",
+            "Search the whole conversation, summarised messages and full tool outputs included. Answers with references that "
+            "read_message takes.",
+            _schema(query={"type": "string", "description": "the words to look for"}),
+            bound.search_history,
+            bound.asearch_history,
+        ),
+        HistoryTool(
+            "pin_message",
+            "Keep a message word for word from now on, whatever is summarised. The room for pins is small: pin what must not "
+            "be lost or changed.",
+            _schema(reference=REFERENCE),
+            bound.pin_message,
+            bound.apin_message,
+        ),
+        HistoryTool(
+            "unpin_message",
+            "End the pin of a message.",
+            _schema(reference=REFERENCE),
+            bound.unpin_message,
+            bound.aunpin_message,
+        ),
+        HistoryTool(
+            "compact_history",
+            "Summarise the earlier conversation now, to make room. Once per turn; everything stays readable by reference.",
+            _schema(),
+            bound.compact_history,
+            bound.acompact_history,
+        ),
+    )
+
+
+def _schema(**properties: dict[str, Any]) -> dict[str, Any]:
+    required = [name for name, value in properties.items() if "default" not in value]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+class _Bound:
+    """The tools' functions on one context, sync and async."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self._ctx = context
+
+    def read_message(self, reference: str, offset: int = 0) -> str:
+        try:
+            return self._page(self._ctx.get(reference), reference, offset)
+        except CtxError as error:
+            return _failed(error)
+
+    async def aread_message(self, reference: str, offset: int = 0) -> str:
+        try:
+            return self._page(await self._ctx.aget(reference), reference, offset)
+        except CtxError as error:
+            return _failed(error)
+
+    def search_history(self, query: str) -> str:
+        return _listed(self._ctx.search(query), self._ctx.view())
+
+    async def asearch_history(self, query: str) -> str:
+        return _listed(await self._ctx.asearch(query), await self._ctx.aview())
+
+    def pin_message(self, reference: str) -> str:
+        try:
+            message = self._ctx.get(reference)
+            self._ctx.pin(message.id)
+        except CtxError as error:
+            return _failed(error)
+        return f"Pinned {reference}."
+
+    async def apin_message(self, reference: str) -> str:
+        try:
+            message = await self._ctx.aget(reference)
+            await self._ctx.apin(message.id)
+        except CtxError as error:
+            return _failed(error)
+        return f"Pinned {reference}."
+
+    def unpin_message(self, reference: str) -> str:
+        try:
+            message = self._ctx.get(reference)
+            self._ctx.unpin(message.id)
+        except CtxError as error:
+            return _failed(error)
+        return f"Unpinned {reference}."
+
+    async def aunpin_message(self, reference: str) -> str:
+        try:
+            message = await self._ctx.aget(reference)
+            await self._ctx.aunpin(message.id)
+        except CtxError as error:
+            return _failed(error)
+        return f"Unpinned {reference}."
+
+    def compact_history(self) -> str:
+        if self._ctx.compacted_in_turn():
+            return TWICE
+        try:
+            return _done(self._ctx.compact().event)
+        except CtxError as error:
+            return _failed(error)
+
+    async def acompact_history(self) -> str:
+        if await self._ctx.acompacted_in_turn():
+            return TWICE
+        try:
+            return _done((await self._ctx.acompact()).event)
+        except CtxError as error:
+            return _failed(error)
+
+    def _page(self, message: Message, reference: str, offset: int) -> str:
+        if message.visibility == "user":
+            return f"Error: message {reference} is for the user only."
+        text = "\n".join([message.text, *(f"calls {c.name}({c.arguments})" for c in message.tool_calls)]).strip("\n")
+        rules = self._ctx.policy  # of the engine: no reading of the log for it
+        size = max(200, int(rules.tool_result_ratio * rules.budget_tokens) * CHARS_PER_TOKEN // 2)
+        start = max(0, offset)
+        end = min(len(text), start + size)
+        head = f"Message {reference} ({message.role}), characters {start} to {end} of {len(text)}"
+        more = f"; go on with offset {end}" if end < len(text) else ""
+        return f"{head}{more}:\n{text[start:end]}"
+
+
+TWICE = "Nothing was compacted: it was done in this turn already."
+
+
+def _failed(error: CtxError) -> str:
+    return f"Error: {error}"
+
+
+def _listed(hits: tuple[Hit, ...], view: View) -> str:
+    """One line for each hit; the question that is being answered is none, although it holds all the words."""
+    asked = newest_question(view)
+    lines = [f"{h.reference} {h.role}: {h.excerpt}" for h in hits if asked is None or h.message_id != asked.id]
+    return "\n".join(lines) or "Nothing was found."
+
+
+def _done(event: Any) -> str:
+    return (
+        f"Compacted: {event.tokens_before} tokens before, {event.tokens_after} after. Earlier messages stay readable."
+    )

@@ -1,0 +1,57 @@
+"""An agent that reads back, pins and compacts its own session, through `create_agent` and a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+
+from ctxfold.messages import assistant, user
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from langchain_ctx import ChatCtx
+from langchain_ctx.history_tools import history_tools
+
+
+def play(body: Any) -> Scripted:
+    """Searches, reads what it found, pins the newest answer, compacts twice, then says what it read."""
+    if not body.get("tools"):
+        return Scripted("They spoke about gates.")
+    outputs = [m["content"] for m in body["messages"] if m["role"] == "tool"]
+    steps = [
+        lambda: ("search_history", {"query": "gate code"}),
+        lambda: ("read_message", {"reference": outputs[0].split()[0]}),
+        lambda: ("pin_message", {"reference": "a11"}),
+        lambda: ("compact_history", {}),
+        lambda: ("compact_history", {}),
+    ]
+    if len(outputs) < len(steps):
+        name, arguments = steps[len(outputs)]()
+        return Scripted(tool_calls=(ScriptedCall(name, json.dumps(arguments)),))
+    return Scripted(" | ".join(outputs[1:]))
+
+
+async def test_an_agent_uses_them() -> None:
+    for how in ("invoke", "ainvoke"):
+        with ModelServer(model="m", script=play) as server:
+            chat = ChatCtx(model="m", base_url=server.base_url, api_key="x", context_window=4_000, session="s")
+            context = chat.context()
+            context.add([user("The gate code is 7731. " + "word " * 30, id="g"), assistant("Noted.", id="n")])
+            for i in range(12):
+                context.add([user("word " * 30, id=f"u{i}"), assistant("reply " * 30, id=f"a{i}")])
+            context.compact()
+            context.add([user("between", id="b"), assistant("yes " * 30, id="b2")])
+            tools = history_tools(context)
+            agent = create_agent(chat, tools)
+            given = {"messages": [HumanMessage("What is the gate code?")]}
+            state = agent.invoke(given) if how == "invoke" else await agent.ainvoke(given)
+            said = state["messages"][-1].text
+            assert "The gate code is 7731." in said
+            assert "Pinned a11." in said
+            assert said.count("Compacted: ") == 1
+            assert "it was done in this turn already" in said
+            assert [b.id for b in context.explain().blocks if b.why == "pinned"] == ["a11"]
+            sent = {t["function"]["name"]: t["function"]["parameters"] for t in server.requests[-1].body["tools"]}
+            assert sent["read_message"]["required"] == ["reference"]
+            chat.close()

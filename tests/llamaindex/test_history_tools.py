@@ -1,0 +1,55 @@
+"""A FunctionAgent that reads back, pins and compacts its own memory's session, over a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llama_index.core.agent.workflow import FunctionAgent
+
+from ctxfold.messages import assistant, user
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from llamaindex_ctx import CtxLLM, CtxMemory
+from llamaindex_ctx.history_tools import history_tools
+
+# workflows ask every attribute of an agent, pydantic's deprecated ones too
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect")
+
+
+def play(body: Any) -> Scripted:
+    """Searches, reads what it found, pins the newest answer, compacts, then says what it read."""
+    if not body.get("tools"):
+        return Scripted("They spoke about gates.")
+    outputs = [m["content"] for m in body["messages"] if m["role"] == "tool"]
+    steps = [
+        lambda: ("search_history", {"query": "gate code"}),
+        lambda: ("read_message", {"reference": outputs[0].split()[0]}),
+        lambda: ("pin_message", {"reference": "a11"}),
+        lambda: ("compact_history", {}),
+    ]
+    if len(outputs) < len(steps):
+        name, arguments = steps[len(outputs)]()
+        return Scripted(tool_calls=(ScriptedCall(name, json.dumps(arguments)),))
+    return Scripted(" | ".join(outputs[1:]))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_an_agent_uses_them(streaming: bool) -> None:
+    with ModelServer(model="m", script=play) as server:
+        llm = CtxLLM(model="m", base_url=server.base_url, api_key="x", context_window=4_000)
+        memory = CtxMemory.from_defaults(llm=llm, token_limit=3_000)
+        context = memory.context
+        context.add([user("The gate code is 7731. " + "word " * 30, id="g"), assistant("Noted.", id="n")])
+        for i in range(12):
+            context.add([user("word " * 30, id=f"u{i}"), assistant("reply " * 30, id=f"a{i}")])
+        context.compact()
+        context.add([user("between", id="b"), assistant("yes " * 30, id="b2")])
+        agent = FunctionAgent(tools=history_tools(context), llm=llm, streaming=streaming)
+        said = str(await agent.run("What is the gate code?", memory=memory))
+        assert "The gate code is 7731." in said
+        assert "Pinned a11." in said
+        assert "Compacted: " in said
+        assert [b.id for b in context.explain().blocks if b.why == "pinned"] == ["a11"]
+        sent = {t["function"]["name"]: t["function"]["parameters"] for t in server.requests[-1].body["tools"]}
+        assert sent["read_message"]["required"] == ["reference"]
