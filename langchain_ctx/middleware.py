@@ -139,7 +139,12 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
 
         with translated(), failing_as_it_did(), calling(Caller(model, send=send)):
             context = self._sessions.at(key.session, key.owner)
-            call = _asked(request, model, key, messages, _newest(context.view()))
+            view = context.view()
+            last = None if self._session else _gone_back_to(view, messages)
+            while last is not None and view.live[-1].id != last:
+                context.pop()
+                view = context.view()
+            call = _asked(request, model, key, messages, _newest(view))
             if call.settled:
                 context.add(call.settled)
             reply = context.ask(call.question())
@@ -162,7 +167,12 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
 
         with translated(), failing_as_it_did(), calling(Caller(model, asend=asend)):
             context = await self._sessions.aat(key.session, key.owner)
-            call = _asked(request, model, key, messages, _newest(await context.aview()))
+            view = await context.aview()
+            last = None if self._session else _gone_back_to(view, messages)
+            while last is not None and view.live[-1].id != last:
+                await context.apop()
+                view = await context.aview()
+            call = _asked(request, model, key, messages, _newest(view))
             if call.settled:
                 await context.aadd(call.settled)
             reply = await context.aask(call.question())
@@ -211,6 +221,20 @@ def _newest(view: View) -> frozenset[str]:
     """Ids of the session's newest messages; what stands before them in the agent's list is known."""
     live = view.live
     return frozenset(live[i].id for i in range(max(0, len(live) - LOOK_BACK), len(live)))
+
+
+def _gone_back_to(view: View, conversation: Sequence[BaseMessage]) -> str | None:
+    """The message with which an earlier checkpoint ended, if the agent went on from there; what followed it is left behind."""
+    if conversation[-1].type != "human":
+        return None
+    live, given = view.live, {m.id for m in conversation}
+    answered = False
+    for index in range(len(live) - 1, max(-1, len(live) - 1 - LOOK_BACK), -1):
+        if live[index].id in given:
+            return live[index].id if answered else None
+        # what was only added to the session, such as a note, is not followed by an answer
+        answered = answered or live[index].message.role == "assistant"
+    return None
 
 
 def _asked(

@@ -144,6 +144,28 @@ def test_interrupt_and_resume() -> None:
         chat.close()
 
 
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+async def test_time_travel(how: str) -> None:
+    """From an earlier checkpoint on, the session goes the agent's new way; the way before stays in the archive."""
+    with ModelServer(model="m", script=talk, strict="deepseek") as server:
+        chat, middleware = chat_on(server), ContextMiddleware(context_window=8_000)
+        agent = create_agent(chat, [], middleware=[middleware], checkpointer=InMemorySaver())
+        config: Any = {"configurable": {"thread_id": "t"}}
+        for number in range(4):
+            await run(agent, how, {"messages": [HumanMessage(f"Q{number:03}")]}, config)
+            if number == 1:
+                early = agent.get_state(config).config
+        middleware.context("t").add("A note.")
+        await run(agent, how, {"messages": [HumanMessage("Q004")]}, config)
+        assert "A note." in str(server.requests[-1].body["messages"])
+        state = await run(agent, how, {"messages": [HumanMessage("Q900")]}, early)
+        assert len(state["messages"]) == 6
+        asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
+        assert asked == ["Q000", "Q001", "Q900"]
+        assert [e.id for e in middleware.context("t").view().live] == [m.id for m in state["messages"]]
+        chat.close()
+
+
 def test_an_agent_that_has_a_long_past_gets_the_middleware() -> None:
     """Adopted at its first call: older turns are the session's closed turns, and are summarised."""
     with ModelServer(model="m", script=talk, strict="deepseek", context_window=2_000) as server:
