@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ctxfold.errors import ConfigError
@@ -19,6 +20,7 @@ from ctxfold.ports import (
     Reply,
     Request,
 )
+from ctxfold.tracing import Noted, span, told_reply, told_request, traced, traced_async
 
 __all__ = [
     "AppendLog",
@@ -150,11 +152,23 @@ class Complete(Effect[Reply]):
     def _backend(self, ports: Ports) -> ContextBackend:
         return _need(ports.summarizer if self.summarizer else ports.backend)
 
+    def _span(self, backend: ContextBackend) -> AbstractContextManager[Noted]:
+        operation = "summarize" if self.summarizer else "chat"
+        return span(f"{operation} {backend.model}", told_request(self.request, backend.model, operation))
+
     def perform(self, ports: Ports) -> Reply:
-        return self._backend(ports).send(self.request)
+        backend = self._backend(ports)
+        with self._span(backend) as noted:
+            reply = backend.send(self.request)
+            told_reply(noted, reply)
+        return reply
 
     async def aperform(self, ports: Ports) -> Reply:
-        return await self._backend(ports).asend(self.request)
+        backend = self._backend(ports)
+        with self._span(backend) as noted:
+            reply = await backend.asend(self.request)
+            told_reply(noted, reply)
+        return reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +178,9 @@ class OpenStream(Effect["ChunkStream | AsyncChunkStream"]):
     request: Request
 
     def perform(self, ports: Ports) -> ChunkStream:
-        return _need(ports.backend).open_stream(self.request)
+        backend = _need(ports.backend)
+        return traced(backend.open_stream, self.request, backend.model)
 
     async def aperform(self, ports: Ports) -> AsyncChunkStream:
-        return await _need(ports.backend).aopen_stream(self.request)
+        backend = _need(ports.backend)
+        return await traced_async(backend.aopen_stream, self.request, backend.model)

@@ -9,12 +9,13 @@ from typing import TypeGuard
 
 from ctxfold.compaction.plan import Decision, Facts, Hold, Mode, Plan
 from ctxfold.compaction.prepare import alone, prepare, ready_or_leased
+from ctxfold.compaction.rewrite import proposed
 from ctxfold.compaction.strategy import Case, Strategy, decide, rewritten
 from ctxfold.compaction.summarize import Summary, as_message, summarize
 from ctxfold.compaction.tiers import BUILT_IN, Tiered
 from ctxfold.effects import FetchLog
 from ctxfold.errors import BackendError, ConfigError, CtxError, HeadMovedError, StrategyError
-from ctxfold.events import CompactionHeld, Event, HistoryCompacted
+from ctxfold.events import CompactionHeld, Event, HistoryCompacted, RewriteRefused
 from ctxfold.flow import Call, Deadline, Flow
 from ctxfold.history.cost import session_cost
 from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
@@ -24,6 +25,7 @@ from ctxfold.journal import Journal, append, draft, refresh, snapshot_draft
 from ctxfold.messages import Message, Usage
 from ctxfold.ports import Document, Ports
 from ctxfold.prices import Prices
+from ctxfold.tracing import span
 from ctxfold.trigger import minds_idle
 from ctxfold.zones.recall import document
 
@@ -38,6 +40,7 @@ class Outcome:
 
     event: HistoryCompacted | None
     reason: str
+    refused: RewriteRefused | None = None
 
     @property
     def compacted(self) -> bool:
@@ -108,9 +111,16 @@ def compact(
         found = yield from ready_or_leased(journal, decision, case, strategy, write, ports)
         if isinstance(found, str):
             return Outcome(None, found), events
-        outcome = yield from alone(journal, decision, _done(journal, *found, case, ports), ports)
+        with span("compact", {"gen_ai.operation.name": "compact", "ctxfold.strategy": decision.strategy}) as noted:
+            outcome = yield from alone(journal, decision, _done(journal, *found, case, ports), ports)
+            if noted is not None and outcome.event is not None:
+                noted.set_attribute("ctxfold.rung", outcome.event.rung)
+                noted.set_attribute("ctxfold.tokens_before", outcome.event.tokens_before)
+                noted.set_attribute("ctxfold.tokens_after", outcome.event.tokens_after)
     finally:
         journal.compacting -= 1
+    if outcome.refused is not None:
+        events = (*events, outcome.refused)
     if not outcome.compacted and facts.mode == "close":
         _hold_on(journal, view)
         events = (*events, CompactionHeld(journal.key.session, outcome.reason))
@@ -163,7 +173,9 @@ def _messages(value: object) -> TypeGuard[Sequence[Message]]:
 def _done(journal: Journal, plan: Plan, summary: Summary | None, case: Case, ports: Ports) -> Flow[Outcome]:
     if plan.covered and summary is None:
         summary = yield from _written(journal, ports, plan, case)
-    return (yield from _commit(journal, plan, summary, case.view, ports))
+    plan, summary, refused = proposed(journal.key.session, plan, summary, case, journal.rewriters)
+    outcome = yield from _commit(journal, plan, summary, case.view, ports)
+    return replace(outcome, refused=refused)
 
 
 def _written(journal: Journal, ports: Ports, plan: Plan, case: Case) -> Flow[Summary]:
