@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ctxfold.compaction.literals import Fact, extract
+from ctxfold.compaction.literals import is_rule, scan
 from ctxfold.history.terms import neutral, sentences, term_counts
-from ctxfold.messages import Message, TextPart, ToolResultPart
+from ctxfold.messages import Message
 from ctxfold.ports import TokenCounter
 
 __all__ = ["Passage", "ledger", "passages"]
@@ -39,10 +39,9 @@ def passages(messages: Iterable[Message]) -> list[Passage]:
                 continue
             order += 1
             found.pop(text.casefold(), None)
-            facts = extract([replace(message, parts=_as_part(message, text))])
+            facts = frozenset(f.value for f in scan(text))
             line = f"tool output: {text}" if message.role == "tool" else text
-            worth = _worth(text, facts, message)
-            found[text.casefold()] = Passage(order, line, worth, frozenset(f.value for f in facts if f.kind != "rule"))
+            found[text.casefold()] = Passage(order, line, _worth(text, facts, message), facts)
     return list(found.values())
 
 
@@ -64,12 +63,8 @@ def ledger(candidates: Sequence[Passage], *, limit_tokens: int, counter: TokenCo
     return "\n".join(f"- {p.text}" for p in sorted(chosen, key=lambda p: p.order))
 
 
-def _as_part(message: Message, text: str) -> tuple[TextPart | ToolResultPart]:
-    return (ToolResultPart("", text),) if message.role == "tool" else (TextPart(text),)
-
-
-def _worth(text: str, found: Sequence[Fact], message: Message) -> float:
-    facts = float(len(found))
+def _worth(text: str, found: frozenset[str], message: Message) -> float:
+    facts = float(len(found)) + (message.role != "tool" and is_rule(text, message))
     if _CJK.search(text):
         facts += len(term_counts(text)) / 8
     return facts * (1.3 if message.kind == "summary" else _WEIGHT[message.role])

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from ctxfold.compaction.normal import NUMERAL, normal
@@ -15,7 +16,7 @@ from ctxfold.history.terms import STOP_WORDS, sentences
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart
 
-__all__ = ["SHORT_VALUE", "Fact", "FactKind", "Source", "extract", "flat", "message_of", "negated", "scan"]
+__all__ = ["SHORT_VALUE", "Fact", "FactKind", "Source", "extract", "flat", "is_rule", "message_of", "negated", "scan"]
 
 FactKind: TypeAlias = Literal[
     "call", "rule", "email", "url", "path", "identifier", "amount", "date", "number", "name", "field"
@@ -133,8 +134,13 @@ def extract(sources: Iterable[Source]) -> tuple[Fact, ...]:
     return (*known, *open_calls.values())
 
 
-def scan(text: str) -> Iterator[Fact]:
+@lru_cache(maxsize=8_192)  # a compaction goes over its sentences several times, the next one over the summary again
+def scan(text: str) -> tuple[Fact, ...]:
     """The literals of a line in order, each with the words that it belongs to; no rules and no labelled fields."""
+    return tuple(_scan(text))
+
+
+def _scan(text: str) -> Iterator[Fact]:
     previous, after = "", 0
     for match in _LITERAL.finditer(text):
         group = match.lastgroup or "field"
@@ -185,7 +191,7 @@ def _prose(message: Message) -> Iterator[Fact]:
     if message.role == "tool":
         return  # what a tool says is data: it sets no rules
     for sentence in sentences(text):
-        if not sentence.endswith(("?", "？")) and _is_rule(sentence, message):
+        if not sentence.endswith(("?", "？")) and is_rule(sentence, message):
             yield _fact("rule", sentence.lstrip("-•* "), "")
 
 
@@ -196,7 +202,8 @@ def _field(text: str, key: str) -> Iterator[Fact]:
         yield _fact("field", value, key)
 
 
-def _is_rule(sentence: str, message: Message) -> bool:
+def is_rule(sentence: str, message: Message) -> bool:
+    """Whether a sentence of that message rules, denies or decides something."""
     if message.role == "assistant" and message.kind == "message":
         return bool(_DECISION.search(sentence))
     return negated(sentence) or bool(_STANDING.search(sentence) or _DECISION.search(sentence))

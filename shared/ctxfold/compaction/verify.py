@@ -112,11 +112,14 @@ def check(summary_text: str, sources: Iterable[Source], *, facts: Sequence[Fact]
     seen = _Seen(summary_text)
     kept: list[Fact] = []
     missing: list[Fact] = []
-    for fact in extract(given) if facts is None else facts:
+    sought = extract(given) if facts is None else facts
+    for fact in sought:
         (kept if seen.has(fact) else missing).append(fact)
     claims = {f.value: f for s in _LIST_MARK.sub("", summary_text).splitlines() for f in scan(s) if _checkable(f)}
-    known = _Seen("\n".join(flat(message_of(s)[0]) for s in given)) if claims else None
-    invented = tuple(f for f in claims.values() if known is not None and not _known(f, known))
+    values = {f.value for f in sought}
+    doubtful = [f for f in claims.values() if f.value not in values]
+    known = _Seen("\n".join(flat(message_of(s)[0]) for s in given)) if doubtful else None
+    invented = tuple(f for f in doubtful if known is not None and not _known(f, known))
     return Verification(tuple(kept), tuple(missing), invented, len(claims))
 
 
