@@ -14,7 +14,15 @@ from ctxfold.errors import BackendError, ConfigError
 from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request
 from langchain_ctx.summarizer import as_summarizer
 
-__all__ = ["Caller", "CallersModel", "CallersSummarizer", "calling", "failing_as_it_did"]
+__all__ = [
+    "Caller",
+    "CallersModel",
+    "CallersSummarizer",
+    "calling",
+    "failing_as_it_did",
+    "keeps_sessions",
+    "model_name",
+]
 
 T = TypeVar("T")
 
@@ -113,6 +121,11 @@ class CallersSummarizer(CallersModel):
 
     async def asend(self, request: Request) -> Reply:
         return await self._writer().asend(request)
+
+
+def keeps_sessions(model: BaseChatModel) -> bool:
+    """Whether the model keeps conversations itself: two sessions behind one call would each cut the other's window."""
+    return any(getattr(model, name, None) is not None for name in ("session", "sessions", "store"))
 
 
 def model_name(model: BaseChatModel) -> str:

@@ -21,7 +21,7 @@ from ctxfold.messages import Message, ToolSpec
 from ctxfold.ports import Reply, Request, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
-from langchain_ctx.calling import Caller, CallersModel, CallersSummarizer, calling, failing_as_it_did
+from langchain_ctx.calling import Caller, CallersModel, CallersSummarizer, calling, failing_as_it_did, keeps_sessions
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.foreign import asked
@@ -183,7 +183,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def _model(self, request: ModelRequest[Any]) -> BaseChatModel:
         model = request.model
-        if getattr(model, "session", None) is not None or getattr(model, "store", None) is not None:
+        if keeps_sessions(model):
             raise ConfigError(
                 f"the agent's {type(model).__name__} keeps sessions of its own: leave out its session and store, "
                 "or leave out ContextMiddleware"

@@ -22,7 +22,7 @@ from langchain_core.runnables import (
     ensure_config,
 )
 from langchain_core.tools import BaseTool
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field
 
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.exchange import Options, Question
@@ -32,7 +32,15 @@ from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from langchain_ctx.addressed import AddressedChatModel
 from langchain_ctx.asking import SESSION, no_session
-from langchain_ctx.calling import Caller, CallersModel, CallersSummarizer, calling, failing_as_it_did, model_name
+from langchain_ctx.calling import (
+    Caller,
+    CallersModel,
+    CallersSummarizer,
+    calling,
+    failing_as_it_did,
+    keeps_sessions,
+    model_name,
+)
 from langchain_ctx.convert import from_langchain, given_ids
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.foreign import asked
@@ -65,15 +73,24 @@ def with_context(
     profile's. ConfigError for a thinking model whose reasoning cannot be sent back.
     """
     check_reasoning(model)
-    if getattr(model, "session", None) is not None or getattr(model, "store", None) is not None:
+    if keeps_sessions(model):
         raise ConfigError(f"this {type(model).__name__} keeps sessions of its own: use it as it is, or leave those out")
     known: Any = (model.profile or {}).get("max_input_tokens")
     writer = CallersSummarizer()
     writer.seen(model)
-    made = ContextChatModel(
+    return ContextChatModel(
         inner=returning(model),
         session=session,
         owner=owner,
+        sessions=Sessions(
+            store=store,
+            context_window=known if context_window is None else context_window,
+            backend=CallersModel(),
+            summarizer=writer if summarizer is None else summarizer,
+            counter=counter,
+            max_tokens=max_tokens,
+            policy=policy,
+        ),
         cache=False,  # the model's own is asked with the window; one by the chain's messages would answer for another state
         profile=model.profile,
         output_version=model.output_version,
@@ -82,18 +99,6 @@ def with_context(
         tags=model.tags,
         metadata=model.metadata,
     )
-    made.bind_sessions(
-        Sessions(
-            store=store,
-            context_window=known if context_window is None else context_window,
-            backend=CallersModel(),
-            summarizer=writer if summarizer is None else summarizer,
-            counter=counter,
-            max_tokens=max_tokens,
-            policy=policy,
-        )
-    )
-    return made
 
 
 class ContextChatModel(AddressedChatModel):
@@ -102,21 +107,16 @@ class ContextChatModel(AddressedChatModel):
     inner: BaseChatModel
     session: str | None = None
     owner: str = "default"
+    sessions: Sessions | None = Field(default=None, exclude=True, repr=False)
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    _sessions: Sessions | None = PrivateAttr(default=None)
-
-    def bind_sessions(self, sessions: Sessions) -> None:
-        """Where conversations are kept."""
-        self._sessions = sessions
-
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
         """A session of this model: window, usage, pins, explain, export; the field's own when none is named."""
-        if self._sessions is None:
+        if self.sessions is None:
             raise no_session()
         key = session_key(session or self.session or "", owner or self.owner)
-        return self._sessions.at(key.session, key.owner)
+        return self.sessions.at(key.session, key.owner)
 
     # what it is
 
@@ -212,10 +212,10 @@ class ContextChatModel(AddressedChatModel):
                 # with the model's cache and rate limiter; without callbacks, which are this call's
                 return _reply(inner._generate_with_cache(asked(window.messages), stop=stop, **rest))
 
-        if key is None or self._sessions is None:
+        if key is None or self.sessions is None:
             return cast("ChatResult", inner._generate_with_cache(messages, stop=stop, **rest))
         with translated(), failing_as_it_did(), calling(Caller(inner, send=send)):
-            return _result(self._sessions.at(key.session, key.owner).ask(_question(key, messages, rest, _new_id())))
+            return _result(self.sessions.at(key.session, key.owner).ask(_question(key, messages, rest, _new_id())))
 
     async def _agenerate(
         self,
@@ -231,10 +231,10 @@ class ContextChatModel(AddressedChatModel):
             with as_backend_error(model_name(inner)):
                 return _reply(await inner._agenerate_with_cache(asked(window.messages), stop=stop, **rest))
 
-        if key is None or self._sessions is None:
+        if key is None or self.sessions is None:
             return cast("ChatResult", await inner._agenerate_with_cache(messages, stop=stop, **rest))
         with translated(), failing_as_it_did(), calling(Caller(inner, asend=asend)):
-            context = await self._sessions.aat(key.session, key.owner)
+            context = await self.sessions.aat(key.session, key.owner)
             return _result(await context.aask(_question(key, messages, rest, _new_id())))
 
     def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
@@ -260,14 +260,14 @@ class ContextChatModel(AddressedChatModel):
                 inner._stream(asked(window.messages), stop=stop, **rest), model_name(inner), pieces
             ).begin()
 
-        if key is None or self._sessions is None:
+        if key is None or self.sessions is None:
             yield from inner._stream(messages, stop=stop, **rest)
             return
         question = _question(key, messages, rest, pieces.reply_id)
         caller = Caller(inner, open_stream=open_stream)
         with translated(), failing_as_it_did():
             with calling(caller):
-                events: Any = self._sessions.at(key.session, key.owner).stream(question)
+                events: Any = self.sessions.at(key.session, key.owner).stream(question)
             with closing(events), closing(_each(events, caller)) as seen:
                 for _ in seen:
                     yield from pieces.take()
@@ -290,14 +290,14 @@ class ContextChatModel(AddressedChatModel):
             source = inner._astream(asked(window.messages), stop=stop, **rest)
             return await InnerStream(source, model_name(inner), pieces).abegin()
 
-        if key is None or self._sessions is None:
+        if key is None or self.sessions is None:
             async for piece in inner._astream(messages, stop=stop, **rest):
                 yield piece
             return
         question = _question(key, messages, rest, pieces.reply_id)
         caller = Caller(inner, aopen_stream=aopen_stream)
         with translated(), failing_as_it_did():
-            events: Any = (await self._sessions.aat(key.session, key.owner)).astream(question)
+            events: Any = (await self.sessions.aat(key.session, key.owner)).astream(question)
             async with aclosing(events), aclosing(_aeach(events, caller)) as seen:
                 async for _ in seen:
                     for piece in pieces.take():
@@ -307,12 +307,12 @@ class ContextChatModel(AddressedChatModel):
 
     def close(self) -> None:
         """Close the store that was opened for this model; the model itself belongs to whoever made it."""
-        if self._sessions is not None:
-            self._sessions.close()
+        if self.sessions is not None:
+            self.sessions.close()
 
     async def aclose(self) -> None:
-        if self._sessions is not None:
-            await self._sessions.aclose()
+        if self.sessions is not None:
+            await self.sessions.aclose()
 
 
 def _each(events: Iterator[Any], caller: Caller) -> Generator[Any, None, None]:

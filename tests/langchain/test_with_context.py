@@ -15,6 +15,7 @@ from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.rate_limiters import InMemoryRateLimiter
+from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import tool
 from langchain_deepseek import ChatDeepSeek
 from langchain_openai import ChatOpenAI
@@ -309,6 +310,16 @@ def test_without_a_session_the_call_is_passed_on() -> None:
         assert all(len(r.body["messages"]) == 1 for r in server.requests)
 
 
+def test_a_copy_goes_on_with_the_same_sessions() -> None:
+    fake = FakeListChatModel(responses=["a", "b"])
+    chat = with_context(fake, session="s", context_window=8_000)
+    chosen = chat.configurable_fields(owner=ConfigurableField("whose"))
+    assert chosen.invoke("hello").text == "a"
+    assert chosen.with_config(configurable={"whose": "ann"}).invoke("hello").text == "b"
+    assert chat.context().usage().turns == 1
+    assert chat.context(owner="ann").usage().turns == 1
+
+
 def test_a_thinking_model_that_cannot_be_helped() -> None:
     fake = FakeListChatModel(responses=["a"], profile={"reasoning_output": True})
     with pytest.raises(ConfigError, match="ChatCtx"):
@@ -323,5 +334,8 @@ def test_a_model_with_sessions_of_its_own_and_an_unknown_window_are_refused() ->
         with pytest.raises(ConfigError, match="sessions of its own"):
             with_context(own, session="s", context_window=8_000)
         own.close()
+    twice = with_context(FakeListChatModel(responses=["a"]), store="memory://", context_window=8_000)
+    with pytest.raises(ConfigError, match="sessions of its own"):
+        with_context(twice, session="s", context_window=8_000)
     with pytest.raises(ConfigError, match="context_window"):
         with_context(FakeListChatModel(responses=["a"]), session="s")
