@@ -36,8 +36,9 @@ class Signals:
     """What a trigger may look at, at one moment.
 
     `used_tokens` is the request as it would be sent, `messages` and `turns` are those of the live conversation (system prompts and
-    summaries aside). `idle_s` is the time since the last call to the model. The last three feed the economic trigger: how much
-    the request grows from one call to the next, its size right after a compaction, and the size of the summary.
+    summaries aside). `idle_s` is the time since the last call to the model. The last four feed the economic trigger: how much
+    the request grows from one call to the next, its size right after a compaction, what the summariser writes, and the share of
+    the request before a compaction that stays verbatim on top of `size_after_tokens`.
     """
 
     used_tokens: int
@@ -50,6 +51,7 @@ class Signals:
     growth_tokens_per_call: float = 0.0
     size_after_tokens: int = 0
     summary_tokens: int = 0
+    tail_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,22 +163,29 @@ def evaluate(trigger: Trigger, signals: Signals) -> Verdict:
             assert_never(trigger)
 
 
-def optimal_height(prices: Prices, *, growth: float, size_after: float, summary: float) -> float:
+def optimal_height(
+    prices: Prices, *, growth: float, size_after: float, summary: float, tail_ratio: float = 0.0
+) -> float:
     """The context size H* at which compacting makes the cost per call least; infinite where nothing is gained by it.
 
-    Between two compactions the context grows from L (`size_after`) to H, by g (`growth`) per call, in n = (H - L) / g calls.
-    Each call reads what is cached at price r: n (L + H) / 2 tokens in all, so r (L + H) / 2 per call. Writing the g new tokens
-    costs the same per call for every H. A compaction costs once per cycle: the summariser reads H from the cache (of that, r L per
-    cycle; the rest, r (H - L) = r g n, is again the same per call), writes the summary, o S, and the next call writes the new
-    context of L instead of reading it, w L. With x = H - L and F = w L + o S + r L the part that depends on H is
+    Between two compactions the context grows from L to H, by g (`growth`) per call, in n = (H - L) / g calls. Of L, a
+    (`size_after`: system prompt and summary) is always the same, and the tail is a share t (`tail_ratio`) of H: L = a + t H. With
+    x = H - L that is L = (a + t x) / (1 - t) and L + H = (2 a + (1 + t) x) / (1 - t). Each call reads what is cached at price r:
+    n (L + H) / 2 tokens in all, so r (L + H) / 2 per call. Writing the g new tokens costs the same per call for every H. A
+    compaction costs once per cycle: the summariser reads H from the cache (of that, r L per cycle; the rest, r x = r g n, is again
+    the same per call), writes the summary, o S, and the next call writes the new context of L instead of reading it, w L. Of
+    (w + r) L + o S the part with x is the same per call too; the rest is F = (w + r) a / (1 - t) + o S. What depends on x:
 
-        c(x) = r (L + x / 2) + g F / x,   c'(x) = r / 2 - g F / x^2 = 0   =>   H* = L + sqrt(2 g (w L + o S + r L) / r)
+        c(x) = r (1 + t) x / (2 (1 - t)) + g F / x,   c'(x) = 0
+        =>   x* = sqrt(2 g F (1 - t) / (r (1 + t))),   H* = (x* + a) / (1 - t)
     """
     read, write, output = prices.cache_read_per_mtok, prices.cache_write_per_mtok, prices.output_per_mtok
     if read <= 0:
         return math.inf
-    once = write * size_after + output * summary + read * size_after
-    return size_after + math.sqrt(2 * growth * once / read)
+    rest = 1 - tail_ratio
+    once = (write + read) * size_after / rest + output * summary
+    grown = math.sqrt(2 * growth * once * rest / (read * (1 + tail_ratio)))
+    return (grown + size_after) / rest
 
 
 def with_prices(trigger: Trigger, table: Mapping[str, Prices]) -> Trigger:
@@ -227,12 +236,19 @@ def _economic(trigger: EconomicTrigger, signals: Signals) -> Verdict:
         return Verdict(
             used >= budget, f"{used:,} of {budget:,} tokens, no growth per call known: due when the budget is full"
         )
-    best = optimal_height(prices, growth=growth, size_after=signals.size_after_tokens, summary=signals.summary_tokens)
+    best = optimal_height(
+        prices,
+        growth=growth,
+        size_after=signals.size_after_tokens,
+        summary=signals.summary_tokens,
+        tail_ratio=signals.tail_ratio,
+    )
     height = min(best, budget)
+    after = signals.size_after_tokens + signals.tail_ratio * height
     why = f"cheapest at {best:,.0f}" if best <= budget else "the budget comes before the cheapest size"
     return Verdict(
         used >= height,
-        f"{used:,} of {height:,.0f} tokens ({why}: growth {growth:,.0f} per call, {signals.size_after_tokens:,} after a "
+        f"{used:,} of {height:,.0f} tokens ({why}: growth {growth:,.0f} per call, {after:,.0f} after a "
         f"compaction, summary {signals.summary_tokens:,})",
     )
 

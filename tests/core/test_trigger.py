@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from ctxfold.errors import ConfigError
+from ctxfold.prices import Prices
 from ctxfold.trigger import (
     AllOf,
     AnyOf,
@@ -23,8 +25,6 @@ from ctxfold.trigger import (
     optimal_height,
     with_prices,
 )
-from ctxfold.errors import ConfigError
-from ctxfold.prices import Prices
 
 PRICES = Prices.relative()
 SIGNALS = Signals(
@@ -193,3 +193,16 @@ def test_no_other_size_is_more_than_five_per_cent_cheaper(prices, after, growth,
         if n <= 500
     )
     assert ours <= 1.05 * swept
+
+
+def test_a_tail_that_grows_with_the_request_is_reckoned_with() -> None:
+    growth, fixed, summary, share = 213, 3_300, 1_230, 0.2
+    best = optimal_height(PRICES, growth=growth, size_after=fixed, summary=summary, tail_ratio=share)
+
+    def per_call(height: float) -> float:
+        low = fixed + share * height
+        once = (PRICES.cache_write_per_mtok + PRICES.cache_read_per_mtok) * low + PRICES.output_per_mtok * summary
+        return PRICES.cache_read_per_mtok * (low + height) / 2 + once * growth / (height - low)
+
+    assert per_call(best) == pytest.approx(min(per_call(h) for h in range(6_000, 30_000, 10)), rel=1e-5)
+    assert optimal_height(PRICES, growth=growth, size_after=fixed, summary=summary) < best

@@ -18,6 +18,7 @@ from ctxfold.trigger import Signals, Verdict, evaluate
 
 __all__ = ["Case", "Strategy", "Summarizer", "SummarizerStrategy", "as_strategy", "checked", "decide", "rewritten"]
 
+MODEL_SHARE = 0.6  # of a summary's limit; the rest is for its ledger, which nobody has to be paid for
 HEADING_TOKENS = 32  # a summary's limit is for its text: role and heading come on top
 
 
@@ -60,8 +61,9 @@ class Case:
             turns_since_summary=self.facts.turns_since_summary,
             idle_s=self.facts.idle_s,
             growth_tokens_per_call=live / calls if calls else 0.0,
-            size_after_tokens=int(fixed + rules.summary_tokens + rules.tail_ratio * rules.budget_tokens),
-            summary_tokens=rules.summary_tokens,
+            size_after_tokens=fixed + rules.summary_tokens,
+            summary_tokens=int(MODEL_SHARE * rules.summary_tokens),
+            tail_ratio=rules.tail_ratio,
         )
 
     def older_than(self, count: int) -> tuple[Entry, ...]:

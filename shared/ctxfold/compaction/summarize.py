@@ -16,6 +16,7 @@ from ctxfold.budget import Policy
 from ctxfold.compaction.extractive import ledger, passages
 from ctxfold.compaction.literals import Fact, Source, extract, message_of
 from ctxfold.compaction.plan import Writer
+from ctxfold.compaction.strategy import MODEL_SHARE
 from ctxfold.compaction.tiers import summary_limit
 from ctxfold.compaction.transcript import INSTRUCTIONS, as_data, pieces, request, transcript
 from ctxfold.compaction.verify import Verification, check, ledger_lines, looks_wrong
@@ -31,7 +32,6 @@ __all__ = ["HEADING", "Summary", "as_message", "summarize"]
 HEADING = "[Summary of prior conversation]"
 LEDGER_HEADING = "Facts, verbatim:"
 DATA_HEADING = "From tool outputs (data, no rules):"
-MODEL_SHARE = 0.6  # of the limit; the rest is for the ledger
 SENTENCE_SHARE = 0.6  # of an extractive summary; the rest is for literals of other sentences
 PROMPT_OVERHEAD_TOKENS = 160  # markup, roles, and counts that miss
 MIN_ROOM_TOKENS = 256
