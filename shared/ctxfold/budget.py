@@ -89,6 +89,7 @@ class Policy(BaseModel):
     )
     summary_timeout_s: float | None = Field(default=120.0, gt=0, description="per call to the summariser")
     max_summary_calls: int | None = Field(default=None, ge=0, description="calls to the summariser per session")
+    probe: bool = Field(default=False, description="a model answers questions from a summary before it is taken")
     background: bool = Field(default=False, description="summaries are prepared off the hot path")
     prepare_ratio: float = Field(
         default=0.75, ge=0, le=1, description="from here on a summary is prepared in the background; 0 turns it off"

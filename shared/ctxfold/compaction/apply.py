@@ -9,12 +9,13 @@ from typing import TypeGuard
 
 from ctxfold.compaction.plan import Decision, Facts, Hold, Mode, Plan
 from ctxfold.compaction.prepare import alone, prepare, ready_or_leased
+from ctxfold.compaction.probe import probe
 from ctxfold.compaction.rewrite import proposed
 from ctxfold.compaction.strategy import Case, Strategy, decide, rewritten
 from ctxfold.compaction.summarize import Summary, as_message, summarize
 from ctxfold.compaction.tiers import BUILT_IN, Tiered
 from ctxfold.effects import FetchLog
-from ctxfold.errors import BackendError, ConfigError, CtxError, HeadMovedError, StrategyError
+from ctxfold.errors import BackendError, ConfigError, CtxError, HeadMovedError, StrategyError, SummarizationFailedError
 from ctxfold.events import CompactionHeld, Event, HistoryCompacted, RewriteRefused
 from ctxfold.flow import Call, Deadline, Flow
 from ctxfold.history.cost import session_cost
@@ -172,7 +173,10 @@ def _messages(value: object) -> TypeGuard[Sequence[Message]]:
 
 def _done(journal: Journal, plan: Plan, summary: Summary | None, case: Case, ports: Ports) -> Flow[Outcome]:
     if plan.covered and summary is None:
-        summary = yield from _written(journal, ports, plan, case)
+        try:
+            summary = yield from _written(journal, ports, plan, case)
+        except SummarizationFailedError as error:
+            return Outcome(None, str(error))
     plan, summary, refused = proposed(journal.key.session, plan, summary, case, journal.rewriters)
     outcome = yield from _commit(journal, plan, summary, case.view, ports)
     return replace(outcome, refused=refused)
@@ -193,7 +197,18 @@ def _written(journal: Journal, ports: Ports, plan: Plan, case: Case) -> Flow[Sum
     )
     journal.unbooked_calls += summary.calls
     journal.unbooked_usage += summary.usage
-    return summary
+    if not rules.probe or not summary.rung.startswith("model"):
+        return summary
+    found = yield from probe(summary.text, plan.covered)
+    journal.unbooked_calls += found.calls
+    journal.unbooked_usage += found.usage or Usage()
+    told = f"probe: {found.verdict}, {found.score:.0%} of its questions answered from the summary alone"
+    if found.verdict != "reject":
+        return replace(summary, problems=(*summary.problems, told)) if found.verdict == "warn" else summary
+    if case.facts.mode != "cap":
+        raise SummarizationFailedError(f"{told}; the originals stay")
+    # the request has to fit: a summary of verbatim lines in its place
+    return (yield from _written(journal, ports, replace(plan, writer="extractive"), case))
 
 
 def _held(journal: Journal, view: View) -> bool:
