@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from langchain_ctx.agent_tools import history_tools
     from langchain_ctx.backend import LangChainBackend
     from langchain_ctx.chat import ChatCtx
     from langchain_ctx.convert import from_langchain, to_langchain
@@ -25,6 +26,7 @@ _WHERE = {
     "CtxChatMessageHistory": "history",
     "LangChainBackend": "backend",
     "from_langchain": "convert",
+    "history_tools": "agent_tools",
     "to_langchain": "convert",
     "with_context": "wrapped",
     "with_reasoning": "reasoning",
@@ -37,6 +39,7 @@ __all__ = [
     "CtxChatMessageHistory",
     "LangChainBackend",
     "from_langchain",
+    "history_tools",
     "to_langchain",
     "with_context",
     "with_reasoning",

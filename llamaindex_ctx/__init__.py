@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llamaindex_ctx.agent_tools import history_tools
     from llamaindex_ctx.backend import LlamaIndexBackend
     from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
     from llamaindex_ctx.llm import CtxLLM
@@ -19,6 +20,7 @@ _WHERE = {
     "LlamaIndexBackend": "backend",
     "LlmSummarizer": "summarizer",
     "from_chat_messages": "convert",
+    "history_tools": "agent_tools",
     "register_store": "registry",
     "to_chat_messages": "convert",
 }
@@ -29,6 +31,7 @@ __all__ = [
     "LlamaIndexBackend",
     "LlmSummarizer",
     "from_chat_messages",
+    "history_tools",
     "register_store",
     "to_chat_messages",
 ]

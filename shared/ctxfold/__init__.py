@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ctxfold.archive import Hit
     from ctxfold.backends.anthropic import AnthropicBackend
     from ctxfold.backends.chaos import ChaosBackend
     from ctxfold.backends.openai_chat import OpenAIChatBackend
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ctxfold.connect import open_backend
     from ctxfold.engine import Window
     from ctxfold.errors import BackendError, CtxError, StrategyError
-    from ctxfold.events import CompactionHeld, Event, HistoryCompacted
+    from ctxfold.events import CompactionHeld, CompactionProposal, Event, HistoryCompacted, RewriteRefused
     from ctxfold.messages import Message, ToolSpec, Usage
     from ctxfold.ports import ContextBackend, Reply, Request, Store, TokenCounter
     from ctxfold.prices import Prices
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ctxfold.stores.sql import SqlStore
     from ctxfold.stream import Content, ContentFirst, Fold, StreamEvent, Thinking, ToolCalls
     from ctxfold.tokens import RatioCounter, TiktokenCounter, text_counter
+    from ctxfold.toolkit import HistoryTool, history_tools
     from ctxfold.trigger import (
         AllOf,
         AnyOf,
@@ -50,6 +52,7 @@ _WHERE = {
     "ChaosBackend": "backends.chaos",
     "ColdCacheTrigger": "trigger",
     "CompactionHeld": "events",
+    "CompactionProposal": "events",
     "Content": "stream",
     "ContentFirst": "stream",
     "ContextBackend": "ports",
@@ -58,6 +61,8 @@ _WHERE = {
     "Event": "events",
     "Fold": "stream",
     "HistoryCompacted": "events",
+    "HistoryTool": "toolkit",
+    "Hit": "archive",
     "Hold": "compaction.plan",
     "MemoryStore": "stores.memory",
     "Message": "messages",
@@ -72,6 +77,7 @@ _WHERE = {
     "RatioTrigger": "trigger",
     "Reply": "ports",
     "Request": "ports",
+    "RewriteRefused": "events",
     "ScriptedBackend": "backends.scripted",
     "SessionUsage": "session",
     "SqlStore": "stores.sql",
@@ -89,6 +95,7 @@ _WHERE = {
     "TurnsTrigger": "trigger",
     "Usage": "messages",
     "Window": "engine",
+    "history_tools": "toolkit",
     "open_backend": "connect",
     "text_counter": "tokens",
 }
@@ -103,6 +110,7 @@ __all__ = [
     "ChaosBackend",
     "ColdCacheTrigger",
     "CompactionHeld",
+    "CompactionProposal",
     "Content",
     "ContentFirst",
     "ContextBackend",
@@ -111,6 +119,8 @@ __all__ = [
     "Event",
     "Fold",
     "HistoryCompacted",
+    "HistoryTool",
+    "Hit",
     "Hold",
     "MemoryStore",
     "Message",
@@ -125,6 +135,7 @@ __all__ = [
     "RatioTrigger",
     "Reply",
     "Request",
+    "RewriteRefused",
     "ScriptedBackend",
     "SessionUsage",
     "SqlStore",
@@ -142,6 +153,7 @@ __all__ = [
     "TurnsTrigger",
     "Usage",
     "Window",
+    "history_tools",
     "open_backend",
     "text_counter",
 ]

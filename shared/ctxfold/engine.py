@@ -122,7 +122,7 @@ class Engine:
         if head is None and create:
             yield from AppendLog(key, (policy,))
         state = yield from load(key, self.ports)
-        opened = Journal(state, unbound_seq=state.head)
+        opened = Journal(state, unbound_seq=state.head, rewriters=self.events.rewriters)
         given = create and "strategy" in self.rules.model_fields_set
         check_known((self.rules if given else opened.stored_rules()).strategy, self.strategies, key.session)
         with self._lock:
@@ -219,8 +219,9 @@ class Engine:
             turn, waiting = None, set[str]()
         pending = check_sequence(seen, waiting=waiting)
         place = turn or ((new_turn or self.ports.ids.new()) if pending or hold else None)
+        places = {m.id: place for m in seen}
         drafts += [
-            draft(self.ports, MessageAdded(m, shown), turn_id=None if m.visibility == "user" else place, record_id=record_ids[m.id])
+            draft(self.ports, MessageAdded(m, shown), turn_id=places.get(m.id), record_id=record_ids[m.id])
             for m, shown in sized(fresh, rules=journal.rules(), counter=self.ports.counter)
         ]
         if place is None or pending or hold or not seen:
@@ -229,10 +230,9 @@ class Engine:
 
     def _waiting_turn(self, journal: Journal, fresh: Sequence[Message]) -> str | None:
         """The open turn whose call the first of the messages answers."""
-        first = next((m for m in fresh if m.visibility != "user"), None)
-        if first is None or first.role != "tool":
+        wanted = next(({r.call_id for r in m.tool_results} for m in fresh if m.visibility != "user"), None)
+        if not wanted:
             return None
-        wanted = {r.call_id for r in first.tool_results}
         with journal.lock:
             for turn_id, turn in reversed(list(journal.state.open.items())):
                 if wanted & open_calls(turn.entries):

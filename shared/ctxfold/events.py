@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ctxfold.errors import ConfigError
 from ctxfold.messages import Message
 from ctxfold.prices import CostLine
 
 __all__ = [
     "Appended",
     "CompactionHeld",
+    "CompactionProposal",
     "Event",
     "HistoryCompacted",
     "Inserted",
     "MessagesRestored",
     "PromptTruncated",
     "Removed",
+    "RewriteRefused",
+    "Rewriter",
     "SessionLoaded",
     "Subscriber",
     "Subscribers",
@@ -127,6 +131,27 @@ class PromptTruncated:
     counted_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class RewriteRefused:
+    """A compaction subscriber raised, or wanted what would break the conversation; its proposal was written as it was."""
+
+    session: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionProposal:
+    """A compaction before it is written: `summary` would stand for the `covered` messages, `kept` ones would follow it."""
+
+    session: str
+    summary: str
+    covered: tuple[Message, ...]
+    kept: tuple[Message, ...]
+
+
+Rewriter: TypeAlias = "Callable[[CompactionProposal], tuple[str, Sequence[Message]] | None]"
+
+
 Event: TypeAlias = (
     PromptTruncated
     | Appended
@@ -138,6 +163,7 @@ Event: TypeAlias = (
     | TurnEnded
     | HistoryCompacted
     | CompactionHeld
+    | RewriteRefused
 )
 Subscriber: TypeAlias = Callable[[Event], None]
 
@@ -147,12 +173,20 @@ class Subscribers:
 
     def __init__(self) -> None:
         self._all: list[Subscriber] = []
+        self.rewriters: list[Rewriter] = []  # at most one
 
     def add(self, subscriber: Subscriber) -> Callable[[], None]:
         """Subscribe (twice is once); the returned function unsubscribes."""
         if subscriber not in self._all:
             self._all.append(subscriber)
         return lambda: self._all.remove(subscriber) if subscriber in self._all else None
+
+    def rewrite(self, rewriter: Rewriter) -> Callable[[], None]:
+        """Make it the one compaction subscriber; ConfigError when there is another. The returned function ends it."""
+        if self.rewriters not in ([], [rewriter]):
+            raise ConfigError("there is a compaction subscriber already: end that one first, a summary has one author")
+        self.rewriters[:] = [rewriter]
+        return lambda: self.rewriters.remove(rewriter) if rewriter in self.rewriters else None
 
     def emit(self, event: Event) -> None:
         for subscriber in tuple(self._all):

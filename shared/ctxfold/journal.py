@@ -18,6 +18,7 @@ from ctxfold.errors import (
     StoreUnavailableError,
     TurnClosedError,
 )
+from ctxfold.events import Rewriter
 from ctxfold.flow import Flow
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixTracker
@@ -85,6 +86,7 @@ class Journal:
     compacting: int = 0  # compactions under way
     ahead: Ahead = field(default_factory=Ahead)
     worker: str = ""  # by which leases know this journal
+    rewriters: Sequence[Rewriter] = ()  # the engine's compaction subscriber, if it has one
     unbooked_calls: int = 0  # to the summariser, for summaries that were then not written
     unbooked_usage: Usage = field(default_factory=Usage)
     unbound_seq: int = 0  # newest record that was there when the prefix last changed, or the session was opened

@@ -13,7 +13,7 @@ from ctxfold import archive, editing, exchange
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.connect import LineCodec, ports, session_rules
 from ctxfold.engine import Engine, Window
-from ctxfold.events import Subscriber
+from ctxfold.events import Rewriter, Subscriber
 from ctxfold.exchange import OpenReply, Options, Question
 from ctxfold.explain import (
     Audience,
@@ -330,6 +330,15 @@ class AgentContext(SessionHandle):
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Get every event of this engine's sessions; the returned function ends it."""
         return self._engine.events.add(subscriber)
+
+    def on_compaction(self, rewriter: Rewriter) -> Callable[[], None]:
+        """Let one subscriber give each compaction of this engine another summary and another choice of messages to keep.
+
+        It gets a CompactionProposal and returns None, or (summary, kept): the kept messages in order, out of those covered and
+        kept. What breaks the contract (a pin dropped, a round split, no gain) is reported as RewriteRefused and not done. The
+        returned function ends it.
+        """
+        return self._engine.events.rewrite(rewriter)
 
     def close(self, *, wait: bool = True) -> None:
         """End background work, waiting for it or not, and close the store, if this context opened it.

@@ -10,8 +10,7 @@ from langchain_core.messages import HumanMessage
 
 from ctxfold.messages import assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx
-from langchain_ctx.history_tools import history_tools
+from langchain_ctx import ChatCtx, history_tools
 
 
 def play(body: Any) -> Scripted:
@@ -54,4 +53,5 @@ async def test_an_agent_uses_them() -> None:
             assert [b.id for b in context.explain().blocks if b.why == "pinned"] == ["a11"]
             sent = {t["function"]["name"]: t["function"]["parameters"] for t in server.requests[-1].body["tools"]}
             assert sent["read_message"]["required"] == ["reference"]
+            await chat.aclose()
             chat.close()

@@ -10,8 +10,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 
 from ctxfold.messages import assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from llamaindex_ctx import CtxLLM, CtxMemory
-from llamaindex_ctx.history_tools import history_tools
+from llamaindex_ctx import CtxLLM, CtxMemory, history_tools
 
 # workflows ask every attribute of an agent, pydantic's deprecated ones too
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect")
@@ -47,6 +46,7 @@ async def test_an_agent_uses_them(streaming: bool) -> None:
         context.add([user("between", id="b"), assistant("yes " * 30, id="b2")])
         agent = FunctionAgent(tools=history_tools(context), llm=llm, streaming=streaming)
         said = str(await agent.run("What is the gate code?", memory=memory))
+        await llm.aclose()
         assert "The gate code is 7731." in said
         assert "Pinned a11." in said
         assert "Compacted: " in said

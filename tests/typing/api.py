@@ -11,14 +11,18 @@ from ctxfold import (
     AnyOf,
     Case,
     ColdCacheTrigger,
+    CompactionProposal,
     EconomicTrigger,
     HistoryCompacted,
+    HistoryTool,
+    Hit,
     Hold,
     MemoryStore,
     Message,
     MessagesTrigger,
     OpenAIChatBackend,
     Plan,
+    Policy,
     Prices,
     RatioTrigger,
     Reply,
@@ -33,6 +37,7 @@ from ctxfold import (
     ToolSpec,
     TurnsTrigger,
     Window,
+    history_tools,
 )
 from ctxfold.engine import Added
 from ctxfold.events import Event
@@ -56,7 +61,19 @@ def sync_use(path: Path) -> None:
         assert_type(ctx.update(0, user("b", id="1")), Message)
         assert_type(ctx.remove(0), tuple[Message, ...])
         assert_type(ctx.retain("user"), tuple[Message, ...])
-        assert_type(ctx.export_jsonl(path), int)
+        assert_type(ctx.export_jsonl(path, zone="window", native=True), int)
+        assert_type(ctx.import_jsonl(path), int)
+        ctx.save_snapshot(path)
+        assert_type(AgentContext.load_snapshot(path, backend, session="new"), AgentContext)
+        assert_type(ctx.search("words", limit=3), tuple[Hit, ...])
+        assert_type(ctx.restore("1", "#2"), tuple[Message, ...])
+        assert_type(ctx.fork("other", at="1"), AgentContext)
+        assert_type(ctx.set_policy(auto_compact=False), Policy)
+        assert_type(ctx.auto_compact, bool)
+        assert_type(ctx.messages(audience="user"), tuple[Message, ...])
+        assert_type(ctx.add("a note", visibility="user"), Added)
+        assert_type(history_tools(ctx), tuple[HistoryTool, ...])
+        ctx.on_compaction(shortened)()
         assert_type(ctx.at("other", owner="me"), AgentContext)
         ctx.pin("1", "2")
         ctx.compact()
@@ -75,6 +92,10 @@ async def async_use() -> None:
         await ctx.apin("1")
         await ctx.acompact()
         await ctx.aundo()
+
+
+def shortened(offer: CompactionProposal) -> tuple[str, tuple[Message, ...]]:
+    return offer.summary[:100], offer.kept
 
 
 def heard(event: Event) -> None:
