@@ -14,7 +14,16 @@ from ctxfold.messages import Message, Role, TextPart
 from ctxfold.ports import Ports
 from ctxfold.zones.recall import recall, render
 
-__all__ = ["SCRATCH_ID", "Scratch", "newest_question", "overflow", "place_scratch", "recalled", "scratch_message", "too_large"]
+__all__ = [
+    "SCRATCH_ID",
+    "Scratch",
+    "newest_question",
+    "overflow",
+    "place_scratch",
+    "recalled",
+    "scratch_message",
+    "too_large",
+]
 
 SCRATCH_ID = "scratch"
 REMEMBERED_QUESTIONS = 64
