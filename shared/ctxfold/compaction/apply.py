@@ -10,12 +10,13 @@ from typing import TypeGuard
 from ctxfold.compaction.plan import Decision, Facts, Hold, Mode, Plan
 from ctxfold.compaction.prepare import alone, prepare, ready_or_leased
 from ctxfold.compaction.probe import probe
+from ctxfold.compaction.rewrite import proposed
 from ctxfold.compaction.strategy import Case, Strategy, decide, rewritten
 from ctxfold.compaction.summarize import Summary, as_message, summarize
 from ctxfold.compaction.tiers import BUILT_IN, Tiered
 from ctxfold.effects import FetchLog
 from ctxfold.errors import BackendError, ConfigError, CtxError, HeadMovedError, StrategyError, SummarizationFailedError
-from ctxfold.events import CompactionHeld, Event, HistoryCompacted
+from ctxfold.events import CompactionHeld, Event, HistoryCompacted, RewriteRefused
 from ctxfold.flow import Call, Deadline, Flow
 from ctxfold.history.cost import session_cost
 from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
@@ -40,6 +41,7 @@ class Outcome:
 
     event: HistoryCompacted | None
     reason: str
+    refused: RewriteRefused | None = None
 
     @property
     def compacted(self) -> bool:
@@ -118,6 +120,8 @@ def compact(
                 noted.set_attribute("ctxfold.tokens_after", outcome.event.tokens_after)
     finally:
         journal.compacting -= 1
+    if outcome.refused is not None:
+        events = (*events, outcome.refused)
     if not outcome.compacted and facts.mode == "close":
         _hold_on(journal, view)
         events = (*events, CompactionHeld(journal.key.session, outcome.reason))
@@ -173,7 +177,9 @@ def _done(journal: Journal, plan: Plan, summary: Summary | None, case: Case, por
             summary = yield from _written(journal, ports, plan, case)
         except SummarizationFailedError as error:
             return Outcome(None, str(error))
-    return (yield from _commit(journal, plan, summary, case.view, ports))
+    plan, summary, refused = proposed(journal.key.session, plan, summary, case, journal.rewriters)
+    outcome = yield from _commit(journal, plan, summary, case.view, ports)
+    return replace(outcome, refused=refused)
 
 
 def _written(journal: Journal, ports: Ports, plan: Plan, case: Case) -> Flow[Summary]:
