@@ -53,10 +53,22 @@ class Tiered:
             return Hold(
                 f"{reason}: last summary {facts.turns_since_summary} turns ago, cooldown {rules.cooldown_turns}"
             )
-        return self._cover(case, reason)
+        return self._better(case, self._cover(case, reason), reason)
 
-    def _clear(self, case: Case, reason: str) -> list[Plan]:
-        """Old tool outputs of the session; and, when a request must fit, those of the asking turn."""
+    def _better(self, case: Case, decision: Decision, reason: str) -> Decision:
+        """The decision; where a request has to fit and it frees next to nothing or too little, all tool outputs but the newest
+        round's may give way, however new, if that frees more."""
+        if case.facts.mode != "cap" or not self.prunes:
+            return decision
+        before = case.view.tokens
+        after = decision.tokens_after if isinstance(decision, Plan) else before
+        if before - after >= MIN_FREE_TOKENS and after + case.facts.overhead_tokens <= case.rules.budget_tokens:
+            return decision
+        pruned = min(self._clear(case, reason, recent=True), key=lambda p: p.tokens_after, default=None)
+        return pruned if pruned is not None and pruned.tokens_after < after else decision
+
+    def _clear(self, case: Case, reason: str, *, recent: bool = False) -> list[Plan]:
+        """Old tool outputs of the session; and, when a request must fit, those of the asking turn. With `recent`, new ones too."""
         facts, rules, view = case.facts, case.rules, case.view
         scopes: list[tuple[Sequence[Entry], str | None]] = [(view.live, None)]
         if facts.mode == "cap" and facts.turn_id is not None:
@@ -69,8 +81,8 @@ class Tiered:
                 wanted = _wanted(case)
             shown, saved = clear_tools(
                 entries,
-                budget_tokens=rules.budget_tokens,
-                keep=kept(entries, pins=facts.pins),
+                budget_tokens=0 if recent else rules.budget_tokens,
+                keep=kept(entries, pins=facts.pins) | (_newest_round(entries) if recent else frozenset[str]()),
                 counter=case.counter,
                 order=order,
                 wanted_tokens=wanted,
@@ -182,6 +194,12 @@ def choose_cut(
 def summary_limit(source_tokens: int, rules: Policy) -> int:
     """Most tokens that a summary of such a source may take: always fewer than it replaces."""
     return min(rules.summary_tokens, source_tokens // 2)
+
+
+def _newest_round(entries: Sequence[Entry]) -> frozenset[str]:
+    """The tool results after the last assistant message: what the model has just asked for."""
+    newest = max((i for i, e in enumerate(entries) if e.message.role == "assistant"), default=0)
+    return frozenset(e.id for e in entries[newest:] if e.message.role == "tool")
 
 
 def _share(case: Case) -> str:
