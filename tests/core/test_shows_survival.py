@@ -1,0 +1,41 @@
+"""Facts outlive ten generations of summaries, and bad summarisers lose nothing in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks import bad_summariser, survival
+from tests.benchmarks.data import DataMissingError
+
+
+@pytest.mark.parametrize("case", survival.CASES, ids=lambda c: f"{c.source}-{'fit' if c.fits else 'many'}")
+def test_marked_facts_are_visible_or_their_reference_resolves(case: survival.Case) -> None:
+    try:
+        found = survival.survived(case)
+    except DataMissingError as missing:
+        pytest.skip(str(missing))
+    assert found.generations == survival.GENERATIONS
+    assert found.lost == ()
+    assert found.visible + found.resolved == found.facts
+    if case.fits:
+        assert found.visible == found.facts == survival.GENERATIONS * survival.FITTING
+    else:
+        assert found.resolved > 100
+    if case.source == "tau_airline":
+        assert found.widest >= 20
+
+
+@pytest.mark.parametrize("fault", bad_summariser.FAULTS)
+def test_a_bad_summariser_loses_no_argument_and_raises_nothing(fault: str) -> None:
+    try:
+        found = bad_summariser.outcome(fault)
+    except DataMissingError as missing:
+        pytest.skip(str(missing))
+    assert found.errors == ()
+    assert found.at_call.lost == found.at_end.lost == ()
+    assert found.at_end.resolved > 100
+    rungs = dict(found.rungs)
+    if fault in ("empty", "longer than the source", "refuses", "raises", "hangs"):
+        assert "model" not in rungs
+        assert found.problems >= sum(rungs.values())
+    assert sum(rungs.values()) >= 20
