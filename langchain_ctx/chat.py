@@ -6,7 +6,6 @@ import builtins
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
@@ -17,6 +16,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
+from ctxfold.closing import Closing
 from ctxfold.connect import message_counter, open_backend
 from ctxfold.ports import ContextBackend, TokenCounter
 from ctxfold.session import AgentContext
@@ -31,7 +31,7 @@ from langchain_ctx.tools import bound_tools, choice, specs
 __all__ = ["ChatCtx"]
 
 
-class ChatCtx(AnsweringChatModel):
+class ChatCtx(AnsweringChatModel, Closing):
     """A chat model whose conversation may outgrow its window.
 
     Setup:
@@ -271,19 +271,3 @@ class ChatCtx(AnsweringChatModel):
             await self._sessions.aclose()
         if self.backend is None:
             await self._backend.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage
 
+from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message
@@ -40,7 +40,7 @@ class _Failures:
             raise error
 
 
-class CtxChatMessageHistory(BaseChatMessageHistory):
+class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
     """A chat history whose `messages` always fit the window; what no longer fits is summarised, and nothing is lost.
 
     Works in `RunnableWithMessageHistory` in both of its modes. `messages` is a snapshot that stays the same from the first
@@ -200,24 +200,8 @@ class CtxChatMessageHistory(BaseChatMessageHistory):
         if self._owned:
             await self._sessions.aclose()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class HistoryFactory:
+class HistoryFactory(Closing):
     """Gives a new history handle per call, all over one engine; close it when the chain is done.
 
     The parameters are those that `history_factory_config` names: `session_id`, and `owner` where users must be kept apart.
@@ -237,22 +221,6 @@ class HistoryFactory:
 
     async def aclose(self) -> None:
         await self._sessions.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 def session_key(session: object, owner: object) -> SessionKey:

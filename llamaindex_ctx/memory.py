@@ -6,14 +6,14 @@ import asyncio
 import json
 import uuid
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory.types import BaseMemory
 from pydantic import Field, PrivateAttr
 
+from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallError
 from ctxfold.messages import Message
 from ctxfold.ports import Store, TokenCounter
@@ -32,7 +32,7 @@ MANY = 200  # messages
 LONG = 200_000  # characters
 
 
-class CtxMemory(BaseMemory):
+class CtxMemory(BaseMemory, Closing):
     """A session as LlamaIndex memory: `put` stores, `get` is the window made to fit, `get_all` every message.
 
     Make one with `from_defaults`. Safe across threads and tasks; copies share the engine. A context manager; `close` closes
@@ -253,22 +253,6 @@ class CtxMemory(BaseMemory):
         forget(self._live.source)
         if self._live.opened is not None:
             await self._live.opened.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 class _FunctionCounter:

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from os import PathLike
-from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 from ctxfold import archive, editing, exchange
+from ctxfold.closing import Closing
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.connect import LineCodec, ports, session_rules
 from ctxfold.engine import Engine, Window
@@ -57,7 +57,7 @@ class SessionUsage:
     cost: CostLine | None = None
 
 
-class AgentContext(SessionHandle):
+class AgentContext(SessionHandle, Closing):
     """A conversation that may outgrow its window.
 
     Args:
@@ -357,19 +357,3 @@ class AgentContext(SessionHandle):
             await tasks.aclose(wait=wait)
         if self._owns_store:
             await self._engine.ports.store.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

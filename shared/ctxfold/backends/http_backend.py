@@ -12,8 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
@@ -33,6 +32,7 @@ from ctxfold.backends.http_stream import AsyncHttpStream, HttpStream
 from ctxfold.backends.native_jsonl import from_line, to_line
 from ctxfold.backends.profile import Profile, load_profile
 from ctxfold.backends.retry import Retry
+from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, InvalidTextError
 from ctxfold.messages import Message
 from ctxfold.ports import Ids, Reply, Request, UuidIds
@@ -48,7 +48,7 @@ HIDDEN = "**********"
 MIN_SECRET_CHARS = 6
 
 
-class HttpBackend(ABC):
+class HttpBackend(ABC, Closing):
     """A model service over HTTP; safe across threads, tasks and event loops.
 
     Usable as `with` or `async with`; after `close` the next call opens new connections. `timeout_s` bounds the wait for the first
@@ -180,20 +180,6 @@ class HttpBackend(ABC):
     async def aclose(self) -> None:
         if self._clients is not None:
             await self._clients.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _profile_for(self, model: str | None) -> Profile:
         name = model or self._model

@@ -6,9 +6,9 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import ParamSpec, TypeVar
 
+from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, MessageConflictError, MessageError
 from ctxfold.history.records import Draft, Record, SessionKey, fingerprint
 from ctxfold.ports import Document, Head, Postings
@@ -30,7 +30,7 @@ class Fresh:
     fingerprint: str
 
 
-class BaseStore(ABC):
+class BaseStore(ABC, Closing):
     """The async forms and context managers of a store, derived from its sync methods.
 
     Safe across threads and tasks. After a fork, open a store of your own in the child.
@@ -126,22 +126,6 @@ class BaseStore(ABC):
 
     async def aclose(self) -> None:
         await self._offload(self.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 def checked_key(key: SessionKey) -> SessionKey:
