@@ -94,6 +94,10 @@ class Policy(BaseModel):
     prepare_ratio: float = Field(
         default=0.75, ge=0, le=1, description="from here on a summary is prepared in the background; 0 turns it off"
     )
+    references: bool = Field(
+        default=True,
+        description="ledger lines name their records; off, one transcript gives the same summary through every face",
+    )
     count_reasoning: bool = True
 
     @property

@@ -245,7 +245,13 @@ def _finished(task: _Task, text: str, rung: str, found: Verification) -> Summary
     room = task.limit - count(text) - count(LEDGER_HEADING) - 2
     if task.data:
         room -= count(DATA_HEADING) + 1
-    lines = ledger_lines(found.missing, limit_tokens=max(0, room), counter=task.counter, data=task.data)
+    lines = ledger_lines(
+        found.missing,
+        limit_tokens=max(0, room),
+        counter=task.counter,
+        data=task.data,
+        references=task.rules.references,
+    )
     sections = [HEADING, text] if text else [HEADING]
     for heading, block in ((LEDGER_HEADING, lines.lines), (DATA_HEADING, lines.data_lines)):
         sections += [heading, *block] if block else []

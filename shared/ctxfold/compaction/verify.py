@@ -124,11 +124,16 @@ def check(summary_text: str, sources: Iterable[Source], *, facts: Sequence[Fact]
 
 
 def ledger_lines(
-    missing: Sequence[Fact], *, limit_tokens: int, counter: TokenCounter, data: Collection[str] = ()
+    missing: Sequence[Fact],
+    *,
+    limit_tokens: int,
+    counter: TokenCounter,
+    data: Collection[str] = (),
+    references: bool = True,
 ) -> Ledger:
     """One line per message, `- key: literal; key: literal (#seq)`, within the limit; the heaviest facts are placed first.
 
-    `data` are the ids of messages that tools wrote.
+    `data` are the ids of messages that tools wrote. Without `references` the lines do not say where they come from.
     """
     lines: dict[str, list[Fact]] = {}
     archived: list[Fact] = []
@@ -139,7 +144,7 @@ def ledger_lines(
         if fact.value in placed and len(fact.value) > SHORT_VALUE:
             continue
         cost = counter.count_text(f"{_entry(fact)}; ") + (
-            0 if place in lines else counter.count_text(f"- (#{fact.seq})\n")
+            0 if place in lines else counter.count_text(f"- (#{fact.seq})\n" if references else "-\n")
         )
         if used + cost > limit_tokens:
             archived.append(fact)
@@ -147,8 +152,8 @@ def ledger_lines(
         used += cost
         placed.add(fact.value)
         lines.setdefault(place, []).append(fact)
-    told = tuple(_rendered(facts) for place, facts in lines.items() if place not in data)
-    from_tools = tuple(_rendered(facts) for place, facts in lines.items() if place in data)
+    told = tuple(_rendered(facts, references) for place, facts in lines.items() if place not in data)
+    from_tools = tuple(_rendered(facts, references) for place, facts in lines.items() if place in data)
     return Ledger(told, tuple(archived), from_tools, len(placed))
 
 
@@ -281,8 +286,8 @@ def _entry(fact: Fact) -> str:
     return f"{key}: {text}" if key else text
 
 
-def _rendered(facts: Sequence[Fact]) -> str:
-    reference = f" (#{facts[0].seq})" if facts[0].seq else ""
+def _rendered(facts: Sequence[Fact], references: bool) -> str:
+    reference = f" (#{facts[0].seq})" if references and facts[0].seq else ""
     return f"- {'; '.join(_entry(f) for f in facts)}{reference}"
 
 
