@@ -15,6 +15,8 @@ import pytest
 from tests.core.driven import context
 from tests.properties.machine import assert_legal
 
+KILLS = int(os.environ.get("CTXFOLD_KILLS", "10"))
+
 WRITER = """
 import sys
 from ctxfold import AgentContext, RatioCounter
@@ -41,7 +43,7 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
     path = os.pathsep.join(p for p in sys.path if p)
     chance = random.Random(7)
     acknowledged: list[str] = []
-    for run in range(10):
+    for run in range(KILLS):
         writer = subprocess.Popen(
             [sys.executable, "-c", WRITER, f"run{run}", url],
             stdout=subprocess.PIPE,

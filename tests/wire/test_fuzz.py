@@ -19,8 +19,11 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from ctxfold.backends import OpenAIChatBackend, load_profile
+from ctxfold import open_backend
+from ctxfold.backends import load_profile
+from ctxfold.backends.anthropic_parse import MessagesParser
 from ctxfold.backends.failures import http_failure
+from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.backends.openai_parse import ChatParser
 from ctxfold.backends.sse import MAX_EVENT_BYTES, SseDecoder
 from ctxfold.errors import BackendError, CtxError
@@ -34,7 +37,7 @@ TOTAL, PARTS, SOCKETS = 20_000 * SCALE, 4, 300 * SCALE
 SEED = 20_261_121
 
 ALL = [json.loads(line) for line in (Path(__file__).parent / "vectors.jsonl").read_text(encoding="utf-8").splitlines()]
-PARSERS = {"openai_chat": ChatParser}
+PARSERS = {"openai_chat": ChatParser, "anthropic_messages": MessagesParser}
 VECTORS = [v for v in ALL if load_profile(v["provider"]).wire in PARSERS]
 FRAMES = {v["name"]: [frame.encode(v["frame_encoding"]) for frame in v["frames"]] for v in VECTORS}
 REQUEST = Request((user("Hello", id="u"),))
@@ -241,10 +244,10 @@ class Sockets:
         rows = zip(self.pairs, self.reads, self.ends, strict=True)
         return [Play(reads, headers=vector["headers"], then=end) for (vector, _), reads, end in rows]
 
-    def backend(self, server: RawServer, provider: str) -> OpenAIChatBackend:
-        return OpenAIChatBackend(
-            provider=provider,
-            model="m",
+    def backend(self, server: RawServer, provider: str) -> HttpBackend:
+        return open_backend(
+            provider,
+            "m",
             base_url=server.base_url,
             api_key="k",
             max_retries=0,

@@ -19,7 +19,12 @@ from tests.wire.raw_server import Play, RawServer
 
 KEY = "sk-vector-4f1d"
 MODEL = "m-test"
-ALL = [json.loads(line) for line in (Path(__file__).parent / "vectors.jsonl").read_text(encoding="utf-8").splitlines()]
+HERE = Path(__file__).parent
+ALL = [
+    json.loads(line)
+    for name in ("vectors.jsonl", "own_vectors.jsonl")
+    for line in (HERE / name).read_text(encoding="utf-8").splitlines()
+]
 
 
 def play(vector: dict[str, Any]) -> Play:
@@ -151,7 +156,7 @@ def check_message(message: Message, expected: dict[str, Any]) -> None:
 
 
 def test_all_of_them_are_here() -> None:
-    assert len(ALL) == 42
+    assert len(ALL) == 42 + 1, "the recorded ones, and our own"
 
 
 @pytest.mark.parametrize("vector", ALL, ids=lambda v: v["name"])
