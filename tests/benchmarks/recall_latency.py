@@ -32,7 +32,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
         lanes = [Lane(name, size, _turn(context, name, text, size)) for name, text in QUESTIONS.items()]
         race(lanes, QUICK if quick else Plan())
     rows: list[tuple[Cell, ...]] = [
-        (lane.name, len(lane.wall_s), lane.median_ms(), lane.cpu_median_ms(), sorted(lane.wall_s)[-2] * 1e3)
+        (lane.name, len(lane.wall_s), lane.median_ms(), lane.cpu_median_ms(), sorted(lane.wall_s)[-2:][0] * 1e3)
         for lane in lanes
     ]
     return [
