@@ -1,0 +1,53 @@
+"""The examples of docs/langchain-agents.md run as they stand, and what they make answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+from langchain_deepseek import ChatDeepSeek
+from langgraph.checkpoint.memory import InMemorySaver
+
+from ctxfold.testing import ModelServer
+from langchain_ctx import ChatCtx
+
+PAGE = (Path(__file__).parents[2] / "docs" / "langchain-agents.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+
+
+@pytest.fixture
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What a reader brings: a model, tools, a checkpointer, and a DeepSeek account on the loopback server."""
+    monkeypatch.chdir(tmp_path)
+    with ModelServer(model="lookup", context_window=64_000, strict="deepseek") as server:
+        model = ChatCtx(model="lookup", provider="deepseek", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
+        deepseek = partial(ChatDeepSeek, api_key="x", api_base=server.base_url)
+        yield {
+            "model": model,
+            "tools": [],
+            "saver": InMemorySaver(),
+            "create_agent": create_agent,
+            "ChatDeepSeek": deepseek,
+        }
+        model.close()
+
+
+def test_the_examples(names: dict[str, Any]) -> None:
+    assert len(EXAMPLES) == 3
+    told, asked = HumanMessage("My locker is 47-B."), HumanMessage("What is my locker?")
+    config = {"configurable": {"thread_id": "t"}}
+    exec(compile(EXAMPLES[0], "langchain-agents.md", "exec"), names)
+    names["agent"].invoke({"messages": [told]}, config=config)
+    answer = names["agent"].invoke({"messages": [asked]}, config=config)
+    assert "47-B" in answer["messages"][-1].text
+    exec(compile(EXAMPLES[1], "langchain-agents.md", "exec"), names)
+    names["model"].invoke([told])
+    assert "47-B" in names["model"].invoke([asked]).text
+    exec(compile(EXAMPLES[2], "langchain-agents.md", "exec"), names)
+    assert "47-B" in names["agent"].invoke({"messages": [told, asked]})["messages"][-1].text
