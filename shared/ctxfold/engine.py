@@ -1,7 +1,5 @@
-"""What the model sees next: turns, requests and edits of sessions, each written once as a flow.
-
-`Engine` holds no connection of its own: everything outside comes through Ports. Its flows are driven by `flow.run` and `flow.arun`.
-"""
+"""What the model sees next: turns, requests and edits of sessions, each written once as a flow. Everything outside comes
+through Ports; the flows are driven by `flow.run` and `flow.arun`."""
 
 from __future__ import annotations
 
