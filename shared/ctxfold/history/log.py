@@ -12,10 +12,12 @@ from ctxfold.history.records import (
     Calibrated,
     Cleared,
     Compacted,
+    GoalSet,
     MessageAdded,
     MessageInserted,
     MessageRemoved,
     MessageReplaced,
+    OutputsSummarised,
     Pinned,
     PolicyChanged,
     Record,
@@ -85,6 +87,8 @@ class SessionState:
         self.usage = Usage()
         self.replies = 0
         self.calibrations: dict[str, Calibrated] = {}
+        self.goal = GoalSet()
+        self.deferred: dict[str, Entry] = {}  # tool outputs as they will be shown under pressure
         self.stale = False
         self._count = count
         self._hidden = hidden
@@ -134,6 +138,7 @@ class SessionState:
             "stale",
             "fixed",
             "excerpts",
+            "goal",
         ):
             setattr(twin, name, getattr(self, name))
         twin.system, twin.compressed, twin.live = (
@@ -142,7 +147,7 @@ class SessionState:
             list(self.live),
         )
         twin.open = {turn: OpenTurn(list(t.entries), t.at_s) for turn, t in self.open.items()}
-        twin.calibrations = dict(self.calibrations)
+        twin.calibrations, twin.deferred = dict(self.calibrations), dict(self.deferred)
         twin.closed, twin.pins, twin.removed = dict(self.closed), dict(self.pins), dict(self.removed)
         twin.revertible, twin.undone = list(self.revertible), set(self.undone)
         return twin
@@ -157,7 +162,7 @@ class SessionState:
         )
         return next((e for zone in zones for e in reversed(zone) if e.id == message_id), None)
 
-    def _fold(self, record: Record) -> None:  # noqa: C901, PLR0912 - one case for each kind of record
+    def _fold(self, record: Record) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of record
         match record.body:
             case MessageAdded(message=message, shown=shown):
                 self._add(self._entry(record, message, shown), record)
@@ -182,6 +187,7 @@ class SessionState:
                 self._edited(record, revertible=not prompt)
             case Cleared(prompts=prompts):
                 self.compressed, self.live, self.pins = [], [], {}
+                self.goal, self.deferred = GoalSet(), {}
                 self.system = [] if prompts else self.system
                 self.cleared_seq = record.seq
                 self._edited(record)
@@ -200,6 +206,10 @@ class SessionState:
                 self.fixed = self.fixed if fixed is None else fixed
             case Calibrated(model=model):
                 self.calibrations[model] = record.body
+            case GoalSet():
+                self.goal = record.body
+            case OutputsSummarised():
+                self._defer(record, record.body)
             case SnapshotTaken():
                 self.snapshot_seq = record.seq
             case _:
@@ -243,6 +253,7 @@ class SessionState:
         if len(self.closed) > CLOSED_TURNS_KEPT:
             del self.closed[next(iter(self.closed))]
         if turn is None or not joins:
+            self._no_longer_deferred(e.id for e in (turn.entries if turn else ()))
             return
         for entry in turn.entries[: complete_prefix(turn.entries)]:
             self._join(entry)
@@ -260,6 +271,7 @@ class SessionState:
             old = [e for e in self.compressed if e.id not in covered]
             self.compressed = [*old, *summary]
             self.live = [self._stand_in(e, shown, record.seq) for e in self.live if e.id not in covered]
+        self._no_longer_deferred((*body.covered, *shown))
         self.compactions += 1
         self.summary_calls += body.calls or 0
         self.summary_usage += body.usage or Usage()
@@ -267,6 +279,15 @@ class SessionState:
         if summary:
             self.summary_turn = self.turns
         self._new_epoch(record)
+
+    def _defer(self, record: Record, body: OutputsSummarised) -> None:
+        """Only what is still shown in full is kept for later."""
+        for message in body.shown:
+            entry = self.entry(message.id)
+            if entry is not None and not entry.shown_seq:
+                self.deferred[message.id] = replace(self._entry(record, message), seq=entry.seq, shown_seq=record.seq)
+        self.summary_calls += body.calls or 0
+        self.summary_usage += body.usage or Usage()
 
     def _stand_in(self, entry: Entry, shown: dict[str, Message], seq: int) -> Entry:
         message = shown.get(entry.id)
@@ -304,12 +325,18 @@ class SessionState:
     def _replace(self, new: dict[str, Entry]) -> None:
         self.system = [new.get(e.id, e) for e in self.system]
         self.live = [new.get(e.id, e) for e in self.live]
+        self._no_longer_deferred(new)
 
     def _remove(self, ids: frozenset[str]) -> None:
         self.system = [e for e in self.system if e.id not in ids]
         self.compressed = [e for e in self.compressed if e.id not in ids]
         self.live = [e for e in self.live if e.id not in ids]
         self.pins = {pin: None for pin in self.pins if pin not in ids}
+        self._no_longer_deferred(ids)
+
+    def _no_longer_deferred(self, ids: Iterable[str]) -> None:
+        for message_id in ids:
+            self.deferred.pop(message_id, None)
 
     def _edited(self, record: Record, *, revertible: bool = True) -> None:
         self.edits += 1

@@ -21,16 +21,19 @@ __all__ = [
     "Cleared",
     "Compacted",
     "Draft",
+    "GoalSet",
     "MessageAdded",
     "MessageInserted",
     "MessageRemoved",
     "MessageReplaced",
+    "OutputsSummarised",
     "Pinned",
     "PolicyChanged",
     "Record",
     "Restored",
     "SessionKey",
     "SnapshotTaken",
+    "Subgoal",
     "TurnClosed",
     "TurnStatus",
     "Undone",
@@ -189,6 +192,35 @@ class Calibrated:
 
 
 @dataclass(frozen=True, slots=True)
+class Subgoal:
+    """A step of the task. Records from `since` on were written for it, up to the next one's; without a text, for none."""
+
+    text: str
+    since: int = 0
+    completed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GoalSet:
+    """What the conversation is for from here on, and its steps, oldest first. What stands in `given` the user has set: it stays."""
+
+    goal: str = ""
+    subgoals: tuple[Subgoal, ...] = ()
+    given: tuple[Literal["goal", "subgoal"], ...] = ()
+    kind: Literal["goal_set"] = "goal_set"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputsSummarised:
+    """Stand-ins for tool outputs, written before they are needed: the view stays as it is until a compaction shows them."""
+
+    shown: tuple[Message, ...]
+    calls: int | None = None
+    usage: Usage | None = None
+    kind: Literal["outputs_summarised"] = "outputs_summarised"
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotTaken:
     """The folded state right before this record, as JSON text: ids and counts, never a message's text."""
 
@@ -210,6 +242,8 @@ Body: TypeAlias = (
     | Restored
     | PolicyChanged
     | Calibrated
+    | GoalSet
+    | OutputsSummarised
     | SnapshotTaken
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -14,12 +14,15 @@ from ctxfold.history.log import OpenTurn, SessionState
 from ctxfold.history.records import (
     Calibrated,
     Compacted,
+    GoalSet,
     MessageAdded,
     MessageInserted,
     MessageReplaced,
+    OutputsSummarised,
     Record,
     Restored,
     SessionKey,
+    Subgoal,
 )
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Usage
@@ -79,6 +82,10 @@ class Snapshot(BaseModel):
     fixed: tuple[str, ...] = ()
     excerpts: bool = False
     calibrations: tuple[tuple[str, float, float, int], ...] = ()
+    goal: str = ""
+    subgoals: tuple[tuple[str, int, bool], ...] = ()
+    given: tuple[Literal["goal", "subgoal"], ...] = ()
+    deferred: tuple[Slot, ...] = ()
 
     def seqs(self) -> tuple[int, ...]:
         """Every record that has to be fetched to show this state."""
@@ -86,6 +93,7 @@ class Snapshot(BaseModel):
             self.system,
             self.compressed,
             self.live,
+            self.deferred,
             *(t.entries for t in self.open.values()),
         )
         return tuple(sorted({shown or seq for zone in zones for _, seq, shown, _ in zone}))
@@ -122,6 +130,10 @@ def dump_state(state: SessionState, counter_id: str) -> str:
         "fixed": list(state.fixed),
         "excerpts": state.excerpts,
         "calibrations": [(c.model, c.ratio, c.error, c.samples) for c in state.calibrations.values()],
+        "goal": state.goal.goal,
+        "subgoals": [astuple(s) for s in state.goal.subgoals],
+        "given": state.goal.given,
+        "deferred": _slots(state.deferred.values()),
     }
     return json.dumps(value, separators=(",", ":"))
 
@@ -194,6 +206,8 @@ def load_state(
         dict.fromkeys(snapshot.closed),
         dict.fromkeys(snapshot.pins),
     )
+    state.goal = GoalSet(snapshot.goal, tuple(Subgoal(*s) for s in snapshot.subgoals), snapshot.given)
+    state.deferred = {e.id: e for e in loader.entries(snapshot.deferred)}
     state.compactions, state.revertible = snapshot.compactions, list(snapshot.revertible)
     state.undone, state.cleared_seq = set(snapshot.undone), snapshot.cleared_seq
     state.summary_calls = snapshot.summary_calls
@@ -211,6 +225,8 @@ def message_in(record: Record, message_id: str, *, shown: bool = False) -> Messa
             found = stand_in if shown else message
         case MessageInserted(message=message) | MessageReplaced(message=message) | Restored(message=message):
             found = message
+        case OutputsSummarised(shown=messages):
+            found = next((m for m in messages if m.id == message_id), None)
         case Compacted(summary=summary, shown=messages):
             candidates = (*messages, *((summary,) if summary else ()))
             found = next((m for m in candidates if m.id == message_id), None)
