@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ctxfold.compaction.plan import Hold, Plan
     from ctxfold.compaction.strategy import Case, Strategy, Summarizer
     from ctxfold.connect import open_backend
-    from ctxfold.engine import Window
     from ctxfold.errors import BackendError, CtxError, StrategyError
     from ctxfold.events import CompactionHeld, CompactionProposal, Event, HistoryCompacted, RewriteRefused
     from ctxfold.messages import Message, ToolSpec, Usage
     from ctxfold.ports import ContextBackend, Reply, Request, Store, TokenCounter
     from ctxfold.prices import Prices
+    from ctxfold.room import Window
     from ctxfold.session import AgentContext, SessionUsage
     from ctxfold.stores.memory import MemoryStore
     from ctxfold.stores.sql import SqlStore
@@ -94,7 +94,7 @@ _WHERE = {
     "ToolSpec": "messages",
     "TurnsTrigger": "trigger",
     "Usage": "messages",
-    "Window": "engine",
+    "Window": "room",
     "history_tools": "toolkit",
     "open_backend": "connect",
     "text_counter": "tokens",

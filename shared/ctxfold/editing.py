@@ -129,10 +129,10 @@ def remove(engine: Engine, journal: Journal, index: int) -> Flow[tuple[Message, 
     return (yield from _remove(engine, journal, lambda live: removed(live, _place(live, anchor)), "removed"))
 
 
-def remove_ids(engine: Engine, journal: Journal, ids: Collection[str]) -> Flow[str]:
+def remove_ids(engine: Engine, journal: Journal, ids: Collection[str], *, may_return: bool = False) -> Flow[str]:
     """Remove messages that another reply supersedes, each with its tool round; unknown ids are ignored.
 
-    The record's id, to revert it by.
+    With `may_return` they are new when they come again. The record's id, to revert it by.
     """
     record_id = engine.ports.ids.new()
 
@@ -140,7 +140,7 @@ def remove_ids(engine: Engine, journal: Journal, ids: Collection[str]) -> Flow[s
         places = [i for i, e in enumerate(live) if e.id in ids]
         return tuple({e.id: e for place in places for e in removed(live, place)}.values())
 
-    yield from _remove(engine, journal, chosen, "removed", record_id=record_id, superseded=True)
+    yield from _remove(engine, journal, chosen, "removed", record_id=record_id, superseded=not may_return)
     return record_id
 
 
@@ -188,7 +188,7 @@ def set_all(
         place = turn if index >= whole else None
         drafts.append(draft(engine.ports, MessageAdded(m, shown), turn_id=place, record_id=names[m.id]))
     yield from append(journal, drafts, engine.ports)
-    yield from engine.maintain(journal)
+    yield from engine.room.maintain(journal)
     return turn
 
 

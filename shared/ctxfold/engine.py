@@ -10,19 +10,17 @@ from dataclasses import dataclass, replace
 
 from ctxfold.budget import Policy
 from ctxfold.calibration import observed, truncated
-from ctxfold.compaction.apply import Outcome, check_known, compact, facts_of, idle_time, index_oversized
+from ctxfold.compaction.apply import check_known, idle_time, index_oversized
 from ctxfold.compaction.clear_tools import sized
-from ctxfold.compaction.plan import Mode
 from ctxfold.compaction.strategy import Strategy
 from ctxfold.effects import AppendLog, FindLog, ReadHead
 from ctxfold.errors import (
-    CtxError,
     EmptyMessagesError,
     MessageConflictError,
     MessageTooLargeError,
     WindowTooSmallError,
 )
-from ctxfold.events import Appended, CompactionHeld, PromptTruncated, Subscribers, TurnEnded
+from ctxfold.events import Appended, PromptTruncated, Subscribers, TurnEnded
 from ctxfold.flow import Flow
 from ctxfold.history.cuts import check_sequence, open_calls
 from ctxfold.history.log import is_final
@@ -35,7 +33,6 @@ from ctxfold.history.records import (
     TurnStatus,
 )
 from ctxfold.history.revise import prompt_changes
-from ctxfold.history.view import View
 from ctxfold.journal import (
     Journal,
     append,
@@ -51,11 +48,11 @@ from ctxfold.journal import (
     turn_of,
     unknown,
 )
-from ctxfold.messages import Message, system, user, validated
+from ctxfold.messages import Message, system, validated
 from ctxfold.ports import Ports
-from ctxfold.zones.assemble import newest_question, overflow, recalled, too_large
+from ctxfold.room import Room
 
-__all__ = ["Added", "Engine", "Window"]
+__all__ = ["Added", "Engine"]
 
 FIT_TRIES = 4
 
@@ -68,18 +65,6 @@ class Added:
     turn_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What a model may be shown: the view, and recalled passages that travel with this request only."""
-
-    view: View
-    recalled: str = ""
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        return self.view.messages
-
-
 class Engine:
     """Sessions over one set of ports. Safe across threads and tasks; sessions in use are kept in memory, least used go first."""
 
@@ -90,6 +75,7 @@ class Engine:
         self.rules = rules
         self.strategies = {s.name: s for s in strategies}
         self.events = Subscribers()
+        self.room = Room(ports, self.strategies, self.events)
         self._max_sessions = max_sessions
         self._journals: OrderedDict[SessionKey, Journal] = OrderedDict()
         self._lock = threading.Lock()
@@ -193,7 +179,7 @@ class Engine:
             if isinstance(item.body, TurnClosed):
                 self._turn_ended(journal, item.turn_id or "", item.body.status)
         if place is None and is_final(fresh[-1]):
-            yield from self.maintain(journal)
+            yield from self.room.maintain(journal)
         return Added(tuple(fresh), place)
 
     def _drafts(
@@ -252,7 +238,7 @@ class Engine:
         fit; nothing is stored then.
         """
         if turn_id is None and (idle_s := (yield from idle_time(journal, self.ports))):
-            yield from self.maintain(journal, idle_s=idle_s)
+            yield from self.room.maintain(journal, idle_s=idle_s)
         rules = journal.rules()
         fixed = sum(e.tokens for e in journal.view().system)
         for message in messages:
@@ -291,7 +277,7 @@ class Engine:
         self.events.emit(Appended(journal.key.session, (added,)))
         if is_final(added):
             self._turn_ended(journal, turn_id, "completed")
-            yield from self.maintain(journal)
+            yield from self.room.maintain(journal)
         return added
 
     def _learnt(self, journal: Journal, turn_id: str, reply: Message) -> list[Draft]:
@@ -316,83 +302,3 @@ class Engine:
         journal.asked_tokens.pop(turn_id, None)
         journal.tracker.ended(turn_id, dropped=status != "completed")
         self.events.emit(TurnEnded(journal.key.session, turn_id, status))
-
-    # room
-
-    def window(
-        self,
-        journal: Journal,
-        *,
-        turn_id: str | None = None,
-        overhead_tokens: int = 0,
-        max_tokens: int | None = None,
-        auto_compact: bool | None = None,
-        recall: bool = True,
-        question: str | None = None,
-    ) -> Flow[Window]:
-        """What a request may hold, made to fit. ContextOverflowError when it cannot, or may not be, made to.
-
-        `question` is what is about to be asked, where it is not stored yet: it is counted, and recall looks for it.
-        """
-        rules = journal.rules()
-        extra = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
-        journal.overhead_tokens = extra
-        allowed = rules.auto_compact if auto_compact is None else auto_compact
-        view = journal.view(turn_id)
-        asked = self._coming(journal, view, question)
-        extra += self.ports.counter.count(asked) if asked else 0
-        reason = "automatic compaction is off"
-        for _ in range(FIT_TRIES if allowed else 0):
-            if view.tokens + extra <= rules.budget_tokens:
-                break
-            if (error := too_large(view, extra, rules)) is not None:
-                raise error  # no compaction could help: nothing is written
-            outcome = yield from self._compact(journal, "cap", turn_id=turn_id, overhead_tokens=extra)
-            reason, before = outcome.reason, view
-            view = journal.view(turn_id)
-            if not outcome.compacted and view.epoch == before.epoch:
-                break
-        if view.tokens + extra > rules.budget_tokens:
-            raise overflow(view, extra, rules, reason)
-        if not recall:
-            return Window(view)
-        room = rules.budget_tokens - view.tokens - extra
-        text = yield from recalled(journal, view, self.ports, question=asked or newest_question(view), room_tokens=room)
-        return Window(view, text)
-
-    def _coming(self, journal: Journal, view: View, question: str | None) -> Message | None:
-        """The question as a message, unless it stands in the view already."""
-        newest = newest_question(view) if question else None
-        if not question or (newest is not None and newest.text == question):
-            return None
-        # recalled passages are kept by id: after a compaction there is more to find
-        return user(question, id=f"asked:{journal.state.compactions}")
-
-    def recalled(self, journal: Journal, question: Message) -> Flow[str]:
-        """Passages of compacted messages for a question that is not stored yet, within the room that it leaves."""
-        view, rules = journal.view(), journal.rules()
-        room = rules.budget_tokens - view.tokens - journal.overhead_tokens - self.ports.counter.count(question)
-        return (yield from recalled(journal, view, self.ports, question=question, room_tokens=room))
-
-    def maintain(self, journal: Journal, *, idle_s: float = 0.0) -> Flow[None]:
-        """Ordinary triggers, asked when a turn has closed; after a pause of `idle_s`, before the next one is stored."""
-        if not journal.rules().auto_compact:
-            return
-        try:
-            yield from self._compact(journal, "close", overhead_tokens=journal.overhead_tokens, idle_s=idle_s)
-        except CtxError as error:
-            # the turn itself is stored and stays so; the next request asks for room again where it needs it
-            self.events.emit(CompactionHeld(journal.key.session, f"the compaction failed: {error}"))
-
-    def compact(self, journal: Journal, *, turn_id: str | None = None) -> Flow[Outcome]:
-        """Compaction on demand, whatever the triggers say; with a turn, of its own rounds too."""
-        return (yield from self._compact(journal, "forced", turn_id=turn_id))
-
-    def _compact(
-        self, journal: Journal, mode: Mode, *, turn_id: str | None = None, overhead_tokens: int = 0, idle_s: float = 0.0
-    ) -> Flow[Outcome]:
-        facts = facts_of(journal, mode, turn_id=turn_id, overhead_tokens=overhead_tokens, idle_s=idle_s)
-        outcome, events = yield from compact(journal, facts, self.ports, self.strategies)
-        for event in events:
-            self.events.emit(event)
-        return outcome

@@ -11,18 +11,30 @@ from typing import Any, Literal, TypeAlias
 from ctxfold.budget import policy
 from ctxfold.editing import remove_ids, revert
 from ctxfold.effects import Complete, OpenStream
-from ctxfold.engine import Engine, Window
+from ctxfold.engine import Engine
 from ctxfold.errors import BackendError, ContextOverflowError
 from ctxfold.flow import Flow
+from ctxfold.history.log import is_final
 from ctxfold.history.records import PolicyChanged, SessionKey
 from ctxfold.journal import Journal, append, draft, refresh
 from ctxfold.messages import Message, Role, ToolSpec
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
-from ctxfold.reconcile import reconcile
+from ctxfold.reconcile import Reconciled, reconcile
+from ctxfold.room import Window
 from ctxfold.stream import Fold
 from ctxfold.zones.assemble import SCRATCH_ID, Scratch, place_scratch, scratch_message
 
-__all__ = ["OnAbort", "OpenReply", "Options", "Question", "abandon", "ask", "finish_stream", "open_reply"]
+__all__ = [
+    "OnAbort",
+    "OpenReply",
+    "Options",
+    "Question",
+    "abandon",
+    "ask",
+    "finish_stream",
+    "open_reply",
+    "request_for",
+]
 
 OnAbort: TypeAlias = Literal["discard", "keep_partial"]
 
@@ -33,6 +45,7 @@ class Options:
 
     `scratch` is one message at the very end that is never stored. `on_abort` says what a stream that is cancelled or fails
     leaves behind: nothing, or what had arrived, without tool calls. `extra` goes into the request body as it is.
+    `overhead_tokens` is what the request will hold besides messages, scratch and tools.
     """
 
     max_tokens: int | None = None
@@ -47,6 +60,7 @@ class Options:
     auto_compact: bool | None = None
     on_abort: OnAbort = "discard"
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    overhead_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,8 @@ class Question:
     """What is asked where. `prompts` are the system prompts, None to leave them as they are.
 
     `messages` are new, unless `given_ids` is set: then they are a full list of which only what the session does not know is
-    new, and `given_ids` are the ids that came with it. `known_ids` False says that all ids were made for this question.
+    new, and `given_ids` are the ids that came with it. With `whole` too, answers that the session has after the newest message
+    in common were left behind: they leave the conversation. `known_ids` False says that all ids were made for this question.
     `reply_id` is the id that a streamed reply gets, for faces that show it from the first chunk on; None makes one.
     """
 
@@ -65,6 +80,7 @@ class Question:
     known_ids: bool = True
     given_ids: frozenset[str] | None = None
     reply_id: str | None = None
+    whole: bool = False
 
 
 @dataclass(slots=True)
@@ -101,6 +117,25 @@ def ask(engine: Engine, question: Question) -> Flow[Reply]:
         yield from _roll_back(engine, exchange)
         raise
     return reply if stored == reply.message else replace(reply, message=stored)
+
+
+def request_for(engine: Engine, question: Question) -> Flow[Request]:
+    """The request that a full list makes, for somebody else to send: its reply comes with the next list.
+
+    What the list has of finished turns joins the conversation, the rest stays in an open turn.
+    """
+    exchange = yield from _opened(engine, question)
+    try:
+        yield from _settle(engine, exchange, question)
+        yield from _begin(engine, exchange, question)
+        request = yield from _fitted(engine, exchange.journal, exchange.turn_id, question.options)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield from _roll_back(engine, exchange)
+        raise
+    exchange.journal.asked_tokens.pop(exchange.turn_id, None)  # nobody will say what it took
+    return request
 
 
 def open_reply(engine: Engine, question: Question, message_id: str) -> Flow[OpenReply]:
@@ -146,16 +181,30 @@ def _opened(engine: Engine, question: Question) -> Flow[_Exchange]:
     return _Exchange(journal, new_turn, new_turn)
 
 
+def _settle(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None]:
+    """Store what is new up to the newest final answer, in the turn that it answers."""
+    found = yield from _reconciled(engine, exchange, question)
+    ends = next((i for i in range(len(found.messages) - 1, -1, -1) if is_final(found.messages[i])), -1)
+    if ends >= 0:
+        yield from engine.add(exchange.journal, found.messages[: ends + 1], turn_id=found.turn_id)
+
+
+def _reconciled(engine: Engine, exchange: _Exchange, question: Question) -> Flow[Reconciled]:
+    """What of the question is new; what it has gone back behind is gone."""
+    if question.given_ids is None:
+        return Reconciled(tuple(question.messages))
+    found = reconcile(exchange.journal, question.messages, given_ids=question.given_ids, whole=question.whole)
+    if gone := found.superseded or found.left_behind:
+        may_return = bool(found.left_behind)
+        exchange.removal = yield from remove_ids(engine, exchange.journal, gone, may_return=may_return)
+    return found
+
+
 def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None]:
     """Store what is new, in the turn that asks."""
     journal = exchange.journal
-    messages: Sequence[Message] = question.messages
-    turn_id: str | None = None
-    if question.given_ids is not None:
-        found = reconcile(journal, messages, given_ids=question.given_ids)
-        messages, turn_id = found.messages, found.turn_id
-        if found.superseded:
-            exchange.removal = yield from remove_ids(engine, journal, found.superseded)
+    found = yield from _reconciled(engine, exchange, question)
+    messages, turn_id = found.messages, found.turn_id
     if messages and getattr(engine.ports.backend, "binds_reasoning", False):
         messages = yield from _with_frozen(engine, exchange.journal, messages, question.options)
     if messages:
@@ -166,18 +215,18 @@ def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None
 
 
 def _with_frozen(
-    engine: Engine, journal: Journal, messages: Sequence[Message], options: Options
-) -> Flow[Sequence[Message]]:
+    engine: Engine, journal: Journal, messages: tuple[Message, ...], options: Options
+) -> Flow[tuple[Message, ...]]:
     """The messages, after a section with what would be scratch: the reply is bound to it, so it has to stay in the view."""
     question = messages[-1]
     if question.role != "user":
         return messages
-    found = (yield from engine.recalled(journal, question)) if options.recall else ""
+    found = (yield from engine.room.recalled(journal, question)) if options.recall else ""
     text = "\n\n".join(t for t in (found, options.scratch) if t)
     if not text:
         return messages
     section = replace(scratch_message(Scratch(text, "user")), id=engine.ports.ids.new())
-    return [*messages[:-1], section, question]
+    return (*messages[:-1], section, question)
 
 
 def _roll_back(engine: Engine, exchange: _Exchange) -> Flow[None]:
@@ -216,7 +265,7 @@ def _with_recovery(
             f"{first}; automatic compaction is off: call compact() or raise context_window"
         ) from first
     learnt = yield from _learn(engine, journal, first)
-    outcome = yield from engine.compact(journal, turn_id=turn_id)
+    outcome = yield from engine.room.compact(journal, turn_id=turn_id)
     if not outcome.compacted and not learnt:
         raise ContextOverflowError(f"{first}; nothing could be compacted ({outcome.reason})") from first
     request = yield from _fitted(engine, journal, turn_id, options)
@@ -250,9 +299,9 @@ def _fitted(engine: Engine, journal: Journal, turn_id: str, options: Options) ->
     role: Role = "system" if backend is not None and backend.scratch_role == "system" else "user"
     if getattr(backend, "binds_reasoning", False):
         options = replace(options, scratch=None, recall=False)  # frozen in the turn instead
-    tools_tokens = counter.count_tools(options.tools)
+    tools_tokens = counter.count_tools(options.tools) + options.overhead_tokens
     scratch_tokens = counter.count(scratch_message(Scratch(options.scratch, role))) if options.scratch else 0
-    window = yield from engine.window(
+    window = yield from engine.room.window(
         journal,
         turn_id=turn_id,
         overhead_tokens=tools_tokens + scratch_tokens,

@@ -203,10 +203,10 @@ class SessionHandle:
 
     def compact(self) -> Outcome:
         """Compact now; NotEnoughHistoryError when nothing may be compacted."""
-        return _needed(self._run(self._edit(lambda e, j: e.compact(j))))
+        return _needed(self._run(self._edit(lambda e, j: e.room.compact(j))))
 
     async def acompact(self) -> Outcome:
-        return _needed(await self._arun(self._edit(lambda e, j: e.compact(j))))
+        return _needed(await self._arun(self._edit(lambda e, j: e.room.compact(j))))
 
     def compacted_in_turn(self) -> bool:
         """Whether a summary was written since the last turn closed."""

@@ -42,7 +42,7 @@ def import_jsonl(
     messages = yield from _append(engine, journal, lines)
     if messages:
         engine.events.emit(SessionLoaded(key.session, messages))
-        yield from engine.maintain(journal)
+        yield from engine.room.maintain(journal)
     return messages
 
 

@@ -12,7 +12,7 @@ from ctxfold import archive, editing, exchange
 from ctxfold.closing import Closing
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.connect import LineCodec, ports, session_rules
-from ctxfold.engine import Engine, Window
+from ctxfold.engine import Engine
 from ctxfold.events import Rewriter, Subscriber
 from ctxfold.exchange import OpenReply, Options, Question
 from ctxfold.explain import (
@@ -34,8 +34,9 @@ from ctxfold.intake import import_jsonl
 from ctxfold.jsonl import write_lines
 from ctxfold.messages import Message, Usage
 from ctxfold.options import RequestOptions
-from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Store, TokenCounter
+from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request, Store, TokenCounter
 from ctxfold.prices import CostLine, Prices
+from ctxfold.room import Window
 from ctxfold.stream import StreamEvent
 from ctxfold.tokens import TextCounter
 from ctxfold.transfer import Zone, exported, load_log, parse_session, session_text, stored_policy, whole_log
@@ -199,6 +200,13 @@ class AgentContext(SessionHandle, Closing):
     async def aask(self, question: Question) -> Reply:
         return await self._arun(exchange.ask(self._engine, question))
 
+    def request_for(self, question: Question) -> Request:
+        """The request that a full list makes, for a model that somebody else calls; the reply comes with the next list."""
+        return self._run(exchange.request_for(self._engine, question))
+
+    async def arequest_for(self, question: Question) -> Request:
+        return await self._arun(exchange.request_for(self._engine, question))
+
     def _question(self, content: Input, options: Mapping[str, Any]) -> Question:
         return Question(
             self._key, self._messages(content), Options(**options), self._prompts, not isinstance(content, str)
@@ -220,7 +228,7 @@ class AgentContext(SessionHandle, Closing):
         journal = yield from self._journal()
         turn = self._turn if self._turn in journal.state.open else None
         return (
-            yield from self._engine.window(
+            yield from self._engine.room.window(
                 journal, turn_id=turn, recall=recall, question=question, overhead_tokens=overhead
             )
         )

@@ -1,0 +1,121 @@
+"""Room for the next request: what a model may be shown, and the compactions that make it fit. Flows over one set of ports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ctxfold.compaction.apply import Outcome, compact, facts_of
+from ctxfold.compaction.plan import Mode
+from ctxfold.compaction.strategy import Strategy
+from ctxfold.errors import CtxError
+from ctxfold.events import CompactionHeld, Subscribers
+from ctxfold.flow import Flow
+from ctxfold.history.view import View
+from ctxfold.journal import Journal
+from ctxfold.messages import Message, user
+from ctxfold.ports import Ports
+from ctxfold.zones.assemble import newest_question, overflow, recalled, too_large
+
+__all__ = ["Room", "Window"]
+
+FIT_TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a model may be shown: the view, and recalled passages that travel with this request only."""
+
+    view: View
+    recalled: str = ""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self.view.messages
+
+
+class Room:
+    """What fits the window of a session, and what makes it fit."""
+
+    def __init__(self, ports: Ports, strategies: Mapping[str, Strategy], events: Subscribers) -> None:
+        self.ports = ports
+        self.strategies = strategies
+        self.events = events
+
+    def window(
+        self,
+        journal: Journal,
+        *,
+        turn_id: str | None = None,
+        overhead_tokens: int = 0,
+        max_tokens: int | None = None,
+        auto_compact: bool | None = None,
+        recall: bool = True,
+        question: str | None = None,
+    ) -> Flow[Window]:
+        """What a request may hold, made to fit. ContextOverflowError when it cannot, or may not be, made to.
+
+        `question` is what is about to be asked, where it is not stored yet: it is counted, and recall looks for it.
+        """
+        rules = journal.rules()
+        extra = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
+        journal.overhead_tokens = extra
+        allowed = rules.auto_compact if auto_compact is None else auto_compact
+        view = journal.view(turn_id)
+        asked = self._coming(journal, view, question)
+        extra += self.ports.counter.count(asked) if asked else 0
+        reason = "automatic compaction is off"
+        for _ in range(FIT_TRIES if allowed else 0):
+            if view.tokens + extra <= rules.budget_tokens:
+                break
+            if (error := too_large(view, extra, rules)) is not None:
+                raise error  # no compaction could help: nothing is written
+            outcome = yield from self._compact(journal, "cap", turn_id=turn_id, overhead_tokens=extra)
+            reason, before = outcome.reason, view
+            view = journal.view(turn_id)
+            if not outcome.compacted and view.epoch == before.epoch:
+                break
+        if view.tokens + extra > rules.budget_tokens:
+            raise overflow(view, extra, rules, reason)
+        if not recall:
+            return Window(view)
+        room = rules.budget_tokens - view.tokens - extra
+        text = yield from recalled(journal, view, self.ports, question=asked or newest_question(view), room_tokens=room)
+        return Window(view, text)
+
+    def _coming(self, journal: Journal, view: View, question: str | None) -> Message | None:
+        """The question as a message, unless it stands in the view already."""
+        newest = newest_question(view) if question else None
+        if not question or (newest is not None and newest.text == question):
+            return None
+        # recalled passages are kept by id: after a compaction there is more to find
+        return user(question, id=f"asked:{journal.state.compactions}")
+
+    def recalled(self, journal: Journal, question: Message) -> Flow[str]:
+        """Passages of compacted messages for a question that is not stored yet, within the room that it leaves."""
+        view, rules = journal.view(), journal.rules()
+        room = rules.budget_tokens - view.tokens - journal.overhead_tokens - self.ports.counter.count(question)
+        return (yield from recalled(journal, view, self.ports, question=question, room_tokens=room))
+
+    def maintain(self, journal: Journal, *, idle_s: float = 0.0) -> Flow[None]:
+        """Ordinary triggers, asked when a turn has closed; after a pause of `idle_s`, before the next one is stored."""
+        if not journal.rules().auto_compact:
+            return
+        try:
+            yield from self._compact(journal, "close", overhead_tokens=journal.overhead_tokens, idle_s=idle_s)
+        except CtxError as error:
+            # the turn itself is stored and stays so; the next request asks for room again where it needs it
+            self.events.emit(CompactionHeld(journal.key.session, f"the compaction failed: {error}"))
+
+    def compact(self, journal: Journal, *, turn_id: str | None = None) -> Flow[Outcome]:
+        """Compaction on demand, whatever the triggers say; with a turn, of its own rounds too."""
+        return (yield from self._compact(journal, "forced", turn_id=turn_id))
+
+    def _compact(
+        self, journal: Journal, mode: Mode, *, turn_id: str | None = None, overhead_tokens: int = 0, idle_s: float = 0.0
+    ) -> Flow[Outcome]:
+        facts = facts_of(journal, mode, turn_id=turn_id, overhead_tokens=overhead_tokens, idle_s=idle_s)
+        outcome, events = yield from compact(journal, facts, self.ports, self.strategies)
+        for event in events:
+            self.events.emit(event)
+        return outcome
