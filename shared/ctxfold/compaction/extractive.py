@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ctxfold.compaction.literals import is_rule, scan
-from ctxfold.history.terms import neutral, sentences, term_counts
+from ctxfold.history.data import neutral
+from ctxfold.history.terms import sentences, term_counts
 from ctxfold.messages import Message
 from ctxfold.ports import TokenCounter
 

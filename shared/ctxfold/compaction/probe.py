@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ctxfold.compaction.literals import extract
-from ctxfold.compaction.transcript import as_data
 from ctxfold.effects import Complete
 from ctxfold.flow import Deadline, Flow
+from ctxfold.history.data import defused
 from ctxfold.history.view import Entry
 from ctxfold.messages import Usage, system, user
 from ctxfold.ports import Request
@@ -47,8 +47,8 @@ def probe(text: str, entries: Sequence[Entry]) -> Flow[Probe]:
     asked = _questions(entries)
     if not asked:
         return Probe("not run")
-    lines = "\n".join(f"{number}. {as_data(line)}" for number, (line, _) in enumerate(asked, 1))
-    content = f"<summary>\n{as_data(text)}\n</summary>\n<lines>\n{lines}\n</lines>"
+    lines = "\n".join(f"{number}. {defused(line)}" for number, (line, _) in enumerate(asked, 1))
+    content = f"<summary>\n{defused(text)}\n</summary>\n<lines>\n{lines}\n</lines>"
     request = Request(
         (system(_INSTRUCTIONS, id="probe-instructions"), user(content, id="probe")), max_tokens=200, thinking=False
     )

@@ -18,11 +18,12 @@ from ctxfold.compaction.literals import Fact, Source, extract, message_of
 from ctxfold.compaction.plan import Writer
 from ctxfold.compaction.strategy import MODEL_SHARE
 from ctxfold.compaction.tiers import summary_limit
-from ctxfold.compaction.transcript import INSTRUCTIONS, as_data, pieces, request, transcript
+from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcript
 from ctxfold.compaction.verify import Verification, check, ledger_lines, looks_wrong
 from ctxfold.effects import Complete
 from ctxfold.errors import CtxError, SummarizationFailedError
 from ctxfold.flow import All, Call, Deadline, Flow
+from ctxfold.history.data import defused
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, TextPart, Usage, tool_result, user
 from ctxfold.ports import Request, TokenCounter
@@ -177,7 +178,7 @@ def _reduced(task: _Task, blocks: Sequence[str], previous: str, share: int, room
                 f"{len(parts)} partial summaries do not get fewer: the summariser ignores its limit of {share} tokens"
             )
         texts = yield from _asked(task, [ask(p, previous="") for p in parts])
-        blocks = [f'<part number="{i}">\n{as_data(text)}\n</part>' for i, text in enumerate(texts, 1)]
+        blocks = [f'<part number="{i}">\n{defused(text)}\n</part>' for i, text in enumerate(texts, 1)]
         merging = True
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ctxfold.compaction.literals import SHORT_VALUE, Fact, Source, extract, flat, message_of, negated, scan
 from ctxfold.compaction.normal import month_day
-from ctxfold.history.terms import neutral, sentences, terms
+from ctxfold.history.data import neutral
+from ctxfold.history.terms import sentences, terms
 from ctxfold.ports import TokenCounter
 
 __all__ = ["Ledger", "Verification", "check", "ledger_lines", "looks_wrong"]

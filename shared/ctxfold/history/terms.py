@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 
-__all__ = ["STOP_WORDS", "neutral", "sentences", "term_counts", "terms"]
+__all__ = ["STOP_WORDS", "sentences", "term_counts", "terms"]
 
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _TOKEN = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+(?:[-_.@/:][^\W_{_CJK}]+)*")
 _IS_CJK = re.compile(f"[{_CJK}]")
 _PIECE = re.compile(r"[-_.@/:]")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+|(?<=[}\]]),\s*")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 
 STOP_WORDS = frozenset(
     [
@@ -137,11 +136,6 @@ def term_counts(text: str) -> Counter[str]:
 def sentences(text: str) -> list[str]:
     """The text's sentences and lines, stripped, without empty ones; JSON arrays fall apart at their elements."""
     return [s for s in (part.strip() for part in _SENTENCE_END.split(text)) if s]
-
-
-def neutral(text: str) -> str:
-    """Text as data: without control and direction characters, and with markup that could pose as ours defused."""
-    return _CONTROL.sub("", text).replace("</", "<\\/").replace("<|", "<\\|")
 
 
 @lru_cache(maxsize=65_536)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from ctxfold.effects import FetchLog
 from ctxfold.flow import Flow
+from ctxfold.history.data import as_data
 from ctxfold.history.records import Record, SessionKey
 from ctxfold.history.snapshot import stored_message
-from ctxfold.history.terms import neutral, sentences, term_counts
+from ctxfold.history.terms import sentences, term_counts
 from ctxfold.messages import Message
 from ctxfold.ports import Document, TokenCounter
 from ctxfold.zones.ranking import ranked
@@ -112,4 +113,4 @@ def _fitting(found: Sequence[Passage], budget_tokens: int, counter: TokenCounter
 
 def render_line(passage: Passage) -> str:
     """`- #17 user: text`; the number reads the whole message back (`AgentContext.get("#17")`)."""
-    return f"- #{passage.seq} {passage.role}: {neutral(passage.text)}"
+    return f"- #{passage.seq} {passage.role}: {as_data(passage.text)}"
