@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ctxfold.budget import policy
@@ -183,20 +184,32 @@ def _opened(engine: Engine, question: Question) -> Flow[_Exchange]:
 
 def _settle(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None]:
     """Store what is new up to the newest final answer, in the turn that it answers."""
+    if question.whole:
+        yield from _drop_strays(engine, exchange.journal, question.given_ids or frozenset())
     found = yield from _reconciled(engine, exchange, question)
     ends = next((i for i in range(len(found.messages) - 1, -1, -1) if is_final(found.messages[i])), -1)
     if ends >= 0:
         yield from engine.add(exchange.journal, found.messages[: ends + 1], turn_id=found.turn_id)
 
 
+def _drop_strays(engine: Engine, journal: Journal, ids: Collection[str]) -> Flow[None]:
+    """Open turns with which a whole list does not go on: it went back behind them."""
+    with journal.lock:
+        strays = [t for t, turn in journal.state.open.items() if turn.entries and turn.entries[-1].id not in ids]
+    for turn_id in strays:
+        yield from engine.close(journal, turn_id, "discarded")
+
+
 def _reconciled(engine: Engine, exchange: _Exchange, question: Question) -> Flow[Reconciled]:
     """What of the question is new; what it has gone back behind is gone."""
     if question.given_ids is None:
         return Reconciled(tuple(question.messages))
-    found = reconcile(exchange.journal, question.messages, given_ids=question.given_ids, whole=question.whole)
+    compare = partial(reconcile, given_ids=question.given_ids, whole=question.whole)
+    found = compare(exchange.journal, question.messages)
     if gone := found.superseded or found.left_behind:
         may_return = bool(found.left_behind)
         exchange.removal = yield from remove_ids(engine, exchange.journal, gone, may_return=may_return)
+        return compare(exchange.journal, question.messages)  # anew: a tool round goes as a whole
     return found
 
 

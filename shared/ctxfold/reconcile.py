@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ctxfold.errors import MessageConflictError
+from ctxfold.history.view import Entry
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, content_key
 
@@ -18,19 +19,24 @@ __all__ = ["Reconciled", "reconcile"]
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """New messages; the open turn that they go on with; and known messages that the caller has gone back behind."""
+    """New messages; the open turn that they go on with; and known messages that the caller has gone back behind: for another
+    reply, or for another branch of the conversation, from which it may come back."""
 
     messages: tuple[Message, ...]
     turn_id: str | None = None
     superseded: tuple[str, ...] = ()
+    left_behind: tuple[str, ...] = ()
 
 
-def reconcile(journal: Journal, messages: Sequence[Message], *, given_ids: Collection[str]) -> Reconciled:
+def reconcile(
+    journal: Journal, messages: Sequence[Message], *, given_ids: Collection[str], whole: bool = False
+) -> Reconciled:
     """The part of `messages` after the last one that the session knows; all of it when it knows none.
 
     `given_ids` are the ids that came with the messages; others were made up on the way and say nothing. A list that ends with
     a known user message asks for its reply anew: what followed it is superseded. MessageConflictError when such a message
-    has other words than the session knows.
+    has other words than the session knows. Where a `whole` conversation goes on from before an answer, that answer and what
+    stands beside it was left behind.
     """
     with journal.lock:
         live = journal.state.live
@@ -45,7 +51,11 @@ def reconcile(journal: Journal, messages: Sequence[Message], *, given_ids: Colle
         place = _place(message, given_ids, owners, known_live, tails)
         if place is not None:
             fresh = tuple(messages[index + 1 :])
-            return Reconciled(fresh, place or None, () if fresh or place else _after(journal, message))
+            if place:
+                return Reconciled(fresh, place)
+            if fresh:
+                return Reconciled(fresh, left_behind=_left_behind(live, message) if whole else ())
+            return Reconciled((), superseded=_after(journal, message))
     return Reconciled(tuple(messages))
 
 
@@ -65,6 +75,13 @@ def _place(
             return owners[message.id]
         return "" if message.id in known_live else None
     return tails.get(content_key(message))
+
+
+def _left_behind(live: Sequence[Entry], message: Message) -> tuple[str, ...]:
+    """Messages after this one, if there is an answer among them: what was only added, such as a note, has none."""
+    at = next((i for i in range(len(live) - 1, -1, -1) if live[i].id == message.id), len(live))
+    later = live[at + 1 :]
+    return tuple(e.id for e in later) if any(e.message.role == "assistant" for e in later) else ()
 
 
 def _after(journal: Journal, message: Message) -> tuple[str, ...]:
