@@ -47,6 +47,7 @@ __all__ = [
     "from_chat_message",
     "from_chat_messages",
     "is_section",
+    "is_summary",
     "section",
     "to_chat_message",
     "to_chat_messages",
@@ -78,6 +79,11 @@ def is_section(message: ChatMessage) -> bool:
     return message.additional_kwargs.get(KIND_KEY) == "section"
 
 
+def is_summary(message: ChatMessage) -> bool:
+    """Whether an engine wrote the message to stand for older ones."""
+    return message.additional_kwargs.get(KIND_KEY) == "summary"
+
+
 def section(text: str) -> ChatMessage:
     """Text for one request only, in the user role, marked so that it is never stored."""
     return ChatMessage(role=MessageRole.USER, content=text, additional_kwargs={KIND_KEY: "section"})
@@ -87,10 +93,15 @@ def _new_id() -> str:
     return uuid.uuid4().hex
 
 
-def from_chat_messages(messages: Iterable[ChatMessage | str], new_id: Callable[[], str] = _new_id) -> list[Message]:
-    """The messages for the engine or a backend: ids given, every tool call but those of the last round answered."""
+def from_chat_messages(
+    messages: Iterable[ChatMessage | str], new_id: Callable[[], str] = _new_id, waiting: Sequence[ToolCallPart] = ()
+) -> list[Message]:
+    """The messages for the engine or a backend: ids given, every tool call but those of the last round answered.
+
+    `waiting` are calls of messages that came before. A string is a user message.
+    """
     taken = (ChatMessage(content=m) if isinstance(m, str) else m for m in messages)
-    return paired([from_chat_message(m, new_id()) for m in taken], new_id)
+    return paired([from_chat_message(m, new_id()) for m in taken], new_id, waiting)
 
 
 def from_chat_message(message: ChatMessage, id: str) -> Message:
@@ -218,7 +229,7 @@ class _Reading:
             self.parts.insert(0, ReasoningPart(reasoning))
             self.spec.insert(0, {"k": "hidden"})
         known = {p.id for p in self.parts if isinstance(p, ToolCallPart)}
-        for number, call in enumerate(_openai_calls(self.kwargs.get("tool_calls"))):
+        for number, call in enumerate(_calls_beside(self.kwargs.get("tool_calls"))):
             if call.id not in known:
                 named = call if call.id else replace(call, id=self._call_id(None, number))
                 self._put(named, {"k": "hidden"})
@@ -236,15 +247,21 @@ def _from_thinking(block: ThinkingBlock) -> tuple[ReasoningPart, Json]:
     return part, {"k": "thinking", "none": block.content is None, "num": block.num_tokens, "info": rest}
 
 
-def _openai_calls(value: Any) -> Iterable[ToolCallPart]:
-    """Tool calls in OpenAI's shape; anything else is left alone."""
+def _calls_beside(value: Any) -> Iterable[ToolCallPart]:
+    """Tool calls as LLM classes note them beside a message: in OpenAI's shape, Anthropic's, or LlamaIndex's own selection."""
     for item in cast("list[object]", value) if isinstance(value, list) else ():
         call = cast("Json", item) if isinstance(item, dict) else {}
-        function = call.get("function")
-        if isinstance(function, dict) and isinstance(name := cast("Json", function).get("name"), str):
-            arguments = cast("Json", function).get("arguments")
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-            yield ToolCallPart(str(call.get("id") or ""), name, text or "{}")
+        inner = call.get("function")
+        source = cast("Json", inner) if isinstance(inner, dict) else call
+        name = _first(source, "name", "tool_name")
+        if isinstance(name, str):
+            given = _first(source, "arguments", "input", "tool_kwargs")
+            text = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+            yield ToolCallPart(str(_first(call, "id", "tool_id") or ""), name, text or "{}")
+
+
+def _first(source: Json, *names: str) -> Any:
+    return next((source[name] for name in names if name in source), None)
 
 
 def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:

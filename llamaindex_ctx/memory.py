@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
@@ -14,19 +14,18 @@ from llama_index.core.memory.types import BaseMemory
 from pydantic import Field, PrivateAttr
 
 from ctxfold.closing import Closing
-from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallError
-from ctxfold.messages import Message
+from ctxfold.errors import MessageTooLargeError, WindowTooSmallError
+from ctxfold.messages import Message, ToolCallPart
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
-from llamaindex_ctx.convert import from_chat_messages, is_section, section, to_chat_messages
-from llamaindex_ctx.registry import Live, Source, find_live, find_source, forget, keep_live, name_of
-from llamaindex_ctx.rounds import finished
-from llamaindex_ctx.summarizer import LlmSummarizer
+from llamaindex_ctx.convert import from_chat_messages, is_section, is_summary, section, to_chat_messages
+from llamaindex_ctx.opening import FunctionCounter, Tokenizer, open_live, source_of, window_rules
+from llamaindex_ctx.registry import Live, find_live, forget, name_of, stored_name
+from llamaindex_ctx.rounds import finished, unanswered
 
 __all__ = ["CtxMemory"]
 
-Tokenizer: TypeAlias = Callable[[str], Sequence[Any]]
 # from here on, converting and counting would hold up an event loop
 MANY = 200  # messages
 LONG = 200_000  # characters
@@ -91,14 +90,14 @@ class CtxMemory(BaseMemory, Closing):
             tokenizer_fn: text to tokens, for counting; `counter` goes first.
             policy: further fields of `ctxfold.Policy`, and `max_tokens`, the reply reserve.
         """
-        rules = {**policy, **_window(context_window, token_limit, llm)}
-        source = find_source(store) if isinstance(store, str) and "://" not in store else _source(store, llm)
-        live = _open(
+        rules = {**policy, **window_rules(context_window, token_limit, llm)}
+        source = source_of(store, llm)
+        live = open_live(
             session_id or uuid.uuid4().hex,
             owner,
             source,
             llm=llm or source.llm,
-            counter=counter or (_FunctionCounter(tokenizer_fn) if tokenizer_fn else None),
+            counter=counter or (FunctionCounter(tokenizer_fn) if tokenizer_fn else None),
             tokenizer_fn=tokenizer_fn,
             rules=rules,
         )
@@ -114,19 +113,25 @@ class CtxMemory(BaseMemory, Closing):
 
     # reading
 
-    def get(self, input: str | None = None, initial_token_count: int = 0, **kwargs: Any) -> list[ChatMessage]:
+    def get(
+        self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **kwargs: Any
+    ) -> list[ChatMessage]:
         """The window as new objects, made to fit beside `initial_token_count` tokens, never with half a tool round.
 
         Passages recalled for `input`, or for the newest user message, stand in one more user message: before the newest
         user message if that is last, else at the end. They are never stored.
         """
         self._check_room(initial_token_count)
-        window = self.context.window(recall=self.recall, question=input, overhead_tokens=initial_token_count)
+        window = self.context.window(recall=self.recall, question=_text(input), overhead_tokens=initial_token_count)
         return _with_recalled(to_chat_messages(finished(window.messages)), window.recalled)
 
-    async def aget(self, input: str | None = None, initial_token_count: int = 0, **kwargs: Any) -> list[ChatMessage]:
+    async def aget(
+        self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **kwargs: Any
+    ) -> list[ChatMessage]:
         self._check_room(initial_token_count)
-        window = await self.context.awindow(recall=self.recall, question=input, overhead_tokens=initial_token_count)
+        window = await self.context.awindow(
+            recall=self.recall, question=_text(input), overhead_tokens=initial_token_count
+        )
         return _with_recalled(await _shown(finished(window.messages)), window.recalled)
 
     def _check_room(self, tokens: int) -> None:
@@ -146,40 +151,45 @@ class CtxMemory(BaseMemory, Closing):
 
     # writing
 
-    def put(self, message: ChatMessage) -> None:
-        """Store a message; one that carries a known id is kept once. MessageTooLargeError if it can never be shown."""
+    def put(self, message: ChatMessage | str) -> None:
+        """Store a message; one that carries a known id is kept once. MessageTooLargeError if it can never be shown.
+
+        A string is a user message. Where the message goes on without the results of the calls before it, a note answers those.
+        """
         self.put_messages([message])
 
-    async def aput(self, message: ChatMessage) -> None:
+    async def aput(self, message: ChatMessage | str) -> None:
         await self.aput_messages([message])
 
-    def put_messages(self, messages: Sequence[ChatMessage]) -> None:
+    def put_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         """Store messages in one step: all of them, or on an error none."""
-        fresh = self._taken(messages)
-        if any(m.kind == "summary" for m in fresh):
-            fresh = _without_own(fresh, {e.id for e in self.context.view()})
+        view = self.context.view().messages if self._needs_view(messages) else ()
+        fresh = _without_own(self._taken(messages, unanswered(view)), view)
         if fresh:
-            self.context.add(fresh)
+            self._live.waiting = self.context.add(fresh).turn_id is not None
 
-    async def aput_messages(self, messages: Sequence[ChatMessage]) -> None:
+    async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         if _heavy(messages):
             await asyncio.to_thread(self.put_messages, messages)
             return
-        fresh = self._taken(messages)
-        if any(m.kind == "summary" for m in fresh):
-            fresh = _without_own(fresh, {e.id for e in await self.context.aview()})
+        view = (await self.context.aview()).messages if self._needs_view(messages) else ()
+        fresh = _without_own(self._taken(messages, unanswered(view)), view)
         if fresh:
-            await self.context.aadd(fresh)
+            self._live.waiting = (await self.context.aadd(fresh)).turn_id is not None
 
-    def set(self, messages: Sequence[ChatMessage]) -> None:
+    def set(self, messages: Sequence[ChatMessage | str]) -> None:
         """Put messages in place of all others, at once; on an error nothing has changed. The archive keeps the old ones."""
-        self.context.set_messages(_once(self._taken(messages)), prompts=True)
+        fresh = _once(self._taken(messages))
+        self.context.set_messages(fresh, prompts=True)
+        self._live.waiting = bool(unanswered(fresh))
 
-    async def aset(self, messages: Sequence[ChatMessage]) -> None:
+    async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
         if _heavy(messages):
             await asyncio.to_thread(self.set, messages)
             return
-        await self.context.aset_messages(_once(self._taken(messages)), prompts=True)
+        fresh = _once(self._taken(messages))
+        await self.context.aset_messages(fresh, prompts=True)
+        self._live.waiting = bool(unanswered(fresh))
 
     def reset(self) -> None:
         """Empty the conversation, system messages too; the archive keeps what was there."""
@@ -188,8 +198,13 @@ class CtxMemory(BaseMemory, Closing):
     async def areset(self) -> None:
         await self.context.aclear(prompts=True)
 
-    def _taken(self, messages: Sequence[ChatMessage]) -> list[Message]:
-        fresh = from_chat_messages([m for m in messages if not is_section(m)], self.context.new_id)
+    def _needs_view(self, messages: Sequence[ChatMessage | str]) -> bool:
+        """Whether calls wait for results, or the messages are such that a memory gave out itself."""
+        return self._live.waiting or any(is_summary(m) for m in messages if isinstance(m, ChatMessage))
+
+    def _taken(self, messages: Sequence[ChatMessage | str], waiting: Sequence[ToolCallPart] = ()) -> list[Message]:
+        given = [m for m in messages if isinstance(m, str) or not is_section(m)]
+        fresh = from_chat_messages(given, self.context.new_id, waiting)
         budget = self.context.policy.budget_tokens
         newest = next((m for m in reversed(fresh) if m.role == "user"), None)
         # no text has more tokens than bytes, and counting costs
@@ -218,12 +233,14 @@ class CtxMemory(BaseMemory, Closing):
     def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> CtxMemory:
         """The memory again: on its live engine in the same process, else on the store registered under its name.
 
-        Further keywords are those of `from_defaults`, such as `llm`. ConfigError when the store's name is not known.
+        Further keywords are those of `from_defaults`, such as `llm` or another `store`. ConfigError when the store's name is
+        not known, or is a URL: a dict may come from anywhere.
         """
         live = find_live(str(data.get("engine", "")))
         if live is not None and not kwargs:
             return cls(live, recall=bool(data.get("recall", True)))
-        given = {"store": data["store"], "owner": data["owner"], "recall": data.get("recall", True)}
+        store = kwargs.pop("store", None) or stored_name(data.get("store"))
+        given = {"store": store, "owner": data["owner"], "recall": data.get("recall", True)}
         rules = dict(data["rules"])
         rules["max_tokens"] = rules.pop("reply_reserve_tokens")
         return cls.from_defaults(data["session_id"], **{**given, **rules, **kwargs})
@@ -255,79 +272,12 @@ class CtxMemory(BaseMemory, Closing):
             await self._live.opened.aclose()
 
 
-class _FunctionCounter:
-    """A `tokenizer_fn` as a text counter."""
-
-    def __init__(self, tokenize: Tokenizer) -> None:
-        self._tokenize = tokenize
-        named = tokenize if hasattr(tokenize, "__qualname__") else type(tokenize)
-        self.id = f"tokenizer_fn:{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
-
-    def count(self, text: str) -> int:
-        return len(self._tokenize(text))
+def _text(input: str | ChatMessage | None) -> str | None:
+    return input.content if isinstance(input, ChatMessage) else input
 
 
-def _window(context_window: int | None, token_limit: int | None, llm: LLM | None) -> dict[str, Any]:
-    """Window and reply reserve; `token_limit` is a budget, so the window is that and the reserve."""
-    if token_limit is not None and token_limit <= 0:
-        raise ConfigError(f"token_limit is {token_limit}: give the tokens that the history may take, 1 or more")
-    window = context_window
-    if window is None and token_limit is None and llm is not None:
-        window = llm.metadata.context_window
-    if window is None and token_limit is None:
-        raise ConfigError("the context window is not known: give context_window=..., token_limit=... or llm=...")
-    if token_limit is None:
-        return {"context_window": window}
-    if window is None:
-        return {"context_window": token_limit + 1, "max_tokens": 1}
-    if token_limit >= window:
-        raise ConfigError(
-            f"token_limit is {token_limit} and context_window {window}: lower token_limit, or leave one out"
-        )
-    return {"context_window": window, "max_tokens": window - token_limit}
-
-
-def _source(store: str | Store | None, llm: LLM | None) -> Source:
-    from ctxfold.connect import open_store
-
-    if store is None or store == "memory://":
-        return Source(open_store(None), llm)
-    return Source(store, llm)
-
-
-def _open(
-    session: str,
-    owner: str,
-    source: Source,
-    *,
-    llm: LLM | None,
-    counter: TokenCounter | TextCounter | None,
-    tokenizer_fn: Tokenizer | None,
-    rules: dict[str, Any],
-) -> Live:
-    opened, ours = source.open()
-    try:
-        context = AgentContext(
-            session=session,
-            owner=owner,
-            store=opened,
-            summarizer=LlmSummarizer(llm) if llm is not None else None,
-            counter=counter,
-            **rules,
-        )
-    except BaseException:
-        if ours:
-            opened.close()
-        raise
-    count = context.counter.count_text
-    tokenize: Tokenizer = tokenizer_fn or (lambda text: range(count(text)))
-    live = Live(uuid.uuid4().hex, context, source, opened if ours else None, tokenize)
-    keep_live(live)
-    return live
-
-
-def _heavy(messages: Sequence[ChatMessage]) -> bool:
-    return len(messages) > MANY or sum(len(m.content or "") for m in messages) > LONG
+def _heavy(messages: Sequence[ChatMessage | str]) -> bool:
+    return len(messages) > MANY or sum(len(m if isinstance(m, str) else m.content or "") for m in messages) > LONG
 
 
 async def _shown(messages: Sequence[Message]) -> list[ChatMessage]:
@@ -345,9 +295,10 @@ def _with_recalled(messages: list[ChatMessage], recalled: str) -> list[ChatMessa
     return messages
 
 
-def _without_own(messages: Sequence[Message], known: set[str]) -> list[Message]:
+def _without_own(messages: Sequence[Message], view: Sequence[Message]) -> list[Message]:
     """The messages without summaries of this very session, which an engine hands back."""
-    return [m for m in messages if m.kind != "summary" or m.id not in known]
+    known = {m.id for m in view if m.kind == "summary"}
+    return [m for m in messages if m.id not in known]
 
 
 def _once(messages: Sequence[Message]) -> list[Message]:

@@ -16,7 +16,17 @@ from ctxfold.errors import ConfigError
 from ctxfold.ports import Store
 from ctxfold.session import AgentContext
 
-__all__ = ["Live", "Source", "find_live", "find_source", "forget", "keep_live", "name_of", "register_store"]
+__all__ = [
+    "Live",
+    "Source",
+    "find_live",
+    "find_source",
+    "forget",
+    "keep_live",
+    "name_of",
+    "register_store",
+    "stored_name",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,7 @@ class Live:
     source: Source
     opened: Store | None  # to be closed with the memory
     tokenizer_fn: Callable[[str], Sequence[Any]]
+    waiting: bool = False  # whether the newest messages put are calls without results
 
 
 _lock = threading.Lock()
@@ -69,6 +80,15 @@ def find_source(name: str) -> Source:
             f"llamaindex_ctx.register_store({name!r}, url_or_store) before this memory is opened"
         )
     return source
+
+
+def stored_name(name: object) -> str:
+    """The name that a dict gives; never a URL, which would let the dict choose what is opened."""
+    if not isinstance(name, str) or "://" in name:
+        raise ConfigError(
+            "the dict does not name a registered store, and a URL in a dict is not trusted: give store=... beside it"
+        )
+    return name
 
 
 def name_of(source: Source) -> str:

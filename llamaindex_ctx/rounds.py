@@ -1,33 +1,44 @@
-"""Tool calls and their results within one batch of messages, as agents hand them over."""
+"""Tool calls and their results, as agents hand them over: in one batch or one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ctxfold.messages import Message, ToolCallPart, ToolResultPart, tool_result
+from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, tool_result
 
-__all__ = ["NO_RESULT", "finished", "paired"]
+__all__ = ["NO_RESULT", "finished", "paired", "unanswered"]
 
 NO_RESULT = "(no result: the run ended before this call returned)"
 
 
-def paired(messages: Sequence[Message], new_id: Callable[[], str]) -> list[Message]:
+def paired(
+    messages: Sequence[Message], new_id: Callable[[], str], waiting: Sequence[ToolCallPart] = ()
+) -> list[Message]:
     """The batch with each result bound to its call, and each call answered before the conversation goes on.
 
     An agent that returns one tool's output directly drops the results of its parallel calls: those are answered by a note
-    that says so. Calls of the last round may still wait.
+    that says so. Calls of the last round may still wait; `waiting` are those of the batch before. A result right behind a
+    reply that called nothing (code agents call in plain text) becomes a user message: no service takes it otherwise.
     """
     found: list[Message] = []
-    waiting: list[ToolCallPart] = []
+    open_calls = list(waiting)
+    called_nothing = False
     for message in messages:
         if message.role == "tool":
-            found.append(_bound(message, waiting))
+            found.append(_as_text(message) if called_nothing else _bound(message, open_calls))
             continue
-        found += [tool_result(c.id, NO_RESULT, id=new_id(), name=c.name, is_error=True) for c in waiting]
-        waiting = list(message.tool_calls)
+        found += [tool_result(c.id, NO_RESULT, id=new_id(), name=c.name, is_error=True) for c in open_calls]
+        open_calls = list(message.tool_calls)
+        called_nothing = message.role == "assistant" and not open_calls
         found.append(message)
     return found
+
+
+def _as_text(message: Message) -> Message:
+    held: list[TextPart | MediaPart] = [TextPart(f"Result of a tool call:\n{message.text}")]
+    held += [p for p in message.parts if isinstance(p, MediaPart)]
+    return replace(message, role="user", parts=tuple(held), name=None)
 
 
 def _bound(message: Message, waiting: list[ToolCallPart]) -> Message:
@@ -44,14 +55,19 @@ def _bound(message: Message, waiting: list[ToolCallPart]) -> Message:
     return replace(message, parts=parts)
 
 
+def unanswered(messages: Sequence[Message]) -> tuple[ToolCallPart, ...]:
+    """The calls of the last round whose results are not there."""
+    answered: set[str] = set()
+    for message in reversed(messages):
+        if message.role != "tool":
+            return tuple(c for c in message.tool_calls if c.id not in answered)
+        answered.update(r.call_id for r in message.tool_results)
+    return ()
+
+
 def finished(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages without a last round whose results are not all there: no request may hold an orphan call."""
-    answered: set[str] = set()
-    for index in range(len(messages) - 1, -1, -1):
-        message = messages[index]
-        if message.role == "tool":
-            answered.update(r.call_id for r in message.tool_results)
-            continue
-        whole = {c.id for c in message.tool_calls} <= answered
-        return messages if whole else messages[:index]
-    return messages
+    if not unanswered(messages):
+        return messages
+    last = max(i for i, m in enumerate(messages) if m.role != "tool")
+    return messages[:last]

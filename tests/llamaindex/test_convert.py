@@ -22,6 +22,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
     VideoBlock,
 )
+from llama_index.core.llms.llm import ToolSelection
 
 from ctxfold.errors import InvalidToolArgumentsError, OrphanToolResultError, UnknownRoleError
 from ctxfold.messages import (
@@ -40,6 +41,7 @@ from llamaindex_ctx.convert import from_chat_message, section, to_chat_message
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
+TOOL = ChatMessage(role="tool", content="found", additional_kwargs={"tool_call_id": "c1"})
 OPENAI_CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"q": "a"}'}}
 
 
@@ -228,6 +230,34 @@ def test_parallel_results_without_ids_go_to_their_calls_in_order() -> None:
     results = [ChatMessage(role="tool", content=text) for text in ("1", "2")]
     found = from_chat_messages([ChatMessage(role="assistant", blocks=calls), *results])
     assert [m.tool_results[0].call_id for m in found[1:]] == [c.id for c in found[0].tool_calls]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        OPENAI_CALL,
+        {"id": "c1", "name": "look", "input": {"q": "a"}, "type": "tool_use"},
+        ToolSelection(tool_id="c1", tool_name="look", tool_kwargs={"q": "a"}),
+    ],
+    ids=["openai", "anthropic", "selection"],
+)
+def test_calls_noted_beside_a_message_are_calls(call: object) -> None:
+    found = from_chat_messages(
+        [ChatMessage(role="assistant", content="", additional_kwargs={"tool_calls": [call]}), TOOL]
+    )
+    assert found[0].tool_calls == (ToolCallPart("c1", "look", '{"q": "a"}'),)
+    assert found[1].tool_results[0].call_id == "c1"
+
+
+def test_a_result_behind_a_reply_that_called_nothing_is_told_by_the_user() -> None:
+    """A code agent calls in plain text; its hand-off answers a call that no message holds."""
+    image = ImageBlock(image=PNG)
+    shown = ChatMessage(role="tool", blocks=[TextBlock(text="seen"), image], additional_kwargs={"tool_call_id": "c2"})
+    found = from_chat_messages([ChatMessage(role="assistant", content="<execute>1</execute>"), TOOL, shown])
+    assert [m.role for m in found] == ["assistant", "user", "user"]
+    assert found[1].text == "Result of a tool call:\nfound"
+    assert to_chat_message(found[2]).blocks[0] == TextBlock(text="Result of a tool call:\nseen")
+    assert isinstance(to_chat_message(found[2]).blocks[1], ImageBlock)
 
 
 def test_a_function_message_without_a_call_id_is_refused() -> None:

@@ -157,6 +157,21 @@ async def test_22562_results_lost_before_return_direct_leave_no_orphan_call() ->
     assert (window[3].additional_kwargs["tool_call_id"], window[3].content) == ("b", NO_RESULT)
 
 
+def test_22562_the_same_one_message_at_a_time() -> None:
+    memory = CtxMemory.from_defaults(context_window=2_000)
+    for message in [
+        user("look both ways"),
+        ChatMessage(role="assistant", blocks=[call("a"), call("b")]),
+        result("a", "left"),
+        bot("left"),
+        user("and now?"),
+    ]:
+        memory.put(message)
+    for shown in (memory.get(), memory.get_all()):
+        assert [m.role.value for m in shown] == ["user", "assistant", "tool", "tool", "assistant", "user"]
+        assert (shown[3].additional_kwargs["tool_call_id"], shown[3].content) == ("b", NO_RESULT)
+
+
 def test_a_stale_scratchpad_of_a_failed_run_is_taken_in_legally() -> None:
     memory = CtxMemory.from_defaults(context_window=2_000)
     memory.put_messages([user("first"), user("second")])

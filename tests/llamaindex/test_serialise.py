@@ -73,6 +73,17 @@ def test_an_unknown_store_name_says_what_to_call() -> None:
         CtxMemory.from_dict(data)
 
 
+@pytest.mark.parametrize("store", ["sqlite:///{}/planted.db", "memory://", None])
+def test_a_url_in_a_dict_is_not_opened(store: str | None, tmp_path: Path) -> None:
+    memory = CtxMemory.from_defaults("s1", context_window=2_000)
+    data = {**memory.to_dict(), "store": store and store.format(tmp_path), "engine": ""}
+    with pytest.raises(ConfigError, match="not trusted"):
+        CtxMemory.from_dict(data)
+    assert list(tmp_path.iterdir()) == []
+    with CtxMemory.from_dict(data, store=f"sqlite:///{tmp_path / 'mine.db'}") as again:
+        assert again.session_id == "s1"
+
+
 def test_a_store_name_is_not_a_url() -> None:
     with pytest.raises(ConfigError) as caught:
         register_store("postgresql://me:secret@host/db", MemoryStore())

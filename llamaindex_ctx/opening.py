@@ -1,0 +1,95 @@
+"""What a memory stands on when it is made: its window, its store, its engine."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from llama_index.core.llms.llm import LLM
+
+from ctxfold.errors import ConfigError
+from ctxfold.ports import Store, TokenCounter
+from ctxfold.session import AgentContext
+from ctxfold.tokens import TextCounter
+from llamaindex_ctx.registry import Live, Source, find_source, keep_live
+from llamaindex_ctx.summarizer import LlmSummarizer
+
+__all__ = ["FunctionCounter", "Tokenizer", "open_live", "source_of", "window_rules"]
+
+Tokenizer: TypeAlias = Callable[[str], Sequence[Any]]
+
+
+class FunctionCounter:
+    """A `tokenizer_fn` as a text counter."""
+
+    def __init__(self, tokenize: Tokenizer) -> None:
+        self._tokenize = tokenize
+        named = tokenize if hasattr(tokenize, "__qualname__") else type(tokenize)
+        self.id = f"tokenizer_fn:{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
+
+    def count(self, text: str) -> int:
+        return len(self._tokenize(text))
+
+
+def window_rules(context_window: int | None, token_limit: int | None, llm: LLM | None) -> dict[str, Any]:
+    """Window and reply reserve; `token_limit` is a budget, so the window is that and the reserve."""
+    if token_limit is not None and token_limit <= 0:
+        raise ConfigError(f"token_limit is {token_limit}: give the tokens that the history may take, 1 or more")
+    window = context_window
+    if window is None and token_limit is None and llm is not None:
+        window = llm.metadata.context_window
+    if window is None and token_limit is None:
+        raise ConfigError("the context window is not known: give context_window=..., token_limit=... or llm=...")
+    if token_limit is None:
+        return {"context_window": window}
+    if window is None:
+        return {"context_window": token_limit + 1, "max_tokens": 1}
+    if token_limit >= window:
+        raise ConfigError(
+            f"token_limit is {token_limit} and context_window {window}: lower token_limit, or leave one out"
+        )
+    return {"context_window": window, "max_tokens": window - token_limit}
+
+
+def source_of(store: str | Store | None, llm: LLM | None) -> Source:
+    """What `store` stands for: a URL, a registered name, a Store, or memory."""
+    from ctxfold.connect import open_store
+
+    if isinstance(store, str) and "://" not in store:
+        return find_source(store)
+    if store is None or store == "memory://":
+        return Source(open_store(None), llm)
+    return Source(store, llm)
+
+
+def open_live(
+    session: str,
+    owner: str,
+    source: Source,
+    *,
+    llm: LLM | None,
+    counter: TokenCounter | TextCounter | None,
+    tokenizer_fn: Tokenizer | None,
+    rules: dict[str, Any],
+) -> Live:
+    """A session's engine, remembered for as long as a memory holds it."""
+    opened, ours = source.open()
+    try:
+        context = AgentContext(
+            session=session,
+            owner=owner,
+            store=opened,
+            summarizer=LlmSummarizer(llm) if llm is not None else None,
+            counter=counter,
+            **rules,
+        )
+    except BaseException:
+        if ours:
+            opened.close()
+        raise
+    count = context.counter.count_text
+    tokenize: Tokenizer = tokenizer_fn or (lambda text: range(count(text)))
+    live = Live(uuid.uuid4().hex, context, source, opened if ours else None, tokenize)
+    keep_live(live)
+    return live
