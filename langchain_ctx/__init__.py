@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from langchain_ctx.convert import from_langchain, to_langchain
     from langchain_ctx.history import CtxChatMessageHistory
     from langchain_ctx.middleware import ContextMiddleware
+    from langchain_ctx.node import ContextNode
     from langchain_ctx.reasoning import with_reasoning
     from langchain_ctx.summarizer import ChatModelSummarizer
     from langchain_ctx.wrapped import with_context
@@ -23,6 +24,7 @@ _WHERE = {
     "ChatCtx": "chat",
     "ChatModelSummarizer": "summarizer",
     "ContextMiddleware": "middleware",
+    "ContextNode": "node",
     "CtxChatMessageHistory": "history",
     "LangChainBackend": "backend",
     "from_langchain": "convert",
@@ -36,6 +38,7 @@ __all__ = [
     "ChatCtx",
     "ChatModelSummarizer",
     "ContextMiddleware",
+    "ContextNode",
     "CtxChatMessageHistory",
     "LangChainBackend",
     "from_langchain",
