@@ -25,6 +25,7 @@ __all__ = [
     "Postings",
     "Reply",
     "Request",
+    "Rewrite",
     "Store",
     "SystemClock",
     "Tasks",
@@ -189,6 +190,22 @@ class Postings:
     by_term: Mapping[str, tuple[tuple[int, int, int], ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """What an erasure makes of one session, while its log ends at `expect`.
+
+    `records` come in place of those with the same seq, documents `unindexed` leave the index with all their terms, and
+    `drafts` are appended. Whatever else was made from the messages `ids` goes too.
+    """
+
+    key: SessionKey
+    expect: int
+    ids: tuple[str, ...]
+    records: tuple[Record, ...]
+    unindexed: tuple[int, ...]
+    drafts: tuple[Draft, ...]
+
+
 class Store(Protocol):
     """An append-only log per (owner, session). Safe across threads, tasks and, where it is durable, processes.
 
@@ -209,12 +226,14 @@ class Store(Protocol):
         known: int = 0,
         expect: int | None = None,
         documents: Sequence[Document] = (),
+        known_id: str | None = None,
     ) -> tuple[Record, ...]:
         """Append in one transaction, making the session when it is new; returns every record after seq `known`.
 
         A draft whose id is already there with the same fingerprint is skipped; with another, MessageConflictError and
-        nothing is written. With `expect`, HeadMovedError unless the log ends there. A SnapshotTaken draft moves the
-        newest snapshot.
+        nothing is written. With `expect`, HeadMovedError unless the log ends there. With `known_id`, SessionNotFoundError
+        unless the record `known` has that id: the session was erased meanwhile. A SnapshotTaken draft moves the newest
+        snapshot.
         """
         ...
 
@@ -226,6 +245,7 @@ class Store(Protocol):
         known: int = 0,
         expect: int | None = None,
         documents: Sequence[Document] = (),
+        known_id: str | None = None,
     ) -> tuple[Record, ...]: ...
 
     def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
@@ -282,6 +302,28 @@ class Store(Protocol):
         ...
 
     async def asessions(self, owner: str) -> tuple[str, ...]: ...
+
+    def copies(self, key: SessionKey) -> tuple[str, ...]:
+        """The owner's other sessions whose log begins with the same record: the forks of it, and what it was forked from."""
+        ...
+
+    async def acopies(self, key: SessionKey) -> tuple[str, ...]: ...
+
+    def erase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool:
+        """Rewrite logs, and remove the sessions `gone` with all that belongs to them, in one transaction.
+
+        HeadMovedError, and nothing is done, when one of the logs has grown. Whether nothing of the old text is left in files
+        that this store writes to; False where another process is in the way, and a later call will see to it.
+        """
+        ...
+
+    async def aerase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool: ...
+
+    def erase_owner(self, owner: str) -> bool:
+        """Remove everything that belongs to the owner, in one transaction; see `erase`."""
+        ...
+
+    async def aerase_owner(self, owner: str) -> bool: ...
 
     def close(self) -> None: ...
 

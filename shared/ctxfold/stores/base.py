@@ -9,11 +9,20 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from ctxfold.closing import Closing
-from ctxfold.errors import ConfigError, MessageConflictError, MessageError
+from ctxfold.errors import ConfigError, MessageConflictError, MessageError, SessionNotFoundError
 from ctxfold.history.records import Draft, Record, SessionKey, fingerprint
-from ctxfold.ports import Document, Head, Postings
+from ctxfold.ports import Document, Head, Postings, Rewrite
 
-__all__ = ["MAX_KEY_BYTES", "BaseStore", "Fresh", "checked_drafts", "checked_key", "indexed_term", "unseen"]
+__all__ = [
+    "MAX_KEY_BYTES",
+    "BaseStore",
+    "Fresh",
+    "checked_drafts",
+    "checked_key",
+    "erased_meanwhile",
+    "indexed_term",
+    "unseen",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,6 +61,7 @@ class BaseStore(ABC, Closing):
         known: int = 0,
         expect: int | None = None,
         documents: Sequence[Document] = (),
+        known_id: str | None = None,
     ) -> tuple[Record, ...]: ...
 
     @abstractmethod
@@ -81,6 +91,15 @@ class BaseStore(ABC, Closing):
     def sessions(self, owner: str) -> tuple[str, ...]: ...
 
     @abstractmethod
+    def copies(self, key: SessionKey) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def erase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool: ...
+
+    @abstractmethod
+    def erase_owner(self, owner: str) -> bool: ...
+
+    @abstractmethod
     def close(self) -> None: ...
 
     async def ahead(self, key: SessionKey) -> Head | None:
@@ -94,9 +113,12 @@ class BaseStore(ABC, Closing):
         known: int = 0,
         expect: int | None = None,
         documents: Sequence[Document] = (),
+        known_id: str | None = None,
     ) -> tuple[Record, ...]:
         """As `append`; when cancelled it may or may not have been written: read the head again."""
-        return await self._offload(self.append, key, drafts, known=known, expect=expect, documents=documents)
+        return await self._offload(
+            self.append, key, drafts, known=known, expect=expect, documents=documents, known_id=known_id
+        )
 
     async def aread(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
         return await self._offload(self.read, key, after=after, upto=upto)
@@ -124,6 +146,15 @@ class BaseStore(ABC, Closing):
     async def asessions(self, owner: str) -> tuple[str, ...]:
         return await self._offload(self.sessions, owner)
 
+    async def acopies(self, key: SessionKey) -> tuple[str, ...]:
+        return await self._offload(self.copies, key)
+
+    async def aerase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool:
+        return await self._offload(self.erase, rewrites, gone=gone)
+
+    async def aerase_owner(self, owner: str) -> bool:
+        return await self._offload(self.erase_owner, owner)
+
     async def aclose(self) -> None:
         await self._offload(self.close)
 
@@ -134,6 +165,10 @@ def checked_key(key: SessionKey) -> SessionKey:
         if problem := _unfit(text):
             raise ConfigError(f"the {what} name {text[:80]!r} {problem}: choose another one")
     return key
+
+
+def erased_meanwhile(key: SessionKey) -> SessionNotFoundError:
+    return SessionNotFoundError(f"session {key.session!r} was erased while it was in use; nothing was written")
 
 
 def _unfit(text: str) -> str | None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ctxfold.errors import HeadMovedError, StoreUnavailableError
-from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
-from ctxfold.ports import Document, Head, Postings
-from ctxfold.stores.base import BaseStore, checked_drafts, checked_key, indexed_term, unseen
+from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken, fingerprint
+from ctxfold.ports import Document, Head, Postings, Rewrite
+from ctxfold.stores.base import BaseStore, Fresh, checked_drafts, checked_key, erased_meanwhile, indexed_term, unseen
 
 if TYPE_CHECKING:
     from ctxfold.ports import Store
@@ -31,6 +31,27 @@ class _Log:
     terms: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict[str, list[tuple[int, int, int]]])
     documents: dict[int, int] = field(default_factory=dict[int, int])
     total_length: int = 0
+
+    def add(self, items: Sequence[Fresh]) -> None:
+        for item in items:
+            draft = item.draft
+            record = Record(len(self.records) + 1, draft.id, draft.body, draft.turn_id, draft.at_s)
+            self.records.append(record)
+            self.seq_by_id[draft.id] = record.seq
+            self.fingerprints[draft.id] = item.fingerprint
+            if isinstance(draft.body, SnapshotTaken):
+                self.snapshots.append(record.seq)
+
+    def rewrite(self, records: Sequence[Record], unindexed: Sequence[int]) -> None:
+        for record in records:
+            self.records[record.seq - 1] = record
+            self.fingerprints[record.id] = fingerprint(record.body)
+        for seq in unindexed:
+            self.total_length -= self.documents.pop(seq, 0)
+        for term, hits in list(self.terms.items()):
+            self.terms[term] = [hit for hit in hits if hit[0] in self.documents]
+            if not self.terms[term]:
+                del self.terms[term]
 
     def index(self, document: Document) -> None:
         if document.seq in self.documents:
@@ -85,20 +106,16 @@ class MemoryStore(BaseStore):
         known: int = 0,
         expect: int | None = None,
         documents: Sequence[Document] = (),
+        known_id: str | None = None,
     ) -> tuple[Record, ...]:
         ready = checked_drafts(drafts)
         with self._lock:
             log = self._log(key) or _Log()
+            if known_id is not None and [r.id for r in log.records[known - 1 : known]] != [known_id]:
+                raise erased_meanwhile(key)
             if expect is not None and expect != len(log.records):
                 raise HeadMovedError(expect, len(log.records))
-            for item in unseen(ready, log.fingerprints):
-                draft = item.draft
-                record = Record(len(log.records) + 1, draft.id, draft.body, draft.turn_id, draft.at_s)
-                log.records.append(record)
-                log.seq_by_id[draft.id] = record.seq
-                log.fingerprints[draft.id] = item.fingerprint
-                if isinstance(draft.body, SnapshotTaken):
-                    log.snapshots.append(record.seq)
+            log.add(unseen(ready, log.fingerprints))
             for document in documents:
                 log.index(document)
             self._logs[SessionKey(*key)] = log
@@ -155,6 +172,38 @@ class MemoryStore(BaseStore):
             if self._closed:
                 raise StoreUnavailableError("this MemoryStore is closed: open a new one")
             return tuple(sorted(key.session for key in self._logs if key.owner == owner))
+
+    def copies(self, key: SessionKey) -> tuple[str, ...]:
+        with self._lock:
+            mine = self._log(key)
+            first = mine.records[0].id if mine is not None and mine.records else None
+            others = ((k, log.records) for k, log in self._logs.items() if k.owner == key[0] and k != key)
+            return tuple(sorted(k.session for k, records in others if records and records[0].id == first))
+
+    def erase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool:
+        ready = [(rewrite, checked_drafts(rewrite.drafts)) for rewrite in rewrites]
+        with self._lock:
+            logs = [self._log(rewrite.key) or _Log() for rewrite in rewrites]
+            for log, rewrite in zip(logs, rewrites, strict=True):
+                if len(log.records) != rewrite.expect:
+                    raise HeadMovedError(rewrite.expect, len(log.records))
+            for log, (rewrite, drafts) in zip(logs, ready, strict=True):
+                log.rewrite(rewrite.records, rewrite.unindexed)
+                log.add(unseen(drafts, log.fingerprints))
+            self._drop(frozenset(SessionKey(*checked_key(key)) for key in gone))
+        return True
+
+    def erase_owner(self, owner: str) -> bool:
+        checked_key(SessionKey(owner, ""))
+        with self._lock:
+            self._drop(frozenset(key for key in self._logs if key.owner == owner))
+            self._leases = {name: lease for name, lease in self._leases.items() if name[0].owner != owner}
+        return True
+
+    def _drop(self, keys: frozenset[SessionKey]) -> None:
+        for key in keys:
+            self._logs.pop(key, None)
+        self._leases = {name: lease for name, lease in self._leases.items() if name[0] not in keys}
 
     def close(self) -> None:
         """Forget everything; idempotent."""

@@ -11,16 +11,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ctxfold.errors import (
-    ConfigError,
-    HeadMovedError,
-    InvalidTextError,
-    StoreCorruptError,
-    StoreUnavailableError,
-)
-from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken, decode_body, encode_body
-from ctxfold.ports import Document, Head, Postings
-from ctxfold.stores.base import BaseStore, Fresh, checked_drafts, checked_key, indexed_term, unseen
+from ctxfold.errors import ConfigError, HeadMovedError, InvalidTextError, StoreUnavailableError
+from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
+from ctxfold.ports import Document, Head, Postings, Rewrite
+from ctxfold.stores.base import BaseStore, checked_drafts, checked_key, erased_meanwhile, indexed_term, unseen
 from ctxfold.stores.sql_engine import (
     Driven,
     Dropped,
@@ -31,6 +25,7 @@ from ctxfold.stores.sql_engine import (
     transaction,
     translated,
 )
+from ctxfold.stores.sql_rows import Rows, encoded, stored_record
 
 if TYPE_CHECKING:
     from ctxfold.ports import Store
@@ -40,7 +35,6 @@ __all__ = ["SqlStore"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_CHUNK = 500
 _TRIES = 12
 
 
@@ -64,9 +58,9 @@ class SqlStore(BaseStore):
 
         self._failures = (self._engine.dialect.loaded_dbapi.Error, PoolTimeoutError, Dropped)
 
-        self._dialect = "sqlite" if self._place.sqlite else "postgresql"
-        self._sql = Statements.of(self._dialect)
-        self._marks = marks
+        dialect = "sqlite" if self._place.sqlite else "postgresql"
+        self._sql = Statements.of(dialect)
+        self._rows = Rows(self._sql, dialect, marks)
         self._state = threading.Condition()
         self._busy = 0
         self._closed = False
@@ -146,15 +140,16 @@ class SqlStore(BaseStore):
     def _prepare(self) -> None:
         if self._ready:
             return
-        from ctxfold.stores.sql_schema import create_tables, stored_version
+        from ctxfold.stores.sql_schema import FORMAT_VERSION, create_tables, stored_version, upgrade_tables
 
         def create(connection: Driven) -> None:
-            if stored_version(connection, self._place) is not None:
+            found = stored_version(connection, self._place)
+            if found == FORMAT_VERSION:
                 return
-            if self._place.sqlite and not self._place.in_memory:
+            if found is None and self._place.sqlite and not self._place.in_memory:
                 connection.execute("PRAGMA journal_mode=WAL")
             with transaction(connection, self._place):
-                create_tables(connection, self._engine.dialect)
+                (create_tables if found is None else upgrade_tables)(connection, self._engine.dialect)
             stored_version(connection, self._place)
 
         with self._creation:
@@ -184,131 +179,52 @@ class SqlStore(BaseStore):
         known: int = 0,
         expect: int | None = None,
         documents: Sequence[Document] = (),
+        known_id: str | None = None,
     ) -> tuple[Record, ...]:
         checked_key(key)
         ready = checked_drafts(drafts)
         # encoded before the transaction, which others wait for
-        payloads = {item.draft.id: _encoded(item.draft) for item in ready}
+        payloads = {item.draft.id: encoded(item.draft.body, item.draft.id) for item in ready}
 
         def work(connection: Driven) -> tuple[Record, ...]:
-            head, snapshot, archived, length = self._locked(connection, key)
+            head, snapshot, archived, length = self._rows.locked(connection, key)
+            if known_id is not None and self._rows.record_id(connection, key, known) != known_id:
+                raise erased_meanwhile(key)
             if expect is not None and expect != head:
                 raise HeadMovedError(expect, head)
-            stored = self._fingerprints(connection, key, [item.draft.id for item in ready]) if head else {}
+            stored = self._rows.fingerprints(connection, key, [item.draft.id for item in ready]) if head else {}
             new = unseen(ready, stored)
-            records = self._insert(connection, key, head, new, payloads)
-            added = self._index(connection, key, documents) if documents else ()
+            records = self._rows.insert(connection, key, head, new, payloads)
+            added = self._rows.index(connection, key, documents) if documents else ()
             if new or added:
                 snapshot = max((r.seq for r in records if isinstance(r.body, SnapshotTaken)), default=snapshot)
                 totals = (archived + len(added), length + sum(document.length for document in added))
                 moved = (head + len(records), snapshot, *totals, *key)
                 connection.execute(self._sql.move_head, moved)
-            older = self._range(connection, key, known, head) if known < head else ()
+            older = self._rows.range(connection, key, known, head) if known < head else ()
             return (*older, *(record for record in records if record.seq > known))
 
         return self._write(work)
 
-    def _locked(self, connection: Driven, key: SessionKey) -> tuple[int, int, int, int]:
-        """The session's row, made when it is new and held until the transaction ends."""
-        row = connection.execute(self._sql.lock, tuple(key)).fetchone()
-        if row is None:
-            connection.execute(self._sql.new_session, tuple(key))
-            row = connection.execute(self._sql.lock, tuple(key)).fetchone()
-        return int(row[0]), int(row[1]), int(row[2]), int(row[3])
-
-    def _fingerprints(self, connection: Driven, key: SessionKey, ids: Sequence[str]) -> dict[str, str]:
-        return {str(row[0]): str(row[1]) for row in self._listed(connection, self._sql.fingerprints_in, key, ids)}
-
-    def _insert(
-        self,
-        connection: Driven,
-        key: SessionKey,
-        head: int,
-        new: Sequence[Fresh],
-        payloads: dict[str, str],
-    ) -> tuple[Record, ...]:
-        records = tuple(
-            Record(seq, item.draft.id, item.draft.body, item.draft.turn_id, item.draft.at_s)
-            for seq, item in enumerate(new, head + 1)
-        )
-        rows: list[tuple[Any, ...]] = [
-            (*key, r.seq, r.id, r.turn_id, r.body.kind, item.fingerprint, r.at_s, payloads[r.id])
-            for r, item in zip(records, new, strict=True)
-        ]
-        if rows:
-            self._executemany(connection, self._sql.insert, rows)
-        return records
-
-    def _index(self, connection: Driven, key: SessionKey, documents: Sequence[Document]) -> tuple[Document, ...]:
-        """Make documents searchable; returns those that were not already."""
-        by_seq = {document.seq: document for document in reversed(documents)}
-        for row in self._listed(connection, self._sql.indexed_in, key, list(by_seq)):
-            del by_seq[int(row[0])]
-        rows: list[tuple[Any, ...]] = []
-        for document in by_seq.values():
-            rows.append((*key, "", document.seq, 0, document.length))
-            rows.extend(
-                (*key, indexed_term(term), document.seq, count, document.length)
-                for term, count in document.terms.items()
-                if term
-            )
-        if rows:
-            self._executemany(connection, self._sql.insert_term, rows)
-        return tuple(by_seq.values())
-
-    def _executemany(self, connection: Driven, sql: str, rows: list[tuple[Any, ...]]) -> None:
-        cursor = connection.cursor()
-        try:
-            cursor.executemany(sql, rows)
-        finally:
-            cursor.close()
-
     def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
         checked_key(key)
-        return self._read(lambda c: self._range(c, key, after, upto))
-
-    def _range(self, connection: Driven, key: SessionKey, after: int, upto: int | None) -> tuple[Record, ...]:
-        if upto is None:
-            found = connection.execute(self._sql.read, (*key, after))
-        else:
-            found = connection.execute(self._sql.read_upto, (*key, after, upto))
-        return tuple(_record(row) for row in found)
+        return self._read(lambda c: self._rows.range(c, key, after, upto))
 
     def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
         checked_key(key)
         wanted = sorted({seq for seq in seqs if 0 < seq < 1 << 63})
         return self._read(
-            lambda c: tuple(_record(row) for row in self._listed(c, self._sql.fetch_in, key, wanted, order=0))
+            lambda c: tuple(
+                stored_record(row) for row in self._rows.listed(c, self._sql.fetch_in, key, wanted, order=0)
+            )
         )
 
     def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
         checked_key(key)
         wanted = sorted({name for name in ids if "\0" not in name})
         return self._read(
-            lambda c: tuple(_record(row) for row in self._listed(c, self._sql.find_in, key, wanted, order=0))
+            lambda c: tuple(stored_record(row) for row in self._rows.listed(c, self._sql.find_in, key, wanted, order=0))
         )
-
-    def _listed(
-        self,
-        connection: Driven,
-        sql: str,
-        key: tuple[str, ...],
-        values: Sequence[Any],
-        *,
-        order: int | None = None,
-    ) -> list[Any]:
-        """All rows of a statement with an IN list of any length, sorted by column `order` where given."""
-        rows: list[Any] = []
-        for start in range(0, len(values), _CHUNK):
-            chunk = list(values[start : start + _CHUNK])
-            # few lengths, so that drivers find the prepared statement again
-            size = 1 << (len(chunk) - 1).bit_length()
-            chunk += chunk[-1:] * (size - len(chunk))
-            found = connection.execute(sql + self._marks(size, self._dialect), (*key, *chunk))
-            rows.extend(found.fetchall())
-        if order is not None:
-            rows.sort(key=lambda row: row[order])
-        return rows
 
     def snapshot_before(self, key: SessionKey, seq: int) -> int:
         checked_key(key)
@@ -325,10 +241,10 @@ class SqlStore(BaseStore):
         def work(connection: Driven) -> tuple[Any, list[Any]]:
             totals = connection.execute(self._sql.archive, tuple(key)).fetchone()
             if among is not None:
-                return totals, self._hits_among(connection, key, wanted, among)
+                return totals, self._rows.hits_among(connection, key, wanted, among)
             if newest is not None:
-                return totals, self._newest_hits(connection, key, wanted, newest)
-            return totals, self._listed(connection, self._sql.postings_in, key, wanted, order=1)
+                return totals, self._rows.newest_hits(connection, key, wanted, newest)
+            return totals, self._rows.listed(connection, self._sql.postings_in, key, wanted, order=1)
 
         totals, rows = self._read(work)
         by_name: dict[str, list[tuple[int, int, int]]] = {}
@@ -337,19 +253,6 @@ class SqlStore(BaseStore):
         by_term = {term: tuple(by_name.get(name, ())) for term, name in names.items()}
         documents, length = (0, 0) if totals is None else (int(totals[0]), int(totals[1]))
         return Postings(documents, length, by_term)
-
-    def _newest_hits(self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int) -> list[Any]:
-        """One short walk down the primary key per term, however many hits it has."""
-        rows: list[Any] = []
-        for term in terms:
-            rows += reversed(connection.execute(self._sql.newest_hits, (*key, term, newest)).fetchall())
-        return rows
-
-    def _hits_among(self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]) -> list[Any]:
-        rows: list[Any] = []
-        for term in terms:
-            rows += self._listed(connection, self._sql.hits_among_in, (*key, term), sorted(set(seqs)))
-        return sorted(rows, key=lambda row: row[1])
 
     # leases
 
@@ -367,26 +270,55 @@ class SqlStore(BaseStore):
         rows = self._read(lambda c: c.execute(self._sql.sessions, (owner,)).fetchall())
         return tuple(sorted(str(row[0]) for row in rows))
 
+    def copies(self, key: SessionKey) -> tuple[str, ...]:
+        owner, session = checked_key(key)
 
-def _encoded(draft: Draft) -> str:
-    payload = encode_body(draft.body)
-    if "\\ud" in payload:
-        # escapes of surrogates: pairs are fine, a lone one could never be read again
+        def work(connection: Driven) -> list[Any]:
+            first = self._rows.record_id(connection, key, 1)
+            return list(connection.execute(self._sql.copies, (owner, session, first or "")))
+
+        return tuple(sorted(str(row[0]) for row in self._read(work)))
+
+    # erasure
+
+    def erase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool:
+        from ctxfold.stores.sql_schema import owned_tables
+
+        def work(connection: Driven) -> None:
+            for change in sorted(rewrites, key=lambda r: r.key):
+                self._rows.rewrite(connection, change)
+            for owner, session in sorted(map(checked_key, gone)):
+                self._rows.remove(connection, owned_tables(), owner, session)
+
+        if rewrites or gone:
+            self._write(work)
+        return self._settled()
+
+    def erase_owner(self, owner: str) -> bool:
+        from ctxfold.stores.sql_schema import owned_tables
+
+        checked_key(SessionKey(owner, ""))
+        self._write(lambda c: self._rows.remove(c, owned_tables(), owner))
+        return self._settled()
+
+    def _settled(self) -> bool:
+        """See that SQLite's files hold no older text either; False when another process is in the way."""
+        if not self._place.sqlite or self._place.in_memory:
+            return True
+        from ctxfold.stores.sql_schema import VACUUM_DUE
+
+        def settle(connection: Driven) -> bool:
+            due = connection.execute(f"SELECT 1 FROM ctxfold_meta WHERE key = '{VACUUM_DUE}'").fetchone()
+            if due is not None:
+                connection.execute("VACUUM")
+                connection.execute(f"DELETE FROM ctxfold_meta WHERE key = '{VACUUM_DUE}'")
+            return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+
         try:
-            decode_body(payload)
-        except StoreCorruptError:
-            raise InvalidTextError(
-                f"record {draft.id!r} holds a lone surrogate: decode the text properly before adding it"
-            ) from None
-    return payload
-
-
-def _record(row: Sequence[Any]) -> Record:
-    seq, record_id, turn_id, at_s, payload = row
-    try:
-        return Record(int(seq), record_id, decode_body(payload), turn_id, float(at_s))
-    except StoreCorruptError as error:
-        raise StoreCorruptError(f"record {seq} ({record_id!r}): {error}") from None
+            with self._in_use():
+                return self._tried(settle, alone=True)
+        except StoreUnavailableError:
+            return False  # what was asked for is written; the files follow
 
 
 if TYPE_CHECKING:

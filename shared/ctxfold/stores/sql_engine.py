@@ -139,7 +139,8 @@ def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
     if place.sqlite:
         options["connect_args"] = {"timeout": timeout_s, "check_same_thread": False}
         # the index of record ids is hit at random: with the default 2 MB, appends slow down as it grows
-        setup = ("PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-32000")
+        # text that gives way, also within a page, must not stay behind in the file
+        setup = ("PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-32000", "PRAGMA secure_delete=ON")
     else:
         options["connect_args"] = {"connect_timeout": max(2, round(timeout_s))}
         # a plan cached while a table was small must not go on reading all of it

@@ -1,4 +1,7 @@
-"""Format version 1 of the SQL store: its tables, how they are made, and its statements."""
+"""Format version 2 of the SQL store: its tables, how they are made and upgraded, and its statements.
+
+Version 2 has further kinds of records. Every table but the first begins with the owner: erasing one goes by that.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,24 @@ if TYPE_CHECKING:
 
     from ctxfold.stores.sql_engine import Driven, Place
 
-__all__ = ["FORMAT_VERSION", "Statements", "create_tables", "marks", "stored_version"]
+__all__ = [
+    "FORMAT_VERSION",
+    "VACUUM_DUE",
+    "Statements",
+    "create_tables",
+    "marks",
+    "owned_tables",
+    "stored_version",
+    "upgrade_tables",
+]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 # any fixed number will do: it only has to be the same in every process
 _CREATION_LOCK = 0x63_74_78_66_6F_6C_64
+
+# a file that was written without `secure_delete` has remains of moved rows in its pages
+VACUUM_DUE = "vacuum_due"
 
 _metadata = MetaData()
 
@@ -145,6 +160,19 @@ def create_tables(connection: Driven, dialect: Dialect) -> None:
     )
 
 
+def upgrade_tables(connection: Driven, dialect: Dialect) -> None:
+    """Bring a store of an older format to this one, inside the caller's transaction."""
+    create_tables(connection, dialect)
+    connection.execute(f"UPDATE ctxfold_meta SET value = '{FORMAT_VERSION}' WHERE key = 'format_version'")
+    if dialect.name == "sqlite":
+        connection.execute(f"INSERT INTO ctxfold_meta VALUES ('{VACUUM_DUE}', '1') ON CONFLICT (key) DO NOTHING")
+
+
+def owned_tables() -> tuple[str, ...]:
+    """The tables whose rows belong to an owner and a session."""
+    return tuple(table.name for table in _metadata.sorted_tables if "owner" in table.columns)
+
+
 _MINE = "owner = ? AND session = ?"
 _MINE_C = "owner{c} = ? AND session{c} = ?"
 _COLUMNS = "seq, record_id, turn_id, at_s, payload"
@@ -191,6 +219,14 @@ class Statements:
         "WHERE ctxfold_leases.until_s <= ? OR ctxfold_leases.holder = excluded.holder"
     )
     drop_lease: str = f"DELETE FROM ctxfold_leases WHERE {_MINE} AND name = ? AND holder = ?"
+    record_id: str = f"SELECT record_id FROM ctxfold_records WHERE {_MINE} AND seq = ?"
+    rewrite: str = f"UPDATE ctxfold_records SET kind = ?, fingerprint = ?, payload = ? WHERE {_MINE} AND seq = ?"
+    unindex_in: str = f"DELETE FROM ctxfold_terms WHERE {_MINE} AND seq IN "
+    indexed_totals: str = f"SELECT COUNT(*), COALESCE(SUM(length), 0) FROM ctxfold_terms WHERE {_MINE} AND term = ''"
+    copies: str = (
+        "SELECT s.session FROM ctxfold_sessions s WHERE s.owner = ? AND s.session <> ? AND EXISTS ("
+        "SELECT 1 FROM ctxfold_records r WHERE r.owner = s.owner AND r.session = s.session AND r.seq = 1 AND r.record_id = ?)"
+    )
     hits_among_in: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? AND seq IN "
 
     @classmethod

@@ -1,0 +1,181 @@
+"""Rows of the SQL store within a connection: reading, appending, indexing, erasing. Transactions are the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ctxfold.errors import HeadMovedError, InvalidTextError, StoreCorruptError
+from ctxfold.history.records import Body, Record, SessionKey, decode_body, encode_body, fingerprint
+from ctxfold.ports import Document, Rewrite
+from ctxfold.stores.base import Fresh, checked_drafts, indexed_term
+from ctxfold.stores.sql_engine import Driven
+
+if TYPE_CHECKING:
+    from ctxfold.stores.sql_schema import Statements
+
+__all__ = ["Rows", "encoded", "stored_record"]
+
+_CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One dialect's statements as functions of a connection."""
+
+    sql: Statements
+    dialect: str
+    marks: Callable[[int, str], str]
+
+    def locked(self, connection: Driven, key: SessionKey) -> tuple[int, int, int, int]:
+        """The session's row, made when it is new and held until the transaction ends."""
+        row = connection.execute(self.sql.lock, tuple(key)).fetchone()
+        if row is None:
+            connection.execute(self.sql.new_session, tuple(key))
+            row = connection.execute(self.sql.lock, tuple(key)).fetchone()
+        return int(row[0]), int(row[1]), int(row[2]), int(row[3])
+
+    def record_id(self, connection: Driven, key: SessionKey, seq: int) -> str | None:
+        row = connection.execute(self.sql.record_id, (*key, seq)).fetchone()
+        return None if row is None else str(row[0])
+
+    def fingerprints(self, connection: Driven, key: SessionKey, ids: Sequence[str]) -> dict[str, str]:
+        return {str(row[0]): str(row[1]) for row in self.listed(connection, self.sql.fingerprints_in, key, ids)}
+
+    def insert(
+        self,
+        connection: Driven,
+        key: SessionKey,
+        head: int,
+        new: Sequence[Fresh],
+        payloads: dict[str, str],
+    ) -> tuple[Record, ...]:
+        records = tuple(
+            Record(seq, item.draft.id, item.draft.body, item.draft.turn_id, item.draft.at_s)
+            for seq, item in enumerate(new, head + 1)
+        )
+        rows: list[tuple[Any, ...]] = [
+            (*key, r.seq, r.id, r.turn_id, r.body.kind, item.fingerprint, r.at_s, payloads[r.id])
+            for r, item in zip(records, new, strict=True)
+        ]
+        if rows:
+            self.many(connection, self.sql.insert, rows)
+        return records
+
+    def index(self, connection: Driven, key: SessionKey, documents: Sequence[Document]) -> tuple[Document, ...]:
+        """Make documents searchable; returns those that were not already."""
+        by_seq = {document.seq: document for document in reversed(documents)}
+        for row in self.listed(connection, self.sql.indexed_in, key, list(by_seq)):
+            del by_seq[int(row[0])]
+        rows: list[tuple[Any, ...]] = []
+        for document in by_seq.values():
+            rows.append((*key, "", document.seq, 0, document.length))
+            rows.extend(
+                (*key, indexed_term(term), document.seq, count, document.length)
+                for term, count in document.terms.items()
+                if term
+            )
+        if rows:
+            self.many(connection, self.sql.insert_term, rows)
+        return tuple(by_seq.values())
+
+    def many(self, connection: Driven, sql: str, rows: list[tuple[Any, ...]]) -> None:
+        cursor = connection.cursor()
+        try:
+            cursor.executemany(sql, rows)
+        finally:
+            cursor.close()
+
+    def range(self, connection: Driven, key: SessionKey, after: int, upto: int | None) -> tuple[Record, ...]:
+        if upto is None:
+            found = connection.execute(self.sql.read, (*key, after))
+        else:
+            found = connection.execute(self.sql.read_upto, (*key, after, upto))
+        return tuple(stored_record(row) for row in found)
+
+    def listed(
+        self,
+        connection: Driven,
+        sql: str,
+        key: tuple[str, ...],
+        values: Sequence[Any],
+        *,
+        order: int | None = None,
+    ) -> list[Any]:
+        """All rows of a statement with an IN list of any length, sorted by column `order` where given."""
+        rows: list[Any] = []
+        for start in range(0, len(values), _CHUNK):
+            chunk = list(values[start : start + _CHUNK])
+            # few lengths, so that drivers find the prepared statement again
+            size = 1 << (len(chunk) - 1).bit_length()
+            chunk += chunk[-1:] * (size - len(chunk))
+            found = connection.execute(sql + self.marks(size, self.dialect), (*key, *chunk))
+            rows.extend(found.fetchall())
+        if order is not None:
+            rows.sort(key=lambda row: row[order])
+        return rows
+
+    def newest_hits(self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int) -> list[Any]:
+        """One short walk down the primary key per term, however many hits it has."""
+        rows: list[Any] = []
+        for term in terms:
+            rows += reversed(connection.execute(self.sql.newest_hits, (*key, term, newest)).fetchall())
+        return rows
+
+    def hits_among(self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]) -> list[Any]:
+        rows: list[Any] = []
+        for term in terms:
+            rows += self.listed(connection, self.sql.hits_among_in, (*key, term), sorted(set(seqs)))
+        return sorted(rows, key=lambda row: row[1])
+
+    def rewrite(self, connection: Driven, change: Rewrite) -> None:
+        """What an erasure wants of one session; HeadMovedError when its log does not end where it should."""
+        key = change.key
+        head, snapshot, _, _ = self.locked(connection, key)
+        if head != change.expect:
+            raise HeadMovedError(change.expect, head)
+        rows = [(r.body.kind, fingerprint(r.body), encoded(r.body, r.id), *key, r.seq) for r in change.records]
+        if rows:
+            self.many(connection, self.sql.rewrite, rows)
+        for chunk in _chunks(change.unindexed):
+            connection.execute(self.sql.unindex_in + self.marks(len(chunk), self.dialect), (*key, *chunk))
+        fresh = checked_drafts(change.drafts)
+        self.insert(
+            connection, key, head, fresh, {item.draft.id: encoded(item.draft.body, item.draft.id) for item in fresh}
+        )
+        documents, length = connection.execute(self.sql.indexed_totals, tuple(key)).fetchone()
+        connection.execute(self.sql.move_head, (head + len(fresh), snapshot, documents, length, *key))
+
+    def remove(self, connection: Driven, tables: Sequence[str], owner: str, session: str | None = None) -> None:
+        """Every row of the owner, or of one session, in these tables."""
+        mark = "?" if self.dialect == "sqlite" else "%s"
+        rest, values = ("", (owner,)) if session is None else (f" AND session = {mark}", (owner, session))
+        for table in tables:
+            connection.execute(f"DELETE FROM {table} WHERE owner = {mark}{rest}", values)
+
+
+def stored_record(row: Sequence[Any]) -> Record:
+    seq, record_id, turn_id, at_s, payload = row
+    try:
+        return Record(int(seq), record_id, decode_body(payload), turn_id, float(at_s))
+    except StoreCorruptError as error:
+        raise StoreCorruptError(f"record {seq} ({record_id!r}): {error}") from None
+
+
+def encoded(body: Body, record_id: str) -> str:
+    """The stored text; InvalidTextError for what could never be read again."""
+    payload = encode_body(body)
+    if "\\ud" in payload:
+        # escapes of surrogates: pairs are fine, a lone one is not
+        try:
+            decode_body(payload)
+        except StoreCorruptError:
+            raise InvalidTextError(
+                f"record {record_id!r} holds a lone surrogate: decode the text properly before adding it"
+            ) from None
+    return payload
+
+
+def _chunks(values: Sequence[int]) -> list[Sequence[int]]:
+    return [values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK)]
