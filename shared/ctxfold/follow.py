@@ -1,0 +1,189 @@
+"""A session that follows a list which somebody else keeps, with its edits, its branches and its copies.
+
+The caller keeps a `Trail` beside each state of its list, such as a checkpoint, and hands both in. The session then is what that
+state of the list asks for, wherever the session itself has gone meanwhile: from a state that was left behind, or was copied,
+a branch of the session goes on, with the summaries, pins and rules of that moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Protocol
+
+from ctxfold.archive import documents_of
+from ctxfold.editing import remove_ids, update
+from ctxfold.effects import AppendLog, FindLog, ReadHead, ReadLog
+from ctxfold.engine import Engine
+from ctxfold.errors import MessageError
+from ctxfold.flow import Flow
+from ctxfold.history.records import Draft, SessionKey
+from ctxfold.history.view import Entry
+from ctxfold.journal import Journal
+from ctxfold.messages import Message
+
+__all__ = ["BRANCH", "Line", "Listed", "Trail", "follow", "trail"]
+
+BRANCH = "~"  # between a session's name and what tells its branches apart
+
+
+class Listed(Protocol):
+    """A message of the caller's list."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def version(self) -> str:
+        """What tells it from itself with other content."""
+        ...
+
+    def message(self) -> Message: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """What was handed over when the list was as it is now; plain values in `to_dict`, to be kept beside the list.
+
+    `root` is the name that was asked for, `session` the one that serves it, at record `head`. Of the list's messages `handed`
+    are the newest, with their versions, all visible to the session; `before` counts the older ones, `digest` names them.
+    """
+
+    root: str
+    session: str
+    head: int
+    before: int
+    digest: str
+    handed: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        told = {name: getattr(self, name) for name in ("root", "session", "head", "before", "digest")}
+        return {**told, "handed": dict(self.handed)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trail:
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The session that goes with a list: the messages that it sees, and those of them that are to be stored anew."""
+
+    key: SessionKey
+    known: frozenset[str]
+    again: frozenset[str] = frozenset()
+
+
+def trail(engine: Engine, root: SessionKey, key: SessionKey, listed: Sequence[Listed]) -> Flow[Trail]:
+    """To be kept beside the list as it is now."""
+    journal = yield from engine.open(key)
+    visible = {e.id for e in _entries(journal)}
+    tail = list(takewhile(lambda one: one.id in visible, reversed(listed)))
+    before = len(listed) - len(tail)
+    handed = {one.id: one.version for one in reversed(tail)}
+    return Trail(root.session, key.session, journal.state.head, before, _digest(listed[:before]), handed)
+
+
+def follow(engine: Engine, root: SessionKey, listed: Sequence[Listed], left: Trail | None) -> Flow[Line]:
+    """The session for a list, in line with it but for what is new at its end. `left` is the trail kept beside the list."""
+    if left is None:
+        return (yield from _line(engine, root))
+    journal = yield from engine.open(SessionKey(root.owner, left.session))
+    if journal.state.head < left.head:
+        return (yield from _line(engine, journal.key))  # a store that has forgotten it: made anew from the list
+    if left.root != root.session or _went_on(journal, left.head):
+        journal = yield from _branch(engine, journal, root, left)
+    changed = yield from _changes(journal, listed, left)
+    if changed is None:
+        return (yield from _line(engine, _new_name(engine, root)))
+    again: frozenset[str] = frozenset()
+    if changed:
+        again = yield from _amend(engine, journal, changed)
+    return (yield from _line(engine, journal.key, again))
+
+
+def _line(engine: Engine, key: SessionKey, again: frozenset[str] = frozenset()) -> Flow[Line]:
+    journal = yield from engine.open(key)
+    return Line(key, frozenset(e.id for e in _entries(journal)), again)
+
+
+def _entries(journal: Journal) -> list[Entry]:
+    """What the session sees of a conversation, open turns included."""
+    with journal.lock:
+        state = journal.state
+        return [*state.live, *(e for turn in state.open.values() for e in turn.entries)]
+
+
+def _went_on(journal: Journal, head: int) -> bool:
+    """Whether anything was answered since; what was only added to the session, such as a note, is no answer."""
+    return any(
+        e.seq > head and e.message.role == "assistant" and e.message.kind == "message" for e in _entries(journal)
+    )
+
+
+def _new_name(engine: Engine, root: SessionKey) -> SessionKey:
+    return SessionKey(root.owner, f"{root.session}{BRANCH}{engine.ports.ids.new()[:8]}")
+
+
+def _branch(engine: Engine, journal: Journal, root: SessionKey, left: Trail) -> Flow[Journal]:
+    """The session as it was at the trail's head, turns that were open then included, under a name of its own."""
+    free = left.root != root.session and (yield from ReadHead(root)) is None
+    key = root if free else _new_name(engine, root)
+    records = yield from ReadLog(journal.key, upto=left.head)
+    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
+    yield from AppendLog(key, drafts, expect=0, documents=documents_of(key, records))
+    return (yield from engine.open(key))
+
+
+def _changes(journal: Journal, listed: Sequence[Listed], left: Trail) -> Flow[dict[str, Message | None] | None]:
+    """Handed messages that have other content now, or none: they were removed. None when the list is another one."""
+    kept = listed[left.before : left.before + len(left.handed)]
+    if [one.id for one in kept] != list(left.handed) or _digest(listed[: left.before]) != left.digest:
+        kept = [one for one in listed if one.id in left.handed]
+        ids = [one.id for one in kept]
+        if not ids or ids != [i for i in left.handed if i in set(ids)]:
+            return None
+        older = list(takewhile(lambda one: one.id != ids[-1], listed))
+        if (yield from _unknown(journal, [one.id for one in older if one.id not in left.handed])):
+            return None
+    found: dict[str, Message | None] = dict.fromkeys(left.handed.keys() - {one.id for one in kept})
+    return found | {one.id: one.message() for one in kept if one.version != left.handed[one.id]}
+
+
+def _unknown(journal: Journal, ids: Sequence[str]) -> Flow[bool]:
+    """Whether the session never had one of these messages."""
+    records = yield from FindLog(journal.key, [f"m:{i}" for i in ids])
+    return len({r.id for r in records}) < len(set(ids))
+
+
+def _amend(engine: Engine, journal: Journal, changed: Mapping[str, Message | None]) -> Flow[frozenset[str]]:
+    """Bring the session in line with edits. The ids of a turn under way that is told anew, in its new words."""
+    with journal.lock:
+        turns = {t: [e.id for e in turn.entries] for t, turn in journal.state.open.items()}
+    again: list[str] = []
+    for turn_id, ids in turns.items():
+        if any(i in changed for i in ids):
+            yield from engine.close(journal, turn_id, "discarded")
+            again += ids
+    gone = [i for i, message in changed.items() if message is None and i not in again]
+    yield from _edit(engine, journal, {i: m for i, m in changed.items() if m is not None and i not in again}, gone)
+    return frozenset(again)
+
+
+def _edit(engine: Engine, journal: Journal, new: Mapping[str, Message], gone: Collection[str]) -> Flow[None]:
+    for name, message in new.items():
+        index = next((i for i, e in enumerate(journal.view().live) if e.id == name), None)
+        if index is None:
+            continue  # a summary stands for it by now
+        try:
+            yield from update(engine, journal, index, message)
+        except MessageError:
+            gone = [*gone, name]  # other calls than before: the round they belonged to has no place
+    if gone:
+        yield from remove_ids(engine, journal, gone, may_return=True)
+
+
+def _digest(listed: Iterable[Listed]) -> str:
+    return hashlib.blake2b("\0".join(one.id for one in listed).encode(), digest_size=8).hexdigest()
