@@ -16,6 +16,7 @@ __all__ = [
     "CompactionHeld",
     "CompactionProposal",
     "Event",
+    "GoalRefreshed",
     "HistoryCompacted",
     "Inserted",
     "MessagesRestored",
@@ -122,6 +123,16 @@ class CompactionHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class GoalRefreshed:
+    """What the conversation is for, and the step under way, were found out anew; `problem` says why they stay as they were."""
+
+    session: str
+    goal: str
+    subgoal: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptTruncated:
     """The server counted far fewer tokens than were sent: it cut the prompt and said nothing. Lower `context_window`."""
 
@@ -163,6 +174,7 @@ Event: TypeAlias = (
     | TurnEnded
     | HistoryCompacted
     | CompactionHeld
+    | GoalRefreshed
     | RewriteRefused
 )
 Subscriber: TypeAlias = Callable[[Event], None]

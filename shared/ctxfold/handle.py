@@ -10,10 +10,11 @@ from ctxfold import archive, editing
 from ctxfold.archive import Hit
 from ctxfold.budget import Policy
 from ctxfold.compaction.apply import Outcome
+from ctxfold.compaction.goal import set_goal, set_subgoal
 from ctxfold.engine import Added, Engine
 from ctxfold.errors import EmptyMessagesError, NotEnoughHistoryError
 from ctxfold.flow import Flow, arun, run
-from ctxfold.history.records import SessionKey
+from ctxfold.history.records import GoalSet, SessionKey
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, Role, Visibility, system, tool_result, user
 from ctxfold.ports import ContextBackend, TokenCounter
@@ -181,6 +182,30 @@ class SessionHandle:
 
     async def aset_policy(self, **fields: object) -> Policy:
         return await self._arun(self._edit(lambda e, j: editing.set_policy(e, j, fields)))
+
+    def goal(self) -> GoalSet:
+        """What the conversation is for, and its steps, as set or found out last: some pruning orders go by them."""
+        return self._run(self._journal()).state.goal
+
+    async def agoal(self) -> GoalSet:
+        return (await self._arun(self._journal())).state.goal
+
+    def set_goal(self, text: str | None) -> None:
+        """Say what the conversation is for; None leaves it to be found out. It stays until it is set again."""
+        self._run(self._edit(lambda e, j: set_goal(j, e.ports, text)))
+
+    async def aset_goal(self, text: str | None) -> None:
+        await self._arun(self._edit(lambda e, j: set_goal(j, e.ports, text)))
+
+    def set_subgoal(self, text: str | None) -> None:
+        """Begin a step of the task: what is stored from here on belongs to it, and the step before is completed.
+
+        None ends the step without another, and leaves steps to be found out.
+        """
+        self._run(self._edit(lambda e, j: set_subgoal(j, e.ports, text)))
+
+    async def aset_subgoal(self, text: str | None) -> None:
+        await self._arun(self._edit(lambda e, j: set_subgoal(j, e.ports, text)))
 
     # the archive
 

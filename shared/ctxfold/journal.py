@@ -77,6 +77,15 @@ class Ahead:
 
 
 @dataclass(slots=True)
+class Aim:
+    """What is being found out about the goal: for which user message, and what was found last, see `compaction.goal`."""
+
+    running: bool = False
+    message_id: str = ""
+    ready: object = None
+
+
+@dataclass(slots=True)
 class Journal:
     """One session in use. `lock` guards the state; it is never held across an effect."""
 
@@ -85,6 +94,7 @@ class Journal:
     lock: threading.RLock = field(default_factory=threading.RLock)
     compacting: int = 0  # compactions under way
     ahead: Ahead = field(default_factory=Ahead)
+    aim: Aim = field(default_factory=Aim)
     worker: str = ""  # by which leases know this journal
     rewriters: Sequence[Rewriter] = ()  # the engine's compaction subscriber, if it has one
     unbooked_calls: int = 0  # to the summariser, for summaries that were then not written

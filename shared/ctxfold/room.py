@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ctxfold.compaction.apply import Outcome, compact, facts_of
+from ctxfold.compaction.goal import refresh_goal
 from ctxfold.compaction.plan import Mode
 from ctxfold.compaction.strategy import Strategy
 from ctxfold.errors import CtxError
@@ -61,6 +62,8 @@ class Room:
         extra = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
         journal.overhead_tokens = extra
         allowed = rules.auto_compact if auto_compact is None else auto_compact
+        if allowed:
+            yield from self._prepare(journal, turn_id)
         view = journal.view(turn_id)
         asked = self._coming(journal, view, question)
         extra += self.ports.counter.count(asked) if asked else 0
@@ -102,6 +105,7 @@ class Room:
         if not journal.rules().auto_compact:
             return
         try:
+            yield from self._prepare(journal, None)
             yield from self._compact(journal, "close", overhead_tokens=journal.overhead_tokens, idle_s=idle_s)
         except CtxError as error:
             # the turn itself is stored and stays so; the next request asks for room again where it needs it
@@ -110,6 +114,11 @@ class Room:
     def compact(self, journal: Journal, *, turn_id: str | None = None) -> Flow[Outcome]:
         """Compaction on demand, whatever the triggers say; with a turn, of its own rounds too."""
         return (yield from self._compact(journal, "forced", turn_id=turn_id))
+
+    def _prepare(self, journal: Journal, turn_id: str | None) -> Flow[None]:
+        """What compactions will go by, found out off the hot path."""
+        for event in (yield from refresh_goal(journal, self.ports, turn_id=turn_id)):
+            self.events.emit(event)
 
     def _compact(
         self, journal: Journal, mode: Mode, *, turn_id: str | None = None, overhead_tokens: int = 0, idle_s: float = 0.0

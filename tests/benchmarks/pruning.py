@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from ctxfold.compaction.clear_tools import EXCERPT_CHARS, excerpt
-from ctxfold.compaction.scoring import PruningKind, Subgoal, pruning_order
+from ctxfold.compaction.scoring import PruningKind, pruning_order
+from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 from tests.benchmarks.data import Trajectory, copied_arguments, flat, tau
@@ -83,11 +84,10 @@ def _pruned(
 
 def _subgoals(messages: Sequence[Message], groups: Sequence[Trajectory]) -> tuple[Subgoal, ...]:
     """One per run: what its person says first; those before the newest are completed."""
-    shown = {m.id for m in messages}
-    begun = [t for t in groups if t.messages[0].id in shown]
+    seqs = {m.id: seq for seq, m in enumerate(messages, 1)}
+    begun = [t for t in groups if t.messages[0].id in seqs]
     return tuple(
-        Subgoal(t.messages[0].text, frozenset(m.id for m in t.messages if m.id in shown), completed=t is not begun[-1])
-        for t in begun
+        Subgoal(t.messages[0].text, seqs[t.messages[0].id], completed=t is not begun[-1]) for t in begun
     )
 
 

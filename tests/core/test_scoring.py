@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from ctxfold.compaction.scoring import MIG_LIMIT, Subgoal, pruning_order
+from ctxfold.compaction.scoring import MIG_LIMIT, pruning_order
+from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
 
@@ -80,11 +81,12 @@ def test_mig_prunes_a_repetition_before_anything_irrelevant():
 
 def test_subgoals_rank_active_over_completed_over_untagged():
     subgoals = [
-        Subgoal("book the flight", frozenset({"flights"})),
-        Subgoal("find a hotel", frozenset({"hotels"}), completed=True),
+        Subgoal("find flights", since=1, completed=True),
+        Subgoal("", since=4),
+        Subgoal("find a hotel", since=6),
+        Subgoal("", since=8),
     ]
-    # "again" is newer than all of them
-    assert order("subgoal", subgoals=subgoals) == ["weather", "again", "hotels", "flights"]
+    assert order("subgoal", subgoals=subgoals) == ["weather", "flights", "again", "hotels"]
 
 
 def test_without_subgoals_recency_alone_decides():
@@ -92,7 +94,7 @@ def test_without_subgoals_recency_alone_decides():
 
 
 def test_subgoal_mig_prunes_the_repetition_inside_an_active_subgoal():
-    step = Subgoal("flights to Lisbon in any weather", frozenset({"flights", "weather", "again"}))
+    step = Subgoal("flights to Lisbon in any weather", since=1)
     ranked = order("subgoal_mig", subgoals=[step])
     assert ranked.index("flights") < ranked.index("weather")
     assert ranked[-1] == "again"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ctxfold.compaction.scoring import Subgoal
+from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 

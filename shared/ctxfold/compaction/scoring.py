@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from ctxfold.budget import PruningOrder
+from ctxfold.history.records import Subgoal
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
 
-__all__ = ["MIG_LIMIT", "PruningKind", "Subgoal", "pruning_order"]
+__all__ = ["MIG_LIMIT", "PruningKind", "pruning_order"]
 
 PruningKind: TypeAlias = PruningOrder
 
@@ -24,21 +25,13 @@ MIG_TERMS = 64  # heaviest terms of a message that count when it is compared
 Vector: TypeAlias = Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Subgoal:
-    """A step of the task, and the messages that were written for it."""
-
-    text: str
-    message_ids: frozenset[str] = frozenset()
-    completed: bool = False
-
-
 def pruning_order(
     entries: Sequence[Entry], kind: PruningKind, *, goal: str = "", subgoals: Sequence[Subgoal] = ()
 ) -> list[int]:
     """Indices of all tool messages, the first to be pruned first; of equals the older.
 
-    `goal` is the newest user message where none is given. A tool message is known by its text and by the call that it answers.
+    `goal` is the newest user message where none is given; `subgoals` count from a record on. A tool message is known by its text
+    and by the call that it answers.
     """
     tools = [i for i, e in enumerate(entries) if e.message.role == "tool"]
     match kind:
@@ -94,12 +87,12 @@ def _by_gain(tools: Sequence[int], vectors: Sequence[Vector], worth: Sequence[fl
 
 
 def _subgoal_scores(entries: Sequence[Entry], tools: Sequence[int], subgoals: Iterable[Subgoal]) -> list[float]:
-    tags: dict[str, float] = {}
-    for subgoal in subgoals:
-        value = COMPLETED if subgoal.completed else ACTIVE
-        tags.update((i, max(value, tags.get(i, 0.0))) for i in subgoal.message_ids)
+    """By the step that each was written for, plus how recent it is."""
+    steps = sorted(subgoals, key=lambda s: s.since)
+    begins = [s.since for s in steps]
+    worth = [UNTAGGED, *((COMPLETED if s.completed else ACTIVE) if s.text else UNTAGGED for s in steps)]
     newest = max(1, len(entries) - 1)
-    return [tags.get(entries[i].id, UNTAGGED) + RECENCY * i / newest for i in tools]
+    return [worth[bisect_right(begins, entries[i].seq)] + RECENCY * i / newest for i in tools]
 
 
 def _vectors(entries: Sequence[Entry]) -> list[Vector]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ctxfold.budget import Policy
@@ -12,7 +13,7 @@ from ctxfold.compaction.plan import Decision, Facts, Hold, Plan, Writer
 from ctxfold.compaction.scoring import pruning_order
 from ctxfold.compaction.strategy import HEADING_TOKENS, Case, Strategy
 from ctxfold.history.cuts import kept, legal_cuts
-from ctxfold.history.view import Entry
+from ctxfold.history.view import Entry, View
 from ctxfold.trigger import Verdict
 
 __all__ = ["BUILT_IN", "SlidingWindow", "Tiered", "choose_cut", "summary_limit"]
@@ -77,7 +78,8 @@ class Tiered:
         for entries, turn_id in scopes:
             order, wanted = None, None
             if rules.pruning_order != "reactive":
-                order = pruning_order(entries, rules.pruning_order, goal=facts.goal, subgoals=facts.subgoals)
+                goal = facts.goal or _newest_question(view)
+                order = pruning_order(entries, rules.pruning_order, goal=goal, subgoals=facts.subgoals)
                 wanted = _wanted(case)
             shown, saved = clear_tools(
                 entries,
@@ -194,6 +196,11 @@ def choose_cut(
 def summary_limit(source_tokens: int, rules: Policy) -> int:
     """Most tokens that a summary of such a source may take: always fewer than it replaces."""
     return min(rules.summary_tokens, source_tokens // 2)
+
+
+def _newest_question(view: View) -> str:
+    newest = (e.message for e in chain(reversed(view.turn), reversed(view.live)) if e.message.role == "user")
+    return next((m.text for m in newest if m.kind == "message"), "")
 
 
 def _newest_round(entries: Sequence[Entry]) -> frozenset[str]:
