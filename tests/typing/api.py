@@ -42,6 +42,7 @@ from ctxfold import (
 from ctxfold.engine import Added
 from ctxfold.events import Event
 from ctxfold.explain import Explanation, MessageExplanation
+from ctxfold.history.records import GoalSet
 from ctxfold.messages import user
 
 
@@ -70,6 +71,9 @@ def sync_use(path: Path) -> None:
         assert_type(ctx.fork("other", at="1"), AgentContext)
         assert_type(ctx.set_policy(auto_compact=False), Policy)
         assert_type(ctx.auto_compact, bool)
+        ctx.set_goal("book a hotel")
+        ctx.set_subgoal(None)
+        assert_type(ctx.goal(), GoalSet)
         assert_type(ctx.messages(audience="user"), tuple[Message, ...])
         assert_type(ctx.add("a note", visibility="user"), Added)
         assert_type(history_tools(ctx), tuple[HistoryTool, ...])
