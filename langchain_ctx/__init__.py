@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from langchain_ctx.backend import LangChainBackend
     from langchain_ctx.chat import ChatCtx
     from langchain_ctx.convert import from_langchain, to_langchain
+    from langchain_ctx.counting import token_counter
     from langchain_ctx.history import CtxChatMessageHistory
     from langchain_ctx.middleware import ContextMiddleware
     from langchain_ctx.node import ContextNode
+    from langchain_ctx.plugged import ContextSummarizer
     from langchain_ctx.reasoning import with_reasoning
     from langchain_ctx.summarizer import ChatModelSummarizer
     from langchain_ctx.wrapped import with_context
@@ -25,11 +27,13 @@ _WHERE = {
     "ChatModelSummarizer": "summarizer",
     "ContextMiddleware": "middleware",
     "ContextNode": "node",
+    "ContextSummarizer": "plugged",
     "CtxChatMessageHistory": "history",
     "LangChainBackend": "backend",
     "from_langchain": "convert",
     "history_tools": "agent_tools",
     "to_langchain": "convert",
+    "token_counter": "counting",
     "with_context": "wrapped",
     "with_reasoning": "reasoning",
 }
@@ -39,11 +43,13 @@ __all__ = [
     "ChatModelSummarizer",
     "ContextMiddleware",
     "ContextNode",
+    "ContextSummarizer",
     "CtxChatMessageHistory",
     "LangChainBackend",
     "from_langchain",
     "history_tools",
     "to_langchain",
+    "token_counter",
     "with_context",
     "with_reasoning",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.language_models import BaseChatModel
@@ -34,10 +34,11 @@ class ChatModelSummarizer:
     """
 
     scratch_role = "user"
-    context_window: int | None = None
 
     def __init__(self, model: Runnable[Any, Any]) -> None:
         self._model = model
+        profile = cast("Mapping[str, Any]", getattr(model, "profile", None) or {})
+        self.context_window: int | None = profile.get("max_input_tokens")
         self._takes_limit = isinstance(model, BaseChatModel) and "max_tokens" in type(model).model_fields
 
     @property

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ctxfold.stores.memory import MemoryStore
     from ctxfold.stores.sql import SqlStore
     from ctxfold.stream import Content, ContentFirst, Fold, StreamEvent, Thinking, ToolCalls
+    from ctxfold.summaries import Summary, SummaryWriter
     from ctxfold.tokens import RatioCounter, TiktokenCounter, text_counter
     from ctxfold.toolkit import HistoryTool, history_tools
     from ctxfold.trigger import (
@@ -86,6 +87,8 @@ _WHERE = {
     "StrategyError": "errors",
     "StreamEvent": "stream",
     "Summarizer": "compaction.strategy",
+    "Summary": "summaries",
+    "SummaryWriter": "summaries",
     "Thinking": "stream",
     "TiktokenCounter": "tokens",
     "TokenCounter": "ports",
@@ -144,6 +147,8 @@ __all__ = [
     "StrategyError",
     "StreamEvent",
     "Summarizer",
+    "Summary",
+    "SummaryWriter",
     "Thinking",
     "TiktokenCounter",
     "TokenCounter",

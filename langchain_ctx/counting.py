@@ -1,0 +1,91 @@
+"""`token_counter`: the engine's count for `trim_messages`, `SummarizationMiddleware` and whoever else takes a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, MessageLikeRepresentation, ToolMessage, convert_to_messages
+
+from ctxfold.connect import message_counter
+from ctxfold.errors import MessageError
+from ctxfold.ports import TokenCounter
+from ctxfold.tokens import TextCounter
+from langchain_ctx.calling import model_name
+from langchain_ctx.convert import from_langchain
+from langchain_ctx.tools import specs
+
+__all__ = ["MessageTokens", "token_counter"]
+
+REMEMBERED = 100_000  # counts; each takes about 100 bytes
+_PLAIN = (str, int, float)
+
+
+def token_counter(
+    model: BaseChatModel | str | None = None,
+    *,
+    counter: TokenCounter | TextCounter | None = None,
+    tools: Sequence[Any] = (),
+    count_reasoning: bool = True,
+) -> MessageTokens:
+    """A function from messages to tokens, as ctxfold counts them.
+
+    ```python
+    trim_messages(messages, max_tokens=4_000, token_counter=token_counter(model))
+    ```
+    Text in every script, reasoning, tool calls with their arguments, tool results and media count; each message is counted once
+    and looked up from then on. `tools` are added to every count, `counter` takes the place of the model's encoding.
+    """
+    name = model_name(model) if isinstance(model, BaseChatModel) else model
+    return MessageTokens(message_counter(counter, model=name, count_reasoning=count_reasoning), tools)
+
+
+class MessageTokens:
+    """What `token_counter` gives; safe across threads. It takes messages in any order, and any that LangChain converts."""
+
+    def __init__(self, counter: TokenCounter, tools: Sequence[Any] = ()) -> None:
+        self._counter = counter
+        self._tools_tokens = counter.count_tools(specs(tools))
+        self._known: dict[int, int] = {}
+
+    def __call__(self, messages: Iterable[MessageLikeRepresentation], *, tools: Sequence[Any] | None = None) -> int:
+        known, total = self._known, self._tools_tokens
+        for given in messages:
+            message = given if isinstance(given, BaseMessage) else convert_to_messages([given])[0]
+            # by 64 bits of what is counted, not by id: a trimmed copy keeps the id, and no content is kept alive
+            key = hash(_counted(message))
+            tokens = known.get(key)
+            total += self._count(key, message) if tokens is None else tokens
+        return total + (self._counter.count_tools(specs(tools)) if tools else 0)
+
+    def _count(self, key: int, message: BaseMessage) -> int:
+        try:
+            tokens = self._counter.count(from_langchain(message, new_id=str))
+        except MessageError:  # what no model is sent, such as a role of one's own, still has a text
+            tokens = self._counter.count_text(message.text)
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        self._known[key] = tokens
+        return tokens
+
+
+def _counted(message: BaseMessage) -> tuple[object, ...]:
+    """All of a message that its count depends on, as a value; strings are shared, and know their hash."""
+    content, kwargs = message.content, message.additional_kwargs
+    said = content if isinstance(content, str) else _frozen(content)
+    rest = _frozen(kwargs) if kwargs else None
+    if isinstance(message, AIMessage):
+        return message.type, said, rest, _frozen(message.tool_calls) if message.tool_calls else None
+    return message.type, said, rest, message.tool_call_id if isinstance(message, ToolMessage) else None
+
+
+def _frozen(value: object) -> object:
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, dict):
+        items = cast("dict[str, object]", value).items()
+        return tuple([(name, held if isinstance(held, str) else _frozen(held)) for name, held in items])
+    if isinstance(value, list | tuple):
+        return tuple([_frozen(held) for held in cast("Sequence[object]", value)])
+    return repr(value)
