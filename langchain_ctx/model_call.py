@@ -1,0 +1,145 @@
+"""One model call of an agent, in the engine's terms: what is asked, what the model is shown, what it answered."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
+
+from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+
+from ctxfold.errors import ConfigError, CtxError
+from ctxfold.exchange import Options, Question
+from ctxfold.follow import Line
+from ctxfold.messages import Message, ToolSpec, is_final
+from ctxfold.ports import Reply, Request
+from langchain_ctx.convert import from_langchain
+from langchain_ctx.foreign import asked
+from langchain_ctx.tools import specs
+
+__all__ = ["Answered", "ModelCall", "conversation", "model_call", "response_of", "told"]
+
+Answered: TypeAlias = "ModelResponse[Any] | ExtendedModelResponse[Any] | AIMessage"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One model call of an agent: the newest part of its conversation, and what of the request is not in it.
+
+    `settled` is what the session should have had before this call: older turns, up to the newest final answer. `whole` says
+    that nothing but the list tells where the session is to go on.
+    """
+
+    request: ModelRequest[Any]
+    model: BaseChatModel
+    line: Line
+    prompt: str | None
+    leading: tuple[str, ...]
+    settled: tuple[Message, ...]
+    messages: tuple[Message, ...]
+    whole: bool
+
+    def question(self) -> Question:
+        limit = self.request.model_settings.get("max_tokens")
+        options = Options(tools=_tools(self.request), max_tokens=limit if isinstance(limit, int) else None)
+        prompts = (*(() if self.prompt is None else (self.prompt,)), *self.leading)
+        given = frozenset(m.id for m in self.messages)
+        return Question(self.line.key, self.messages, options, prompts or None, given_ids=given, whole=self.whole)
+
+    def within(self, window: Request) -> ModelRequest[Any]:
+        """The agent's request with the window in place of its messages; its own system message stays as it is."""
+        messages = asked(window.messages)
+        if self.prompt is not None:
+            at = next(
+                (i for i, m in enumerate(messages) if isinstance(m, SystemMessage) and m.text == self.prompt), None
+            )
+            messages = messages if at is None else [*messages[:at], *messages[at + 1 :]]
+        return self.request.override(model=self.model, messages=cast("list[Any]", messages))
+
+
+def conversation(request: ModelRequest[Any]) -> list[BaseMessage]:
+    """The agent's messages without the system messages that lead them, each with an id.
+
+    Only what other middleware adds to one request has none.
+    """
+    messages = cast("list[BaseMessage]", request.messages[_lead(request) :])
+    return [m if m.id else m.model_copy(update={"id": uuid.uuid4().hex}) for m in messages]
+
+
+def _lead(request: ModelRequest[Any]) -> int:
+    """How many system messages the agent's list begins with."""
+    return next((i for i, m in enumerate(request.messages) if m.type != "system"), len(request.messages))
+
+
+def model_call(
+    request: ModelRequest[Any], model: BaseChatModel, messages: Sequence[BaseMessage], line: Line, *, whole: bool
+) -> ModelCall:
+    known = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id in line.known), -1)
+    tail = [_once(from_langchain(m), line) for m in messages[max(known, 0) :]]
+    tail = [m for m in tail if m.kind == "message"]  # summaries are the session's own
+    ends = next((i for i in range(len(tail) - 1, -1, -1) if is_final(tail[i])), -1)
+    settled = tail[1 if known >= 0 else 0 : ends + 1]
+    prompt = None if request.system_message is None else request.system_message.text
+    return ModelCall(
+        request=request,
+        model=model,
+        line=line,
+        prompt=prompt or None,
+        leading=tuple(m.text for m in request.messages[: _lead(request)]),
+        settled=tuple(settled) if ends < len(tail) - 1 else (),
+        messages=tuple(tail),
+        whole=whole,
+    )
+
+
+def _once(message: Message, line: Line) -> Message:
+    """The message; where it is stored anew, what it took is not counted twice."""
+    return replace(message, usage=None) if message.id in line.again else message
+
+
+def _tools(request: ModelRequest[Any]) -> tuple[ToolSpec, ...]:
+    """What the tools cost; tools that run at the provider cost their description, structured answers their schema."""
+    found: list[ToolSpec] = []
+    for tool in request.tools:
+        try:
+            found += specs([tool])
+        except ConfigError:
+            found.append(ToolSpec("provider", json.dumps(tool, default=str), {}))
+    for spec in getattr(request.response_format, "schema_specs", ()):
+        found.append(ToolSpec(spec.name, spec.description, spec.json_schema))
+    return tuple(found)
+
+
+def told(response: Answered) -> Reply:
+    """What the agent's response says, with ids for all of its messages."""
+    answer = _response(response)
+    first = answer.result[0] if answer.result else None
+    if not isinstance(first, AIMessage):
+        raise CtxError(
+            "the agent's model call brought no AIMessage: check the middleware that stands inside ContextMiddleware"
+        )
+    for one in answer.result:
+        one.id = one.id or uuid.uuid4().hex
+    message = from_langchain(first)
+    return Reply(message, message.usage, message.finish_reason, answer)
+
+
+def response_of(reply: Reply) -> ModelResponse[Any]:
+    """The agent's own response; its message has the id under which the session keeps it."""
+    answer = cast("ModelResponse[Any]", reply.raw)
+    answer.result[0].id = reply.message.id
+    return answer
+
+
+def _response(response: Answered) -> ModelResponse[Any]:
+    match response:
+        case AIMessage():
+            return ModelResponse([response])
+        case ExtendedModelResponse():
+            return response.model_response
+        case _:
+            return response
