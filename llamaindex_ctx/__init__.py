@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llamaindex_ctx.agent_tools import history_tools
     from llamaindex_ctx.backend import LlamaIndexBackend
+    from llamaindex_ctx.chat_store import CtxChatStore
     from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
     from llamaindex_ctx.llm import CtxLLM
     from llamaindex_ctx.memory import CtxMemory
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from llamaindex_ctx.summarizer import LlmSummarizer
 
 _WHERE = {
+    "CtxChatStore": "chat_store",
     "CtxLLM": "llm",
     "CtxMemory": "memory",
     "LlamaIndexBackend": "backend",
@@ -26,6 +28,7 @@ _WHERE = {
 }
 
 __all__ = [
+    "CtxChatStore",
     "CtxLLM",
     "CtxMemory",
     "LlamaIndexBackend",

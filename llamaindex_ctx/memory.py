@@ -240,7 +240,7 @@ class CtxMemory(BaseMemory, Closing):
         if live is not None and not kwargs:
             return cls(live, recall=bool(data.get("recall", True)))
         store = kwargs.pop("store", None) or stored_name(data.get("store"))
-        given = {"store": store, "owner": data["owner"], "recall": data.get("recall", True)}
+        given: dict[str, Any] = {"store": store, "owner": data["owner"], "recall": data.get("recall", True)}
         rules = dict(data["rules"])
         rules["max_tokens"] = rules.pop("reply_reserve_tokens")
         return cls.from_defaults(data["session_id"], **{**given, **rules, **kwargs})

@@ -7,47 +7,58 @@ from dataclasses import replace
 
 from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, tool_result
 
-__all__ = ["NO_RESULT", "finished", "paired", "unanswered"]
+__all__ = ["NO_RESULT", "as_text", "finished", "paired", "unanswered"]
 
 NO_RESULT = "(no result: the run ended before this call returned)"
 
 
 def paired(
-    messages: Sequence[Message], new_id: Callable[[], str], waiting: Sequence[ToolCallPart] = ()
+    messages: Sequence[Message],
+    new_id: Callable[[], str],
+    waiting: Sequence[ToolCallPart] = (),
+    *,
+    stray: Callable[[Message], Message] | None = None,
 ) -> list[Message]:
     """The batch with each result bound to its call, and each call answered before the conversation goes on.
 
     An agent that returns one tool's output directly drops the results of its parallel calls: those are answered by a note
-    that says so. Calls of the last round may still wait; `waiting` are those of the batch before. A result right behind a
-    reply that called nothing (code agents call in plain text) becomes a user message: no service takes it otherwise.
+    for the model that says so. Calls of the last round may still wait; `waiting` are those of the batch before.
+    A result right behind a reply that called nothing (code agents call in plain text) becomes a user message, because no
+    service takes it otherwise; `stray` says what becomes of every result that answers no call.
     """
     found: list[Message] = []
     open_calls = list(waiting)
     called_nothing = False
     for message in messages:
         if message.role == "tool":
-            found.append(_as_text(message) if called_nothing else _bound(message, open_calls))
+            instead = stray or (as_text if called_nothing else None)
+            found.append(_bound(message, open_calls) or (instead(message) if instead else message))
             continue
-        found += [tool_result(c.id, NO_RESULT, id=new_id(), name=c.name, is_error=True) for c in open_calls]
+        found += [_no_result(call, new_id()) for call in open_calls]
         open_calls = list(message.tool_calls)
         called_nothing = message.role == "assistant" and not open_calls
         found.append(message)
     return found
 
 
-def _as_text(message: Message) -> Message:
+def _no_result(call: ToolCallPart, id: str) -> Message:
+    return replace(tool_result(call.id, NO_RESULT, id=id, name=call.name, is_error=True), visibility="model")
+
+
+def as_text(message: Message) -> Message:
+    """A tool's result as the user would tell it."""
     held: list[TextPart | MediaPart] = [TextPart(f"Result of a tool call:\n{message.text}")]
     held += [p for p in message.parts if isinstance(p, MediaPart)]
     return replace(message, role="user", parts=tuple(held), name=None)
 
 
-def _bound(message: Message, waiting: list[ToolCallPart]) -> Message:
+def _bound(message: Message, waiting: list[ToolCallPart]) -> Message | None:
     """The result under the id of the first call that it can belong to: given, numbered (`look#1`), or none at all."""
     result = message.tool_results[0]
     wanted = result.call_id
     call = next((c for c in waiting if not wanted or c.id == wanted or c.id.rpartition("#")[0] == wanted), None)
     if call is None:
-        return message
+        return None
     waiting.remove(call)
     if call.id == wanted:
         return message

@@ -1,0 +1,226 @@
+"""`CtxChatStore`: chat histories by key in a ctxfold store, for memories that trim for themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.storage.chat_store.base import BaseChatStore
+from llama_index.core.storage.chat_store.loading import RECOGNIZED_CHAT_STORES
+from pydantic import Field, PrivateAttr, computed_field
+
+from ctxfold.closing import Closing
+from ctxfold.history.records import SessionKey
+from ctxfold.messages import Message, Opaque
+from ctxfold.ports import Store
+from ctxfold.session import AgentContext
+from llamaindex_ctx.convert import ID_KEY, KIND_KEY, from_chat_message, is_section, to_chat_message, to_chat_messages
+from llamaindex_ctx.opening import source_of
+from llamaindex_ctx.registry import Source, find_source, forget, name_of, stored_name
+from llamaindex_ctx.rounds import as_text, paired, unanswered
+
+__all__ = ["CtxChatStore"]
+
+AS_PUT = "llama_index:as_put"  # what a message was before it was told in another role
+WINDOW = 1_000_000  # nothing is ever compacted here: the memory above trims, or a CtxMemory that opens the session
+HANDLES = 256
+
+_alive: weakref.WeakValueDictionary[str, _Shared] = weakref.WeakValueDictionary()
+
+
+@dataclass(eq=False)
+class _Shared:
+    """What a chat store and its copies have together."""
+
+    source: Source
+    store: Store
+    ours: bool
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    first: AgentContext | None = None
+    handles: OrderedDict[SessionKey, AgentContext] = field(default_factory=OrderedDict[SessionKey, AgentContext])
+
+
+class CtxChatStore(BaseChatStore, Closing):
+    """Chat histories by key, each a session that `CtxMemory` opens under the same name, and the other way round.
+
+    Messages come back as they were put, whole and in order; nothing is summarised or trimmed. What is deleted or replaced
+    leaves the history and stays in the archive. Calls that still wait for results are seen by other processes once they
+    are answered. Safe across threads and tasks; copies share the store.
+
+    Args:
+        store: `sqlite:///file.db`, `postgresql+psycopg://...`, a registered name, a Store, or None for memory.
+        owner: whose histories they are.
+    """
+
+    owner: str = Field(default="default", description="whose histories they are")
+
+    _shared: _Shared = PrivateAttr()
+
+    def __init__(self, store: str | Store | None = None, *, owner: str = "default") -> None:
+        fields: dict[str, Any] = {"owner": owner}
+        super().__init__(**fields)
+        source = source_of(store, None)
+        opened, ours = source.open()
+        self._shared = _Shared(source, opened, ours)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "CtxChatStore"
+
+    @computed_field(description="the registered name of the store, never its URL")  # type: ignore[prop-decorator]
+    @property
+    def store(self) -> str:
+        name = name_of(self._shared.source)
+        _alive[name] = self._shared
+        return name
+
+    def context(self, key: str) -> AgentContext:
+        """The session behind a key, made when it is new: search, undo, export."""
+        shared, name = self._shared, SessionKey(self.owner, key)
+        with shared.lock:
+            handle = shared.handles.get(name)
+            if handle is None:
+                if shared.first is None:
+                    shared.first = AgentContext(
+                        session=key, owner=self.owner, store=shared.store, context_window=WINDOW, auto_compact=False
+                    )
+                handle = shared.handles[name] = shared.first.at(key, owner=self.owner)
+            shared.handles.move_to_end(name)
+            while len(shared.handles) > HANDLES:
+                shared.handles.popitem(last=False)
+            return handle
+
+    # reading
+
+    def get_messages(self, key: str) -> list[ChatMessage]:
+        """The whole history as it was put, [] for a key that is not known."""
+        return [_as_put(m) for m in self._stored(key)]
+
+    def get_keys(self) -> list[str]:
+        """The keys that hold messages, sorted; looks into each of them."""
+        return [key for key in self._shared.store.sessions(self.owner) if self._holds_any(key)]
+
+    def _holds_any(self, key: str) -> bool:
+        view = self.context(key).view()
+        return any(m.visibility != "model" for m in view.messages)
+
+    def _stored(self, key: str) -> tuple[Message, ...]:
+        if self._shared.store.head(SessionKey(self.owner, key)) is None:
+            return ()
+        return self.context(key).messages(audience="user")
+
+    # writing
+
+    def set_messages(self, key: str, messages: Sequence[ChatMessage]) -> None:
+        """Put messages in place of the key's history, at once."""
+        context = self.context(key)
+        fresh = _taken(messages, context)
+        context.set_messages(list({m.id: m for m in fresh}.values()), prompts=True)
+
+    def add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
+        """Store a message at the end, or before the one at `idx`."""
+        if idx is not None:
+            held = [_as_put(m, keep_id=True) for m in self._stored(key)]
+            held.insert(idx, message)
+            self.set_messages(key, held)
+            return
+        context = self.context(key)
+        fresh = _taken([message], context, context.view().messages)
+        if fresh:
+            context.add(fresh)
+
+    async def async_add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
+        await asyncio.to_thread(self.add_message, key, message, idx)
+
+    def delete_messages(self, key: str) -> list[ChatMessage] | None:
+        """Empty the key's history; what it held, None for a key that holds nothing."""
+        held = self.get_messages(key)
+        if not held:
+            return None
+        self.context(key).clear(prompts=True)
+        return held
+
+    def delete_message(self, key: str, idx: int) -> ChatMessage | None:
+        """Take out the message at `idx`, and it alone; None when there is none."""
+        held = self._stored(key)
+        if not -len(held) <= idx < len(held):
+            return None
+        gone = held[idx]
+        context = self.context(key)
+        place = next((i for i, e in enumerate(context.view().live) if e.id == gone.id), None)
+        if place is not None and not gone.tool_calls and not gone.tool_results:
+            context.remove(place)
+        else:
+            # the engine takes out whole tool rounds only: what is left of this one is told anew
+            self.set_messages(key, [_as_put(m, keep_id=True) for m in held if m.id != gone.id])
+        return _as_put(gone)
+
+    def delete_last_message(self, key: str) -> ChatMessage | None:
+        return self.delete_message(key, -1)
+
+    # copies
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> CtxChatStore:
+        """The chat store again, over the store registered under its name; ConfigError for another name, or a URL."""
+        name, owner = stored_name(data.get("store")), str(data.get("owner", "default"))
+        find_source(name)
+        shared = _alive.get(name)
+        if shared is None:
+            return cls(name, owner=owner)
+        again = cls.model_construct(owner=owner)
+        again._shared = shared
+        return again
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self).from_dict, (self.to_dict(),))
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> CtxChatStore:
+        return self.model_copy()
+
+    def close(self) -> None:
+        """Close the store if it was opened here; every copy ends with it."""
+        self._forget()
+        if self._shared.ours:
+            self._shared.store.close()
+
+    async def aclose(self) -> None:
+        self._forget()
+        if self._shared.ours:
+            await self._shared.store.aclose()
+
+    def _forget(self) -> None:
+        for name in [n for n, shared in _alive.items() if shared is self._shared]:
+            del _alive[name]
+        forget(self._shared.source)
+
+
+def _taken(messages: Sequence[ChatMessage], context: AgentContext, view: Sequence[Message] = ()) -> list[Message]:
+    given = [from_chat_message(m, context.new_id()) for m in messages if not is_section(m)]
+    return paired(given, context.new_id, unanswered(view), stray=_told)
+
+
+def _told(message: Message) -> Message:
+    """A result that answers no call, as a user message that remembers what it was."""
+    told = as_text(message)
+    as_put = to_chat_message(message).model_dump(mode="json")
+    return replace(told, parts=(*told.parts, Opaque(AS_PUT, json.dumps(as_put))))
+
+
+def _as_put(message: Message, *, keep_id: bool = False) -> ChatMessage:
+    before = message.opaque(AS_PUT)
+    found = to_chat_messages([message])[0] if before is None else ChatMessage.model_validate(before)
+    marks = {KIND_KEY} if keep_id else {ID_KEY, KIND_KEY}
+    found.additional_kwargs = {k: v for k, v in found.additional_kwargs.items() if k not in marks}
+    return found
+
+
+# so that ChatMemoryBuffer.from_dict knows the class by its name
+RECOGNIZED_CHAT_STORES[CtxChatStore.class_name()] = CtxChatStore  # type: ignore[assignment]
