@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from ctxfold.compaction.strategy import Case, Strategy, Summarizer
     from ctxfold.connect import open_backend
     from ctxfold.errors import BackendError, CtxError, StrategyError
-    from ctxfold.events import CompactionHeld, CompactionProposal, Event, HistoryCompacted, RewriteRefused
+    from ctxfold.events import (
+        CompactionHeld,
+        CompactionProposal,
+        Event,
+        HistoryCompacted,
+        RewriteRefused,
+        SectionInjected,
+        SectionSkipped,
+    )
     from ctxfold.messages import Message, ToolSpec, Usage
     from ctxfold.ports import ContextBackend, Reply, Request, Store, TokenCounter
     from ctxfold.prices import Prices
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
         TokensTrigger,
         TurnsTrigger,
     )
+    from ctxfold.zones.section import Item, Query, Section
 
 _WHERE = {
     "AgentContext": "session",
@@ -65,6 +74,7 @@ _WHERE = {
     "HistoryTool": "toolkit",
     "Hit": "archive",
     "Hold": "compaction.plan",
+    "Item": "zones.section",
     "MemoryStore": "stores.memory",
     "Message": "messages",
     "MessageCounter": "budget",
@@ -74,12 +84,16 @@ _WHERE = {
     "Policy": "budget",
     "Prices": "prices",
     "Profile": "backends.profile",
+    "Query": "zones.section",
     "RatioCounter": "tokens",
     "RatioTrigger": "trigger",
     "Reply": "ports",
     "Request": "ports",
     "RewriteRefused": "events",
     "ScriptedBackend": "backends.scripted",
+    "Section": "zones.section",
+    "SectionInjected": "events",
+    "SectionSkipped": "events",
     "SessionUsage": "session",
     "SqlStore": "stores.sql",
     "Store": "ports",
@@ -125,6 +139,7 @@ __all__ = [
     "HistoryTool",
     "Hit",
     "Hold",
+    "Item",
     "MemoryStore",
     "Message",
     "MessageCounter",
@@ -134,12 +149,16 @@ __all__ = [
     "Policy",
     "Prices",
     "Profile",
+    "Query",
     "RatioCounter",
     "RatioTrigger",
     "Reply",
     "Request",
     "RewriteRefused",
     "ScriptedBackend",
+    "Section",
+    "SectionInjected",
+    "SectionSkipped",
     "SessionUsage",
     "SqlStore",
     "Store",

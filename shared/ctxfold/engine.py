@@ -51,6 +51,7 @@ from ctxfold.journal import (
 from ctxfold.messages import Message, system, validated
 from ctxfold.ports import Ports
 from ctxfold.room import Room
+from ctxfold.zones.section import Section, check_sections
 
 __all__ = ["Added", "Engine"]
 
@@ -69,16 +70,32 @@ class Engine:
     """Sessions over one set of ports. Safe across threads and tasks; sessions in use are kept in memory, least used go first."""
 
     def __init__(
-        self, ports: Ports, rules: Policy, *, max_sessions: int = 256, strategies: Sequence[Strategy] = ()
+        self,
+        ports: Ports,
+        rules: Policy,
+        *,
+        max_sessions: int = 256,
+        strategies: Sequence[Strategy] = (),
+        sections: Sequence[Section] = (),
     ) -> None:
         self.ports = ports
         self.rules = rules
         self.strategies = {s.name: s for s in strategies}
         self.events = Subscribers()
         self.room = Room(ports, self.strategies, self.events)
+        self.sections = tuple(sections)
         self._max_sessions = max_sessions
         self._journals: OrderedDict[SessionKey, Journal] = OrderedDict()
         self._lock = threading.Lock()
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """What is put in beside the conversation, in order of precedence where not all of it fits."""
+        return self.room.sections
+
+    @sections.setter
+    def sections(self, sections: Sequence[Section]) -> None:
+        self.room.sections = check_sections(sections)
 
     # sessions
 

@@ -24,6 +24,8 @@ __all__ = [
     "Removed",
     "RewriteRefused",
     "Rewriter",
+    "SectionInjected",
+    "SectionSkipped",
     "SessionLoaded",
     "Subscriber",
     "Subscribers",
@@ -151,6 +153,26 @@ class RewriteRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class SectionInjected:
+    """A section with so many new items stands in the window, or travels with the request."""
+
+    session: str
+    kind: str
+    items: int
+    tokens: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class SectionSkipped:
+    """A section was not asked, or its source failed; the turn goes on without it."""
+
+    session: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompactionProposal:
     """A compaction before it is written: `summary` would stand for the `covered` messages, `kept` ones would follow it."""
 
@@ -176,6 +198,8 @@ Event: TypeAlias = (
     | CompactionHeld
     | GoalRefreshed
     | RewriteRefused
+    | SectionInjected
+    | SectionSkipped
 )
 Subscriber: TypeAlias = Callable[[Event], None]
 

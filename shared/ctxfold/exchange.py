@@ -17,6 +17,7 @@ from ctxfold.errors import BackendError, ContextOverflowError
 from ctxfold.flow import Flow
 from ctxfold.history.log import is_final
 from ctxfold.history.records import PolicyChanged, SessionKey
+from ctxfold.injection import beside, put_at_head
 from ctxfold.journal import Journal, append, draft, refresh
 from ctxfold.messages import Message, Role, ToolSpec
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
@@ -218,28 +219,28 @@ def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None
     journal = exchange.journal
     found = yield from _reconciled(engine, exchange, question)
     messages, turn_id = found.messages, found.turn_id
-    if messages and getattr(engine.ports.backend, "binds_reasoning", False):
-        messages = yield from _with_frozen(engine, exchange.journal, messages, question.options)
     if messages:
-        turn_id = yield from engine.begin(
-            journal, messages, new_turn=exchange.new_turn, turn_id=turn_id, known_ids=question.known_ids
+        options = question.options
+        found_beside = yield from beside(
+            engine,
+            journal,
+            messages,
+            turn_id=turn_id,
+            overhead_tokens=_overhead_tokens(engine, journal, options),
+            recall=options.recall,
+            scratch=options.scratch,
         )
+        turn_id = yield from engine.begin(
+            journal,
+            found_beside.messages,
+            new_turn=exchange.new_turn,
+            turn_id=turn_id,
+            known_ids=question.known_ids,
+        )
+        yield from put_at_head(engine, journal, found_beside.head)
+        for event in found_beside.events:
+            engine.events.emit(event)
     exchange.turn_id = turn_id or exchange.new_turn
-
-
-def _with_frozen(
-    engine: Engine, journal: Journal, messages: tuple[Message, ...], options: Options
-) -> Flow[tuple[Message, ...]]:
-    """The messages, after a section with what would be scratch: the reply is bound to it, so it has to stay in the view."""
-    question = messages[-1]
-    if question.role != "user":
-        return messages
-    found = (yield from engine.room.recalled(journal, question)) if options.recall else ""
-    text = "\n\n".join(t for t in (found, options.scratch) if t)
-    if not text:
-        return messages
-    section = replace(scratch_message(Scratch(text, "user")), id=engine.ports.ids.new())
-    return (*messages[:-1], section, question)
 
 
 def _roll_back(engine: Engine, exchange: _Exchange) -> Flow[None]:
@@ -304,6 +305,14 @@ def _learn(engine: Engine, journal: Journal, error: BackendError) -> Flow[bool]:
     body = PolicyChanged(learnt.model_dump_json(), engine.ports.counter.id)
     yield from append(journal, (draft(engine.ports, body),), engine.ports)
     return True
+
+
+def _overhead_tokens(engine: Engine, journal: Journal, options: Options) -> int:
+    """What a request will hold besides the view, and what its reply takes beyond the reserve."""
+    counter = engine.ports.counter
+    scratch = counter.count(scratch_message(Scratch(options.scratch, "user"))) if options.scratch else 0
+    reply = max(0, (options.max_tokens or 0) - journal.rules().reply_reserve_tokens)
+    return counter.count_tools(options.tools) + scratch + reply
 
 
 def _fitted(engine: Engine, journal: Journal, turn_id: str, options: Options) -> Flow[Request]:

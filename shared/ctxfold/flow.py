@@ -7,20 +7,21 @@ flow, which decides. This is the one core module that may name asyncio.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from ctxfold.errors import BackendError
+from ctxfold.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
     from ctxfold.ports import Ports
 
-__all__ = ["All", "Call", "Deadline", "Effect", "Flow", "arun", "run"]
+__all__ = ["All", "Apart", "Call", "Deadline", "Effect", "Flow", "arun", "run"]
 
 T = TypeVar("T")
 
@@ -82,15 +83,21 @@ async def arun(flow: Flow[T], ports: Ports) -> T:
 
 @dataclass(frozen=True, slots=True)
 class All(Effect[tuple[Any, ...]]):
-    """Several flows as one effect: in order when driven synchronously, gathered when driven on a loop.
+    """Several flows as one effect: gathered when driven on a loop, in order when driven synchronously.
 
-    When one fails, those still under way are cancelled and waited for.
+    With `threads`, the latter at once too, each in a thread of its own. When one fails, those still under way are cancelled,
+    where they can be, and waited for.
     """
 
     flows: tuple[Flow[Any], ...]
+    threads: bool = False
 
     def perform(self, ports: Ports) -> tuple[Any, ...]:
-        return tuple(run(flow, ports) for flow in self.flows)
+        if not self.threads or len(self.flows) < 2:
+            return tuple(run(flow, ports) for flow in self.flows)
+        with ThreadPoolExecutor(len(self.flows), "ctxfold-all") as pool:
+            begun = [pool.submit(copy_context().run, run, flow, ports) for flow in self.flows]
+        return tuple(future.result() for future in begun)
 
     async def aperform(self, ports: Ports) -> tuple[Any, ...]:
         tasks = [asyncio.ensure_future(arun(flow, ports)) for flow in self.flows]
@@ -114,22 +121,7 @@ class Deadline(Effect[T]):
     timeout_s: float
 
     def perform(self, ports: Ports) -> T:
-        future: Future[T] = Future()
-        context = copy_context()
-
-        def work() -> None:
-            try:
-                future.set_result(context.run(self.effect.perform, ports))
-            except BaseException as error:  # noqa: BLE001 - raised again on the thread that waits
-                future.set_exception(error)
-
-        threading.Thread(target=work, name="ctxfold-deadline", daemon=True).start()
-        try:
-            return future.result(self.timeout_s)
-        except TimeoutError:
-            if future.done():
-                raise  # the call's own
-            raise self._expired() from None
+        return _within(_left_alone(lambda: self.effect.perform(ports)), self.timeout_s)
 
     async def aperform(self, ports: Ports) -> T:
         scope = asyncio.timeout(self.timeout_s)
@@ -139,10 +131,78 @@ class Deadline(Effect[T]):
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise self._expired() from None
+            raise _expired(self.timeout_s) from None
 
-    def _expired(self) -> BackendError:
-        return BackendError(f"no answer within {self.timeout_s:g} s: given up", kind="timeout", retryable=True)
+
+@dataclass(frozen=True, slots=True)
+class Apart(Effect[T]):
+    """A function that may never return, in a daemon thread of its own: neither the caller's loop nor the end of the program
+    waits for it. BackendError of kind "timeout" after `timeout_s`; None waits for ever.
+
+    What it returns is awaited where that is awaitable: on the loop, within the same time. Driven synchronously that is a
+    ConfigError, for a coroutine function before it is called.
+    """
+
+    function: Callable[[], T | Awaitable[T]]
+    timeout_s: float | None = None
+
+    def perform(self, ports: Ports) -> T:
+        if inspect.iscoroutinefunction(self.function):
+            raise self._only_async()
+        result = _within(_left_alone(self.function), self.timeout_s)
+        if not inspect.isawaitable(result):
+            return result
+        if inspect.iscoroutine(result):
+            result.close()
+        raise self._only_async()
+
+    async def aperform(self, ports: Ports) -> T:
+        scope = asyncio.timeout(self.timeout_s)
+        try:
+            async with scope:
+                plain = not inspect.iscoroutinefunction(self.function)
+                result: Any = await asyncio.wrap_future(_left_alone(self.function)) if plain else self.function()
+                found: T = await result if inspect.isawaitable(result) else result
+                return found
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise _expired(self.timeout_s or 0.0) from None
+
+    def _only_async(self) -> ConfigError:
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return ConfigError(
+            f"{name} is async: call the async methods (asend, ...), or give one that can be called plainly"
+        )
+
+
+def _left_alone(function: Callable[[], T]) -> Future[T]:
+    """The result to come of a call in a thread that nobody has to wait for."""
+    future: Future[T] = Future()
+    context = copy_context()
+
+    def work() -> None:
+        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled: whoever waits leaves it behind
+        try:
+            future.set_result(context.run(function))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="ctxfold-apart", daemon=True).start()
+    return future
+
+
+def _within(future: Future[T], timeout_s: float | None) -> T:
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        if future.done():
+            raise  # the call's own
+        raise _expired(timeout_s or 0.0) from None
+
+
+def _expired(timeout_s: float) -> BackendError:
+    return BackendError(f"no answer within {timeout_s:g} s: given up", kind="timeout", retryable=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ctxfold.compaction.apply import Outcome, compact, facts_of
@@ -16,7 +16,10 @@ from ctxfold.history.view import View
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, user
 from ctxfold.ports import Ports
-from ctxfold.zones.assemble import newest_question, overflow, recalled, too_large
+from ctxfold.zones.assemble import newest_question, overflow, recalled, remember, remembered, too_large
+from ctxfold.zones.inject import Filled, fill
+from ctxfold.zones.section import Section
+from ctxfold.zones.sources import Sources
 
 __all__ = ["Room", "Window"]
 
@@ -25,7 +28,7 @@ FIT_TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a model may be shown: the view, and recalled passages that travel with this request only."""
+    """What a model may be shown: the view, and what travels with this request only: recalled passages and sections."""
 
     view: View
     recalled: str = ""
@@ -42,6 +45,8 @@ class Room:
         self.ports = ports
         self.strategies = strategies
         self.events = events
+        self.sections: tuple[Section, ...] = ()
+        self.sources = Sources()
 
     def window(
         self,
@@ -56,7 +61,8 @@ class Room:
     ) -> Flow[Window]:
         """What a request may hold, made to fit. ContextOverflowError when it cannot, or may not be, made to.
 
-        `question` is what is about to be asked, where it is not stored yet: it is counted, and recall looks for it.
+        `question` is what is about to be asked, where it is not stored yet: it is counted, recall looks for it, and all
+        sections travel with the request, as none was stored with it. Without `recall` nothing is looked for.
         """
         rules = journal.rules()
         extra = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
@@ -83,8 +89,60 @@ class Room:
         if not recall:
             return Window(view)
         room = rules.budget_tokens - view.tokens - extra
-        text = yield from recalled(journal, view, self.ports, question=asked or newest_question(view), room_tokens=room)
-        return Window(view, text)
+        asking = asked or newest_question(view)
+        if asking is None:
+            return Window(view)
+        text = yield from recalled(journal, view, self.ports, question=asking, room_tokens=room)
+        wanted = [s for s in self.sections if question is not None or s.lifetime == "request"]
+        room -= self.ports.counter.count_text(text)
+        beside = yield from self._travelling(journal, view, wanted, asking, room, turn_id)
+        return Window(view, "\n\n".join(t for t in (text, beside) if t))
+
+    def _travelling(
+        self,
+        journal: Journal,
+        view: View,
+        sections: Sequence[Section],
+        question: Message,
+        room_tokens: int,
+        turn_id: str | None,
+    ) -> Flow[str]:
+        """The sections of this request as text, the same all turn long."""
+        if not sections:
+            return ""
+        key, count = f"{question.id} sections", self.ports.counter.count_text
+        known = remembered(journal, key, question)
+        if known is not None and count(known) <= room_tokens:
+            return known
+        filled = yield from self.fill(journal, view, sections, question, room_tokens=room_tokens, turn_id=turn_id)
+        for each in filled:
+            self.events.emit(each.event(journal.key.session))
+        return remember(journal, key, question, "\n\n".join(f.text for f in filled))
+
+    def fill(
+        self,
+        journal: Journal,
+        view: View,
+        sections: Sequence[Section],
+        question: Message,
+        *,
+        room_tokens: int,
+        turn_id: str | None,
+    ) -> Flow[tuple[Filled, ...]]:
+        """The sections that have something to say on the question; why others have not is told to subscribers."""
+        filled, events = yield from fill(
+            journal,
+            view,
+            sections,
+            question.text,
+            room_tokens=room_tokens,
+            sources=self.sources,
+            ports=self.ports,
+            turn_id=turn_id,
+        )
+        for event in events:
+            self.events.emit(event)
+        return filled
 
     def _coming(self, journal: Journal, view: View, question: str | None) -> Message | None:
         """The question as a message, unless it stands in the view already."""
@@ -92,7 +150,7 @@ class Room:
         if not question or (newest is not None and newest.text == question):
             return None
         # recalled passages are kept by id: after a compaction there is more to find
-        return user(question, id=f"asked:{journal.state.compactions}")
+        return user(question, id=f"asked:{journal.state.compactions}.{journal.state.turns}")
 
     def recalled(self, journal: Journal, question: Message) -> Flow[str]:
         """Passages of compacted messages for a question that is not stored yet, within the room that it leaves."""

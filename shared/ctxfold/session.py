@@ -41,6 +41,7 @@ from ctxfold.room import Window
 from ctxfold.stream import StreamEvent
 from ctxfold.tokens import TextCounter
 from ctxfold.transfer import Zone, exported, load_log, parse_session, session_text, stored_policy, whole_log
+from ctxfold.zones.section import Section
 
 __all__ = ["AgentContext", "Input", "SessionUsage"]
 
@@ -75,6 +76,7 @@ class AgentContext(SessionHandle, Closing):
         strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", or an object of your own: see
             docs/strategies.md. A session that names another one than these opens only with its object.
         prices: what tokens cost; `usage()` and the events of compactions then say what was spent and saved.
+        sections: what is to stand beside the conversation, each with its source: see docs/sections.md.
         rules: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
 
     Safe across threads and tasks; use it as a context manager, or call `close`.
@@ -95,6 +97,7 @@ class AgentContext(SessionHandle, Closing):
         create: bool = True,
         strategy: str | Strategy | Summarizer | None = None,
         prices: Prices | None = None,
+        sections: Sequence[Section] = (),
         **rules: object,
     ) -> None:
         own = () if strategy is None or isinstance(strategy, str) else (as_strategy(strategy),)
@@ -110,7 +113,12 @@ class AgentContext(SessionHandle, Closing):
             prices=prices,
         )
         prompts = (system,) if isinstance(system, str) else tuple(system) if system is not None else None
-        self._bind(Engine(bundle, policy, strategies=own), SessionKey(owner, session), prompts, create=create)
+        self._bind(
+            Engine(bundle, policy, strategies=own, sections=sections),
+            SessionKey(owner, session),
+            prompts,
+            create=create,
+        )
         self._owns_engine = True
         self._owns_store = store is None or isinstance(store, str)
         try:

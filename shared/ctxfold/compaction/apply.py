@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeGuard
@@ -19,6 +19,7 @@ from ctxfold.errors import BackendError, ConfigError, CtxError, HeadMovedError, 
 from ctxfold.events import CompactionHeld, Event, HistoryCompacted, RewriteRefused
 from ctxfold.flow import Call, Deadline, Flow
 from ctxfold.history.cost import session_cost
+from ctxfold.history.cuts import kept
 from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
 from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry, View
@@ -237,7 +238,7 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
     written = draft(
         ports,
         Compacted(
-            covered=tuple(e.id for e in plan.covered),
+            covered=_gone(plan, before, journal.state.pins),
             summary=message,
             shown=plan.shown,
             strategy=plan.strategy,
@@ -250,7 +251,7 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
         turn_id=plan.turn_id,
     )
     documents = yield from _documents(journal, _leaving(plan, before), ports)
-    source_tokens = sum(e.tokens for e in plan.covered)
+    source_tokens = sum(e.tokens for e in plan.covered if e.message.kind != "section")
     if message is not None and ports.counter.count(message) >= source_tokens:
         size = ports.counter.count(message)
         return Outcome(None, f"the summary would not be smaller: {size} of {source_tokens} tokens; rejected")
@@ -290,6 +291,16 @@ def _unchanged(journal: Journal, plan: Plan, before: View) -> bool:
     touched = {e.id: e.version for e in plan.covered}
     touched |= {e.id: e.version for e in before if any(m.id == e.id for m in plan.shown)}
     return all(now.get(message_id) == version for message_id, version in touched.items())
+
+
+def _gone(plan: Plan, before: View, pins: Collection[str]) -> tuple[str, ...]:
+    """What the plan covers, and the sections that leave the conversation at every epoch head."""
+    ids = dict.fromkeys(e.id for e in plan.covered)
+    if plan.turn_id is None:
+        asked = any(e.message.role == "user" and e.message.kind == "message" for e in before.turn)
+        keep = kept(before.live, pins=pins, question=not asked)
+        ids |= dict.fromkeys(e.id for e in before.live if e.message.kind == "section" and e.id not in keep)
+    return tuple(ids)
 
 
 def _leaving(plan: Plan, before: View) -> tuple[Entry, ...]:

@@ -119,7 +119,7 @@ class SummarizerStrategy:
     name: str
 
     def plan(self, case: Case) -> Decision:
-        history = [m for m in case.view.messages if case.facts.turn_id is None or m.id not in _own(case.view)]
+        history = [m for m in _said(case.view) if case.facts.turn_id is None or m.id not in _own(case.view)]
         if case.facts.mode != "forced" and not self.summarizer.should_summarize(list(history)):
             return Hold("the summarizer sees nothing to do")
         call = partial(self.summarizer.summarize, list(history))
@@ -180,7 +180,7 @@ def checked(plan: Plan, case: Case) -> Plan:
 def rewritten(plan: Plan, case: Case, result: Sequence[Message]) -> Decision:
     """What a summarizer did to the message list, as a plan; StrategyError when it did what it may not."""
     name, view = plan.strategy, case.view
-    history = {e.id: e for e in (*view.system, *view.compressed, *view.live)}
+    history = {e.id: e for e in (*view.system, *view.compressed, *view.live) if e.message.kind != "section"}
     new = [m for m in result if m.id not in history]
     left = [m for m in result if m.id in history]
     ids = [m.id for m in left]
@@ -227,6 +227,11 @@ def _shape(message: Message) -> tuple[object, ...]:
         tuple((c.id, c.name, c.arguments) for c in message.tool_calls),
         tuple(r.call_id for r in message.tool_results),
     )
+
+
+def _said(view: View) -> list[Message]:
+    """The conversation without what was put in beside it."""
+    return [m for m in view.messages if m.kind != "section"]
 
 
 def _own(view: View) -> frozenset[str]:

@@ -109,15 +109,16 @@ def summarize(
     `text` is a summary that somebody else wrote: it is counted, not judged. `calls_left` is how often the summariser may be
     asked, None for any number.
     """
-    entries = [part for e in covered for part in _unfolded(e)]
-    source_tokens = sum(e.tokens for e in covered)
+    said = [e for e in covered if e.message.kind != "section"]  # what was put in beside the conversation just leaves
+    entries = [part for e in said for part in _unfolded(e)]
+    source_tokens = sum(e.tokens for e in said)
     limit = summary_limit(source_tokens, rules) - counter.count_text(HEADING) - 2
-    task = _Task(entries, rules, counter, window_tokens, calls_left, limit, source_tokens, _previous(covered))
+    task = _Task(entries, rules, counter, window_tokens, calls_left, limit, source_tokens, _previous(said))
     task.facts = yield from _apart(partial(extract, entries), entries)
     if text is not None:
         found = yield from _checked(task, text)
         return _counted(task, text, "given", found, 0, len(found.missing))
-    if writer == "nobody":
+    if writer == "nobody" or not entries:
         return _counted(task, "", "dropped", None, 0, len(task.facts))
     if writer == "model" and window_tokens is not None:
         has_outputs = any(e.message.role == "tool" for e in entries)

@@ -274,7 +274,7 @@ def _span(
         overhead_tokens=facts.overhead_tokens,
         budget_tokens=min(rules.budget_tokens, used_tokens or 0) if early else None,
     )
-    covered = [e for e in entries[:cut] if e.id not in keep]
+    covered = [e for i, e in enumerate(entries) if (i < cut or e.message.kind == "section") and e.id not in keep]
     # a summary from the days of a larger window is shortened even when nothing else may go with it
     outgrown = sum(e.tokens for e in older) > rules.summary_tokens + HEADING_TOKENS
     return (*older, *covered) if covered or outgrown else ()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeAlias
 
 from ctxfold.errors import OrphanToolResultError
+from ctxfold.history.sections import lasting_sections
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
@@ -46,7 +47,8 @@ def legal_cuts(entries: Sequence[Entry], *, rules: Iterable[CutRule] = DEFAULT_R
 
 
 def kept(entries: Sequence[Entry], *, pins: Collection[str], question: bool = True) -> frozenset[str]:
-    """Ids that stay verbatim even left of a cut: system messages, the newest user message, pins with their whole round.
+    """Ids that stay verbatim even left of a cut: system messages, the newest user message with its sections, pins with their
+    whole round, and sections put in by hand.
 
     Without `question` the newest user message is none of them: it stands elsewhere, in the turn that asks.
     """
@@ -57,6 +59,7 @@ def kept(entries: Sequence[Entry], *, pins: Collection[str], question: bool = Tr
     )
     if newest is not None and question:
         ids.add(newest)
+    ids |= lasting_sections(entries, newest if question else None)
     if pins:
         for index, entry in enumerate(entries):
             if entry.id in pins:

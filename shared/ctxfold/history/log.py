@@ -174,7 +174,7 @@ class SessionState:
                 self._compact(record, record.body)
             case MessageInserted(message=message, before=before):
                 self._insert(self._entry(record, message), before)
-                self._edited(record, revertible=before != AMONG_PROMPTS)
+                self._edited(record, revertible=before != AMONG_PROMPTS and message.kind != "section")
             case MessageReplaced(message=message):
                 prompt = any(e.id == message.id for e in self.system)
                 self._replace({message.id: self._entry(record, message)})

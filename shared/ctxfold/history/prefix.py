@@ -92,6 +92,11 @@ class PrefixTracker:
         if dropped and self._last is not None and self._last.turn_id == turn_id:
             self._last.dropped = True
 
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the newest request; None before the first."""
+        return None if self._last is None else self._last.view.epoch
+
     def stats(self) -> PrefixStats:
         return PrefixStats(self.requests, self.sent_tokens, self.reused_tokens, tuple(sorted(self.breaks.items())))
 

@@ -21,6 +21,8 @@ __all__ = [
     "overflow",
     "place_scratch",
     "recalled",
+    "remember",
+    "remembered",
     "scratch_message",
     "too_large",
 ]
@@ -59,13 +61,23 @@ def recalled(journal: Journal, view: View, ports: Ports, *, question: Message | 
     share = min(int(rules.recall_ratio * rules.budget_tokens), room_tokens)
     if question is None or share <= 0 or not (journal.state.compactions or journal.state.excerpts):
         return ""
-    known = journal.scratch.get(question.id)
-    if known is not None and known[0] == question.text and ports.counter.count_text(known[1]) <= share:
-        return known[1]
+    known = remembered(journal, question.id, question)
+    if known is not None and ports.counter.count_text(known) <= share:
+        return known
     visible = frozenset(e.seq for e in view if not e.shown_seq)
     found = yield from recall(journal.key, question.text, budget_tokens=share, visible=visible, counter=ports.counter)
-    text = render(found)
-    journal.scratch[question.id] = (question.text, text)
+    return remember(journal, question.id, question, render(found))
+
+
+def remembered(journal: Journal, key: str, question: Message) -> str | None:
+    """What was found for the question under that key; None when nothing was looked for yet."""
+    known = journal.scratch.get(key)
+    return known[1] if known is not None and known[0] == question.text else None
+
+
+def remember(journal: Journal, key: str, question: Message, text: str) -> str:
+    """The text, kept for the further requests of the turn."""
+    journal.scratch[key] = (question.text, text)
     if len(journal.scratch) > REMEMBERED_QUESTIONS:
         journal.scratch.popitem(last=False)
     return text

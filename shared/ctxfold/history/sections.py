@@ -1,0 +1,79 @@
+"""Sections in a log: messages that stand beside the conversation, what is known of them, and how long they stay.
+
+A section stays where it was put until the next epoch head. There all leave but those of the newest question, and those
+put in by hand that nothing has superseded; what a source brought is asked for again with the next question.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ctxfold.history.view import Entry
+from ctxfold.messages import Message, Opaque, TextPart
+
+__all__ = ["Place", "Placed", "SectionNote", "lasting_sections", "section", "section_note"]
+
+Place: TypeAlias = Literal["tail", "head"]
+NAMESPACE = "ctxfold.section"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One item of a section: a digest of its text, and where it is from."""
+
+    key: str
+    source: str = ""
+    id: str | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SectionNote:
+    """What is known of a section; `by_hand` says that no source will bring it again."""
+
+    kind: str
+    items: tuple[Placed, ...] = ()
+    place: Place = "tail"
+    by_hand: bool = False
+
+
+def section(message_id: str, text: str, note: SectionNote) -> Message:
+    """A section as a message; it travels in the user role, and is known by its kind, never by its text."""
+    items = [[i.key, i.source, i.id, i.score] for i in note.items]
+    told = {"kind": note.kind, "items": items, "place": note.place, "by_hand": note.by_hand}
+    return Message(message_id, "user", (TextPart(text), Opaque(NAMESPACE, json.dumps(told))), kind="section")
+
+
+def section_note(message: Message) -> SectionNote | None:
+    """The note of a section; None for any other message."""
+    told = message.opaque(NAMESPACE) if message.kind == "section" else None
+    if told is None:
+        return None
+    items = tuple(Placed(key, source, item_id, score) for key, source, item_id, score in told["items"])
+    return SectionNote(told["kind"], items, told["place"], told["by_hand"])
+
+
+def lasting_sections(entries: Sequence[Entry], question: str | None) -> frozenset[str]:
+    """Ids of the sections that stay at an epoch head; `question` is the id of the newest user message among the entries."""
+    return frozenset((*_with_question(entries, question), *_by_hand(entries)))
+
+
+def _with_question(entries: Sequence[Entry], question: str | None) -> Iterable[str]:
+    at = next((i for i in range(len(entries) - 1, -1, -1) if entries[i].id == question), 0)
+    while at > 0 and entries[at - 1].message.kind == "section":
+        at -= 1
+        yield entries[at].id
+
+
+def _by_hand(entries: Sequence[Entry]) -> Iterable[str]:
+    newest: dict[str, str] = {}
+    for entry in entries:
+        note = section_note(entry.message) if entry.message.kind == "section" else None
+        if note is not None:
+            newest.pop(note.kind, None)
+            if note.by_hand:
+                newest[note.kind] = entry.id
+    return newest.values()

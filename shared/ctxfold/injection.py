@@ -1,0 +1,87 @@
+"""Sections at the start of a turn: stored right before its question, or in front of the conversation where an epoch begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ctxfold.engine import Engine
+from ctxfold.events import Event
+from ctxfold.flow import Flow
+from ctxfold.history.records import MessageInserted
+from ctxfold.history.sections import SectionNote, section
+from ctxfold.history.view import View
+from ctxfold.journal import Journal, append, draft
+from ctxfold.messages import Message
+from ctxfold.zones.inject import Filled
+
+__all__ = ["Beside", "beside", "put_at_head"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a turn begins with: its messages with the sections before the question; `head` is for the front."""
+
+    messages: tuple[Message, ...]
+    head: tuple[Message, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+def beside(
+    engine: Engine,
+    journal: Journal,
+    messages: tuple[Message, ...],
+    *,
+    turn_id: str | None,
+    overhead_tokens: int,
+    recall: bool,
+    scratch: str | None,
+) -> Flow[Beside]:
+    """The messages of a turn, with what is to be stored beside its question, if they end with one; nothing is stored yet.
+
+    Where the provider binds reasoning to everything before it, the reply is bound to what would be the request's alone too:
+    recalled passages, `scratch` and the sections of one request are stored as well.
+    """
+    question = messages[-1]
+    bound = bool(getattr(engine.ports.backend, "binds_reasoning", False))
+    if question.role != "user" or question.kind != "message":
+        return Beside(messages)
+    view, new_id = journal.view(turn_id), engine.ports.ids.new
+    wanted = [s for s in engine.room.sections if bound or s.lifetime == "epoch"] if recall else []
+    before: list[Message] = []
+    room = journal.rules().budget_tokens - view.tokens - overhead_tokens
+    room -= sum(engine.ports.counter.count(m) for m in messages)
+    if bound:
+        found = (yield from engine.room.recalled(journal, question)) if recall else ""
+        text = "\n\n".join(t for t in (found, scratch) if t)
+        if text:
+            before.append(section(new_id(), text, SectionNote("request")))
+            room -= engine.ports.counter.count(before[0])
+    filled: Sequence[Filled] = ()
+    if wanted:
+        filled = yield from engine.room.fill(journal, view, wanted, question, room_tokens=room, turn_id=turn_id)
+    heads = [f for f in filled if f.note.place == "head" and _at_head(journal, view)]
+    tails = [f if f.note.place == "tail" else _at_tail(f) for f in filled if f not in heads]
+    events = tuple(f.event(journal.key.session) for f in (*heads, *tails))
+    front, before = [f.message(new_id()) for f in heads], [*(f.message(new_id()) for f in tails), *before]
+    if not view.live and not view.turn:
+        return Beside((*front, *messages[:-1], *before, question), events=events)
+    return Beside((*messages[:-1], *before, question), tuple(front), events)
+
+
+def put_at_head(engine: Engine, journal: Journal, messages: Sequence[Message]) -> Flow[None]:
+    """Store sections in front of the conversation."""
+    live = journal.view().live
+    before = live[0].id if len(live) else None
+    drafts = [draft(engine.ports, MessageInserted(m, before), record_id=f"m:{m.id}") for m in messages]
+    if drafts:
+        yield from append(journal, drafts, engine.ports)
+
+
+def _at_head(journal: Journal, view: View) -> bool:
+    """Whether nothing that is put in front breaks a prefix: none was sent yet, or an epoch has just begun."""
+    return not view.live or journal.tracker.epoch not in (None, view.epoch)
+
+
+def _at_tail(filled: Filled) -> Filled:
+    return replace(filled, note=replace(filled.note, place="tail"))
