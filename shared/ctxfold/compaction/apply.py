@@ -342,4 +342,5 @@ def _event(
         facts_invented=summary.invented if summary else 0,
         summary_calls=summary.calls if summary else 0,
         cost=session_cost(journal.state, prices),
+        covered=tuple(e.id for e in plan.covered if e.message.kind == "message"),
     )
