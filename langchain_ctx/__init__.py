@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from langchain_ctx.backend import LangChainBackend
     from langchain_ctx.chat import ChatCtx
     from langchain_ctx.convert import from_langchain, to_langchain
+    from langchain_ctx.copying import aexport_history, aimport_history, export_history, import_history
     from langchain_ctx.counting import token_counter
     from langchain_ctx.history import CtxChatMessageHistory
     from langchain_ctx.middleware import ContextMiddleware
@@ -30,8 +31,12 @@ _WHERE = {
     "ContextSummarizer": "plugged",
     "CtxChatMessageHistory": "history",
     "LangChainBackend": "backend",
+    "aexport_history": "copying",
+    "aimport_history": "copying",
+    "export_history": "copying",
     "from_langchain": "convert",
     "history_tools": "agent_tools",
+    "import_history": "copying",
     "to_langchain": "convert",
     "token_counter": "counting",
     "with_context": "wrapped",
@@ -46,8 +51,12 @@ __all__ = [
     "ContextSummarizer",
     "CtxChatMessageHistory",
     "LangChainBackend",
+    "aexport_history",
+    "aimport_history",
+    "export_history",
     "from_langchain",
     "history_tools",
+    "import_history",
     "to_langchain",
     "token_counter",
     "with_context",

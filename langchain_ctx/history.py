@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TypeAlias
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage
@@ -11,16 +13,19 @@ from langchain_core.messages import BaseMessage
 from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
+from ctxfold.history.view import View
 from ctxfold.messages import Message
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens import CtxWarning, TextCounter
 from langchain_ctx.convert import to_langchain
 from langchain_ctx.errors import translated
 from langchain_ctx.recognise import incoming
 from langchain_ctx.sessions import Sessions
 
-__all__ = ["CtxChatMessageHistory", "HistoryFactory"]
+__all__ = ["CtxChatMessageHistory", "HistoryFactory", "session_key"]
+
+MirrorOf: TypeAlias = Callable[[str, str], BaseChatMessageHistory]
 
 
 class _Failures:
@@ -56,6 +61,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         owner: whose session it is.
         counter: counts tokens; None takes tiktoken.
         overhead_tokens: what the chain adds to the messages: its own prompt, tools and the new question.
+        mirror: another history that is given every new message too; what it raises is a warning, `export_history` catches up.
         create: False raises SessionNotFoundError for a session that is not in the store.
         policy: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
     """
@@ -74,6 +80,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         owner: str = "default",
         counter: TokenCounter | TextCounter | None = None,
         overhead_tokens: int = 0,
+        mirror: BaseChatMessageHistory | None = None,
         create: bool = True,
         **policy: Any,
     ) -> None:
@@ -82,24 +89,39 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
             store=store, context_window=context_window, summarizer=summarizer, counter=counter, policy=policy
         )
         try:
-            self._bind(sessions, _Failures(), session_key(session_id, owner), overhead_tokens)
+            self._bind(sessions, _Failures(), session_key(session_id, owner), overhead_tokens, mirror)
             self._context, self._owned = sessions.at(session_id, owner, create=create), True
         except BaseException:
             sessions.close()
             raise
 
     @classmethod
-    def over(cls, sessions: Sessions, failures: _Failures, key: SessionKey, overhead_tokens: int) -> Self:
+    def over(
+        cls,
+        sessions: Sessions,
+        failures: _Failures,
+        key: SessionKey,
+        overhead_tokens: int,
+        mirror: BaseChatMessageHistory | None = None,
+    ) -> Self:
         """A handle on a session that is opened at its first use."""
         handle = cls.__new__(cls)
-        handle._bind(sessions, failures, key, overhead_tokens)
+        handle._bind(sessions, failures, key, overhead_tokens, mirror)
         return handle
 
-    def _bind(self, sessions: Sessions, failures: _Failures, key: SessionKey, overhead_tokens: int) -> None:
+    def _bind(
+        self,
+        sessions: Sessions,
+        failures: _Failures,
+        key: SessionKey,
+        overhead_tokens: int,
+        mirror: BaseChatMessageHistory | None,
+    ) -> None:
         self._key = key
         self._overhead_tokens = overhead_tokens
         self._sessions = sessions
         self._failures = failures
+        self._mirror = mirror
 
     @staticmethod
     def factory(
@@ -109,13 +131,17 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         summarizer: Any = None,
         counter: TokenCounter | TextCounter | None = None,
         overhead_tokens: int = 0,
+        mirror: MirrorOf | None = None,
         **policy: Any,
     ) -> HistoryFactory:
-        """A `get_session_history` for RunnableWithMessageHistory: a new handle per call over one engine and one store."""
+        """A `get_session_history` for RunnableWithMessageHistory: a new handle per call over one engine and one store.
+
+        `mirror` gives the history that mirrors a session, from its id and its owner.
+        """
         sessions = Sessions(
             store=store, context_window=context_window, summarizer=summarizer, counter=counter, policy=policy
         )
-        return HistoryFactory(sessions, overhead_tokens)
+        return HistoryFactory(sessions, overhead_tokens, mirror)
 
     @property
     def context(self) -> AgentContext:
@@ -151,29 +177,65 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         new = self._incoming(messages, self.context)
         if not new:
             return
+        unasked = self._may_lack_its_question(new) and _ended(self.context.view())
         try:
             self.context.add(new)
         except StoreError as error:
             self._failures.keep(self._key, error, len(new))
             raise
         self._snapshot = None
+        if unasked:
+            self._warn_of_overlap()
+        if self._mirror is not None:
+            with self._mirrored(len(new)):
+                self._mirror.add_messages([to_langchain(m) for m in new])
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
         context = await self.acontext()
         new = self._incoming(messages, context)
         if not new:
             return
+        unasked = self._may_lack_its_question(new) and _ended(await context.aview())
         try:
             await context.aadd(new)
         except StoreError as error:
             self._failures.keep(self._key, error, len(new))
             raise
         self._snapshot = None
+        if unasked:
+            self._warn_of_overlap()
+        if self._mirror is not None:
+            with self._mirrored(len(new)):
+                await self._mirror.aadd_messages([to_langchain(m) for m in new])
 
     def _incoming(self, messages: Sequence[BaseMessage], context: AgentContext) -> list[Message]:
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
         return incoming(messages, self._snapshot, new_id=context.new_id)
+
+    def _may_lack_its_question(self, new: Sequence[Message]) -> bool:
+        """An answer alone, on a handle that a chain has read: where runs overlap on one, list input loses its user turn."""
+        return self._snapshot is not None and new[0].role == "assistant"
+
+    def _warn_of_overlap(self) -> None:
+        warnings.warn(
+            f"session {self._key.session!r} got an answer without its user message: runs that overlap share this handle; give "
+            "RunnableWithMessageHistory CtxChatMessageHistory.factory(...), which makes one for each run",
+            CtxWarning,
+            stacklevel=3,
+        )
+
+    @contextmanager
+    def _mirrored(self, count: int) -> Generator[None, None, None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - a copy never takes the conversation down
+            warnings.warn(
+                f"the mirror of session {self._key.session!r} did not take {count} message(s): {error!r}; "
+                "export_history(context, mirror) gives it what it lacks",
+                CtxWarning,
+                stacklevel=4,
+            )
 
     def clear(self) -> None:
         """Empty the conversation; the archive keeps what was there, and `context.undo()` brings it back."""
@@ -207,20 +269,28 @@ class HistoryFactory(Closing):
     The parameters are those that `history_factory_config` names: `session_id`, and `owner` where users must be kept apart.
     """
 
-    def __init__(self, sessions: Sessions, overhead_tokens: int = 0) -> None:
+    def __init__(self, sessions: Sessions, overhead_tokens: int = 0, mirror: MirrorOf | None = None) -> None:
         self._sessions = sessions
         self._overhead_tokens = overhead_tokens
+        self._mirror = mirror
         self._failures = _Failures()
 
     def __call__(self, session_id: str, owner: str = "default") -> CtxChatMessageHistory:
         key = session_key(session_id, owner)
-        return CtxChatMessageHistory.over(self._sessions, self._failures, key, self._overhead_tokens)
+        mirror = None if self._mirror is None else self._mirror(key.session, key.owner)
+        return CtxChatMessageHistory.over(self._sessions, self._failures, key, self._overhead_tokens, mirror)
 
     def close(self) -> None:
         self._sessions.close()
 
     async def aclose(self) -> None:
         await self._sessions.aclose()
+
+
+def _ended(view: View) -> bool:
+    """Whether the conversation's last word is an answer."""
+    last = view.last()
+    return last is not None and last.message.role == "assistant" and not last.message.tool_calls
 
 
 def session_key(session: object, owner: object) -> SessionKey:
