@@ -16,6 +16,7 @@ from ctxfold.history.log import SessionState
 from ctxfold.history.records import (
     Compacted,
     Draft,
+    Forked,
     MessageAdded,
     MessageInserted,
     MessageRemoved,
@@ -234,6 +235,7 @@ def fork(engine: Engine, journal: Journal, session: str, *, at: str | None) -> F
     half = state.live[complete_prefix(state.live) :]
     if half:  # a tool round that was cut through
         drafts.append(draft(engine.ports, MessageRemoved(tuple(e.id for e in half))))
+    drafts.append(draft(engine.ports, Forked(journal.key.session)))
     yield from AppendLog(key, drafts, expect=0, documents=documents_of(key, records))
     return key
 

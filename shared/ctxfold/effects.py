@@ -19,12 +19,16 @@ from ctxfold.ports import (
     Postings,
     Reply,
     Request,
+    Rewrite,
 )
 from ctxfold.tracing import Noted, span, told_reply, told_request, traced, traced_async
 
 __all__ = [
     "AppendLog",
     "Complete",
+    "Copies",
+    "EraseLogs",
+    "EraseOwner",
     "FetchLog",
     "FindLog",
     "OpenStream",
@@ -102,6 +106,7 @@ class AppendLog(Effect[tuple[Record, ...]]):
     known: int = 0
     expect: int | None = None
     documents: Sequence[Document] = ()
+    known_id: str | None = None
 
     def perform(self, ports: Ports) -> tuple[Record, ...]:
         return ports.store.append(
@@ -110,6 +115,7 @@ class AppendLog(Effect[tuple[Record, ...]]):
             known=self.known,
             expect=self.expect,
             documents=self.documents,
+            known_id=self.known_id,
         )
 
     async def aperform(self, ports: Ports) -> tuple[Record, ...]:
@@ -119,6 +125,7 @@ class AppendLog(Effect[tuple[Record, ...]]):
             known=self.known,
             expect=self.expect,
             documents=self.documents,
+            known_id=self.known_id,
         )
 
 
@@ -134,6 +141,42 @@ class Search(Effect[Postings]):
 
     async def aperform(self, ports: Ports) -> Postings:
         return await ports.store.apostings(self.key, self.terms, newest=self.newest, among=self.among)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies(Effect[tuple[str, ...]]):
+    """The owner's other sessions whose log begins as this one's does."""
+
+    key: SessionKey
+
+    def perform(self, ports: Ports) -> tuple[str, ...]:
+        return ports.store.copies(self.key)
+
+    async def aperform(self, ports: Ports) -> tuple[str, ...]:
+        return await ports.store.acopies(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class EraseLogs(Effect[bool]):
+    rewrites: Sequence[Rewrite]
+    gone: Sequence[SessionKey] = ()
+
+    def perform(self, ports: Ports) -> bool:
+        return ports.store.erase(self.rewrites, gone=self.gone)
+
+    async def aperform(self, ports: Ports) -> bool:
+        return await ports.store.aerase(self.rewrites, gone=self.gone)
+
+
+@dataclass(frozen=True, slots=True)
+class EraseOwner(Effect[bool]):
+    owner: str
+
+    def perform(self, ports: Ports) -> bool:
+        return ports.store.erase_owner(self.owner)
+
+    async def aperform(self, ports: Ports) -> bool:
+        return await ports.store.aerase_owner(self.owner)
 
 
 def _need(backend: ContextBackend | None) -> ContextBackend:

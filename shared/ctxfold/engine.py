@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ctxfold.budget import Policy
@@ -19,6 +19,7 @@ from ctxfold.errors import (
     MessageConflictError,
     MessageTooLargeError,
     WindowTooSmallError,
+    SessionNotFoundError,
 )
 from ctxfold.events import Appended, PromptTruncated, Subscribers, TurnEnded
 from ctxfold.flow import Flow
@@ -109,13 +110,23 @@ class Engine:
             if journal is not None:
                 self._journals.move_to_end(key)
         if journal is not None:
-            yield from refresh(journal, self.ports)
-        else:
+            try:
+                yield from refresh(journal, self.ports)
+            except SessionNotFoundError:  # it was erased meanwhile
+                self.forget(lambda known: known == key)
+                journal = None
+        if journal is None:
             self._check_prompts(prompts or (), self.rules)
             journal = yield from self._open_new(key, create)
         if prompts is not None:
             yield from self._set_prompts(journal, prompts)
         return journal
+
+    def forget(self, gone: Callable[[SessionKey], bool]) -> None:
+        """Keep no session in memory whose key is one of these; each is read anew when it is opened again."""
+        with self._lock:
+            for key in [key for key in self._journals if gone(key)]:
+                del self._journals[key]
 
     def _open_new(self, key: SessionKey, create: bool) -> Flow[Journal]:
         head = yield from ReadHead(key)

@@ -20,6 +20,7 @@ CtxError
 │   ├── SessionNotFoundError (LookupError)
 │   ├── SessionExistsError
 │   ├── MessageNotFoundError (LookupError)
+│   │   └── MessageErasedError               it was there, and was erased
 │   ├── MessageIndexError (IndexError)
 │   ├── NothingToUndoError (LookupError)
 │   └── TurnClosedError
@@ -50,6 +51,7 @@ __all__ = [
     "InvalidTextError",
     "InvalidToolArgumentsError",
     "MessageConflictError",
+    "MessageErasedError",
     "MessageError",
     "MessageIndexError",
     "MessageNotFoundError",
@@ -156,6 +158,10 @@ class SessionExistsError(SessionError):
 
 class MessageNotFoundError(SessionError, LookupError):
     """No such message in the session."""
+
+
+class MessageErasedError(MessageNotFoundError):
+    """The message was erased: its text is nowhere any more."""
 
 
 class MessageIndexError(SessionError, IndexError):

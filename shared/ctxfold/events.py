@@ -19,6 +19,7 @@ __all__ = [
     "GoalRefreshed",
     "HistoryCompacted",
     "Inserted",
+    "MessagesErased",
     "MessagesRestored",
     "PromptTruncated",
     "Removed",
@@ -76,6 +77,14 @@ class MessagesRestored:
 
 
 @dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
+class MessagesErased:
+    """Messages are gone for good, by id; what was sent to others before is not in our hands."""
+
+    session: str
+    ids: tuple[str, ...]
+
+
 class SessionLoaded:
     """Messages, or a whole session, were read from a file."""
 
@@ -202,6 +211,7 @@ Event: TypeAlias = (
     | SectionInjected
     | SectionSkipped
 )
+    | MessagesErased
 Subscriber: TypeAlias = Callable[[Event], None]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from ctxfold.effects import FetchLog, ReadLog
-from ctxfold.errors import MessageNotFoundError
+from ctxfold.errors import MessageErasedError, MessageNotFoundError
 from ctxfold.flow import Flow
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixStats
-from ctxfold.history.records import Compacted, Record
+from ctxfold.history.records import Compacted, Erased, Record
 from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.view import Entry
 from ctxfold.journal import Journal, known_records
@@ -138,7 +139,8 @@ def _summaries(journal: Journal, message_id: str, since: int) -> Flow[tuple[str,
 def original(journal: Journal, message_id: str) -> Flow[Message]:
     """A message as it was stored, wherever it is now, by its id or by a reference such as `#17`.
 
-    An id gives the newest version, a number the one in that record. MessageNotFoundError when the session never had it.
+    An id gives the newest version, a number the one in that record. MessageNotFoundError when the session never had it,
+    MessageErasedError when it was erased.
     """
     return (yield from original_record(journal, message_id))[1]
 
@@ -152,6 +154,7 @@ def original_record(journal: Journal, reference: str) -> Flow[tuple[Record, Mess
             message = stored_message(record)
             if message is not None:
                 return record, message
+        _check_erased(journal, reference, records)
     entry = journal.state.entry(reference)
     if entry is not None:
         records = yield from FetchLog(journal.key, (entry.seq,))
@@ -162,7 +165,13 @@ def original_record(journal: Journal, reference: str) -> Flow[tuple[Record, Mess
         message = message_in(record, reference)
         if message is not None:
             return record, message
+    _check_erased(journal, reference, records)
     raise MessageNotFoundError(f"message {reference!r} is not in session {journal.key.session!r}: check the reference")
+
+
+def _check_erased(journal: Journal, reference: str, records: Sequence[Record]) -> None:
+    if any(isinstance(r.body, Erased) for r in records):
+        raise MessageErasedError(f"message {reference!r} of session {journal.key.session!r} was erased")
 
 
 def conversation(journal: Journal, turn_id: str | None = None, audience: Audience = "all") -> Flow[tuple[Message, ...]]:

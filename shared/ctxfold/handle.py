@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from ctxfold import archive, editing
+from ctxfold import archive, editing, erase
 from ctxfold.archive import Hit
 from ctxfold.budget import Policy
 from ctxfold.compaction.apply import Outcome
 from ctxfold.compaction.goal import set_goal, set_subgoal
+from ctxfold.compaction.pairs import summarise_pairs
 from ctxfold.engine import Added, Engine
+from ctxfold.erase import Age, Erasure
 from ctxfold.errors import EmptyMessagesError, NotEnoughHistoryError
 from ctxfold.flow import Flow, arun, run
 from ctxfold.history.records import GoalSet, SessionKey
@@ -226,12 +228,68 @@ class SessionHandle:
     async def arestore(self, *references: str) -> tuple[Message, ...]:
         return await self._arun(self._edit(lambda e, j: archive.restore(e, j, references)))
 
+    # erasing
+
+    def erase(self, *references: str) -> Erasure:
+        """Take messages, by id or `#17`, out of everything that is stored, with their tool rounds: the log, the index,
+        summaries, forks. There is no undo. MessageNotFoundError, and nothing is done, for one that never was."""
+        return self._run(self._edit(lambda e, j: erase.erase(e, j, references)))
+
+    async def aerase(self, *references: str) -> Erasure:
+        return await self._arun(self._edit(lambda e, j: erase.erase(e, j, references)))
+
+    def erase_older_than(self, age: Age) -> Erasure:
+        """Erase what was said longer ago than a timedelta, or before a datetime; system prompts stay."""
+        return self._run(self._edit(lambda e, j: erase.erase_older_than(e, j, age)))
+
+    async def aerase_older_than(self, age: Age) -> Erasure:
+        return await self._arun(self._edit(lambda e, j: erase.erase_older_than(e, j, age)))
+
+    def erase_session(self) -> Erasure:
+        """Remove the session, and from its forks what they took over; used again, it begins empty."""
+        self._turn = None
+        return self._run(erase.erase_session(self._engine, self._key))
+
+    async def aerase_session(self) -> Erasure:
+        self._turn = None
+        return await self._arun(erase.erase_session(self._engine, self._key))
+
+    def erase_owner(self) -> bool:
+        """Remove every session of this context's owner, and all else that is theirs. False as `Erasure.settled` says."""
+        self._turn = None
+        return self._run(erase.erase_owner(self._engine, self._key.owner))
+
+    async def aerase_owner(self) -> bool:
+        self._turn = None
+        return await self._arun(erase.erase_owner(self._engine, self._key.owner))
+
+    def forks(self) -> tuple[str, ...]:
+        """The names of the sessions that were forked from this one, directly or not."""
+        return self._run(erase.forks(self._key))
+
+    async def aforks(self) -> tuple[str, ...]:
+        return await self._arun(erase.forks(self._key))
+
     def compact(self) -> Outcome:
         """Compact now; NotEnoughHistoryError when nothing may be compacted."""
         return _needed(self._run(self._edit(lambda e, j: e.room.compact(j))))
 
     async def acompact(self) -> Outcome:
         return _needed(await self._arun(self._edit(lambda e, j: e.room.compact(j))))
+
+    def summarize_tools(self) -> int:
+        """Summarise older tool outputs ahead, all but the newest six; how many. The window stays as it is until it has to shrink."""
+        return self._run(self._edit(lambda e, j: summarise_pairs(j, e.ports)))
+
+    async def asummarize_tools(self) -> int:
+        return await self._arun(self._edit(lambda e, j: summarise_pairs(j, e.ports)))
+
+    def apply_tool_summaries(self) -> int:
+        """Show the summaries of tool outputs that were written ahead; how many. Originals stay readable."""
+        return self._run(self._edit(lambda e, j: e.room.apply_tool_summaries(j)))
+
+    async def aapply_tool_summaries(self) -> int:
+        return await self._arun(self._edit(lambda e, j: e.room.apply_tool_summaries(j)))
 
     def compacted_in_turn(self) -> bool:
         """Whether a summary was written since the last turn closed."""

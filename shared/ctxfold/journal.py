@@ -10,21 +10,22 @@ from dataclasses import dataclass, field
 
 from ctxfold.budget import Policy
 from ctxfold.calibration import calibrated
-from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadHead, ReadLog, SnapshotBefore
+from ctxfold.effects import AppendLog, FindLog, ReadLog
 from ctxfold.errors import (
     HeadMovedError,
     MessageConflictError,
-    SessionNotFoundError,
+    MessageErasedError,
     StoreUnavailableError,
     TurnClosedError,
 )
-from ctxfold.events import Rewriter
+from ctxfold.events import OutputsPrepared, Rewriter
 from ctxfold.flow import Flow
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixTracker
 from ctxfold.history.records import (
     Body,
     Draft,
+    Erased,
     MessageAdded,
     MessageInserted,
     MessageReplaced,
@@ -34,8 +35,9 @@ from ctxfold.history.records import (
     TurnClosed,
     TurnStatus,
 )
-from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
+from ctxfold.history.snapshot import dump_state
 from ctxfold.history.view import View
+from ctxfold.loading import load, without
 from ctxfold.messages import Message, Usage, content_key
 from ctxfold.ports import Document, Ports
 
@@ -86,6 +88,19 @@ class Aim:
 
 
 @dataclass(slots=True)
+class Pairs:
+    """Summaries of tool outputs on their way into the log, see `compaction.pairs`; `left_out` are not worth one."""
+
+    running: bool = False
+    unwritten: list[Message] = field(default_factory=list[Message])
+    calls: int = 0
+    usage: Usage = field(default_factory=Usage)
+    problems: list[str] = field(default_factory=list[str])
+    left_out: set[str] = field(default_factory=set[str])
+    told: list[OutputsPrepared] = field(default_factory=list[OutputsPrepared])
+
+
+@dataclass(slots=True)
 class Journal:
     """One session in use. `lock` guards the state; it is never held across an effect."""
 
@@ -95,6 +110,7 @@ class Journal:
     compacting: int = 0  # compactions under way
     ahead: Ahead = field(default_factory=Ahead)
     aim: Aim = field(default_factory=Aim)
+    pairs: Pairs = field(default_factory=Pairs)
     worker: str = ""  # by which leases know this journal
     rewriters: Sequence[Rewriter] = ()  # the engine's compaction subscriber, if it has one
     unbooked_calls: int = 0  # to the summariser, for summaries that were then not written
@@ -109,6 +125,13 @@ class Journal:
     @property
     def key(self) -> SessionKey:
         return self.state.key
+
+    def forget_texts(self) -> None:
+        """After an erasure: nothing that was made from the conversation may be used any more."""
+        self.scratch.clear()
+        self.ahead.ready = self.aim.ready = self.held = None
+        self.tracker.erased()
+        self.unbound_seq = self.state.head
 
     def view(self, turn_id: str | None = None) -> View:
         with self.lock:
@@ -147,43 +170,22 @@ def draft(ports: Ports, body: Body, *, turn_id: str | None = None, record_id: st
     return Draft(record_id or ports.ids.new(), body, turn_id, ports.clock.now_s())
 
 
-def load(key: SessionKey, ports: Ports) -> Flow[SessionState]:
-    """The state at the end of the log: newest snapshot and what came after it, not the history before."""
-    head = yield from ReadHead(key)
-    if head is None:
-        raise SessionNotFoundError(
-            f"session {key.session!r} of owner {key.owner!r} does not exist in this store: check the name, or create it"
-        )
-    state = yield from _fold_from(key, head.snapshot_seq, frozenset(), ports)
-    while state.stale:
-        state = yield from without(key, frozenset(state.undone), ports)
-    return state
-
-
-def without(key: SessionKey, undone: frozenset[str], ports: Ports) -> Flow[SessionState]:
-    """The state as if the records with these ids had never been, folded from the snapshot before the first of them."""
-    records = yield from FindLog(key, tuple(sorted(undone)))
-    first = min((r.seq for r in records), default=1)
-    at = yield from SnapshotBefore(key, first)
-    return (yield from _fold_from(key, at, undone, ports))
-
-
-def _fold_from(key: SessionKey, at: int, undone: frozenset[str], ports: Ports) -> Flow[SessionState]:
-    records = yield from ReadLog(key, after=max(0, at - 1))
-    state = SessionState(key, ports.counter.count)
-    if at and records and isinstance(records[0].body, SnapshotTaken):
-        snapshot = parse_snapshot(records[0].body.state)
-        texts = yield from FetchLog(key, snapshot.seqs())
-        state = load_state(key, snapshot, texts, at=at, counter_id=ports.counter.id, count=ports.counter.count)
-    state.undone |= undone
-    state.apply(records)
-    return state
-
-
 def refresh(journal: Journal, ports: Ports) -> Flow[None]:
-    """Catch up with other writers; one indexed read when there is nothing new."""
-    records = yield from ReadLog(journal.key, after=journal.state.head)
-    yield from _take_in(journal, records, ports)
+    """Catch up with other writers; one indexed read when there is nothing new.
+
+    SessionNotFoundError when the session was erased; when it was begun anew since, that one is loaded.
+    """
+    with journal.lock:
+        head, head_id = journal.state.head, journal.state.head_id
+    # the newest known record is read again: it tells whether this is still the same log
+    records = yield from ReadLog(journal.key, after=max(0, head - 1))
+    if head and (not records or records[0].id != head_id):
+        state = yield from load(journal.key, ports)
+        with journal.lock:
+            journal.state = state
+            journal.forget_texts()
+        return
+    yield from _take_in(journal, records[1:] if head else records, ports)
 
 
 def append(
@@ -195,8 +197,11 @@ def append(
     documents: Sequence[Document] = (),
 ) -> Flow[tuple[Record, ...]]:
     """Store drafts and fold them in, with whatever others have written since."""
-    known = journal.state.head
-    records = yield from AppendLog(journal.key, drafts, known=known, expect=expect, documents=documents)
+    with journal.lock:
+        known, known_id = journal.state.head, journal.state.head_id
+    records = yield from AppendLog(
+        journal.key, drafts, known=known, expect=expect, documents=documents, known_id=known_id or None
+    )
     yield from _take_in(journal, records, ports)
     if journal.state.head - journal.state.snapshot_seq >= SNAPSHOT_EVERY:
         yield from _snapshot(journal, ports)
@@ -206,6 +211,8 @@ def append(
 def _take_in(journal: Journal, records: Sequence[Record], ports: Ports) -> Flow[None]:
     with journal.lock:
         journal.state.apply(records)
+        if any(isinstance(r.body, Erased) for r in records):
+            journal.forget_texts()
     while journal.state.stale:
         state = yield from load(journal.key, ports)
         with journal.lock:
@@ -244,10 +251,10 @@ def close_turns(journal: Journal, turn_ids: Sequence[str], status: TurnStatus, p
 
 def _snapshot(journal: Journal, ports: Ports) -> Flow[None]:
     with journal.lock:
-        head = journal.state.head
+        head, head_id = journal.state.head, journal.state.head_id
         taken = snapshot_draft(journal.state, ports)
     with suppress(HeadMovedError):  # another writer was first: the next append takes it
-        records = yield from AppendLog(journal.key, (taken,), known=head, expect=head)
+        records = yield from AppendLog(journal.key, (taken,), known=head, expect=head, known_id=head_id)
         with journal.lock:
             journal.state.apply(records)
 
@@ -285,7 +292,9 @@ def unknown(journal: Journal, messages: Sequence[Message]) -> Flow[dict[str, str
         chain = chains[message_id]
         alive = [r for r in chain if r.turn_id not in dropped and r.id not in journal.state.undone]
         gone = message_id in journal.state.removed
-        if (
+        if chain and isinstance(chain[-1].body, Erased):
+            _check_not_asked(message, messages)
+        elif (
             gone
             or not alive
             or (alive[-1].seq < journal.state.cleared_seq and not _outlives_clear(journal, message_id))
@@ -294,6 +303,14 @@ def unknown(journal: Journal, messages: Sequence[Message]) -> Flow[dict[str, str
         else:
             _check_same(journal, message, alive)
     return found
+
+
+def _check_not_asked(message: Message, messages: Sequence[Message]) -> None:
+    """An erased message that stands in somebody's list still is passed over, unless it is what the list is about."""
+    if message is messages[-1]:
+        raise MessageErasedError(
+            f"message {message.id!r} was erased, and comes back under no other text: give the new message an id of its own"
+        )
 
 
 def record_names(journal: Journal, ids: Iterable[str]) -> Flow[dict[str, str]]:

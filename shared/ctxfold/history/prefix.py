@@ -92,6 +92,13 @@ class PrefixTracker:
         if dropped and self._last is not None and self._last.turn_id == turn_id:
             self._last.dropped = True
 
+    def erased(self) -> None:
+        """Forget what was sent, as some of its text is gone: the next request begins anew."""
+        if self._last is not None:
+            self.breaks["erasure"] += 1
+        self._last = None
+        self._by_turn.clear()
+
     @property
     def epoch(self) -> int | None:
         """The epoch of the newest request; None before the first."""

@@ -21,6 +21,8 @@ __all__ = [
     "Cleared",
     "Compacted",
     "Draft",
+    "Erased",
+    "Forked",
     "GoalSet",
     "MessageAdded",
     "MessageInserted",
@@ -222,6 +224,26 @@ class OutputsSummarised:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The records before this one were copied from the session `origin` of the same owner."""
+
+    origin: str
+    kind: Literal["forked"] = "forked"
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """In place of a record whose text was erased, and, at the end of the log, the notice of it to everybody who has read it.
+
+    `ids` are the messages that are gone; `usage` is what an erased reply took, so that the session's sums stay.
+    """
+
+    ids: tuple[str, ...] = ()
+    usage: Usage | None = None
+    kind: Literal["erased"] = "erased"
+
+
     """The folded state right before this record, as JSON text: ids and counts, never a message's text."""
 
     state: str
@@ -246,6 +268,8 @@ Body: TypeAlias = (
     | OutputsSummarised
     | SnapshotTaken
 )
+    | Forked
+    | Erased
 
 
 @dataclass(frozen=True, slots=True)
