@@ -56,7 +56,7 @@ class Named:
 
 def kept_in(state: object) -> Trail | None:
     """What the state of an agent, a snapshot of it, or its values keep."""
-    values: object = getattr(state, "values", state)
+    values = cast("object", state if isinstance(state, Mapping) else getattr(state, "values", None))
     found = cast("Mapping[str, Any]", values).get(KEPT) if isinstance(values, Mapping) else None
     return None if found is None else Trail.from_dict(found)
 

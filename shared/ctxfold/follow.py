@@ -19,9 +19,9 @@ from ctxfold.effects import AppendLog, FindLog, ReadHead, ReadLog
 from ctxfold.engine import Engine
 from ctxfold.errors import MessageError
 from ctxfold.flow import Flow
-from ctxfold.history.records import Draft, SessionKey
+from ctxfold.history.records import Draft, MessageRemoved, SessionKey
 from ctxfold.history.view import Entry
-from ctxfold.journal import Journal
+from ctxfold.journal import Journal, append, draft
 from ctxfold.messages import Message
 
 __all__ = ["BRANCH", "Line", "Listed", "Trail", "follow", "trail"]
@@ -98,9 +98,8 @@ def follow(engine: Engine, root: SessionKey, listed: Sequence[Listed], left: Tra
     changed = yield from _changes(journal, listed, left)
     if changed is None:
         return (yield from _line(engine, _new_name(engine, root)))
-    again: frozenset[str] = frozenset()
-    if changed:
-        again = yield from _amend(engine, journal, changed)
+    again = yield from _amend(engine, journal, changed)
+    again |= yield from _revived(engine, journal, [one.id for one in listed if one.id in left.handed])
     return (yield from _line(engine, journal.key, again))
 
 
@@ -170,6 +169,18 @@ def _amend(engine: Engine, journal: Journal, changed: Mapping[str, Message | Non
     gone = [i for i, message in changed.items() if message is None and i not in again]
     yield from _edit(engine, journal, {i: m for i, m in changed.items() if m is not None and i not in again}, gone)
     return frozenset(again)
+
+
+def _revived(engine: Engine, journal: Journal, handed: Sequence[str]) -> Flow[frozenset[str]]:
+    """Messages at the end of what was handed over that nobody sees any more: their turn was taken for dead.
+
+    A call that waits long for a person is one; what was taken out of the session on purpose stays out.
+    """
+    visible, removed = {e.id for e in _entries(journal)}, journal.state.removed
+    lost = [i for i in takewhile(lambda i: i not in visible, reversed(handed)) if i not in removed]
+    if lost:
+        yield from append(journal, (draft(engine.ports, MessageRemoved(tuple(lost))),), engine.ports)
+    return frozenset(lost)
 
 
 def _edit(engine: Engine, journal: Journal, new: Mapping[str, Message], gone: Collection[str]) -> Flow[None]:
