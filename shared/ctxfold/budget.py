@@ -39,7 +39,7 @@ class Policy(BaseModel):
     auto_compact: bool = True
     strategy: str = Field(
         default="tiered",
-        description="tiered, summarize, truncate, sliding_window, clear_tools, or the name of a strategy object",
+        description="tiered, summarize, truncate, sliding_window, clear_tools, tool_summaries, or a strategy object's name",
     )
     trigger: Trigger | None = Field(
         default=None, description="when compaction is due, in place of the two ratios below"
@@ -93,6 +93,9 @@ class Policy(BaseModel):
     background: bool = Field(default=False, description="summaries are prepared off the hot path")
     prepare_ratio: float = Field(
         default=0.75, ge=0, le=1, description="from here on a summary is prepared in the background; 0 turns it off"
+    )
+    tool_summaries: bool = Field(
+        default=False, description="older tool outputs are summarised ahead, and the summaries shown when room is needed"
     )
     references: bool = Field(
         default=True,

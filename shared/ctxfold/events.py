@@ -21,6 +21,7 @@ __all__ = [
     "Inserted",
     "MessagesErased",
     "MessagesRestored",
+    "OutputsPrepared",
     "PromptTruncated",
     "Removed",
     "RewriteRefused",
@@ -77,7 +78,6 @@ class MessagesRestored:
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class MessagesErased:
     """Messages are gone for good, by id; what was sent to others before is not in our hands."""
 
@@ -85,6 +85,7 @@ class MessagesErased:
     ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class SessionLoaded:
     """Messages, or a whole session, were read from a file."""
 
@@ -145,6 +146,15 @@ class GoalRefreshed:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputsPrepared:
+    """So many summaries of tool outputs were stored; they are shown when room is needed. `problems` say what went wrong."""
+
+    session: str
+    messages: int
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PromptTruncated:
     """The server counted far fewer tokens than were sent: it cut the prompt and said nothing. Lower `context_window`."""
 
@@ -201,17 +211,18 @@ Event: TypeAlias = (
     | Inserted
     | Updated
     | Removed
+    | MessagesErased
     | MessagesRestored
     | SessionLoaded
     | TurnEnded
     | HistoryCompacted
     | CompactionHeld
     | GoalRefreshed
+    | OutputsPrepared
     | RewriteRefused
     | SectionInjected
     | SectionSkipped
 )
-    | MessagesErased
 Subscriber: TypeAlias = Callable[[Event], None]
 
 

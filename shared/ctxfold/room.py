@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from ctxfold.compaction.apply import Outcome, compact, facts_of
 from ctxfold.compaction.goal import refresh_goal
+from ctxfold.compaction.pairs import prepare_pairs
 from ctxfold.compaction.plan import Mode
 from ctxfold.compaction.strategy import Strategy
+from ctxfold.compaction.tiers import BUILT_IN
 from ctxfold.errors import CtxError
 from ctxfold.events import CompactionHeld, Subscribers
 from ctxfold.flow import Flow
@@ -173,10 +175,20 @@ class Room:
         """Compaction on demand, whatever the triggers say; with a turn, of its own rounds too."""
         return (yield from self._compact(journal, "forced", turn_id=turn_id))
 
+    def apply_tool_summaries(self, journal: Journal) -> Flow[int]:
+        """Show the summaries of tool outputs that wait, whatever the triggers say; how many."""
+        own = {journal.rules().strategy: BUILT_IN["tool_summaries"]}
+        outcome, events = yield from compact(journal, facts_of(journal, "forced"), self.ports, own)
+        for event in events:
+            self.events.emit(event)
+        return outcome.event.archived if outcome.event is not None else 0
+
     def _prepare(self, journal: Journal, turn_id: str | None) -> Flow[None]:
         """What compactions will go by, found out off the hot path."""
-        for event in (yield from refresh_goal(journal, self.ports, turn_id=turn_id)):
-            self.events.emit(event)
+        for aim in (yield from refresh_goal(journal, self.ports, turn_id=turn_id)):
+            self.events.emit(aim)
+        for told in (yield from prepare_pairs(journal, self.ports, turn_id=turn_id)):
+            self.events.emit(told)
 
     def _compact(
         self, journal: Journal, mode: Mode, *, turn_id: str | None = None, overhead_tokens: int = 0, idle_s: float = 0.0

@@ -55,7 +55,10 @@ def facts_of(
     """What a decision needs to know of the session beyond its view."""
     state = journal.state
     since = state.turns - state.summary_turn if state.summary_turn >= 0 else state.turns + 1
-    return Facts(tuple(state.pins), since, turn_id, overhead_tokens, mode, idle_s, state.goal.goal, state.goal.subgoals)
+    with journal.lock:
+        deferred = dict(state.deferred)
+    goal = state.goal
+    return Facts(tuple(state.pins), since, turn_id, overhead_tokens, mode, idle_s, goal.goal, goal.subgoals, deferred)
 
 
 def check_known(name: str, own: Mapping[str, Strategy], session: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ctxfold.history.records import Subgoal
@@ -22,7 +22,7 @@ class Facts:
 
     `overhead_tokens` is what the request holds besides the view (tools, scratch). `mode`: "close" after a turn (triggers and
     cooldown apply), "cap" when a request must fit, "forced" on demand. `idle_s` is the time since the last message, where a
-    turn begins.
+    turn begins. `deferred` are stand-ins for tool outputs that wait to be shown, by message id.
     """
 
     pins: Collection[str]
@@ -33,6 +33,7 @@ class Facts:
     idle_s: float = 0.0
     goal: str = ""
     subgoals: tuple[Subgoal, ...] = ()
+    deferred: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class _Task:
     source_tokens: int = 0
     previous: str = ""
     facts: tuple[Fact, ...] = ()
+    lead: Entry | None = None
     problems: list[str] = field(default_factory=list[str])
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -85,9 +86,14 @@ class _Task:
         return [e.message for e in self.entries if e.message.kind != "summary"]
 
     @property
+    def shown(self) -> list[Message]:
+        return [self.lead.message, *self.fresh] if self.lead is not None else self.fresh
+
+    @property
     def given(self) -> list[Source]:
         """All that a model could have taken something from."""
-        return [user(self.previous, id="previous"), *self.entries] if self.previous else [*self.entries]
+        before = [user(self.previous, id="previous")] if self.previous else []
+        return [*before, *((self.lead,) if self.lead is not None else ()), *self.entries]
 
     @property
     def data(self) -> frozenset[str]:
@@ -103,17 +109,19 @@ def summarize(
     writer: Writer = "model",
     text: str | None = None,
     calls_left: int | None = None,
+    lead: Entry | None = None,
 ) -> Flow[Summary]:
     """Summary of the entries within the policy's limit; it never fails, as the last rungs need no model.
 
     `text` is a summary that somebody else wrote: it is counted, not judged. `calls_left` is how often the summariser may be
-    asked, None for any number.
+    asked, None for any number. `lead` is what the entries answer: the model sees it, the summary stands beside it, without a
+    heading.
     """
     said = [e for e in covered if e.message.kind != "section"]  # what was put in beside the conversation just leaves
     entries = [part for e in said for part in _unfolded(e)]
     source_tokens = sum(e.tokens for e in said)
-    limit = summary_limit(source_tokens, rules) - counter.count_text(HEADING) - 2
-    task = _Task(entries, rules, counter, window_tokens, calls_left, limit, source_tokens, _previous(said))
+    limit = summary_limit(source_tokens, rules) - (0 if lead else counter.count_text(HEADING) + 2)
+    task = _Task(entries, rules, counter, window_tokens, calls_left, limit, source_tokens, _previous(said), lead=lead)
     task.facts = yield from _apart(partial(extract, entries), entries)
     if text is not None:
         found = yield from _checked(task, text)
@@ -121,7 +129,7 @@ def summarize(
     if writer == "nobody" or not entries:
         return _counted(task, "", "dropped", None, 0, len(task.facts))
     if writer == "model" and window_tokens is not None:
-        has_outputs = any(e.message.role == "tool" for e in entries)
+        has_outputs = lead is None and any(e.message.role == "tool" for e in entries)
         for rung, bodies in RUNGS if has_outputs else RUNGS[:1]:
             try:
                 return (yield from _by_model(task, rung, window_tokens, bodies=bodies))
@@ -150,7 +158,7 @@ def _by_model(task: _Task, rung: str, window_tokens: int, *, bodies: bool) -> Fl
     if share < 16:
         raise SummarizationFailedError(f"only {task.limit} tokens are left for the summary: too few to ask a model")
     room = max(MIN_ROOM_TOKENS, window_tokens - share - overhead)
-    previous, blocks = task.previous, transcript(task.fresh, bodies=bodies)
+    previous, blocks = task.previous, transcript(task.shown, bodies=bodies)
     if previous and task.counter.count_text(previous) > room // 3:
         blocks, previous = [*transcript([user(previous, id="previous")]), *blocks], ""
     text = yield from _reduced(task, blocks, previous, share, room)
@@ -229,7 +237,7 @@ def _extractive(task: _Task) -> Flow[Summary]:
     text = ledger(found, limit_tokens=room, counter=task.counter)
     checked = yield from _checked(task, text)
     summary = _finished(task, text, "extractive", checked)
-    if summary.text == HEADING:
+    if summary.text in (HEADING, ""):
         raise SummarizationFailedError("no sentence and no literal fits the limit" if task.facts else "nothing to keep")
     return summary
 
@@ -244,9 +252,9 @@ def _note(task: _Task) -> Summary:
 def _finished(task: _Task, text: str, rung: str, found: Verification) -> Summary:
     """The text with verbatim lines for what it lacks; SummarizationFailedError when that is no smaller than its source."""
     count = task.counter.count_text
-    room = task.limit - count(text) - count(LEDGER_HEADING) - 2
-    if task.data:
-        room -= count(DATA_HEADING) + 1
+    room = task.limit - count(text) - 2
+    if task.lead is None:
+        room -= count(LEDGER_HEADING) + (count(DATA_HEADING) + 1 if task.data else 0)
     lines = ledger_lines(
         found.missing,
         limit_tokens=max(0, room),
@@ -254,9 +262,12 @@ def _finished(task: _Task, text: str, rung: str, found: Verification) -> Summary
         data=task.data,
         references=task.rules.references,
     )
-    sections = [HEADING, text] if text else [HEADING]
-    for heading, block in ((LEDGER_HEADING, lines.lines), (DATA_HEADING, lines.data_lines)):
-        sections += [heading, *block] if block else []
+    if task.lead is None:
+        sections = [HEADING, text] if text else [HEADING]
+        for heading, block in ((LEDGER_HEADING, lines.lines), (DATA_HEADING, lines.data_lines)):
+            sections += [heading, *block] if block else []
+    else:
+        sections = [*([text] if text else []), *lines.lines, *lines.data_lines]
     whole = "\n".join(sections)
     size = count(whole)
     if size >= task.source_tokens:

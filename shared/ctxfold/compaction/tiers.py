@@ -8,16 +8,18 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ctxfold.budget import Policy
-from ctxfold.compaction.clear_tools import clear_tools
+from ctxfold.compaction.clear_tools import asked_again, clear_tools
 from ctxfold.compaction.plan import Decision, Facts, Hold, Plan, Writer
 from ctxfold.compaction.scoring import pruning_order
 from ctxfold.compaction.strategy import HEADING_TOKENS, Case, Strategy
 from ctxfold.history.cuts import kept, legal_cuts
 from ctxfold.history.view import Entry, View
+from ctxfold.messages import Message
 from ctxfold.trigger import Verdict
 
 __all__ = ["BUILT_IN", "SlidingWindow", "Tiered", "choose_cut", "summary_limit"]
 
+BACKLOG = 6  # summaries of tool outputs that wait; as many are shown without other pressure, if that frees enough
 MIN_FREE_TOKENS = 256  # a trigger may fire on a short history: freeing less is worth no break of the prefix
 
 
@@ -25,11 +27,13 @@ MIN_FREE_TOKENS = 256  # a trigger may fire on a short history: freeing less is 
 class Tiered:
     """The cheapest step that frees enough, or the reason for none. Constant time while no trigger fires.
 
-    Old tool outputs go first (`prunes`), then a span gives way to a summary (`covers`) by `writer`.
+    Old tool outputs go first (`prunes`): to summaries that were written ahead, then to excerpts. Then a span gives way to a summary
+    (`covers`) by `writer`.
     """
 
     name: str = "tiered"
     prunes: bool = True
+    excerpts: bool = True
     covers: bool = True
     writer: Writer = "model"
 
@@ -39,11 +43,12 @@ class Tiered:
             return Hold(f"{_share(case)}: the request fits")
         soft, hard = _verdicts(case)
         if facts.mode == "close" and not (hard.due or (soft.due and self.prunes)):
-            return Hold(soft.explanation if self.prunes else hard.explanation)
+            return self._backlog(case) or Hold(soft.explanation if self.prunes else hard.explanation)
         reason = f"{facts.mode}: {hard.explanation if rules.trigger else _share(case)}"
         if self.prunes and (facts.mode != "forced" or not self.covers):
             alone = not self.covers and facts.mode == "close"
-            pruned = next((p for p in self._clear(case, reason) if _enough(p, case, alone=alone)), None)
+            plans = (*self._shown(case, reason), *self._clear(case, reason))
+            pruned = next((p for p in plans if _enough(p, case, alone=alone)), None)
             if pruned is not None:
                 return pruned
         if not self.covers and facts.mode != "cap":
@@ -55,6 +60,25 @@ class Tiered:
                 f"{reason}: last summary {facts.turns_since_summary} turns ago, cooldown {rules.cooldown_turns}"
             )
         return self._better(case, self._cover(case, reason), reason)
+
+    def _backlog(self, case: Case) -> Plan | None:
+        """Many summaries of tool outputs that wait are pressure of their own, where showing them frees enough for an epoch."""
+        if not self.prunes or len(case.facts.deferred) < BACKLOG:
+            return None
+        reason = f"{case.facts.mode}: {len(case.facts.deferred)} summaries of tool outputs wait"
+        return next((p for p in self._shown(case, reason) if _enough(p, case, alone=True)), None)
+
+    def _shown(self, case: Case, reason: str) -> list[Plan]:
+        """Summaries of tool outputs that were written ahead, in place of the outputs."""
+        if not case.facts.deferred:
+            return []
+        tokens = case.view.tokens
+        found = [(*_ready(entries, case, turn_id), turn_id) for entries, turn_id in _scopes(case)]
+        return [
+            Plan("tool_summaries", reason, tokens, tokens - saved, shown=shown, turn_id=turn_id)
+            for shown, saved, turn_id in found
+            if shown
+        ]
 
     def _better(self, case: Case, decision: Decision, reason: str) -> Decision:
         """The decision; where a request has to fit and it frees next to nothing or too little, all tool outputs but the newest
@@ -71,27 +95,29 @@ class Tiered:
     def _clear(self, case: Case, reason: str, *, recent: bool = False) -> list[Plan]:
         """Old tool outputs of the session; and, when a request must fit, those of the asking turn. With `recent`, new ones too."""
         facts, rules, view = case.facts, case.rules, case.view
-        scopes: list[tuple[Sequence[Entry], str | None]] = [(view.live, None)]
-        if facts.mode == "cap" and facts.turn_id is not None:
-            scopes.append((view.turn, facts.turn_id))
+        if not self.excerpts and facts.mode != "cap":
+            return []
         plans: list[Plan] = []
-        for entries, turn_id in scopes:
+        for entries, turn_id in _scopes(case):
             order, wanted = None, None
+            ready, gained = _ready(entries, case, turn_id)
             if rules.pruning_order != "reactive":
                 goal = facts.goal or _newest_question(view)
                 order = pruning_order(entries, rules.pruning_order, goal=goal, subgoals=facts.subgoals)
-                wanted = _wanted(case)
+                wanted = max(0, _wanted(case) - gained)
             shown, saved = clear_tools(
                 entries,
                 budget_tokens=0 if recent else rules.budget_tokens,
-                keep=kept(entries, pins=facts.pins) | (_newest_round(entries) if recent else frozenset[str]()),
+                keep=_untouched(entries, case, turn_id)
+                | (_newest_round(entries) if recent else frozenset[str]())
+                | {m.id for m in ready},
                 counter=case.counter,
                 order=order,
                 wanted_tokens=wanted,
                 last_resort=facts.mode == "cap",
             )
             if shown:
-                after = view.tokens - saved
+                shown, after = (*ready, *shown), view.tokens - saved - gained
                 plans.append(Plan("clear_tools", reason, view.tokens, after, shown=shown, turn_id=turn_id))
         return plans
 
@@ -160,6 +186,7 @@ BUILT_IN: Mapping[str, Strategy] = {
         Tiered("summarize", prunes=False),
         Tiered("truncate", prunes=False, writer="note"),
         Tiered("clear_tools", covers=False),
+        Tiered("tool_summaries", excerpts=False, covers=False),
         SlidingWindow(),
     )
 }
@@ -196,6 +223,35 @@ def choose_cut(
 def summary_limit(source_tokens: int, rules: Policy) -> int:
     """Most tokens that a summary of such a source may take: always fewer than it replaces."""
     return min(rules.summary_tokens, source_tokens // 2)
+
+
+def _scopes(case: Case) -> list[tuple[Sequence[Entry], str | None]]:
+    """Where tool outputs may give way: in the live conversation; when a request must fit, in what is being answered too."""
+    if case.facts.mode != "cap" or case.facts.turn_id is None:
+        return [(case.view.live, None)]
+    return [(case.view.live, None), (case.view.turn, case.facts.turn_id)]
+
+
+def _untouched(entries: Sequence[Entry], case: Case, turn_id: str | None) -> frozenset[str]:
+    """Ids of what stays as it is; of an open turn, all that is not its own."""
+    own = {e.id for e in case.view.turn}
+    return kept(entries, pins=case.facts.pins) | (frozenset(e.id for e in entries) - own if turn_id else frozenset())
+
+
+def _ready(entries: Sequence[Entry], case: Case, turn_id: str | None) -> tuple[tuple[Message, ...], int]:
+    """Summaries that may stand in for tool outputs now, and the tokens that they save."""
+    waiting = case.facts.deferred
+    if not waiting:
+        return (), 0
+    keep = _untouched(entries, case, turn_id)
+    if case.facts.mode != "cap" and any(e.shown_seq for e in entries):
+        keep |= asked_again(entries)
+    found = [
+        (e, waiting[e.id])
+        for e in entries
+        if e.id in waiting and e.id not in keep and not e.shown_seq and waiting[e.id].seq == e.seq
+    ]
+    return tuple(d.message for _, d in found), sum(e.tokens - d.tokens for e, d in found)
 
 
 def _newest_question(view: View) -> str:

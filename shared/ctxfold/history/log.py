@@ -57,13 +57,13 @@ class SessionState:
 
     `live` is only ever appended to within an epoch; an epoch change puts a new list in its place, so views stay as they were.
     `hidden` takes in what only the user sees too.
-        self.head_id = ""  # of the record at `head`: another one there means that the log was erased and begun anew
-        self.read_upto = 0  # up to here all was read at once: an erasure among it is done in all of it
     """
 
     def __init__(self, key: SessionKey, count: Callable[[Message], int], *, hidden: bool = False) -> None:
         self.key = key
         self.head = 0
+        self.head_id = ""  # of the record at `head`: another one there means that the log was erased and begun anew
+        self.read_upto = 0  # up to here all was read at once: an erasure among it is done in all of it
         self.snapshot_seq = 0
         self.epoch = 0
         self.system: list[Entry] = []
@@ -119,13 +119,13 @@ class SessionState:
             tokens=self.tokens + sum(e.tokens for e in entries),
         )
 
-            "head_id",
-            "read_upto",
     def copy(self) -> SessionState:
         """An independent fold at the same place."""
         twin = SessionState(self.key, self._count, hidden=self._hidden)
         for name in (
             "head",
+            "head_id",
+            "read_upto",
             "snapshot_seq",
             "epoch",
             "tokens",
@@ -211,15 +211,15 @@ class SessionState:
                 self.policy_json = policy
                 self.fixed = self.fixed if fixed is None else fixed
             case Calibrated(model=model):
-            case Erased(usage=usage):
-                self._erased(record, usage)
-            case Forked():
-                pass
                 self.calibrations[model] = record.body
             case GoalSet():
                 self.goal = record.body
             case OutputsSummarised():
                 self._defer(record, record.body)
+            case Erased(usage=usage):
+                self._erased(record, usage)
+            case Forked():
+                pass
             case SnapshotTaken():
                 self.snapshot_seq = record.seq
             case _:
@@ -335,6 +335,8 @@ class SessionState:
     def _replace(self, new: dict[str, Entry]) -> None:
         self.system = [new.get(e.id, e) for e in self.system]
         self.live = [new.get(e.id, e) for e in self.live]
+        self._no_longer_deferred(new)
+
     def _erased(self, record: Record, usage: Usage | None) -> None:
         """What has been folded already may hold the text: the fold is built anew, from records that do not."""
         self.stale = self.stale or record.seq > self.read_upto
@@ -343,8 +345,6 @@ class SessionState:
         if usage is not None:
             self.usage += usage
             self.replies += 1
-
-        self._no_longer_deferred(new)
 
     def _remove(self, ids: frozenset[str]) -> None:
         self.system = [e for e in self.system if e.id not in ids]

@@ -223,8 +223,6 @@ class OutputsSummarised:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotTaken:
-@dataclass(frozen=True, slots=True)
 class Forked:
     """The records before this one were copied from the session `origin` of the same owner."""
 
@@ -244,6 +242,8 @@ class Erased:
     kind: Literal["erased"] = "erased"
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
     """The folded state right before this record, as JSON text: ids and counts, never a message's text."""
 
     state: str
@@ -266,10 +266,10 @@ Body: TypeAlias = (
     | Calibrated
     | GoalSet
     | OutputsSummarised
-    | SnapshotTaken
-)
     | Forked
     | Erased
+    | SnapshotTaken
+)
 
 
 @dataclass(frozen=True, slots=True)
