@@ -19,7 +19,7 @@ from ctxfold.effects import AppendLog, FindLog, ReadHead, ReadLog
 from ctxfold.engine import Engine
 from ctxfold.errors import MessageError
 from ctxfold.flow import Flow
-from ctxfold.history.records import Draft, MessageRemoved, SessionKey
+from ctxfold.history.records import Draft, Forked, MessageRemoved, SessionKey
 from ctxfold.history.view import Entry
 from ctxfold.journal import Journal, append, draft
 from ctxfold.messages import Message
@@ -47,20 +47,22 @@ class Listed(Protocol):
 class Trail:
     """What was handed over when the list was as it is now; plain values in `to_dict`, to be kept beside the list.
 
-    `root` is the name that was asked for, `session` the one that serves it, at record `head`. Of the list's messages `handed`
-    are the newest, with their versions, all visible to the session; `before` counts the older ones, `digest` names them.
+    `root` is the name that was asked for, `session` the one that serves it, at the record with number `head` and id `head_id`.
+    Of the list's messages `handed` are the newest, with their versions, all visible to the session; `before` counts the older
+    ones, `digest` names them.
     """
 
     root: str
     session: str
     head: int
+    head_id: str
     before: int
     digest: str
     handed: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("root", "session", "head", "before", "digest")}
-        return {**told, "handed": dict(self.handed)}
+        names = ("root", "session", "head", "head_id", "before", "digest")
+        return {**{name: getattr(self, name) for name in names}, "handed": dict(self.handed)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trail:
@@ -83,7 +85,8 @@ def trail(engine: Engine, root: SessionKey, key: SessionKey, listed: Sequence[Li
     tail = list(takewhile(lambda one: one.id in visible, reversed(listed)))
     before = len(listed) - len(tail)
     handed = {one.id: one.version for one in reversed(tail)}
-    return Trail(root.session, key.session, journal.state.head, before, _digest(listed[:before]), handed)
+    state = journal.state
+    return Trail(root.session, key.session, state.head, state.head_id, before, _digest(listed[:before]), handed)
 
 
 def follow(engine: Engine, root: SessionKey, listed: Sequence[Listed], left: Trail | None) -> Flow[Line]:
@@ -91,7 +94,7 @@ def follow(engine: Engine, root: SessionKey, listed: Sequence[Listed], left: Tra
     if left is None:
         return (yield from _line(engine, root))
     journal = yield from engine.open(SessionKey(root.owner, left.session))
-    if journal.state.head < left.head:
+    if not (yield from _has(journal, left)):
         return (yield from _line(engine, journal.key))  # a store that has forgotten it: made anew from the list
     if left.root != root.session or _went_on(journal, left.head):
         journal = yield from _branch(engine, journal, root, left)
@@ -101,6 +104,14 @@ def follow(engine: Engine, root: SessionKey, listed: Sequence[Listed], left: Tra
     again = yield from _amend(engine, journal, changed)
     again |= yield from _revived(engine, journal, [one.id for one in listed if one.id in left.handed])
     return (yield from _line(engine, journal.key, again))
+
+
+def _has(journal: Journal, left: Trail) -> Flow[bool]:
+    """Whether the log still is the one that the trail speaks of."""
+    if (journal.state.head, journal.state.head_id) == (left.head, left.head_id):
+        return True
+    found = yield from FindLog(journal.key, (left.head_id,))
+    return any(r.seq == left.head for r in found)
 
 
 def _line(engine: Engine, key: SessionKey, again: frozenset[str] = frozenset()) -> Flow[Line]:
@@ -131,7 +142,10 @@ def _branch(engine: Engine, journal: Journal, root: SessionKey, left: Trail) -> 
     free = left.root != root.session and (yield from ReadHead(root)) is None
     key = root if free else _new_name(engine, root)
     records = yield from ReadLog(journal.key, upto=left.head)
-    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
+    drafts = [
+        *(Draft(r.id, r.body, r.turn_id, r.at_s) for r in records),
+        draft(engine.ports, Forked(journal.key.session)),
+    ]
     yield from AppendLog(key, drafts, expect=0, documents=documents_of(key, records))
     return (yield from engine.open(key))
 

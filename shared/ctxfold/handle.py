@@ -16,6 +16,7 @@ from ctxfold.engine import Added, Engine
 from ctxfold.erase import Age, Erasure
 from ctxfold.errors import EmptyMessagesError, NotEnoughHistoryError
 from ctxfold.flow import Flow, arun, run
+from ctxfold.follow import Line, Listed, Trail, follow, trail
 from ctxfold.history.records import GoalSet, SessionKey
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, Role, Visibility, system, tool_result, user
@@ -227,6 +228,22 @@ class SessionHandle:
 
     async def arestore(self, *references: str) -> tuple[Message, ...]:
         return await self._arun(self._edit(lambda e, j: archive.restore(e, j, references)))
+
+    # a list that somebody else keeps
+
+    def follow(self, listed: Sequence[Listed], left: Trail | None) -> Line:
+        """The session that goes with the list, this one or a branch of it; `left` is what `trail` gave for its last state."""
+        return self._run(follow(self._engine, self._key, listed, left))
+
+    async def afollow(self, listed: Sequence[Listed], left: Trail | None) -> Line:
+        return await self._arun(follow(self._engine, self._key, listed, left))
+
+    def trail(self, line: SessionKey, listed: Sequence[Listed]) -> Trail:
+        """To be kept beside the list as it is now, which the session `line` serves."""
+        return self._run(trail(self._engine, self._key, line, listed))
+
+    async def atrail(self, line: SessionKey, listed: Sequence[Listed]) -> Trail:
+        return await self._arun(trail(self._engine, self._key, line, listed))
 
     # erasing
 

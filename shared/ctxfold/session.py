@@ -25,7 +25,6 @@ from ctxfold.explain import (
     original,
 )
 from ctxfold.flow import Flow
-from ctxfold.follow import Line, Listed, Trail, follow, trail
 from ctxfold.handle import Input, SessionHandle
 from ctxfold.history.cost import session_cost
 from ctxfold.history.prefix import PrefixStats
@@ -150,22 +149,6 @@ class AgentContext(SessionHandle, Closing):
     async def afork(self, session: str, at: str | None = None) -> AgentContext:
         key = await self._arun(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
         return self.at(key.session)
-
-    # a list that somebody else keeps
-
-    def follow(self, listed: Sequence[Listed], left: Trail | None) -> Line:
-        """The session that goes with the list, this one or a branch of it; `left` is what `trail` gave for its last state."""
-        return self._run(follow(self._engine, self._key, listed, left))
-
-    async def afollow(self, listed: Sequence[Listed], left: Trail | None) -> Line:
-        return await self._arun(follow(self._engine, self._key, listed, left))
-
-    def trail(self, line: SessionKey, listed: Sequence[Listed]) -> Trail:
-        """To be kept beside the list as it is now, which the session `line` serves."""
-        return self._run(trail(self._engine, self._key, line, listed))
-
-    async def atrail(self, line: SessionKey, listed: Sequence[Listed]) -> Trail:
-        return await self._arun(trail(self._engine, self._key, line, listed))
 
     # asking
 
