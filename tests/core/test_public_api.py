@@ -35,7 +35,7 @@ def test_every_method_that_waits_has_an_async_twin() -> None:
         "retain",
         "clear",
     } <= twins
-    assert {"set_goal", "set_subgoal", "goal"} <= twins
+    assert {"set_goal", "set_subgoal", "goal", "summarize_tools", "apply_tool_summaries"} <= twins
     assert {"pin", "unpin", "compact", "undo", "window", "view", "get", "close", "ask", "stream"} <= twins
 
 

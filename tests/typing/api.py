@@ -72,6 +72,7 @@ def sync_use(path: Path) -> None:
         assert_type(ctx.set_policy(auto_compact=False), Policy)
         assert_type(ctx.auto_compact, bool)
         ctx.set_goal("book a hotel")
+        assert_type(ctx.summarize_tools() + ctx.apply_tool_summaries(), int)
         ctx.set_subgoal(None)
         assert_type(ctx.goal(), GoalSet)
         assert_type(ctx.messages(audience="user"), tuple[Message, ...])
