@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ctxfold.history.items import ItemStore
 from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.messages import Message, ToolSpec, Usage
 from ctxfold.prices import Prices
@@ -206,7 +207,7 @@ class Rewrite:
     drafts: tuple[Draft, ...]
 
 
-class Store(Protocol):
+class Store(ItemStore, Protocol):
     """An append-only log per (owner, session). Safe across threads, tasks and, where it is durable, processes.
 
     Async forms do the same without blocking the loop. Failures are StoreError.

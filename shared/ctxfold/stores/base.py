@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ctxfold.closing import Closing
-from ctxfold.errors import ConfigError, MessageConflictError, MessageError, SessionNotFoundError
+from ctxfold.errors import (
+    ConfigError,
+    InvalidTextError,
+    MessageConflictError,
+    MessageError,
+    SessionNotFoundError,
+    StoreCorruptError,
+)
+from ctxfold.history.items import MemoryItem, Remembered
 from ctxfold.history.records import Draft, Record, SessionKey, fingerprint
 from ctxfold.ports import Document, Head, Postings, Rewrite
 
@@ -18,11 +28,17 @@ __all__ = [
     "BaseStore",
     "Fresh",
     "checked_drafts",
+    "checked_items",
     "checked_key",
+    "decode_item",
+    "encode_item",
     "erased_meanwhile",
     "indexed_term",
     "unseen",
 ]
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,6 +116,17 @@ class BaseStore(ABC, Closing):
     def erase_owner(self, owner: str) -> bool: ...
 
     @abstractmethod
+    def remember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]: ...
+
+    @abstractmethod
+    def memories(
+        self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
+    ) -> tuple[MemoryItem, ...]: ...
+
+    @abstractmethod
+    def forget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]: ...
+
+    @abstractmethod
     def close(self) -> None: ...
 
     async def ahead(self, key: SessionKey) -> Head | None:
@@ -155,6 +182,17 @@ class BaseStore(ABC, Closing):
     async def aerase_owner(self, owner: str) -> bool:
         return await self._offload(self.erase_owner, owner)
 
+    async def aremember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
+        return await self._offload(self.remember, owner, items)
+
+    async def amemories(
+        self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
+    ) -> tuple[MemoryItem, ...]:
+        return await self._offload(self.memories, owner, kinds=kinds, newest=newest, everything=everything)
+
+    async def aforget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
+        return await self._offload(self.forget, owner, ids)
+
     async def aclose(self) -> None:
         await self._offload(self.close)
 
@@ -182,6 +220,46 @@ def _unfit(text: str) -> str | None:
         except UnicodeEncodeError:
             return "holds a lone surrogate"
     return f"takes {size} bytes, at most {MAX_KEY_BYTES} are stored" if size > MAX_KEY_BYTES else None
+
+
+def checked_items(owner: str, items: Sequence[MemoryItem]) -> tuple[MemoryItem, ...]:
+    """The items, once every store is known to take them; MessageError or InvalidTextError otherwise."""
+    checked_key(SessionKey(owner, ""))
+    for item in items:
+        for name in (item.id, item.session, item.kind):
+            if problem := _unfit(name):
+                raise MessageError(f"the memory item's name {name[:80]!r} {problem}: give another one")
+        try:
+            _words_of(item).encode()
+        except UnicodeEncodeError:
+            raise InvalidTextError(
+                f"memory item {item.id!r} holds a lone surrogate: decode the text properly before adding it"
+            ) from None
+    return tuple(items)
+
+
+def _words_of(item: MemoryItem) -> str:
+    return "\n".join((item.text, item.key, item.replaces, *item.sources, *(f"{k}={v}" for k, v in item.data)))
+
+
+def encode_item(item: MemoryItem) -> str:
+    """ASCII-only JSON, so that every database takes it."""
+    return json.dumps(asdict(item), ensure_ascii=True, separators=(",", ":"))
+
+
+def decode_item(text: str) -> MemoryItem:
+    """The inverse of encode_item; StoreCorruptError when the text is no item."""
+    try:
+        return _item_adapter().validate_json(text)
+    except ValueError as error:
+        raise StoreCorruptError(f"a memory item cannot be read ({str(error)[:200]}): restore a copy") from None
+
+
+@cache
+def _item_adapter() -> TypeAdapter[MemoryItem]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(MemoryItem)
 
 
 def indexed_term(term: str) -> str:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ctxfold.errors import HeadMovedError, StoreUnavailableError
+from ctxfold.history.items import MemoryItem, Place, Remembered, forgotten, settle
 from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken, fingerprint
 from ctxfold.ports import Document, Head, Postings, Rewrite
-from ctxfold.stores.base import BaseStore, Fresh, checked_drafts, checked_key, erased_meanwhile, indexed_term, unseen
+from ctxfold.stores.base import (
+    BaseStore,
+    Fresh,
+    checked_drafts,
+    checked_items,
+    checked_key,
+    erased_meanwhile,
+    indexed_term,
+    unseen,
+)
 
 if TYPE_CHECKING:
     from ctxfold.ports import Store
@@ -77,6 +88,7 @@ class MemoryStore(BaseStore):
         self._lock = threading.Lock()
         self._logs: dict[SessionKey, _Log] = {}
         self._leases: dict[tuple[SessionKey, str], tuple[str, float]] = {}
+        self._items: dict[str, dict[str, tuple[Place, MemoryItem]]] = {}
         self._closed = False
 
     def __repr__(self) -> str:
@@ -190,6 +202,7 @@ class MemoryStore(BaseStore):
             for log, (rewrite, drafts) in zip(logs, ready, strict=True):
                 log.rewrite(rewrite.records, rewrite.unindexed)
                 log.add(unseen(drafts, log.fingerprints))
+                self._unlearn(rewrite.key, rewrite.ids)
             self._drop(frozenset(SessionKey(*checked_key(key)) for key in gone))
         return True
 
@@ -198,18 +211,73 @@ class MemoryStore(BaseStore):
         with self._lock:
             self._drop(frozenset(key for key in self._logs if key.owner == owner))
             self._leases = {name: lease for name, lease in self._leases.items() if name[0].owner != owner}
+            self._items.pop(owner, None)
         return True
 
     def _drop(self, keys: frozenset[SessionKey]) -> None:
         for key in keys:
             self._logs.pop(key, None)
+            mine = self._items.get(key.owner, {})
+            self._items[key.owner] = {i: row for i, row in mine.items() if row[1].session != key.session}
         self._leases = {name: lease for name, lease in self._leases.items() if name[0] not in keys}
+
+    def remember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
+        ready = checked_items(owner, items)
+        with self._lock:
+            mine = self._owned(owner)
+            standing = sorted((i for i in mine.values() if i[1].superseded_by is None), key=_age)
+            changed, results = settle(ready, standing)
+            mine.update({item.id: (place, item) for place, item in changed})
+            return tuple(results)
+
+    def memories(
+        self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
+    ) -> tuple[MemoryItem, ...]:
+        checked_key(SessionKey(owner, ""))
+        with self._lock:
+            mine = sorted(self._owned(owner).values(), key=_age, reverse=True)
+            found = (i for _, i in mine if (everything or i.live) and (kinds is None or i.kind in kinds))
+            return tuple(islice(found, newest))
+
+    def forget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
+        checked_key(SessionKey(owner, ""))
+        with self._lock:
+            mine = self._owned(owner)
+            gone = [mine[i] for i in dict.fromkeys(ids) if i in mine and not mine[i][1].forgotten]
+            mine.update({item.id: (place, forgotten(item)) for place, item in gone})
+            self._unname(mine, [item for _, item in gone])
+            return tuple(item for _, item in gone)
+
+    def _owned(self, owner: str) -> dict[str, tuple[Place, MemoryItem]]:
+        if self._closed:
+            raise StoreUnavailableError("this MemoryStore is closed: open a new one")
+        return self._items.setdefault(owner, {})
+
+    def _unlearn(self, key: SessionKey, message_ids: Sequence[str]) -> None:
+        """Remove the items that were learnt from these messages."""
+        mine, wanted = self._owned(key.owner), frozenset(message_ids)
+        gone = [i for _, i in mine.values() if i.session == key.session and wanted & frozenset(i.sources)]
+        for item in gone:
+            del mine[item.id]
+        self._unname(mine, gone)
+
+    @staticmethod
+    def _unname(mine: dict[str, tuple[Place, MemoryItem]], gone: Sequence[MemoryItem]) -> None:
+        """What replaced those quotes them no more."""
+        for heir in {i.superseded_by or "" for i in gone} & mine.keys():
+            place, item = mine[heir]
+            mine[heir] = (place, replace(item, replaces=""))
 
     def close(self) -> None:
         """Forget everything; idempotent."""
         with self._lock:
             self._closed = True
             self._logs.clear()
+            self._items.clear()
+
+
+def _age(row: tuple[Place, MemoryItem]) -> tuple[float, str]:
+    return row[1].created_s, row[1].id
 
 
 if TYPE_CHECKING:

@@ -12,9 +12,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ctxfold.errors import ConfigError, HeadMovedError, InvalidTextError, StoreUnavailableError
+from ctxfold.history.items import MemoryItem, Remembered
 from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
 from ctxfold.ports import Document, Head, Postings, Rewrite
-from ctxfold.stores.base import BaseStore, checked_drafts, checked_key, erased_meanwhile, indexed_term, unseen
+from ctxfold.stores import sql_memory
+from ctxfold.stores.base import (
+    BaseStore,
+    checked_drafts,
+    checked_items,
+    checked_key,
+    erased_meanwhile,
+    indexed_term,
+    unseen,
+)
 from ctxfold.stores.sql_engine import (
     Driven,
     Dropped,
@@ -278,6 +288,22 @@ class SqlStore(BaseStore):
             return list(connection.execute(self._sql.copies, (owner, session, first or "")))
 
         return tuple(sorted(str(row[0]) for row in self._read(work)))
+
+    # memory
+
+    def remember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
+        ready = checked_items(owner, items)
+        return self._write(lambda c: sql_memory.remember(self._rows, c, owner, ready)) if ready else ()
+
+    def memories(
+        self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
+    ) -> tuple[MemoryItem, ...]:
+        checked_key(SessionKey(owner, ""))
+        return self._read(lambda c: sql_memory.memories(self._rows, c, owner, kinds, newest, everything))
+
+    def forget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
+        checked_key(SessionKey(owner, ""))
+        return self._write(lambda c: sql_memory.forget(self._rows, c, owner, ids)) if ids else ()
 
     # erasure
 

@@ -11,6 +11,7 @@ from ctxfold.history.records import Body, Record, SessionKey, decode_body, encod
 from ctxfold.ports import Document, Rewrite
 from ctxfold.stores.base import Fresh, checked_drafts, indexed_term
 from ctxfold.stores.sql_engine import Driven
+from ctxfold.stores.sql_memory import without_sources
 
 if TYPE_CHECKING:
     from ctxfold.stores.sql_schema import Statements
@@ -138,6 +139,7 @@ class Rows:
         rows = [(r.body.kind, fingerprint(r.body), encoded(r.body, r.id), *key, r.seq) for r in change.records]
         if rows:
             self.many(connection, self.sql.rewrite, rows)
+        without_sources(self, connection, key.owner, key.session, change.ids)
         for chunk in _chunks(change.unindexed):
             connection.execute(self.sql.unindex_in + self.marks(len(chunk), self.dialect), (*key, *chunk))
         fresh = checked_drafts(change.drafts)

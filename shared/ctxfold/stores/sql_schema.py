@@ -1,6 +1,6 @@
 """Format version 2 of the SQL store: its tables, how they are made and upgraded, and its statements.
 
-Version 2 has further kinds of records. Every table but the first begins with the owner: erasing one goes by that.
+Version 2 has further kinds of records, and memory items. Every table but the first begins with the owner: erasing one goes by that.
 """
 
 from __future__ import annotations
@@ -125,6 +125,26 @@ Table(
     sqlite_with_rowid=False,
 )
 
+# what was learnt: `place` is a digest of what no two items in force share, `state` live, superseded or forgotten
+_memory = Table(
+    "ctxfold_memory",
+    _metadata,
+    Column("owner", Text, primary_key=True),
+    Column("item_id", Text, primary_key=True),
+    Column("session", Text, nullable=False),
+    Column("place", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("created_s", Double, nullable=False),
+    Column("payload", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+_MEMORY_INDEXES = (
+    Index("ctxfold_memory_places", _memory.c.owner, _memory.c.place),
+    Index("ctxfold_memory_kinds", _memory.c.owner, _memory.c.kind, _memory.c.state, _memory.c.created_s),
+    Index("ctxfold_memory_sessions", _memory.c.owner, _memory.c.session),
+)
+
 
 def stored_version(connection: Driven, place: Place) -> int | None:
     """The format version found, None before there are any tables; raises when this ctxfold cannot read it."""
@@ -152,7 +172,7 @@ def create_tables(connection: Driven, dialect: Dialect) -> None:
         connection.execute(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
     for table in _metadata.sorted_tables:
         connection.execute(str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)))
-    for index in _INDEXES[dialect.name]:
+    for index in (*_INDEXES[dialect.name], *_MEMORY_INDEXES):
         connection.execute(str(CreateIndex(index, if_not_exists=True).compile(dialect=dialect)))
     connection.execute(
         f"INSERT INTO ctxfold_meta (key, value) VALUES ('format_version', '{FORMAT_VERSION}') "
@@ -227,6 +247,25 @@ class Statements:
         "SELECT s.session FROM ctxfold_sessions s WHERE s.owner = ? AND s.session <> ? AND EXISTS ("
         "SELECT 1 FROM ctxfold_records r WHERE r.owner = s.owner AND r.session = s.session AND r.seq = 1 AND r.record_id = ?)"
     )
+    standing_in: str = (
+        "SELECT place, payload, created_s, item_id FROM ctxfold_memory "
+        "WHERE owner = ? AND state <> 'superseded' AND place IN "
+    )
+    memories_in: str = "SELECT place, payload FROM ctxfold_memory WHERE owner = ? AND item_id IN "
+    session_memories: str = f"SELECT payload FROM ctxfold_memory WHERE {_MINE}"
+    live_memories: str = (
+        "SELECT payload FROM ctxfold_memory WHERE owner = ? {kinds}AND state = 'live' "
+        "ORDER BY created_s DESC, item_id DESC LIMIT ?"
+    )
+    every_memory: str = (
+        "SELECT payload FROM ctxfold_memory WHERE owner = ? {kinds}ORDER BY created_s DESC, item_id DESC LIMIT ?"
+    )
+    put_memory: str = (
+        "INSERT INTO ctxfold_memory (owner, item_id, session, place, kind, state, created_s, payload) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (owner, item_id) DO UPDATE SET "
+        "state = excluded.state, payload = excluded.payload"
+    )
+    drop_memory: str = "DELETE FROM ctxfold_memory WHERE owner = ? AND item_id = ?"
     hits_among_in: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? AND seq IN "
 
     @classmethod

@@ -1,0 +1,104 @@
+"""Rows of memory items within a connection. Transactions are the caller's; which item is in force is `history.items`'."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ctxfold.history.items import MemoryItem, Place, Remembered, forgotten, place_of, settle
+from ctxfold.stores.base import decode_item, encode_item
+from ctxfold.stores.sql_engine import Driven
+
+if TYPE_CHECKING:
+    from ctxfold.stores.sql_rows import Rows
+
+__all__ = ["forget", "memories", "remember", "without_sources"]
+
+_LOCK = (
+    "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7236))"  # one writer per owner: places are read, then written
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An item as it is stored."""
+
+    owner: str
+    place: str
+    item: MemoryItem
+
+    def values(self) -> tuple[str | float, ...]:
+        item = self.item
+        state = "forgotten" if item.forgotten else "superseded" if item.superseded_by else "live"
+        return (self.owner, item.id, item.session, self.place, item.kind, state, item.created_s, encode_item(item))
+
+
+def remember(rows: Rows, connection: Driven, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
+    """Write what is new, and what it has replaced; see `Store.remember`."""
+    _locked(rows, connection, owner)
+    places = {_stored(place_of(i)): place_of(i) for i in items}
+    found = rows.listed(connection, rows.sql.standing_in, (owner,), sorted(places))
+    standing = [(places[row[0]], decode_item(row[1])) for row in sorted(found, key=lambda r: (r[2], r[3]))]
+    changed, results = settle(items, standing)
+    _write(rows, connection, [_Row(owner, _stored(place), item) for place, item in changed])
+    return tuple(results)
+
+
+def memories(
+    rows: Rows, connection: Driven, owner: str, kinds: Sequence[str] | None, newest: int, everything: bool
+) -> tuple[MemoryItem, ...]:
+    """The newest items first, those in force unless `everything` is wanted."""
+    sql = rows.sql.every_memory if everything else rows.sql.live_memories
+    if kinds is None:
+        found = connection.execute(sql.format(kinds=""), (owner, newest)).fetchall()
+    else:
+        wanted = f"AND kind IN {rows.marks(len(kinds), rows.dialect)} " if kinds else "AND 1 = 0 "
+        found = connection.execute(sql.format(kinds=wanted), (owner, *kinds, newest)).fetchall()
+    return tuple(decode_item(row[0]) for row in found)
+
+
+def forget(rows: Rows, connection: Driven, owner: str, ids: Collection[str]) -> tuple[MemoryItem, ...]:
+    """Empty the items; those that there were."""
+    _locked(rows, connection, owner)
+    found = rows.listed(connection, rows.sql.memories_in, (owner,), sorted(ids))
+    chosen = [(str(place), decode_item(payload)) for place, payload in found]
+    gone = {item.id for _, item in chosen}
+    emptied = [_Row(owner, place, forgotten(item)) for place, item in chosen if not item.forgotten]
+    _write(rows, connection, [*emptied, *_unnamed(rows, connection, owner, [i for _, i in chosen], gone)])
+    return tuple(item for _, item in chosen if not item.forgotten)
+
+
+def without_sources(rows: Rows, connection: Driven, owner: str, session: str, message_ids: Collection[str]) -> None:
+    """Delete the items that were learnt from any of these messages of a session."""
+    wanted = frozenset(message_ids)
+    found = connection.execute(rows.sql.session_memories, (owner, session)).fetchall()
+    gone = [item for item in (decode_item(row[0]) for row in found) if wanted & frozenset(item.sources)]
+    ids = {i.id for i in gone}
+    _write(rows, connection, _unnamed(rows, connection, owner, gone, ids))
+    if ids:
+        rows.many(connection, rows.sql.drop_memory, [(owner, i) for i in sorted(ids)])
+
+
+def _unnamed(
+    rows: Rows, connection: Driven, owner: str, gone: Sequence[MemoryItem], ids: Collection[str]
+) -> list[_Row]:
+    """The items that replaced those and still quote their text, without it."""
+    heirs = sorted({i.superseded_by for i in gone if i.superseded_by and i.superseded_by not in ids})
+    found = rows.listed(connection, rows.sql.memories_in, (owner,), heirs)
+    return [_Row(owner, str(place), replace(decode_item(payload), replaces="")) for place, payload in found]
+
+
+def _write(rows: Rows, connection: Driven, made: Sequence[_Row]) -> None:
+    if made:
+        rows.many(connection, rows.sql.put_memory, [row.values() for row in made])
+
+
+def _locked(rows: Rows, connection: Driven, owner: str) -> None:
+    if rows.dialect != "sqlite":
+        connection.execute(_LOCK, (owner,))
+
+
+def _stored(place: Place) -> str:
+    return hashlib.sha256(repr(place).encode(errors="surrogatepass")).hexdigest()[:32]
