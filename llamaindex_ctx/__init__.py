@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
     from llamaindex_ctx.llm import CtxLLM
     from llamaindex_ctx.memory import CtxMemory
+    from llamaindex_ctx.reasoning import with_reasoning
     from llamaindex_ctx.registry import register_store
     from llamaindex_ctx.summarizer import LlmSummarizer
+    from llamaindex_ctx.wrapped import ContextLLM, with_context
 
 _WHERE = {
+    "ContextLLM": "wrapped",
     "CtxChatStore": "chat_store",
     "CtxLLM": "llm",
     "CtxMemory": "memory",
@@ -25,9 +28,12 @@ _WHERE = {
     "history_tools": "agent_tools",
     "register_store": "registry",
     "to_chat_messages": "convert",
+    "with_context": "wrapped",
+    "with_reasoning": "reasoning",
 }
 
 __all__ = [
+    "ContextLLM",
     "CtxChatStore",
     "CtxLLM",
     "CtxMemory",
@@ -37,6 +43,8 @@ __all__ = [
     "history_tools",
     "register_store",
     "to_chat_messages",
+    "with_context",
+    "with_reasoning",
 ]
 
 

@@ -18,7 +18,7 @@ from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, 
 from llamaindex_ctx.convert import ID_KEY, KIND_KEY, to_chat_messages
 from llamaindex_ctx.foreign import CumulativeChunks, whole_reply
 
-__all__ = ["LlamaIndexBackend"]
+__all__ = ["AsyncForeignStream", "ForeignStream", "LlamaIndexBackend", "bare_messages"]
 
 
 class LlamaIndexBackend:
@@ -35,23 +35,23 @@ class LlamaIndexBackend:
             raise ConfigError(
                 "this LLM keeps a session of its own: give LlamaIndexBackend one without session, or use its backend"
             )
-        self._llm = llm
+        self.llm = llm
         self._window = context_window
 
     @property
     def model(self) -> str:
-        return self._llm.metadata.model_name
+        return self.llm.metadata.model_name
 
     @property
     def context_window(self) -> int | None:
-        return self._window or self._llm.metadata.context_window or None
+        return self._window or self.llm.metadata.context_window or None
 
     def send(self, request: Request) -> Reply:
         messages, options = self._asked(request)
         with self.translated():
             if request.tools:
                 return whole_reply(self._calling().chat_with_tools(chat_history=messages, **options), self.model)
-            return whole_reply(self._llm.chat(messages, **options), self.model)
+            return whole_reply(self.llm.chat(messages, **options), self.model)
 
     async def asend(self, request: Request) -> Reply:
         messages, options = self._asked(request)
@@ -59,7 +59,7 @@ class LlamaIndexBackend:
             if request.tools:
                 answer = await self._calling().achat_with_tools(chat_history=messages, **options)
             else:
-                answer = await self._llm.achat(messages, **options)
+                answer = await self.llm.achat(messages, **options)
             return whole_reply(answer, self.model)
 
     def open_stream(self, request: Request) -> ChunkStream:
@@ -68,8 +68,8 @@ class LlamaIndexBackend:
             if request.tools:
                 source = self._calling().stream_chat_with_tools(chat_history=messages, **options)
             else:
-                source = self._llm.stream_chat(messages, **options)
-            return _Stream(source, next(source, None), self)
+                source = self.llm.stream_chat(messages, **options)
+            return ForeignStream(source, next(source, None), self)
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         messages, options = self._asked(request)
@@ -77,8 +77,8 @@ class LlamaIndexBackend:
             if request.tools:
                 source = await self._calling().astream_chat_with_tools(chat_history=messages, **options)
             else:
-                source = await self._llm.astream_chat(messages, **options)
-            return _AsyncStream(source, await anext(source, None), self)
+                source = await self.llm.astream_chat(messages, **options)
+            return AsyncForeignStream(source, await anext(source, None), self)
 
     def close(self) -> None:
         """The LLM belongs to whoever made it."""
@@ -89,13 +89,13 @@ class LlamaIndexBackend:
     def _asked(self, request: Request) -> tuple[list[ChatMessage], dict[str, Any]]:
         if request.tools:
             self._calling()
-        return _chat(request.messages), self._options(request)
+        return bare_messages(request.messages), self._options(request)
 
     def _options(self, request: Request) -> dict[str, Any]:
-        fields = type(self._llm).model_fields
+        fields = type(self.llm).model_fields
         told = {"max_tokens": request.max_tokens, "temperature": request.temperature}
         options: dict[str, Any] = {n: v for n, v in told.items() if v is not None and n in fields}
-        if getattr(self._llm, "backend", None) is not None and request.thinking is not None:
+        if getattr(self.llm, "backend", None) is not None and request.thinking is not None:
             options["thinking"] = request.thinking  # only an LLM of ours knows the word
         if request.model is not None and request.model != self.model:
             options["model"] = request.model
@@ -110,9 +110,9 @@ class LlamaIndexBackend:
         return options | dict(request.extra)
 
     def _calling(self) -> FunctionCallingLLM:
-        if isinstance(self._llm, FunctionCallingLLM) and self._llm.metadata.is_function_calling_model:
-            return self._llm
-        raise ConfigError(f"{type(self._llm).__name__} calls no functions: leave tools out, or use another LLM")
+        if isinstance(self.llm, FunctionCallingLLM) and self.llm.metadata.is_function_calling_model:
+            return self.llm
+        raise ConfigError(f"{type(self.llm).__name__} calls no functions: leave tools out, or use another LLM")
 
     @contextmanager
     def translated(self) -> Generator[None]:
@@ -125,7 +125,7 @@ class LlamaIndexBackend:
             raise foreign_failure(error, self.model) from error
 
 
-def _chat(messages: Sequence[Message]) -> list[ChatMessage]:
+def bare_messages(messages: Sequence[Message]) -> list[ChatMessage]:
     """The messages without our own marks, which some integrations would send along."""
     found = to_chat_messages(messages)
     for message in found:
@@ -159,7 +159,7 @@ class _Offered(BaseTool):
         raise ConfigError(f"tool {self._metadata.name!r} is only offered here: run it yourself and send its result")
 
 
-class _Stream:
+class ForeignStream:
     """The differences between cumulative responses; the generator's failures leave as BackendError."""
 
     def __init__(self, source: Iterator[ChatResponse], first: ChatResponse | None, owner: LlamaIndexBackend) -> None:
@@ -182,7 +182,7 @@ class _Stream:
             close()
 
 
-class _AsyncStream:
+class AsyncForeignStream:
     def __init__(
         self, source: AsyncIterator[ChatResponse], first: ChatResponse | None, owner: LlamaIndexBackend
     ) -> None:

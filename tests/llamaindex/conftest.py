@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from ctxfold.testing import ModelServer
@@ -22,3 +24,8 @@ async def llms() -> AsyncIterator[Made]:
     yield make
     for llm in made:
         await llm.aclose()
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/chat.db"

@@ -1,0 +1,97 @@
+"""Which session a call belongs to: the one that was named, or one that lives as long as an agent's run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctxfold.closing import Closing
+from ctxfold.connect import open_store
+from ctxfold.messages import Message, content_key
+from ctxfold.ports import Store
+from ctxfold.session import AgentContext
+
+__all__ = ["Run", "Sessions"]
+
+MAX_RUNS = 256  # those that are gone on with, newest ones
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A session, what it is to be given first as history, and what is asked in it then."""
+
+    context: AgentContext
+    earlier: tuple[Message, ...]
+    fresh: tuple[Message, ...]
+
+
+class Sessions(Closing):
+    """Named sessions over one engine and one store, and runs, each in a memory of its own. Safe across threads and tasks.
+
+    A run is recognised by its words: the list that a call brings begins with what an earlier call was given, and its answer.
+    It is gone on with once; a second list with the same beginning, such as another branch, starts from its own messages.
+    """
+
+    def __init__(self, *, store: str | Store | None, settings: Mapping[str, Any]) -> None:
+        self._settings = dict(settings)
+        self.store = open_store(store)
+        self._owns_store = store is None or isinstance(store, str)
+        self._first: AgentContext | None = None
+        self._runs: OrderedDict[str, list[AgentContext]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def at(self, session: str, owner: str) -> AgentContext:
+        """The named session; the first one is opened at once, any other at its first use."""
+        with self._lock:
+            if self._first is None:
+                self._first = AgentContext(session=session, owner=owner, store=self.store, **self._settings)
+            first = self._first
+        return first.at(session, owner=owner)
+
+    async def aat(self, session: str, owner: str) -> AgentContext:
+        """`at`, without holding up the loop."""
+        if self._first is None:
+            return await asyncio.to_thread(self.at, session, owner)
+        return self.at(session, owner)
+
+    def take_run(self, messages: Sequence[Message]) -> Run:
+        """The run that these messages go on with, or a new one; what it knows is left out."""
+        answered = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=-1) + 1
+        key = _digest(messages[:answered])
+        with self._lock:
+            waiting = self._runs.get(key, [])
+            context = waiting.pop() if waiting else None
+            if not waiting:
+                self._runs.pop(key, None)
+        if context is None:
+            asked = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
+            return Run(AgentContext(session="run", **self._settings), tuple(messages[:asked]), tuple(messages[asked:]))
+        return Run(context, (), tuple(messages[answered:]))
+
+    def keep_run(self, context: AgentContext, messages: Sequence[Message], answer: Message) -> None:
+        """Wait for the list that goes on after this answer."""
+        key = _digest([*messages, answer])
+        with self._lock:
+            self._runs.setdefault(key, []).append(context)
+            while len(self._runs) > MAX_RUNS:
+                self._runs.popitem(last=False)
+
+    def close(self) -> None:
+        if self._owns_store:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        if self._owns_store:
+            await self.store.aclose()
+
+
+def _digest(messages: Sequence[Message]) -> str:
+    seen = hashlib.sha256()
+    for message in messages:
+        seen.update(content_key(message).encode())
+    return seen.hexdigest()

@@ -1,0 +1,309 @@
+"""`with_context`: an LLM that is not ours, in a window that the engine keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ThinkingBlock
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.mock import MockFunctionCallingLLM, MockLLM
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.llms.openai_like import OpenAILike
+from openai import BadRequestError, UnprocessableEntityError
+
+from ctxfold.errors import ConfigError, EmptyMessagesError, MessageTooLargeError
+from ctxfold.events import HistoryCompacted
+from ctxfold.testing import ErrorReply, Scripted, ScriptedCall
+from llamaindex_ctx import ContextLLM, CtxMemory, with_context
+from tests.llamaindex.thinking import ROUNDS, look, look_long, serving, steps, tool
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:is_running called from within a step:DeprecationWarning"),
+]
+KINDS = ["deepseek", "openai_like"]
+HOWS = ["chat", "achat", "stream_chat", "astream_chat"]
+WINDOW = 6_000
+
+
+def talk(body: Any) -> Scripted:
+    """Says what it was asked last, at some length; thinks about it."""
+    asked = [str(m["content"])[:4] for m in body["messages"] if m["role"] == "user"]
+    return Scripted(f"I see {asked[-1]}. " + "It is a long story. " * 20, reasoning="Hm.", chunks=4)
+
+
+def ask(text: str) -> list[ChatMessage]:
+    return [ChatMessage(text)]
+
+
+async def say(llm: Any, how: str, messages: list[ChatMessage], **options: Any) -> ChatResponse:
+    match how:
+        case "chat":
+            return llm.chat(messages, **options)
+        case "achat":
+            return await llm.achat(messages, **options)
+        case "stream_chat":
+            responses = list(llm.stream_chat(messages, **options))
+        case _:
+            responses = [r async for r in await llm.astream_chat(messages, **options)]
+    whole = responses[-1].message.content or ""
+    assert "".join(r.delta or "" for r in responses) == whole
+    return responses[-1]
+
+
+# an agent's run
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_run_that_outgrows_the_window(kind: str, streaming: bool) -> None:
+    """Without, the service refuses (reasoning, and the window); with one line the run finishes, nothing of it is lost."""
+    async with serving(kind, context_window=WINDOW) as (_, llm):
+        memory = CtxMemory.from_defaults("s", context_window=WINDOW)
+        with pytest.raises(BadRequestError):
+            await FunctionAgent(llm=llm, tools=[tool(look_long)], streaming=streaming).run("Find all.")
+        agent = FunctionAgent(
+            llm=with_context(llm, context_window=WINDOW),
+            tools=[tool(look_long)],
+            streaming=streaming,
+            system_prompt="You look things up.",
+        )
+        for question in ("Find all.", "Find them again."):
+            answer = await agent.run(question, memory=memory, max_iterations=2 * ROUNDS)
+            assert str(answer) == "All found."
+        told = memory.get_all()
+        assert sum(m.role == "tool" for m in told) == 2 * ROUNDS
+        assert len(told) == 2 * (1 + 2 * ROUNDS + 1)
+        assert all("ctxfold_kind" not in m.additional_kwargs for m in told)
+
+
+async def test_runs_side_by_side_do_not_see_each_other() -> None:
+    """Four agents ask the same words of one LLM at once."""
+    async with serving("deepseek", context_window=WINDOW) as (server, llm):
+        chat = with_context(llm, context_window=WINDOW)
+
+        async def one() -> str:
+            agent = FunctionAgent(llm=chat, tools=[tool()])
+            return str(await agent.run("Find all.", max_iterations=2 * ROUNDS))
+
+        assert await asyncio.gather(*(one() for _ in range(4))) == ["All found."] * 4
+        assert len(server.requests) == 4 * (ROUNDS + 1)
+        longest = max(len(r.body["messages"]) for r in server.requests)
+        assert longest == 1 + 2 * ROUNDS
+
+
+async def test_a_run_is_gone_on_with_and_not_begun_anew() -> None:
+    """Each request of a run begins like the one before, as long as everything fits."""
+    async with serving("deepseek", context_window=64_000) as (server, llm):
+        agent = FunctionAgent(llm=with_context(llm), tools=[tool(look_long)])
+        await agent.run("Find all.", max_iterations=2 * ROUNDS)
+        bodies = [r.body["messages"] for r in server.requests]
+        assert all(after[: len(before)] == before for before, after in pairwise(bodies))
+
+
+async def test_another_branch_of_a_list_starts_from_its_own_messages() -> None:
+    async with serving("deepseek", talk) as (server, llm):
+        chat = with_context(llm)
+        first = (await say(chat, "chat", ask("Q000"))).message
+        for text in ("Q001", "Q002"):
+            await say(chat, "chat", [*ask("Q000"), first, *ask(text)])
+            said = [str(m["content"])[:4] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
+            assert said == ["Q000", text]
+
+
+async def test_a_react_agent() -> None:
+    def react(body: Any) -> Scripted:
+        last = str(body["messages"][-1]["content"])
+        if "Entry 7" in last:
+            return Scripted("Thought: I can answer now.\nAnswer: It is entry 7.", reasoning="Hm.")
+        return Scripted('Thought: I need a tool.\nAction: look\nAction Input: {"key": 7}', reasoning="Hm.")
+
+    async with serving("deepseek", react) as (_, llm):
+        agent = ReActAgent(llm=with_context(llm), tools=[tool(look)], streaming=False)
+        assert str(await agent.run("Find it.")) == "It is entry 7."
+
+
+# a session of the LLM's own
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_existing_llm_in_a_small_window(kind: str, how: str, store_url: str) -> None:
+    """Twenty questions through a window of 1,000 tokens; replies are stored under the ids that were shown."""
+    async with serving(kind, talk, context_window=1_000) as (_, llm):
+        chat = with_context(llm, session="s", store=store_url, context_window=1_000)
+        for number in range(20):
+            message = (await say(chat, how, ask(f"Q{number:03} please"))).message
+            assert (message.content or "").startswith(f"I see Q{number:03}")
+            thoughts = [b.content for b in message.blocks if isinstance(b, ThinkingBlock)]
+            assert thoughts == ["Hm."]
+            kept = chat.context().get(message.additional_kwargs["ctxfold_id"])
+            assert (kept.text, kept.reasoning) == (message.content, "Hm.")
+        usage = chat.context().usage()
+        assert usage.turns == 20
+        assert usage.compactions > 0
+        await chat.aclose()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_one_session_for_memory_and_llm(streaming: bool, store_url: str) -> None:
+    """A CtxMemory over the same session shows the run as the LLM stored it: each message once."""
+    async with serving("deepseek") as (_, llm):
+        chat = with_context(llm, session="s", store=store_url)
+        memory = CtxMemory.from_defaults("s", store=store_url, context_window=64_000)
+        agent = FunctionAgent(llm=chat, tools=[tool()], streaming=streaming, system_prompt="You look things up.")
+        for turn in (1, 2):
+            assert str(await agent.run("Find all.", memory=memory, max_iterations=2 * ROUNDS)) == "All found."
+            told = [m.role for m in memory.get_all()]
+            assert told.count("user") == turn
+            assert told.count("tool") == turn * ROUNDS
+            assert told.count("assistant") == turn * (ROUNDS + 1)
+        memory.close()
+        await chat.aclose()
+
+
+async def test_a_stock_memory_may_forget() -> None:
+    """What the memory no longer hands over stays in the LLM's session."""
+    async with serving("openai_like", None, context_window=8_000) as (_, llm):
+        chat = with_context(llm, session="s", context_window=8_000)
+        buffer = ChatMemoryBuffer.from_defaults(token_limit=120)
+        engine = SimpleChatEngine.from_defaults(llm=chat, memory=buffer)
+        await engine.achat("My locker is 47-B.")
+        for number in range(6):
+            await engine.achat(f"Note that box {number} stands in hall {number}, behind the third door on the left.")
+        assert all("47-B" not in (m.content or "") for m in buffer.get())
+        assert "47-B" in str(await engine.achat("What is my locker?"))
+
+
+async def test_sessions_and_owners_over_one_llm(store_url: str) -> None:
+    async with serving("deepseek", talk) as (server, llm):
+        chat = with_context(llm, store=store_url)
+        for name, owner in (("a", "ann"), ("a", "bob"), ("b", "ann")):
+            chat.at(name, owner=owner).chat(ask(f"Q-{name}{owner[0]}"))
+        assert all(len(r.body["messages"]) == 1 for r in server.requests)
+        assert chat.context("a", owner="bob").messages()[0].text == "Q-ab"
+        with pytest.raises(ConfigError, match="session"):
+            chat.context()
+        chat.close()
+
+
+# what stays the LLM's
+
+
+async def test_it_stands_for_the_llm() -> None:
+    async with serving("deepseek", talk) as (_, llm):
+        chat = with_context(llm, session="s", context_window=9_000)
+        assert isinstance(chat, FunctionCallingLLM)
+        assert chat.metadata == llm.metadata.model_copy(update={"context_window": 9_000})
+        assert chat.complete("Q000").text == llm.complete("Q000").text
+        assert chat.context().messages() == ()
+        assert copy.deepcopy(chat).chat(ask("Q000")).message.content
+        assert len(chat.context().messages()) == 2
+
+
+async def test_only_the_first_of_two_calls_where_one_was_asked_for() -> None:
+    def two(body: Any) -> Scripted:
+        if body["messages"][-1]["role"] == "tool":
+            return Scripted("Done.", reasoning="Hm.")
+        return Scripted(
+            tool_calls=(ScriptedCall("look", '{"key": 1}'), ScriptedCall("look", '{"key": 2}')), reasoning="Hm."
+        )
+
+    async with serving("deepseek", two) as (_, llm):
+        chat = with_context(llm, session="s")
+        agent = FunctionAgent(llm=chat, tools=[tool()], streaming=False, allow_parallel_tool_calls=False)
+        assert str(await agent.run("Find one.")) == "Done."
+        assert [m.role for m in chat.context().messages()] == ["user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+async def test_a_failure_is_the_llms_own_and_leaves_the_session_as_it_was(how: str) -> None:
+    refused = ErrorReply(422, {"error": {"message": "no", "type": "invalid"}})
+    async with serving("openai_like", [refused, Scripted("Hi.")]) as (_, llm):
+        chat = with_context(llm, session="s")
+        with pytest.raises(UnprocessableEntityError):
+            await say(chat, how, ask("hello"))
+        assert chat.context().messages() == ()
+        assert (await say(chat, how, ask("hello"))).message.content == "Hi."
+
+
+@pytest.mark.parametrize("how", HOWS)
+async def test_an_overflow_is_learnt_and_the_call_made_again(how: str) -> None:
+    """The window given is far too large: the service says so, and the next request fits."""
+    async with serving("openai_like", talk, context_window=1_000) as (_, llm):
+        chat = with_context(llm, session="s", context_window=100_000)
+        for number in range(20):
+            answer = await say(chat, how, ask(f"Q{number:03} please"))
+            assert (answer.message.content or "").startswith(f"I see Q{number:03}")
+        assert chat.context().usage().compactions > 0
+        assert chat.context().usage().budget_tokens <= 1_000
+
+
+async def test_what_can_never_fit_is_said_with_numbers() -> None:
+    async with serving("deepseek", talk, context_window=1_000) as (_, llm):
+        chat = with_context(llm, context_window=1_000)
+        with pytest.raises(MessageTooLargeError, match=r"\d+ tokens.*raise context_window"):
+            await say(chat, "achat", ask("far too long " * 2_000))
+
+
+async def test_summaries_are_written_by_the_llm_and_events_tell() -> None:
+    async with serving("deepseek", steps, context_window=1_500) as (server, llm):
+        chat = with_context(llm, session="s", context_window=1_500)
+        seen: list[Any] = []
+        chat.context().subscribe(seen.append)
+        agent = FunctionAgent(llm=chat, tools=[tool(look_long)])
+        assert str(await agent.run("Find all.", max_iterations=2 * ROUNDS)) == "All found."
+        assert any(isinstance(e, HistoryCompacted) for e in seen)
+        assert any(not r.body.get("tools") for r in server.requests)
+
+
+# refusals
+
+
+def test_a_thinking_llm_that_cannot_be_helped() -> None:
+    class Thinking(MockFunctionCallingLLM):
+        thinking: bool = True
+
+    with pytest.raises(ConfigError, match="CtxLLM"):
+        with_context(Thinking(), session="s")
+    plain = with_context(MockLLM(), session="s", context_window=8_000)
+    assert "hello" in (plain.chat(ask("hello")).message.content or "")
+
+
+def test_an_llm_that_calls_no_functions() -> None:
+    plain = with_context(MockLLM(), session="s", context_window=8_000)
+    with pytest.raises(ConfigError, match="calls no functions"):
+        plain.chat_with_tools([tool()], "hello")
+
+
+def test_a_window_that_nobody_told() -> None:
+    bare = OpenAILike(model="m", api_base="http://127.0.0.1:9/v1", api_key="x", is_chat_model=True)
+    with pytest.raises(ConfigError, match=r"not told its context window.*3900"):
+        with_context(bare)
+    assert with_context(bare, context_window=8_000).metadata.context_window == 8_000
+    with pytest.raises(ConfigError, match="hard_ratios"):
+        with_context(bare, context_window=8_000, hard_ratios=0.9)
+
+
+def test_an_llm_that_keeps_its_context_already() -> None:
+    once = with_context(MockLLM(), context_window=8_000)
+    with pytest.raises(ConfigError, match="already"):
+        with_context(once)
+
+
+def test_system_messages_alone_ask_nothing() -> None:
+    with pytest.raises(EmptyMessagesError, match="give the user's"):
+        with_context(MockLLM(), context_window=8_000).chat([ChatMessage(role="system", content="Be nice.")])
+
+
+def test_one_out_of_a_dict_says_how_to_make_it() -> None:
+    kept = with_context(MockLLM(), context_window=8_000)
+    again = ContextLLM(inner=kept.inner, window=kept.window)
+    with pytest.raises(ConfigError, match="with_context"):
+        again.chat(ask("hello"))

@@ -1,0 +1,24 @@
+"""Typed use of `llamaindex_ctx` around LLMs: read by mypy and pyright, never run."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from llama_index.core.llms.mock import MockLLM
+
+from ctxfold import AgentContext
+from llamaindex_ctx import ContextLLM, CtxLLM, LlamaIndexBackend, LlmSummarizer, with_context, with_reasoning
+
+
+def llms() -> None:
+    own = CtxLLM(model="m", provider="deepseek", api_key="x")
+    assert_type(with_reasoning(own), CtxLLM)
+    assert_type(with_reasoning(MockLLM()), MockLLM)
+    with with_context(own, session="s", store="sqlite://", context_window=8_000, hard_ratio=0.8) as chat:
+        assert_type(chat, ContextLLM)
+        assert_type(chat.at("t", owner="ann"), ContextLLM)
+        assert_type(chat.context(), AgentContext)
+
+
+def backends() -> None:
+    AgentContext(LlamaIndexBackend(MockLLM()), context_window=100, summarizer=LlmSummarizer(MockLLM()))
