@@ -71,6 +71,12 @@ class Policy(BaseModel):
         lt=1,
         description="a larger tool result is shown as an excerpt",
     )
+    excerpt_ratio: float = Field(
+        default=0.01,
+        gt=0,
+        lt=1,
+        description="share that such an excerpt takes, 160 tokens or more: the smaller, the longer a prefix lasts",
+    )
     recall_ratio: float = Field(
         default=0.25,
         ge=0,

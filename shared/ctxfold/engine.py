@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ctxfold.budget import Policy
 from ctxfold.calibration import observed, truncated
@@ -18,13 +19,12 @@ from ctxfold.errors import (
     EmptyMessagesError,
     MessageConflictError,
     MessageTooLargeError,
-    WindowTooSmallError,
     SessionNotFoundError,
+    WindowTooSmallError,
 )
 from ctxfold.events import Appended, PromptTruncated, Subscribers, TurnEnded
 from ctxfold.flow import Flow
-from ctxfold.history.cuts import check_sequence, open_calls
-from ctxfold.history.log import is_final
+from ctxfold.history.cuts import check_sequence, open_calls, round_tokens
 from ctxfold.history.records import (
     Draft,
     MessageAdded,
@@ -49,7 +49,7 @@ from ctxfold.journal import (
     turn_of,
     unknown,
 )
-from ctxfold.messages import Message, system, validated
+from ctxfold.messages import Message, is_final, system, validated
 from ctxfold.ports import Ports
 from ctxfold.room import Room
 from ctxfold.zones.section import Section, check_sections
@@ -198,6 +198,62 @@ class Engine:
         if not fresh:
             turn = turn_of(journal, checked[-1].id) or turn
             return Added((), turn if turn in journal.state.open else None)
+        pieces = (fresh,) if hold else self._pieces(journal, fresh, turn)
+        if len(pieces) > 1:
+            place = yield from self._add_in_turn(journal, pieces, turn, ids=ids, new_turn=new_turn)
+        else:
+            place = yield from self._store(journal, fresh, turn, hold=hold, ids=ids, new_turn=new_turn)
+        if not hold and place is None and fresh[-1].role in ("user", "tool"):
+            yield from self.room.make_room(journal)
+        return Added(tuple(fresh), place)
+
+    def _pieces(self, journal: Journal, fresh: Sequence[Message], turn: str | None) -> tuple[Sequence[Message], ...]:
+        """A turn's messages, parted where its requests stood when the last of these would not have fitted; else whole.
+
+        So a transcript is compacted alike by who makes requests in a turn and by who stores it when it is over.
+        """
+        asked = [i for i in range(1, len(fresh)) if fresh[i].role == "assistant" and fresh[i - 1].role != "assistant"]
+        if not asked or any(is_final(m) for m in fresh[:-1]):
+            return (fresh,)
+        room = journal.rules().budget_tokens - journal.view(turn).tokens - journal.overhead_tokens
+        if sum(map(self.ports.counter.count, fresh[: asked[-1]])) <= room:
+            return (fresh,)
+        return tuple(fresh[a:b] for a, b in pairwise((0, *asked, len(fresh))))
+
+    def _add_in_turn(
+        self,
+        journal: Journal,
+        pieces: Sequence[Sequence[Message]],
+        turn: str | None,
+        *,
+        ids: Mapping[str, str],
+        new_turn: str | None,
+    ) -> Flow[str | None]:
+        """Store a turn piece by piece, with room made before each reply; nobody sees it before it is whole."""
+        place = turn or new_turn or self.ports.ids.new()
+        try:
+            for piece in pieces[:-1]:
+                yield from self._store(journal, piece, place, hold=True, ids=ids)
+                yield from self.room.make_room(journal, turn_id=place)
+            return (yield from self._store(journal, pieces[-1], place, hold=False, ids=ids))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            if turn is None:
+                yield from self.close(journal, place, "discarded")
+            raise
+
+    def _store(
+        self,
+        journal: Journal,
+        fresh: Sequence[Message],
+        turn: str | None,
+        *,
+        hold: bool,
+        ids: Mapping[str, str],
+        new_turn: str | None = None,
+    ) -> Flow[str | None]:
+        """Append new messages; the open turn that they are in, if any."""
         place, drafts = self._drafts(journal, fresh, turn, hold=hold, record_ids=ids, new_turn=new_turn)
         stored = yield from append(journal, drafts, self.ports)
         check_open(journal, place)
@@ -208,7 +264,7 @@ class Engine:
                 self._turn_ended(journal, item.turn_id or "", item.body.status)
         if place is None and is_final(fresh[-1]):
             yield from self.room.maintain(journal)
-        return Added(tuple(fresh), place)
+        return place
 
     def _drafts(
         self,
@@ -234,7 +290,9 @@ class Engine:
         places = {m.id: place for m in seen}
         drafts += [
             draft(self.ports, MessageAdded(m, shown), turn_id=places.get(m.id), record_id=record_ids[m.id])
-            for m, shown in sized(fresh, rules=journal.rules(), counter=self.ports.counter)
+            for m, shown in sized(
+                fresh, rules=journal.rules(), counter=self.ports.counter, shown_tokens=round_tokens(entries)
+            )
         ]
         if place is None or pending or hold or not seen:
             return place, drafts

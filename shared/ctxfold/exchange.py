@@ -15,11 +15,10 @@ from ctxfold.effects import Complete, OpenStream
 from ctxfold.engine import Engine
 from ctxfold.errors import BackendError, ContextOverflowError
 from ctxfold.flow import Flow
-from ctxfold.history.log import is_final
 from ctxfold.history.records import PolicyChanged, SessionKey
 from ctxfold.injection import beside, put_at_head
 from ctxfold.journal import Journal, append, draft, refresh
-from ctxfold.messages import Message, Role, ToolSpec
+from ctxfold.messages import Message, Role, ToolSpec, is_final
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
 from ctxfold.reconcile import Reconciled, reconcile
 from ctxfold.room import Window

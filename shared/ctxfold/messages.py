@@ -31,6 +31,7 @@ __all__ = [
     "Visibility",
     "assistant",
     "content_key",
+    "is_final",
     "system",
     "tool_result",
     "user",
@@ -216,6 +217,11 @@ def tool_result(
     is_error: bool = False,
 ) -> Message:
     return Message(id, "tool", (ToolResultPart(call_id, content, name, is_error),))
+
+
+def is_final(message: Message) -> bool:
+    """Whether a message ends a turn: an assistant's, without tool calls."""
+    return message.role == "assistant" and not message.tool_calls
 
 
 def content_key(message: Message) -> str:

@@ -75,19 +75,7 @@ class Room:
         view = journal.view(turn_id)
         asked = self._coming(journal, view, question)
         extra += self.ports.counter.count(asked) if asked else 0
-        reason = "automatic compaction is off"
-        for _ in range(FIT_TRIES if allowed else 0):
-            if view.tokens + extra <= rules.budget_tokens:
-                break
-            if (error := too_large(view, extra, rules)) is not None:
-                raise error  # no compaction could help: nothing is written
-            outcome = yield from self._compact(journal, "cap", turn_id=turn_id, overhead_tokens=extra)
-            reason, before = outcome.reason, view
-            view = journal.view(turn_id)
-            if not outcome.compacted and view.epoch == before.epoch:
-                break
-        if view.tokens + extra > rules.budget_tokens:
-            raise overflow(view, extra, rules, reason)
+        view = yield from self._fit(journal, turn_id, extra, allowed=allowed)
         if not recall:
             return Window(view)
         room = rules.budget_tokens - view.tokens - extra
@@ -145,6 +133,34 @@ class Room:
         for event in events:
             self.events.emit(event)
         return filled
+
+    def make_room(self, journal: Journal, *, turn_id: str | None = None) -> Flow[None]:
+        """What a request at this point would have had compacted, for those who only store a conversation."""
+        if not journal.rules().auto_compact:
+            return
+        try:
+            yield from self._fit(journal, turn_id, journal.overhead_tokens, allowed=True)
+        except CtxError as error:
+            # what is stored stays so; a request asks for room again
+            self.events.emit(CompactionHeld(journal.key.session, f"the conversation does not fit: {error}"))
+
+    def _fit(self, journal: Journal, turn_id: str | None, extra: int, *, allowed: bool) -> Flow[View]:
+        """The view, compacted until it fits beside `extra` tokens; constant time when it does."""
+        rules, view = journal.rules(), journal.view(turn_id)
+        reason = "automatic compaction is off"
+        for _ in range(FIT_TRIES if allowed else 0):
+            if view.tokens + extra <= rules.budget_tokens:
+                break
+            if (error := too_large(view, extra, rules)) is not None:
+                raise error  # no compaction could help: nothing is written
+            outcome = yield from self._compact(journal, "cap", turn_id=turn_id, overhead_tokens=extra)
+            reason, before = outcome.reason, view
+            view = journal.view(turn_id)
+            if not outcome.compacted and view.epoch == before.epoch:
+                break
+        if view.tokens + extra > rules.budget_tokens:
+            raise overflow(view, extra, rules, reason)
+        return view
 
     def _coming(self, journal: Journal, view: View, question: str | None) -> Message | None:
         """The question as a message, unless it stands in the view already."""

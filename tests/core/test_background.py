@@ -240,7 +240,7 @@ def test_two_workers_never_summarise_one_span(tmp_path: Any) -> None:
     slow, other = Slow(0.5), Slow(0.0)
     settings: dict[str, Any] = {"store": url, "session": "s", "background": False}
     with session(slow, **settings, auto_compact=True) as first:
-        for number in range(40):
+        for number in range(30):
             first.add([first.user_message(talk(number))])
         with session(other, **settings) as second:
             second.view()

@@ -187,7 +187,7 @@ def test_large_tool_results_are_excerpts_from_the_first_time_on(make: Make) -> N
     assert ctx.usage().prefix.breaks == ()
     small = tool_result("c", "short", id="s")
     assert sized([small], rules=policy(1_000), counter=MESSAGES) == [(small, None)]
-    assert excerpt(small, 1, max_chars=160) == small
+    assert excerpt(small, max_chars=160) == small
 
 
 def test_no_progress_is_said_once_and_tried_again_when_things_change(make: Make) -> None:

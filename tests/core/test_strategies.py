@@ -130,16 +130,15 @@ def test_an_output_that_was_asked_for_again_is_kept(make: Make) -> None:
         found = tool_result(f"{name}-c", f"{what} " * 210, id=f"{name}-r")
         return [user("look", id=f"{name}-u"), called, found, assistant("ok", id=f"{name}-z")]
 
-    ctx = make(context_window=2_000, strategy="clear_tools")
-    for name, what in (("a", "apples"), ("b", "bears"), ("c", "cats"), ("d", "dogs"), ("e", "eels")):
-        ctx.add(look(name, what))
-    assert ctx.explain_message("a-r").where == "excerpt"
-    ctx.add(look("f", "apples"))
-    for name, what in (("g", "gulls"), ("h", "hens"), ("i", "ibises"), ("j", "jays"), ("k", "kites"), ("l", "larks")):
-        ctx.add(look(name, what))
-    cut = {name: ctx.explain_message(f"{name}-r").where for name in "bcdefg"}
-    assert cut["f"] == "visible", "its first output was cut, and it was missed"
-    assert cut["g"] == "excerpt", "newer, but nobody asked for it again"
+    ctx = make(context_window=4_000, strategy="clear_tools")
+    for number in range(10):
+        ctx.add(look(f"old{number}", f"apples{number}"))
+    assert ctx.explain_message("old0-r").where == "excerpt"
+    ctx.add(look("again", "apples0"))
+    for number in range(8):
+        ctx.add(look(f"new{number}", f"pears{number}"))
+    assert ctx.explain_message("again-r").where == "visible", "its first output was cut, and it was missed"
+    assert ctx.explain_message("new0-r").where == "excerpt", "newer, but nobody asked for it again"
 
 
 # one's own

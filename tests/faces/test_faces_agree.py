@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
@@ -16,12 +17,9 @@ from ctxfold.demo.story import Turn, load_story
 from langchain_ctx import ChatCtx, CtxChatMessageHistory, from_langchain
 from llamaindex_ctx import CtxLLM, CtxMemory
 
-# Chosen so that no turn overflows the window in its middle. Of 3,000 to 6,000, the sizes 3,000, 3,500, 4,500 and 5,000 leave
-# another window through the chat model: it has to make room in the middle of a turn (a "cap" compaction), where a face that
-# only stores does so when the turn closes. That is an open gap, not a property of this size.
-WINDOW = 4_000
 TURNS = load_story().turns[:100]
-SETTINGS = {"context_window": WINDOW, "counter": RatioCounter(), "recall_ratio": 0.0, "references": False}
+# in most of these some turn overflows in its middle
+WINDOWS = (2_500, 3_000, 3_500, 4_000, 4_500, 5_000, 6_000)
 SUMMARY = "They plan the tour of an exhibition."
 
 
@@ -42,25 +40,28 @@ def langchain_messages(turn: Turn) -> list[BaseMessage]:
     return [*messages, AIMessage(turn.answer)]
 
 
-def through_history(store: str) -> None:
-    with CtxChatMessageHistory(
-        "s", store=store, summarizer=FakeListChatModel(responses=[SUMMARY]), **SETTINGS
-    ) as history:
+def settings(window: int) -> dict[str, Any]:
+    return {"context_window": window, "counter": RatioCounter(), "references": False}
+
+
+def through_history(store: str, window: int) -> None:
+    summarizer = FakeListChatModel(responses=[SUMMARY])
+    with CtxChatMessageHistory("s", store=store, summarizer=summarizer, **settings(window)) as history:
         for turn in TURNS:
             history.add_messages(langchain_messages(turn))
 
 
-def through_chat_model(store: str) -> None:
+def through_chat_model(store: str, window: int) -> None:
     """The whole list on every call, tool rounds and all."""
-    backend = ScriptedBackend([m for turn in TURNS for m in replies_of(turn)], context_window=WINDOW)
+    backend = ScriptedBackend([m for turn in TURNS for m in replies_of(turn)], context_window=window)
     with ChatCtx(
         backend=backend,
         session="s",
         store=store,
-        context_window=WINDOW,
+        context_window=window,
         counter=RatioCounter(),
         summarizer=FakeListChatModel(responses=[SUMMARY]),
-        policy={"recall_ratio": 0.0, "references": False},
+        policy={"references": False},
     ) as chat:
         told: list[BaseMessage] = []
         for turn in TURNS:
@@ -83,9 +84,9 @@ def replies_of(turn: Turn) -> list[Message]:
     return [*made, assistant(turn.answer, id=f"r-{hash(turn.user)}")]
 
 
-def through_memory(store: str) -> None:
-    llm = CtxLLM(model="scripted", backend=ScriptedBackend([SUMMARY] * 100, context_window=WINDOW))
-    memory = CtxMemory.from_defaults(session_id="s", store=store, llm=llm, **SETTINGS)
+def through_memory(store: str, window: int) -> None:
+    llm = CtxLLM(model="scripted", backend=ScriptedBackend([SUMMARY] * 100, context_window=window))
+    memory = CtxMemory.from_defaults(session_id="s", store=store, llm=llm, **settings(window))
     for turn in TURNS:
         memory.put(ChatMessage(role=MessageRole.USER, content=turn.user))
         scratchpad: list[ChatMessage] = []
@@ -102,22 +103,23 @@ def through_memory(store: str) -> None:
     memory.close()
 
 
+@pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("face", [through_history, through_chat_model, through_memory])
-def test_every_face_leaves_the_same_window(face: Callable[[str], None], tmp_path: Path) -> None:
-    face(f"sqlite:///{tmp_path / 'face.db'}")
-    plain(f"sqlite:///{tmp_path / 'plain.db'}")
-    assert window_of(tmp_path / "face.db") == window_of(tmp_path / "plain.db")
+def test_every_face_leaves_the_same_window(face: Callable[[str, int], None], window: int, tmp_path: Path) -> None:
+    face(f"sqlite:///{tmp_path / 'face.db'}", window)
+    plain(f"sqlite:///{tmp_path / 'plain.db'}", window)
+    assert window_of(tmp_path / "face.db", window) == window_of(tmp_path / "plain.db", window)
 
 
-def plain(store: str) -> None:
+def plain(store: str, window: int) -> None:
     """The same transcript through the engine alone, turn by turn."""
     summarizer = ScriptedBackend([SUMMARY] * 100)
-    with AgentContext(session="s", store=store, summarizer=summarizer, **SETTINGS) as context:
+    with AgentContext(session="s", store=store, summarizer=summarizer, **settings(window)) as context:
         for turn in TURNS:
             context.add([from_langchain(m) for m in langchain_messages(turn)])
         assert context.usage().compactions > 2
 
 
-def window_of(path: Path) -> list[str]:
-    with AgentContext(session="s", store=f"sqlite:///{path}", create=False, **SETTINGS) as context:
+def window_of(path: Path, window: int) -> list[str]:
+    with AgentContext(session="s", store=f"sqlite:///{path}", create=False, **settings(window)) as context:
         return canonical(context.view().messages)

@@ -250,6 +250,7 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
             tokens_before=plan.tokens_before,
             calls=booked or None,
             usage=used if booked and used != Usage() else None,
+            within=plan.within or None,
         ),
         turn_id=plan.turn_id,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -14,8 +15,18 @@ from ctxfold.ports import TokenCounter
 __all__ = ["asked_again", "clear_tools", "excerpt", "sized"]
 
 EXCERPT_CHARS = 160
+EXCERPT_TOKENS = 160  # the least that an output which is too large takes from the first time on
+NOTE_TOKENS = 60  # of these, for what says how much is left out, and where it is
 PROTECTED_TOKENS = 40_000
 MIN_SAVED_TOKENS = 32
+MIDDLE_FROM_CHARS = 320  # shorter excerpts have no room for more than beginning and end
+FAILURE_CHARS = 120  # of one line
+WORD_CHARS = 24
+_FAILURE = re.compile(
+    r"(?<!\b0 )(?<!\bno )(?:error|exception|traceback|fail(?:ed|ure|s)\b|fatal|panic|denied|refused|not found|timed out)"
+    r"""(?!s?["']?\s*[:=]\s*["']?(?:none|null|false|0)\b)|错误|失败|异常|エラー|失敗|例外""",
+    re.I,
+)
 
 
 def clear_tools(
@@ -24,6 +35,7 @@ def clear_tools(
     budget_tokens: int,
     keep: Collection[str],
     counter: TokenCounter,
+    newer_tokens: int = 0,
     order: Sequence[int] | None = None,
     wanted_tokens: int | None = None,
     last_resort: bool = False,
@@ -34,7 +46,7 @@ def clear_tools(
     was asked for again after its output had been cut is kept, and gives way last where it must (`last_resort`).
     """
     protected = min(PROTECTED_TOKENS, budget_tokens // 2)
-    newer = sum(e.tokens for e in entries)
+    newer = newer_tokens + sum(e.tokens for e in entries)
     old = 0
     for entry in entries:
         newer -= entry.tokens
@@ -52,7 +64,7 @@ def clear_tools(
             continue
         if entry.id in raised and not last_resort:
             continue
-        shown = excerpt(entry.message, entry.tokens, max_chars=EXCERPT_CHARS)
+        shown = excerpt(entry.message, max_chars=EXCERPT_CHARS)
         gain = entry.tokens - counter.count(shown)
         if gain >= MIN_SAVED_TOKENS:
             stand_ins[place] = shown
@@ -85,10 +97,14 @@ def _canonical(arguments: str) -> str:
         return arguments
 
 
-def excerpt(message: Message, tokens: int, *, max_chars: int) -> Message:
-    """The tool message with each result cut to its beginning and end, and a reference by which to read it back."""
+def excerpt(message: Message, *, max_chars: int) -> Message:
+    """The tool message with each result cut to what tells most, and a reference by which to read it back.
+
+    That is the beginning, the end and, where there is room, lines between them that report a failure. Words and numbers are not
+    cut in two.
+    """
     parts = tuple(
-        replace(part, content=_excerpt(part.content, message.id, tokens, max_chars))
+        replace(part, content=_excerpt(part.content, message.id, max_chars))
         if isinstance(part, ToolResultPart) and len(part.content) > max_chars
         else part
         for part in message.parts
@@ -96,25 +112,81 @@ def excerpt(message: Message, tokens: int, *, max_chars: int) -> Message:
     return replace(message, parts=parts)
 
 
-def _excerpt(text: str, message_id: str, tokens: int, max_chars: int) -> str:
-    head, tail = max_chars * 3 // 4, max_chars // 4
-    note = f"[... {len(text) - head - tail} of {len(text)} characters left out; the whole output is archived as {message_id}]"
-    return f"{text[:head]}\n{note}\n{text[len(text) - tail :]}"
+def _excerpt(text: str, message_id: str, max_chars: int) -> str:
+    tail = _end(text, max_chars // 4)
+    failures = _failures(text, max_chars // 2, len(text) - len(tail), max_chars // 4)
+    head = _beginning(text, max_chars - max_chars // 4 - len(failures))
+    left_out = len(text) - len(head) - len(failures) - len(tail)
+    note = f"{left_out} of {len(text)} characters left out; the whole output is archived as {message_id}"
+    if not failures:
+        return f"{head}\n[... {note}]\n{tail}"
+    return f"{head}\n[... {note}; in between:]\n{failures}\n[...]\n{tail}"
 
 
-def sized(messages: Sequence[Message], *, rules: Policy, counter: TokenCounter) -> list[tuple[Message, Message | None]]:
+def _failures(text: str, start: int, end: int, max_chars: int) -> str:
+    """The first lines of a stretch that report a failure, as many as fit; of a long line, what stands around the word."""
+    found: list[str] = []
+    if 4 * max_chars < MIDDLE_FROM_CHARS:
+        return ""
+    start = text.find("\n", start, end) + 1 or start
+    while hit := _FAILURE.search(text, start, end):
+        first = max(text.rfind("\n", start, hit.start()) + 1, start, hit.start() - FAILURE_CHARS // 4)
+        last = text.find("\n", hit.end(), end)
+        line = _beginning(text[first : end if last < 0 else last], FAILURE_CHARS)
+        start = max(first + len(line), hit.end())
+        found.append(line.strip())
+        if (max_chars := max_chars - len(found[-1]) - 1) < 0:
+            found.pop()
+            break
+    return "\n".join(found)
+
+
+def _beginning(text: str, max_chars: int) -> str:
+    """At most so many characters; no word or number is cut in two, if that costs no more than 24 of them."""
+    if len(text) <= max_chars:
+        return text
+    near = range(max_chars, max(0, max_chars - WORD_CHARS), -1)
+    return text[: next((i for i in near if not _joined(text, i)), max_chars)].rstrip()
+
+
+def _end(text: str, max_chars: int) -> str:
+    start = len(text) - max_chars
+    near = range(start, min(len(text), start + WORD_CHARS))
+    return text[next((i for i in near if not _joined(text, i)), start) :].lstrip()
+
+
+def _joined(text: str, at: int) -> bool:
+    """Whether a cut here would part a word or a number, such as 1,234.5."""
+    return all(c.isalnum() or c in ".,_-" for c in text[at - 1 : at + 1])
+
+
+def sized(
+    messages: Sequence[Message], *, rules: Policy, counter: TokenCounter, shown_tokens: int = 0
+) -> list[tuple[Message, Message | None]]:
     """Each message with its stand-in, None where it fits: tool results that are too large, singly or as a batch, are
-    excerpts from the first time they are shown."""
+    excerpts from the first time they are shown. What is shown then stays as it is: a later cut would break the prefix.
+
+    `shown_tokens` is what results of the first message's round take that were stored before.
+    """
     single = int(rules.tool_result_ratio * rules.budget_tokens)
-    left = rules.budget_tokens // 2
+    left = max(0, rules.budget_tokens // 2 - shown_tokens)
     found: list[tuple[Message, Message | None]] = []
     for message in messages:
         shown = None
+        if message.role == "assistant":
+            left = rules.budget_tokens // 2
         if message.role == "tool":
             tokens = counter.count(message)
-            if tokens > min(single, left):
-                shown = excerpt(message, tokens, max_chars=max(80, min(single, left)))
+            if tokens > (most := min(single, left)):
+                wanted = min(most, max(EXCERPT_TOKENS, int(rules.excerpt_ratio * rules.budget_tokens)))
+                shown = excerpt(message, max_chars=max(80, _chars(message, tokens, wanted - NOTE_TOKENS)))
                 tokens = counter.count(shown)
             left = max(0, left - tokens)
         found.append((message, shown))
     return found
+
+
+def _chars(message: Message, tokens: int, wanted_tokens: int) -> int:
+    """How many characters of each of its results make that many tokens in all."""
+    lengths = [len(part.content) for part in message.tool_results]
+    return wanted_tokens * sum(lengths) // max(1, tokens * len(lengths))

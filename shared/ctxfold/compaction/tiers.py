@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ctxfold.budget import Policy
 from ctxfold.compaction.clear_tools import asked_again, clear_tools
@@ -46,9 +46,11 @@ class Tiered:
             return self._backlog(case) or Hold(soft.explanation if self.prunes else hard.explanation)
         reason = f"{facts.mode}: {hard.explanation if rules.trigger else _share(case)}"
         if self.prunes and (facts.mode != "forced" or not self.covers):
-            alone = not self.covers and facts.mode == "close"
-            plans = (*self._shown(case, reason), *self._clear(case, reason))
-            pruned = next((p for p in plans if _enough(p, case, alone=alone)), None)
+            plans = [*self._shown(case, reason), *self._clear(case, reason)]
+            if facts.mode == "cap" and not self.covers:
+                plans += self._clear(case, reason, recent=True)
+                plans += self._clear(case, reason, recent=True, last_resort=True)
+            pruned = next((p for p in plans if _enough(p, case, alone=not self.covers)), None)
             if pruned is not None:
                 return pruned
         if not self.covers and facts.mode != "cap":
@@ -73,7 +75,7 @@ class Tiered:
         if not case.facts.deferred:
             return []
         tokens = case.view.tokens
-        found = [(*_ready(entries, case, turn_id), turn_id) for entries, turn_id in _scopes(case)]
+        found = [(*_ready(scope.entries, case, scope.turn_id), scope.turn_id) for scope in _scopes(case)]
         return [
             Plan("tool_summaries", reason, tokens, tokens - saved, shown=shown, turn_id=turn_id)
             for shown, saved, turn_id in found
@@ -89,16 +91,19 @@ class Tiered:
         after = decision.tokens_after if isinstance(decision, Plan) else before
         if before - after >= MIN_FREE_TOKENS and after + case.facts.overhead_tokens <= case.rules.budget_tokens:
             return decision
-        pruned = min(self._clear(case, reason, recent=True), key=lambda p: p.tokens_after, default=None)
+        pruned = min(
+            self._clear(case, reason, recent=True, last_resort=True), key=lambda p: p.tokens_after, default=None
+        )
         return pruned if pruned is not None and pruned.tokens_after < after else decision
 
-    def _clear(self, case: Case, reason: str, *, recent: bool = False) -> list[Plan]:
-        """Old tool outputs of the session; and, when a request must fit, those of the asking turn. With `recent`, new ones too."""
+    def _clear(self, case: Case, reason: str, *, recent: bool = False, last_resort: bool = False) -> list[Plan]:
+        """Old tool outputs of the session; and, when a request must fit, those of the asking turn. With `recent`, new ones too;
+        as a `last_resort` those that were asked for again."""
         facts, rules, view = case.facts, case.rules, case.view
         if not self.excerpts and facts.mode != "cap":
             return []
         plans: list[Plan] = []
-        for entries, turn_id in _scopes(case):
+        for entries, turn_id, newer_tokens in _scopes(case):
             order, wanted = None, None
             ready, gained = _ready(entries, case, turn_id)
             if rules.pruning_order != "reactive":
@@ -112,9 +117,10 @@ class Tiered:
                 | (_newest_round(entries) if recent else frozenset[str]())
                 | {m.id for m in ready},
                 counter=case.counter,
+                newer_tokens=newer_tokens,
                 order=order,
                 wanted_tokens=wanted,
-                last_resort=facts.mode == "cap",
+                last_resort=last_resort,
             )
             if shown:
                 shown, after = (*ready, *shown), view.tokens - saved - gained
@@ -122,17 +128,17 @@ class Tiered:
         return plans
 
     def _cover(self, case: Case, reason: str) -> Decision:
-        """A summary of the session's past; when that frees too little, of the asking turn's own finished rounds."""
+        """A summary of the session's past; when that frees too little, of the finished rounds of what is being answered."""
         view, facts, rules = case.view, case.facts, case.rules
-        session = _span(view.live, facts, rules, older=view.compressed, used_tokens=case.used_tokens)
-        plans = [self._plan(case, session, reason, turn_id=None)]
-        if view.turn and facts.turn_id is not None:
-            own = _span(view.turn, facts, rules, older=())
-            plans.append(self._plan(case, own, reason, turn_id=facts.turn_id))
-        if facts.mode == "cap" and any(e.message.role == "user" and e.message.kind == "message" for e in view.turn):
-            # the newest user message is the turn's own: the one before it may go where nothing else makes enough room
-            session = _span(view.live, facts, rules, older=view.compressed, question=False)
-            plans.append(self._plan(case, session, reason, turn_id=None))
+        past, own = view.parted()
+        session = _span(past, facts, rules, older=view.compressed, used_tokens=case.used_tokens)
+        plans = [self._plan(case, session, reason)]
+        if own:
+            plans.append(self._own_plan(case, _span(own, facts, rules, older=()), reason))
+        if facts.mode == "cap" and own:
+            # the newest user message is not among these: the one before it may go where nothing else makes enough room
+            session = _span(past, facts, rules, older=view.compressed, question=False)
+            plans.append(self._plan(case, session, reason))
         needed = _needed(case) if facts.mode == "close" else 1
         useful = [p for p in plans if p is not None and p.tokens_before - p.tokens_after >= needed]
         fitting = [p for p in useful if p.tokens_after + facts.overhead_tokens <= rules.budget_tokens]
@@ -146,14 +152,24 @@ class Tiered:
             exhausted=True,
         )
 
-    def _plan(self, case: Case, covered: tuple[Entry, ...], reason: str, *, turn_id: str | None) -> Plan | None:
+    def _own_plan(self, case: Case, covered: tuple[Entry, ...], reason: str) -> Plan | None:
+        """A summary amid what is being answered; of an open turn only its own messages may go."""
+        view, turn_id = case.view, case.facts.turn_id
+        if not view.turn:
+            plan = self._plan(case, covered, reason)
+            return plan and replace(plan, within=True)
+        elsewhere = _elsewhere(covered, view)
+        plan = self._plan(case, tuple(e for e in covered if e.id not in elsewhere), reason)
+        return plan and replace(plan, turn_id=turn_id)
+
+    def _plan(self, case: Case, covered: tuple[Entry, ...], reason: str) -> Plan | None:
         if not covered:
             return None
         tokens = sum(e.tokens for e in covered)
         after = case.view.tokens - tokens + summary_limit(tokens, case.rules)
         strategy = "truncate" if self.writer == "note" else "summarize"
         before = case.view.tokens
-        return Plan(strategy, reason, before, after, covered=covered, turn_id=turn_id, writer=self.writer)
+        return Plan(strategy, reason, before, after, covered=covered, writer=self.writer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,17 +241,33 @@ def summary_limit(source_tokens: int, rules: Policy) -> int:
     return min(rules.summary_tokens, source_tokens // 2)
 
 
-def _scopes(case: Case) -> list[tuple[Sequence[Entry], str | None]]:
-    """Where tool outputs may give way: in the live conversation; when a request must fit, in what is being answered too."""
-    if case.facts.mode != "cap" or case.facts.turn_id is None:
-        return [(case.view.live, None)]
-    return [(case.view.live, None), (case.view.turn, case.facts.turn_id)]
+def _newest_question(view: View) -> str:
+    newest = (e.message for e in chain(reversed(view.turn), reversed(view.live)) if e.message.role == "user")
+    return next((m.text for m in newest if m.kind == "message"), "")
+
+
+class _Scope(NamedTuple):
+    """Where tool outputs may give way at once; `newer_tokens` of the conversation come after."""
+
+    entries: Sequence[Entry]
+    turn_id: str | None
+    newer_tokens: int
+
+
+def _scopes(case: Case) -> list[_Scope]:
+    """The live conversation; when a request must fit, what was before it and what is being answered."""
+    if case.facts.mode != "cap":
+        return [_Scope(case.view.live, None, 0)]
+    past, own = case.view.parted()
+    return [
+        _Scope(past, None, sum(e.tokens for e in own)),
+        _Scope(own, case.facts.turn_id if case.view.turn else None, 0),
+    ]
 
 
 def _untouched(entries: Sequence[Entry], case: Case, turn_id: str | None) -> frozenset[str]:
-    """Ids of what stays as it is; of an open turn, all that is not its own."""
-    own = {e.id for e in case.view.turn}
-    return kept(entries, pins=case.facts.pins) | (frozenset(e.id for e in entries) - own if turn_id else frozenset())
+    """Ids of what stays as it is; where an open turn is compacted, all that is not its own."""
+    return kept(entries, pins=case.facts.pins) | (_elsewhere(entries, case.view) if turn_id else frozenset[str]())
 
 
 def _ready(entries: Sequence[Entry], case: Case, turn_id: str | None) -> tuple[tuple[Message, ...], int]:
@@ -254,9 +286,9 @@ def _ready(entries: Sequence[Entry], case: Case, turn_id: str | None) -> tuple[t
     return tuple(d.message for _, d in found), sum(e.tokens - d.tokens for e, d in found)
 
 
-def _newest_question(view: View) -> str:
-    newest = (e.message for e in chain(reversed(view.turn), reversed(view.live)) if e.message.role == "user")
-    return next((m.text for m in newest if m.kind == "message"), "")
+def _elsewhere(entries: Sequence[Entry], view: View) -> frozenset[str]:
+    """Ids of the entries that are not the open turn's own."""
+    return frozenset(e.id for e in entries) - {e.id for e in view.turn}
 
 
 def _newest_round(entries: Sequence[Entry]) -> frozenset[str]:
@@ -305,11 +337,12 @@ def _wanted(case: Case) -> int:
 
 
 def _enough(plan: Plan, case: Case, *, alone: bool) -> bool:
-    """Whether pruning is worth an epoch; unless it is `alone`, whether it also puts the next step off."""
-    freed = plan.tokens_before - plan.tokens_after
+    """Whether pruning is worth an epoch; unless it is `alone`, whether it also puts the next step off. A request has to fit."""
+    freed, used = plan.tokens_before - plan.tokens_after, plan.tokens_after + case.facts.overhead_tokens
     if case.facts.mode == "forced":
         return freed > 0
-    return freed >= _needed(case) and (alone or plan.tokens_after + case.facts.overhead_tokens <= _target(case))
+    most = case.rules.budget_tokens if alone and case.facts.mode == "cap" else _target(case)
+    return freed >= _needed(case) and (used <= most or (alone and case.facts.mode == "close"))
 
 
 def _span(

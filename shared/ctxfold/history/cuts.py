@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import takewhile
 from typing import TypeAlias
 
 from ctxfold.errors import OrphanToolResultError
@@ -18,6 +19,7 @@ __all__ = [
     "legal_cuts",
     "open_calls",
     "round_of",
+    "round_tokens",
 ]
 
 CutRule: TypeAlias = Callable[[Sequence[Entry]], frozenset[int]]
@@ -89,6 +91,11 @@ def open_calls(entries: Sequence[Entry]) -> set[str]:
             continue
         return {c.id for c in entry.message.tool_calls} - answered
     return set()
+
+
+def round_tokens(entries: Sequence[Entry]) -> int:
+    """What the tool results at the end of `entries` take."""
+    return sum(e.tokens for e in takewhile(lambda e: e.message.role == "tool", reversed(entries)))
 
 
 def complete_prefix(entries: Sequence[Entry]) -> int:

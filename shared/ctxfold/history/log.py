@@ -31,17 +31,12 @@ from ctxfold.history.records import (
     Unpinned,
 )
 from ctxfold.history.view import Entry, Prefix, View
-from ctxfold.messages import Message, Usage
+from ctxfold.messages import Message, Usage, is_final
 
-__all__ = ["CLOSED_TURNS_KEPT", "OpenTurn", "SessionState", "is_final"]
+__all__ = ["CLOSED_TURNS_KEPT", "OpenTurn", "SessionState"]
 
 CLOSED_TURNS_KEPT = 256
 REMOVED_KEPT = 4_096  # ids; they stand in every snapshot
-
-
-def is_final(message: Message) -> bool:
-    """Whether a message ends a turn: an assistant's, without tool calls."""
-    return message.role == "assistant" and not message.tool_calls
 
 
 @dataclass(slots=True)
@@ -273,14 +268,17 @@ class SessionState:
         shown = {m.id: m for m in body.shown}
         summary = [self._entry(record, body.summary)] if body.summary else []
         turn = self.open.get(record.turn_id) if record.turn_id is not None else None
-        if turn is not None:
-            rest = [self._stand_in(e, shown, record.seq) for e in turn.entries if e.id not in covered]
-            head = next((i for i, e in enumerate(turn.entries) if e.id in covered), 0)
-            turn.entries = [*rest[:head], *summary, *rest[head:]]
+        entries = self.live if turn is None else turn.entries
+        rest = [self._stand_in(e, shown, record.seq) for e in entries if e.id not in covered]
+        if turn is not None or body.within:
+            head = next((i for i, e in enumerate(entries) if e.id in covered), 0)
+            rest = [*rest[:head], *summary, *rest[head:]]
         else:
-            old = [e for e in self.compressed if e.id not in covered]
-            self.compressed = [*old, *summary]
-            self.live = [self._stand_in(e, shown, record.seq) for e in self.live if e.id not in covered]
+            self.compressed = [*(e for e in self.compressed if e.id not in covered), *summary]
+        if turn is not None:
+            turn.entries = rest
+        else:
+            self.live = rest
         self._no_longer_deferred((*body.covered, *shown))
         self.compactions += 1
         self.summary_calls += body.calls or 0

@@ -129,7 +129,8 @@ class Unpinned:
 class Compacted:
     """An epoch change: `covered` ids leave the view for `summary`, and `shown` messages stand in for their originals.
 
-    In a record with a turn id the covered messages are that open turn's own, and the summary takes their place there.
+    In a record with a turn id the covered messages are that open turn's own, and the summary takes their place there; with
+    `within` it takes the place of live messages that way.
     `calls` is how often the summariser was asked for it, failed attempts before it included, `usage` what
     that took.
     """
@@ -144,6 +145,7 @@ class Compacted:
     tokens_after: int = 0
     calls: int | None = None
     usage: Usage | None = None
+    within: bool | None = None
     kind: Literal["compacted"] = "compacted"
 
 
@@ -224,9 +226,10 @@ class OutputsSummarised:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """The records before this one were copied from the session `origin` of the same owner."""
+    """The records before this one were copied from another session of the same owner: `origins` names it, and before it what
+    it was forked from itself, nearest first."""
 
-    origin: str
+    origins: tuple[str, ...]
     kind: Literal["forked"] = "forked"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import overload
 
-from ctxfold.messages import Message
+from ctxfold.messages import Message, is_final
 
 __all__ = ["Entry", "Prefix", "View"]
 
@@ -82,6 +82,29 @@ class View:
     @property
     def messages(self) -> tuple[Message, ...]:
         return tuple(entry.message for entry in self)
+
+    def parted(self) -> tuple[Sequence[Entry], tuple[Entry, ...]]:
+        """The live conversation before what is being answered, and that: the newest user messages and the rounds after them.
+
+        It does not matter whether those stand in an open turn or, stored by who makes no requests, among the live messages.
+        The second part is empty when the conversation ends with a reply. Reads no more than the two newest turns.
+        """
+        places = range(len(self.live) + len(self.turn) - 1, -1, -1)
+        at = next((i for i in places if self._answerable(i)), None)
+        if at is None or (not self.turn and is_final(self.live[-1].message)):
+            return self.live, ()
+        while at > 0 and self._at(at - 1).message.role not in ("assistant", "tool"):
+            at -= 1
+        if at >= len(self.live):
+            return self.live, self.turn[at - len(self.live) :]
+        return self.live[:at], (*self.live[at:], *self.turn)
+
+    def _at(self, index: int) -> Entry:
+        return self.live[index] if index < len(self.live) else self.turn[index - len(self.live)]
+
+    def _answerable(self, index: int) -> bool:
+        message = self._at(index).message
+        return message.role == "user" and message.kind == "message"
 
     def last(self) -> Entry | None:
         """The newest entry of the conversation, system prompts and summaries aside."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from ctxfold.budget import Policy
 from ctxfold.errors import BudgetError, ContextOverflowError, MessageTooLargeError
 from ctxfold.flow import Flow
-from ctxfold.history.log import is_final
 from ctxfold.history.view import View
 from ctxfold.journal import Journal
-from ctxfold.messages import Message, Role, TextPart
+from ctxfold.messages import Message, Role, TextPart, is_final
 from ctxfold.ports import Ports
 from ctxfold.zones.recall import recall, render
 
@@ -29,6 +28,7 @@ __all__ = [
 
 SCRATCH_ID = "scratch"
 REMEMBERED_QUESTIONS = 64
+RECALL_ROUNDS = 8  # of tools; passages stand at the end, so they are new to the cache in every later request
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,16 @@ def newest_user(view: View) -> Message | None:
 
 
 def recalled(journal: Journal, view: View, ports: Ports, *, question: Message | None, room_tokens: int) -> Flow[str]:
-    """Passages of compacted messages for the question, within the policy's share and the room left; the same all turn long."""
+    """Passages of compacted messages for the question, within the policy's share and the room left.
+
+    The same all turn long, and none once the question has been followed by eight rounds of tools: what a long run needs then, it
+    has said or can look up.
+    """
     rules = journal.rules()
     share = min(int(rules.recall_ratio * rules.budget_tokens), room_tokens)
     if question is None or share <= 0 or not (journal.state.compactions or journal.state.excerpts):
+        return ""
+    if _rounds_after(question, view) >= RECALL_ROUNDS:
         return ""
     known = remembered(journal, question.id, question)
     if known is not None and ports.counter.count_text(known) <= share:
@@ -81,6 +87,20 @@ def remember(journal: Journal, key: str, question: Message, text: str) -> str:
     if len(journal.scratch) > REMEMBERED_QUESTIONS:
         journal.scratch.popitem(last=False)
     return text
+
+
+def _rounds_after(question: Message, view: View) -> int:
+    """Tool rounds that have followed the question, as far as they matter; 0 where another one is newer or it is not stored."""
+    rounds = 0
+    for entries in (view.turn, view.live):
+        for index in range(len(entries) - 1, -1, -1):
+            message = entries[index].message
+            if message.role == "user" and message.kind == "message":
+                return rounds if message.id == question.id else 0
+            rounds += bool(message.tool_calls)
+            if rounds == RECALL_ROUNDS:
+                return rounds
+    return rounds
 
 
 def scratch_message(scratch: Scratch) -> Message:
