@@ -288,11 +288,11 @@ class SessionHandle:
         return await self._arun(erase.forks(self._key))
 
     def compact(self) -> Outcome:
-        """Compact now; NotEnoughHistoryError when nothing may be compacted."""
-        return _needed(self._run(self._edit(lambda e, j: e.room.compact(j))))
+        """Compact now, a turn under way included; NotEnoughHistoryError when nothing may be compacted."""
+        return _needed(self._run(self._edit(lambda e, j: e.room.compact(j, turn_id=_only_turn(j)))))
 
     async def acompact(self) -> Outcome:
-        return _needed(await self._arun(self._edit(lambda e, j: e.room.compact(j))))
+        return _needed(await self._arun(self._edit(lambda e, j: e.room.compact(j, turn_id=_only_turn(j)))))
 
     def summarize_tools(self) -> int:
         """Summarise older tool outputs ahead, all but the newest six; how many. The window stays as it is until it has to shrink."""
@@ -344,6 +344,13 @@ def _seen_by(visibility: Visibility | None, messages: Sequence[Message]) -> tupl
 
 def _fresh_summary(journal: Journal) -> bool:
     return journal.state.summary_turn == journal.state.turns
+
+
+def _only_turn(journal: Journal) -> str | None:
+    """The turn under way; of several, nobody can say whose compaction this is."""
+    with journal.lock:
+        turns = list(journal.state.open)
+    return turns[0] if len(turns) == 1 else None
 
 
 def _needed(outcome: Outcome) -> Outcome:

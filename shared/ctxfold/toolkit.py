@@ -13,10 +13,43 @@ from ctxfold.messages import Message, ToolSpec
 from ctxfold.session import AgentContext
 from ctxfold.zones.assemble import newest_question
 
-__all__ = ["HistoryTool", "history_tools"]
+__all__ = ["HISTORY_TOOLS", "HistoryTool", "history_tools"]
 
 CHARS_PER_TOKEN = 3  # on the safe side: what is read back must not be cut again
 REFERENCE = {"type": "string", "description": "the message's reference, such as #17, or its id"}
+
+
+def _schema(**properties: dict[str, Any]) -> dict[str, Any]:
+    required = [name for name, value in properties.items() if "default" not in value]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+HISTORY_TOOLS = (
+    ToolSpec(
+        "read_message",
+        "Read an earlier message of this conversation in full, also one that was summarised or shown as an excerpt. Long "
+        "ones come in pieces: ask again with the offset that the answer names.",
+        _schema(reference=REFERENCE, offset={"type": "integer", "minimum": 0, "default": 0}),
+    ),
+    ToolSpec(
+        "search_history",
+        "Search the whole conversation, summarised messages and full tool outputs included. Answers with references that "
+        "read_message takes.",
+        _schema(query={"type": "string", "description": "the words to look for"}),
+    ),
+    ToolSpec(
+        "pin_message",
+        "Keep a message word for word from now on, whatever is summarised. The room for pins is small: pin what must not "
+        "be lost or changed.",
+        _schema(reference=REFERENCE),
+    ),
+    ToolSpec("unpin_message", "End the pin of a message.", _schema(reference=REFERENCE)),
+    ToolSpec(
+        "compact_history",
+        "Summarise the earlier conversation now, to make room. Once per turn; everything stays readable by reference.",
+        _schema(),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,51 +74,10 @@ def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
     not read back. `compact_history` works once per turn.
     """
     bound = _Bound(context)
-    return (
-        HistoryTool(
-            "read_message",
-            "Read an earlier message of this conversation in full, also one that was summarised or shown as an excerpt. Long "
-            "ones come in pieces: ask again with the offset that the answer names.",
-            _schema(reference=REFERENCE, offset={"type": "integer", "minimum": 0, "default": 0}),
-            bound.read_message,
-            bound.aread_message,
-        ),
-        HistoryTool(
-            "search_history",
-            "Search the whole conversation, summarised messages and full tool outputs included. Answers with references that "
-            "read_message takes.",
-            _schema(query={"type": "string", "description": "the words to look for"}),
-            bound.search_history,
-            bound.asearch_history,
-        ),
-        HistoryTool(
-            "pin_message",
-            "Keep a message word for word from now on, whatever is summarised. The room for pins is small: pin what must not "
-            "be lost or changed.",
-            _schema(reference=REFERENCE),
-            bound.pin_message,
-            bound.apin_message,
-        ),
-        HistoryTool(
-            "unpin_message",
-            "End the pin of a message.",
-            _schema(reference=REFERENCE),
-            bound.unpin_message,
-            bound.aunpin_message,
-        ),
-        HistoryTool(
-            "compact_history",
-            "Summarise the earlier conversation now, to make room. Once per turn; everything stays readable by reference.",
-            _schema(),
-            bound.compact_history,
-            bound.acompact_history,
-        ),
+    return tuple(
+        HistoryTool(s.name, s.description, dict(s.parameters), getattr(bound, s.name), getattr(bound, f"a{s.name}"))
+        for s in HISTORY_TOOLS
     )
-
-
-def _schema(**properties: dict[str, Any]) -> dict[str, Any]:
-    required = [name for name, value in properties.items() if "default" not in value]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 class _Bound:
