@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from langchain_ctx.node import ContextNode
     from langchain_ctx.plugged import ContextSummarizer
     from langchain_ctx.reasoning import with_reasoning
+    from langchain_ctx.sections import section_from
     from langchain_ctx.summarizer import ChatModelSummarizer
     from langchain_ctx.wrapped import with_context
 
@@ -37,6 +38,7 @@ _WHERE = {
     "from_langchain": "convert",
     "history_tools": "agent_tools",
     "import_history": "copying",
+    "section_from": "sections",
     "to_langchain": "convert",
     "token_counter": "counting",
     "with_context": "wrapped",
@@ -57,6 +59,7 @@ __all__ = [
     "from_langchain",
     "history_tools",
     "import_history",
+    "section_from",
     "to_langchain",
     "token_counter",
     "with_context",

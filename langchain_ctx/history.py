@@ -63,7 +63,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         overhead_tokens: what the chain adds to the messages: its own prompt, tools and the new question.
         mirror: another history that is given every new message too; what it raises is a warning, `export_history` catches up.
         create: False raises SessionNotFoundError for a session that is not in the store.
-        policy: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
+        policy: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `strategy` and `prices` as `AgentContext` takes them.
     """
 
     _owned = False

@@ -15,10 +15,13 @@ from langchain_ctx.summarizer import as_summarizer
 
 __all__ = ["Sessions"]
 
+_NO_RULES = ("sections", "strategy", "prices")  # what an AgentContext takes beside the fields of a policy
+
 
 class Sessions:
     """Hands out sessions over one engine, which is made with the first of them; safe across threads and tasks.
 
+    `policy` holds fields of `Policy`, and `sections`, `strategy` and `prices` as `AgentContext` takes them.
     Settings are checked at once: ConfigError, WindowTooSmallError. A store given as a URL is opened here and closed by `close`.
     """
 
@@ -34,6 +37,7 @@ class Sessions:
         policy: Mapping[str, Any],
     ) -> None:
         rules = dict(policy)
+        more = {name: rules.pop(name) for name in _NO_RULES if name in rules and not isinstance(rules[name], str)}
         reserve = rules.pop("reply_reserve_tokens", max_tokens)
         session_rules(context_window, backend, reply_reserve_tokens=reserve, **rules)
         self._settings: dict[str, Any] = {
@@ -43,6 +47,7 @@ class Sessions:
             "counter": counter,
             "max_tokens": reserve,
             **rules,
+            **more,
         }
         self.store = open_store(store)
         self._owns_store = store is None or isinstance(store, str)
