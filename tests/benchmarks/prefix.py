@@ -16,7 +16,7 @@ from ctxfold.messages import tool_result
 from ctxfold.testing import ModelServer
 from tests.benchmarks.sheets import Cell, Sheet
 
-__all__ = ["run"]
+__all__ = ["common", "run"]
 
 QUICK_TURNS = 60
 
@@ -46,7 +46,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
 def _row(name: str, requests: tuple[list[bytes], bool], causes: Sequence[tuple[str, int]] | None) -> tuple[Cell, ...]:
     bodies, scratch = requests
     sent = sum(map(len, bodies))
-    shared = [_common(*pair) for pair in pairwise(bodies)]
+    shared = [common(*pair) for pair in pairwise(bodies)]
     breaks = sum(
         count < len(_without_scratch(before) if scratch else before)
         for count, (before, _) in zip(shared, pairwise(bodies), strict=True)
@@ -55,7 +55,7 @@ def _row(name: str, requests: tuple[list[bytes], bool], causes: Sequence[tuple[s
     return name, len(bodies), sent, sum(shared), f"{sum(shared) / sent:.1%}", breaks, said
 
 
-def _common(a: bytes, b: bytes) -> int:
+def common(a: bytes, b: bytes) -> int:
     """Length of the longest common prefix."""
     same, differs = 0, min(len(a), len(b)) + 1
     while differs - same > 1:

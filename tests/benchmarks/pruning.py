@@ -41,8 +41,7 @@ def kept_arguments(kind: PruningKind, pruned: float, runs_each: int, runs: int |
         texts = [flat(m).casefold() for m in messages]
         stood = [COUNTER.count(m) for m in messages]
         excerpts = [
-            excerpt(m, n, max_chars=EXCERPT_CHARS) if m.role == "tool" else m
-            for m, n in zip(messages, stood, strict=True)
+            excerpt(m, max_chars=EXCERPT_CHARS) if m.role == "tool" else m for m, n in zip(messages, stood, strict=True)
         ]
         short = [flat(m).casefold() for m in excerpts]
         saved = [n - COUNTER.count(m) for m, n in zip(excerpts, stood, strict=True)]
@@ -86,9 +85,7 @@ def _subgoals(messages: Sequence[Message], groups: Sequence[Trajectory]) -> tupl
     """One per run: what its person says first; those before the newest are completed."""
     seqs = {m.id: seq for seq, m in enumerate(messages, 1)}
     begun = [t for t in groups if t.messages[0].id in seqs]
-    return tuple(
-        Subgoal(t.messages[0].text, seqs[t.messages[0].id], completed=t is not begun[-1]) for t in begun
-    )
+    return tuple(Subgoal(t.messages[0].text, seqs[t.messages[0].id], completed=t is not begun[-1]) for t in begun)
 
 
 def measured(runs: int | None = None, shares: Sequence[float] = SHARES) -> list[Kept]:
