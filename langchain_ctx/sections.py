@@ -32,9 +32,10 @@ def section_from(
     What is found is shown as data, with each document's source and page beside it, once per document. A retriever that fails or
     is too slow costs only its section. `terms` are those of `ctxfold.Section`: place, lifetime, share, min_free_ratio, timeout_s.
     """
-    retriever: object = source.as_retriever(search_kwargs={"k": limit}) if isinstance(source, VectorStore) else source
+    given: Any = source  # or whatever else a caller hands over
+    retriever: Any = given.as_retriever(search_kwargs={"k": limit}) if isinstance(given, VectorStore) else given
     if not isinstance(retriever, BaseRetriever):
-        raise ConfigError(f"{type(source).__name__} is no source for a section: give a retriever or a vector store")
+        raise ConfigError(f"{type(given).__name__} is no source for a section: give a retriever or a vector store")
     return Section(kind, _Retrieved(retriever), **terms)
 
 
