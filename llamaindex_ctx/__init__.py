@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llamaindex_ctx.agent_tools import history_tools
     from llamaindex_ctx.backend import LlamaIndexBackend
+    from llamaindex_ctx.blocks import CtxMemoryBlock
     from llamaindex_ctx.chat_store import CtxChatStore
     from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
     from llamaindex_ctx.llm import CtxLLM
@@ -22,6 +23,7 @@ _WHERE = {
     "CtxChatStore": "chat_store",
     "CtxLLM": "llm",
     "CtxMemory": "memory",
+    "CtxMemoryBlock": "blocks",
     "LlamaIndexBackend": "backend",
     "LlmSummarizer": "summarizer",
     "from_chat_messages": "convert",
@@ -37,6 +39,7 @@ __all__ = [
     "CtxChatStore",
     "CtxLLM",
     "CtxMemory",
+    "CtxMemoryBlock",
     "LlamaIndexBackend",
     "LlmSummarizer",
     "from_chat_messages",

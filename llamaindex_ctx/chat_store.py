@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,16 +19,16 @@ from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, Opaque
 from ctxfold.ports import Store
 from ctxfold.session import AgentContext
-from llamaindex_ctx.convert import ID_KEY, KIND_KEY, from_chat_message, is_section, to_chat_message, to_chat_messages
+from llamaindex_ctx.convert import from_chat_messages, is_section, to_chat_message, to_chat_messages, without_marks
 from llamaindex_ctx.opening import source_of
+from llamaindex_ctx.recent import Recent
 from llamaindex_ctx.registry import Source, find_source, forget, name_of, stored_name
-from llamaindex_ctx.rounds import as_text, paired, unanswered
+from llamaindex_ctx.rounds import as_text, unanswered
 
 __all__ = ["CtxChatStore"]
 
 AS_PUT = "llama_index:as_put"  # what a message was before it was told in another role
 WINDOW = 1_000_000  # nothing is ever compacted here: the memory above trims, or a CtxMemory that opens the session
-HANDLES = 256
 
 _alive: weakref.WeakValueDictionary[str, _Shared] = weakref.WeakValueDictionary()
 
@@ -42,9 +40,15 @@ class _Shared:
     source: Source
     store: Store
     ours: bool
-    lock: threading.RLock = field(default_factory=threading.RLock)
     first: AgentContext | None = None
-    handles: OrderedDict[SessionKey, AgentContext] = field(default_factory=OrderedDict[SessionKey, AgentContext])
+    handles: Recent[SessionKey, AgentContext] = field(default_factory=Recent[SessionKey, AgentContext])
+
+    def opened(self, key: SessionKey) -> AgentContext:
+        if self.first is None:
+            self.first = AgentContext(
+                session=key.session, owner=key.owner, store=self.store, context_window=WINDOW, auto_compact=False
+            )
+        return self.first.at(key.session, owner=key.owner)
 
 
 class CtxChatStore(BaseChatStore, Closing):
@@ -83,19 +87,8 @@ class CtxChatStore(BaseChatStore, Closing):
 
     def context(self, key: str) -> AgentContext:
         """The session behind a key, made when it is new: search, undo, export."""
-        shared, name = self._shared, SessionKey(self.owner, key)
-        with shared.lock:
-            handle = shared.handles.get(name)
-            if handle is None:
-                if shared.first is None:
-                    shared.first = AgentContext(
-                        session=key, owner=self.owner, store=shared.store, context_window=WINDOW, auto_compact=False
-                    )
-                handle = shared.handles[name] = shared.first.at(key, owner=self.owner)
-            shared.handles.move_to_end(name)
-            while len(shared.handles) > HANDLES:
-                shared.handles.popitem(last=False)
-            return handle
+        name = SessionKey(self.owner, key)
+        return self._shared.handles.get(name, lambda: self._shared.opened(name))
 
     # reading
 
@@ -203,8 +196,8 @@ class CtxChatStore(BaseChatStore, Closing):
 
 
 def _taken(messages: Sequence[ChatMessage], context: AgentContext, view: Sequence[Message] = ()) -> list[Message]:
-    given = [from_chat_message(m, context.new_id()) for m in messages if not is_section(m)]
-    return paired(given, context.new_id, unanswered(view), stray=_told)
+    given = [m for m in messages if not is_section(m)]
+    return from_chat_messages(given, context.new_id, unanswered(view), stray=_told)
 
 
 def _told(message: Message) -> Message:
@@ -217,9 +210,7 @@ def _told(message: Message) -> Message:
 def _as_put(message: Message, *, keep_id: bool = False) -> ChatMessage:
     before = message.opaque(AS_PUT)
     found = to_chat_messages([message])[0] if before is None else ChatMessage.model_validate(before)
-    marks = {KIND_KEY} if keep_id else {ID_KEY, KIND_KEY}
-    found.additional_kwargs = {k: v for k, v in found.additional_kwargs.items() if k not in marks}
-    return found
+    return without_marks(found, keep_id=keep_id)
 
 
 # so that ChatMemoryBuffer.from_dict knows the class by its name

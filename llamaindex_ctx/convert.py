@@ -51,6 +51,7 @@ __all__ = [
     "section",
     "to_chat_message",
     "to_chat_messages",
+    "without_marks",
 ]
 
 ID_KEY: Final = "ctxfold_id"
@@ -94,14 +95,19 @@ def _new_id() -> str:
 
 
 def from_chat_messages(
-    messages: Iterable[ChatMessage | str], new_id: Callable[[], str] = _new_id, waiting: Sequence[ToolCallPart] = ()
+    messages: Iterable[ChatMessage | str],
+    new_id: Callable[[], str] = _new_id,
+    waiting: Sequence[ToolCallPart] = (),
+    *,
+    stray: Callable[[Message], Message] | None = None,
 ) -> list[Message]:
     """The messages for the engine or a backend: ids given, every tool call but those of the last round answered.
 
-    `waiting` are calls of messages that came before. A string is a user message.
+    A string is a user message. `waiting` and `stray` are those of `paired`: calls of messages that came before, and what
+    becomes of a result that answers no call.
     """
     taken = (ChatMessage(content=m) if isinstance(m, str) else m for m in messages)
-    return paired([from_chat_message(m, new_id()) for m in taken], new_id, waiting)
+    return paired([from_chat_message(m, new_id()) for m in taken], new_id, waiting, stray=stray)
 
 
 def from_chat_message(message: ChatMessage, id: str) -> Message:
@@ -285,6 +291,13 @@ def to_chat_message(message: Message) -> ChatMessage:
     if beside is None or blocks is None:
         return _plain(message, parts, marks)
     return ChatMessage(role=MessageRole(beside["role"]), blocks=blocks, additional_kwargs={**beside["kwargs"], **marks})
+
+
+def without_marks(message: ChatMessage, *, keep_id: bool = False) -> ChatMessage:
+    """The message without what was noted on it here."""
+    marks = {KIND_KEY} if keep_id else {ID_KEY, KIND_KEY}
+    kwargs = {k: v for k, v in message.additional_kwargs.items() if k not in marks}
+    return message.model_copy(update={"additional_kwargs": kwargs})
 
 
 def _plain(message: Message, parts: Sequence[Part], marks: Json) -> ChatMessage:

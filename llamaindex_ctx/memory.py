@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage
@@ -13,6 +14,7 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.memory.types import BaseMemory
 from pydantic import Field, PrivateAttr
 
+from ctxfold import Section
 from ctxfold.closing import Closing
 from ctxfold.errors import MessageTooLargeError, WindowTooSmallError
 from ctxfold.messages import Message, ToolCallPart
@@ -20,7 +22,8 @@ from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from llamaindex_ctx.convert import from_chat_messages, is_section, is_summary, section, to_chat_messages
-from llamaindex_ctx.opening import FunctionCounter, Tokenizer, open_live, source_of, window_rules
+from llamaindex_ctx.memory_blocks import Block, asking
+from llamaindex_ctx.opening import FunctionCounter, Tokenizer, live_at, open_live, source_of, window_rules
 from llamaindex_ctx.registry import Live, find_live, forget, name_of, stored_name
 from llamaindex_ctx.rounds import finished, unanswered
 
@@ -76,6 +79,8 @@ class CtxMemory(BaseMemory, Closing):
         tokenizer_fn: Tokenizer | None = None,
         counter: TokenCounter | TextCounter | None = None,
         recall: bool = True,
+        memory_blocks: Sequence[Block] | None = None,
+        sections: Sequence[Section] = (),
         **policy: Any,
     ) -> CtxMemory:
         """A memory over a session, which is made in the store when it is new.
@@ -88,17 +93,26 @@ class CtxMemory(BaseMemory, Closing):
             chat_history: replaces what the session holds, as `set` does.
             token_limit: tokens that the history alone may take, without a reply reserve.
             tokenizer_fn: text to tokens, for counting; `counter` goes first.
+            memory_blocks: LlamaIndex's own or the user's, for this session alone: what each knows of the question stands beside
+                the conversation as data, and each is given what is compacted. None takes those of the registered store.
+            sections: what else is to stand beside the conversation: `ctxfold.Section`.
             policy: further fields of `ctxfold.Policy`, and `max_tokens`, the reply reserve.
         """
         rules = {**policy, **window_rules(context_window, token_limit, llm)}
-        source = source_of(store, llm)
+        if not recall:
+            rules = {"recall_ratio": 0.0, **rules}  # sections are looked for all the same
+        source, session = source_of(store, llm), session_id or uuid.uuid4().hex
+        if memory_blocks is None:
+            memory_blocks = source.memory_blocks(session) if source.memory_blocks else ()
         live = open_live(
-            session_id or uuid.uuid4().hex,
+            session,
             owner,
             source,
             llm=llm or source.llm,
             counter=counter or (FunctionCounter(tokenizer_fn) if tokenizer_fn else None),
             tokenizer_fn=tokenizer_fn,
+            blocks=memory_blocks,
+            sections=sections,
             rules=rules,
         )
         memory = cls(live, recall=recall)
@@ -111,6 +125,10 @@ class CtxMemory(BaseMemory, Closing):
         """The session itself, for what LlamaIndex has no words for: pins, explain, usage, export, undo."""
         return self._live.context
 
+    def at(self, session_id: str, *, owner: str | None = None) -> CtxMemory:
+        """The memory of another session over the same engine and store, which is made at its first use."""
+        return type(self)(live_at(self._live, session_id, owner), recall=self.recall)
+
     # reading
 
     def get(
@@ -122,17 +140,39 @@ class CtxMemory(BaseMemory, Closing):
         user message if that is last, else at the end. They are never stored.
         """
         self._check_room(initial_token_count)
-        window = self.context.window(recall=self.recall, question=_text(input), overhead_tokens=initial_token_count)
+        with self._asking(kwargs):
+            window = self.context.window(recall=self._looks, question=_text(input), overhead_tokens=initial_token_count)
+        self._feed()
         return _with_recalled(to_chat_messages(finished(window.messages)), window.recalled)
 
     async def aget(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **kwargs: Any
     ) -> list[ChatMessage]:
         self._check_room(initial_token_count)
-        window = await self.context.awindow(
-            recall=self.recall, question=_text(input), overhead_tokens=initial_token_count
-        )
+        with self._asking(kwargs, on_loop=True):
+            window = await self.context.awindow(
+                recall=self._looks, question=_text(input), overhead_tokens=initial_token_count
+            )
+        await self._afeed()
         return _with_recalled(await _shown(finished(window.messages)), window.recalled)
+
+    @property
+    def _looks(self) -> bool:
+        return self.recall or self._live.beside
+
+    def _asking(self, kwargs: Mapping[str, Any], *, on_loop: bool = False) -> AbstractContextManager[None]:
+        """What memory blocks are told, beyond the question, of the call that asks them."""
+        if self._live.blocks is None:
+            return nullcontext()
+        return asking(lambda: to_chat_messages(finished(self.context.view().messages)), kwargs, on_loop=on_loop)
+
+    def _feed(self) -> None:
+        if self._live.blocks is not None:
+            self._live.blocks.feed(self.context)
+
+    async def _afeed(self) -> None:
+        if self._live.blocks is not None:
+            await self._live.blocks.afeed(self.context)
 
     def _check_room(self, tokens: int) -> None:
         budget = self.context.policy.budget_tokens
@@ -167,6 +207,7 @@ class CtxMemory(BaseMemory, Closing):
         fresh = _without_own(self._taken(messages, unanswered(view)), view)
         if fresh:
             self._live.waiting = self.context.add(fresh).turn_id is not None
+            self._feed()
 
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         if _heavy(messages):
@@ -176,12 +217,14 @@ class CtxMemory(BaseMemory, Closing):
         fresh = _without_own(self._taken(messages, unanswered(view)), view)
         if fresh:
             self._live.waiting = (await self.context.aadd(fresh)).turn_id is not None
+            await self._afeed()
 
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
         """Put messages in place of all others, at once; on an error nothing has changed. The archive keeps the old ones."""
         fresh = _once(self._taken(messages))
         self.context.set_messages(fresh, prompts=True)
         self._live.waiting = bool(unanswered(fresh))
+        self._feed()
 
     async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
         if _heavy(messages):
@@ -190,6 +233,7 @@ class CtxMemory(BaseMemory, Closing):
         fresh = _once(self._taken(messages))
         await self.context.aset_messages(fresh, prompts=True)
         self._live.waiting = bool(unanswered(fresh))
+        await self._afeed()
 
     def reset(self) -> None:
         """Empty the conversation, system messages too; the archive keeps what was there."""
@@ -262,14 +306,19 @@ class CtxMemory(BaseMemory, Closing):
 
     def close(self) -> None:
         """Close the store if it was opened here; every copy of this memory ends with it."""
-        forget(self._live.source)
+        self._ended()
         if self._live.opened is not None:
             self._live.opened.close()
 
     async def aclose(self) -> None:
-        forget(self._live.source)
+        self._ended()
         if self._live.opened is not None:
             await self._live.opened.aclose()
+
+    def _ended(self) -> None:
+        forget(self._live.source)
+        if self._live.blocks is not None:
+            self._live.blocks.side.close()
 
 
 def _text(input: str | ChatMessage | None) -> str | None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from llama_index.core.llms.llm import LLM
 
+from ctxfold import Section
 from ctxfold.errors import ConfigError
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
+from llamaindex_ctx.memory_blocks import Block, Blocks
 from llamaindex_ctx.registry import Live, Source, find_source, keep_live
 from llamaindex_ctx.summarizer import LlmSummarizer
 
-__all__ = ["FunctionCounter", "Tokenizer", "open_live", "source_of", "window_rules"]
+__all__ = ["FunctionCounter", "Tokenizer", "live_at", "open_live", "source_of", "window_rules"]
 
 Tokenizer: TypeAlias = Callable[[str], Sequence[Any]]
 
@@ -71,9 +75,14 @@ def open_live(
     llm: LLM | None,
     counter: TokenCounter | TextCounter | None,
     tokenizer_fn: Tokenizer | None,
+    blocks: Sequence[Block],
+    sections: Sequence[Section],
     rules: dict[str, Any],
 ) -> Live:
     """A session's engine, remembered for as long as a memory holds it."""
+    beside = Blocks(tuple(blocks)) if blocks else None
+    # a memory makes no requests: whatever stands beside the conversation travels with the messages that it gives out
+    asked = [replace(s, lifetime="request") for s in (*(beside.sections() if beside else ()), *sections)]
     opened, ours = source.open()
     try:
         context = AgentContext(
@@ -82,6 +91,7 @@ def open_live(
             store=opened,
             summarizer=LlmSummarizer(llm) if llm is not None else None,
             counter=counter,
+            sections=asked,
             **rules,
         )
     except BaseException:
@@ -90,6 +100,21 @@ def open_live(
         raise
     count = context.counter.count_text
     tokenize: Tokenizer = tokenizer_fn or (lambda text: range(count(text)))
-    live = Live(uuid.uuid4().hex, context, source, opened if ours else None, tokenize)
+    live = Live(uuid.uuid4().hex, context, source, opened if ours else None, tokenize, beside, bool(asked))
+    if beside is not None:
+        beside.bind(context)
+        weakref.finalize(live, beside.side.close).atexit = False
     keep_live(live)
     return live
+
+
+def live_at(live: Live, session: str, owner: str | None) -> Live:
+    """Another session over the same engine and store. ConfigError where memory blocks would be asked for both."""
+    if live.blocks is not None:
+        raise ConfigError(
+            "this memory has memory blocks, which belong to its session: open the other session with blocks of its own "
+            "(CtxMemory.from_defaults(session_id, store=..., memory_blocks=[...]))"
+        )
+    other = replace(live, key=uuid.uuid4().hex, context=live.context.at(session, owner=owner), waiting=False)
+    keep_live(other)
+    return other

@@ -15,6 +15,7 @@ from ctxfold.connect import open_store
 from ctxfold.errors import ConfigError
 from ctxfold.ports import Store
 from ctxfold.session import AgentContext
+from llamaindex_ctx.memory_blocks import Block, Blocks
 
 __all__ = [
     "Live",
@@ -31,10 +32,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a name stands for: a store by URL or as an object, and who writes the summaries of memories opened through it."""
+    """What a name stands for: a store by URL or as an object; of memories opened through it, who writes the summaries, and
+    which blocks a session has."""
 
     store: str | Store
     llm: LLM | None = None
+    memory_blocks: Callable[[str], Sequence[Block]] | None = None
 
     def open(self) -> tuple[Store, bool]:
         """The store, and whether it was opened here."""
@@ -50,6 +53,8 @@ class Live:
     source: Source
     opened: Store | None  # to be closed with the memory
     tokenizer_fn: Callable[[str], Sequence[Any]]
+    blocks: Blocks | None = None
+    beside: bool = False  # whether anything is to stand beside the conversation
     waiting: bool = False  # whether the newest messages put are calls without results
 
 
@@ -58,16 +63,22 @@ _sources: dict[str, Source] = {}
 _live: weakref.WeakValueDictionary[str, Live] = weakref.WeakValueDictionary()
 
 
-def register_store(name: str, store: str | Store, *, llm: LLM | None = None) -> None:
+def register_store(
+    name: str,
+    store: str | Store,
+    *,
+    llm: LLM | None = None,
+    memory_blocks: Callable[[str], Sequence[Block]] | None = None,
+) -> None:
     """Give a store a name by which serialised memories refer to it, never by a URL, which may hold a password.
 
     `CtxMemory.from_defaults(store=name)` opens it; so does `CtxMemory.from_dict` in a process where the name was registered.
-    `llm` writes the summaries of memories that are rebuilt from a dict.
+    `llm` writes the summaries of memories opened by the name, and `memory_blocks` gives the blocks of a session, by its id.
     """
     if not name or "://" in name:
         raise ConfigError(f"store name {name.partition('://')[0]!r}: give a plain name such as 'chats', not a URL")
     with _lock:
-        _sources[name] = Source(store, llm)
+        _sources[name] = Source(store, llm, memory_blocks)
 
 
 def find_source(name: str) -> Source:

@@ -1,0 +1,115 @@
+"""`CtxMemoryBlock`: a `CtxMemory` as a block of LlamaIndex's own `Memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.memory.memory import BaseMemoryBlock
+from pydantic import Field, PrivateAttr
+
+from ctxfold import Window
+from ctxfold.errors import BudgetError
+from ctxfold.history.data import defused
+from ctxfold.messages import MediaPart, Message
+from llamaindex_ctx.convert import from_chat_messages
+from llamaindex_ctx.memory import CtxMemory
+from llamaindex_ctx.recent import Recent
+from llamaindex_ctx.rounds import as_text, unanswered
+
+__all__ = ["CtxMemoryBlock"]
+
+STAMP = "session_id"  # where `Memory` notes whose messages it hands over
+CUT = "[earlier lines are left out here]"
+
+
+class CtxMemoryBlock(BaseMemoryBlock[str]):
+    """What `Memory` flushes goes into a `CtxMemory`; the block's text is that memory's window.
+
+    So the text holds a summary of what was flushed long ago, the newest flushed messages, and passages that bear on the
+    question, all within the memory's own `token_limit`, and nothing that was flushed is lost. Each session of the `Memory`
+    above has one of its own here, "<the memory's>/<that session>": see `session`.
+
+        archive = CtxMemory.from_defaults("archive", store="sqlite:///chat.db", token_limit=3_000, llm=llm)
+        memory = Memory.from_defaults("ann", token_limit=30_000, memory_blocks=[CtxMemoryBlock(archive)])
+    """
+
+    name: str = Field(default="EarlierConversation", description="The name of the memory block.")
+    priority: int = Field(default=1, description="0 is never truncated, 1 is truncated first.")
+
+    _memory: CtxMemory = PrivateAttr()
+    _sessions: Recent[str, CtxMemory] = PrivateAttr(default_factory=Recent[str, CtxMemory])
+
+    def __init__(self, memory: CtxMemory, **fields: Any) -> None:
+        super().__init__(**fields)
+        self._memory = memory
+
+    def session(self, session_id: str | None = None) -> CtxMemory:
+        """The memory behind a session of the `Memory` above; without one, the memory that was given."""
+        if session_id is None:
+            return self._memory
+        name = f"{self._memory.session_id}/{session_id}"
+        return self._sessions.get(name, lambda: self._memory.at(name))
+
+    async def _aget(
+        self, messages: list[ChatMessage] | None = None, session_id: str | None = None, **block_kwargs: Any
+    ) -> str:
+        memory = self.session(session_id)
+        question = next((m.content for m in reversed(messages or []) if m.role.value == "user"), None)
+        try:
+            return _rendered(await memory.context.awindow(recall=memory.recall, question=question))
+        except BudgetError:
+            # a single message may be larger than the block's own limit: it is archived whole, and shown in part
+            text = _rendered(Window(await memory.context.aview()))
+            return self._end_of(text, memory.context.policy.budget_tokens) or ""
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        if not messages:
+            return
+        stamp = messages[0].additional_kwargs.get(STAMP)
+        context = self.session(None if stamp is None else str(stamp)).context
+        waiting = unanswered((await context.aview()).messages)
+        # a flush may begin in the middle of a round whose calls it never handed over
+        fresh = from_chat_messages(map(_without_stamp, messages), context.new_id, waiting, stray=as_text)
+        await context.aadd(fresh)
+
+    async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
+        """The end of the text, shorter by that many tokens: what was recalled for the question, and the newest messages."""
+        tokens = self._memory.context.counter.count_text(content)
+        return self._end_of(content, tokens - tokens_to_truncate)
+
+    def _end_of(self, text: str, tokens: int) -> str | None:
+        count = self._memory.context.counter.count_text
+        room = tokens - count(CUT) - 1
+        kept: list[str] = []
+        for line in reversed(text.splitlines()):
+            size = count(line) + 1
+            if size > room:
+                kept += [] if kept or room <= 0 else [_end_of_line(line, room, count)]
+                break
+            room -= size
+            kept.append(line)
+        return "\n".join([CUT, *reversed(kept)]) if kept else None
+
+
+def _end_of_line(line: str, tokens: int, count: Callable[[str], int]) -> str:
+    while (size := count(line)) > tokens:
+        line = line[-(len(line) * tokens // size) or len(line) :]
+    return line
+
+
+def _without_stamp(message: ChatMessage) -> ChatMessage:
+    kwargs = {k: v for k, v in message.additional_kwargs.items() if k != STAMP}
+    return message.model_copy(update={"additional_kwargs": kwargs})
+
+
+def _rendered(window: Window) -> str:
+    lines = [m.text if m.kind == "summary" else _line(m) for m in window.messages]
+    return "\n".join([*lines, window.recalled] if window.recalled else lines)
+
+
+def _line(message: Message) -> str:
+    calls = (f"calls {c.name} with {c.arguments}" for c in message.tool_calls)
+    media = (f"[{p.kind}]" for p in message.parts if isinstance(p, MediaPart))
+    return f"{message.role}: {defused(' '.join(t for t in (message.text, *calls, *media) if t))}"

@@ -1,0 +1,217 @@
+"""LlamaIndex's memory blocks beside a conversation: asked as sections, fed with what is compacted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar, cast
+
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.memory.memory import BaseMemoryBlock
+
+from ctxfold import Item, Query, Section
+from ctxfold.errors import ConfigError, MessageNotFoundError
+from ctxfold.events import Event, HistoryCompacted
+from ctxfold.messages import Message
+from ctxfold.session import AgentContext
+from llamaindex_ctx.convert import to_chat_messages, without_marks
+
+__all__ = ["Block", "Blocks", "asking"]
+
+_log = logging.getLogger("ctxfold")
+T = TypeVar("T")
+Block: TypeAlias = BaseMemoryBlock[Any]
+SHARE = 0.3  # of the prompt's budget, at most, for each block: what `Memory` leaves to all of them
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What blocks are told of the call that asks them, beyond the question."""
+
+    history: Callable[[], list[ChatMessage]]
+    kwargs: Mapping[str, Any]
+    on_loop: bool
+
+
+_asking: ContextVar[_Asking | None] = ContextVar("ctxfold_asking", default=None)
+
+
+@contextmanager
+def asking(
+    history: Callable[[], list[ChatMessage]], kwargs: Mapping[str, Any], *, on_loop: bool = False
+) -> Generator[None]:
+    """Within it, blocks get that history and those keywords; `on_loop` says that whoever asks can await them."""
+    token = _asking.set(_Asking(history, kwargs, on_loop))
+    try:
+        yield
+    finally:
+        _asking.reset(token)
+
+
+class SideLoop:
+    """One event loop in a thread of its own, for what is async only and wanted by synchronous code.
+
+    Always the same one: clients of services cannot be used from a second loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._running()).result()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_run, args=(self._loop,), name="ctxfold-blocks", daemon=True).start()
+            return self._loop
+
+    def close(self) -> None:
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+@dataclass(eq=False)
+class Blocks:
+    """The blocks of one session: `sections` ask them, `feed` hands over what was compacted.
+
+    A block belongs to one session, because it may keep what it was given: asked for another one, it says nothing.
+    """
+
+    blocks: tuple[Block, ...]
+    side: SideLoop = field(default_factory=SideLoop)
+    _session: tuple[str, str] | None = None
+    _covered: list[str] = field(default_factory=list[str])
+    _owed: dict[str, list[ChatMessage]] = field(default_factory=dict[str, list[ChatMessage]])
+
+    def __post_init__(self) -> None:
+        names = [_kind(block.name) for block in self.blocks]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"two memory blocks are called {twice!r}: give each a name of its own")
+
+    def sections(self) -> tuple[Section, ...]:
+        """A section for each block, those that are never to be left out (priority 0) first."""
+        ordered = sorted(self.blocks, key=lambda block: block.priority)
+        return tuple(
+            Section(_kind(b.name), _Source(self, b), lifetime="request", share=SHARE, min_free_ratio=0.0, timeout_s=30)
+            for b in ordered
+        )
+
+    def bind(self, context: AgentContext) -> None:
+        """Make them the blocks of that session, from here on."""
+        self._session = (context.owner, context.session)
+        context.subscribe(self._heard)
+
+    def belong_to(self, query: Query) -> bool:
+        return self._session == (query.owner, query.session)
+
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, HistoryCompacted) and self._session is not None and event.session == self._session[1]:
+            self._covered.extend(event.covered)
+
+    # feeding
+
+    def feed(self, context: AgentContext) -> None:
+        """Hand what was compacted since the last call to all blocks that want it.
+
+        What a block fails to take is logged, and offered again with what is compacted next.
+        """
+        if self._covered:
+            self.side.run(self.afeed(context))
+
+    async def afeed(self, context: AgentContext) -> None:
+        ids, self._covered[:] = tuple(self._covered), []
+        if not ids:
+            return
+        try:
+            found = [await _found(context, message_id) for message_id in ids]
+        except BaseException:
+            self._covered[:0] = ids
+            raise
+        messages = [without_marks(m) for m in to_chat_messages(m for m in found if m is not None)]
+        name = _name(context.owner, context.session)
+        await asyncio.gather(*(self._give(block, messages, name) for block in self.blocks))
+
+    async def _give(self, block: Block, messages: Sequence[ChatMessage], session: str) -> None:
+        owed = [*self._owed.pop(block.name, []), *(m.model_copy(deep=True) for m in messages)]
+        try:
+            await block.aput(owed, from_short_term_memory=True, session_id=session)
+        except Exception:  # noqa: BLE001 - logged with its traceback; the messages themselves are stored
+            _log.exception("memory block %r did not take %d compacted messages", block.name, len(owed))
+            self._owed[block.name] = owed
+        except BaseException:
+            self._owed[block.name] = owed
+            raise
+
+
+def _name(owner: str, session: str) -> str:
+    """What a block, and a vector store that many blocks share, knows the session by."""
+    return session if owner == "default" else f"{owner}/{session}"
+
+
+async def _found(context: AgentContext, message_id: str) -> Message | None:
+    try:
+        return await context.aget(message_id)
+    except MessageNotFoundError:
+        return None  # erased meanwhile, or another owner's session of the same name
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A block as the source of a section."""
+
+    owner: Blocks
+    block: Block
+
+    def __call__(self, query: Query) -> Any:
+        if not self.owner.belong_to(query):
+            return ()
+        asked = _asking.get()
+        work = self._ask(query, asked or _Asking(list, {}, on_loop=False))
+        return work if asked is not None and asked.on_loop else self.owner.side.run(work)
+
+    async def _ask(self, query: Query, asked: _Asking) -> tuple[Item, ...]:
+        history = await asyncio.to_thread(asked.history)
+        if not history or history[-1].role != "user" or history[-1].content != query.text:
+            history.append(ChatMessage(role="user", content=query.text))
+        name = _name(query.owner, query.session)
+        content: object = await self.block.aget(history, session_id=name, **asked.kwargs)
+        return tuple(Item(text) for text in _texts(content) if text.strip())
+
+
+def _texts(content: object) -> Sequence[str]:
+    """What a block brings, as text: itself, its content blocks, or its messages."""
+    if isinstance(content, str):
+        return (content,)
+    parts = cast("list[object]", content) if isinstance(content, list) else []
+    messages = [m for m in parts if isinstance(m, ChatMessage)]
+    if messages:
+        return [f"{m.role.value}: {m.content or ''}" for m in messages]
+    return ["\n".join(_text(part) for part in parts)]
+
+
+def _text(part: object) -> str:
+    if isinstance(part, TextBlock):
+        return part.text
+    where = getattr(part, "url", None) or getattr(part, "path", None) or "not shown"
+    return f"[{getattr(part, 'block_type', type(part).__name__)}: {where}]"
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"[^\w-]+", "_", name) or "memory"
