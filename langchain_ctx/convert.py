@@ -176,7 +176,7 @@ def _decoded(text: str) -> Any:
 
 def _usage(message: AIMessage, kept: dict[str, Any]) -> Usage | None:
     said = message.usage_metadata
-    if said is None:
+    if said is None or "input_tokens" not in said:  # an answer from a cache may have a cost alone
         return None
     into, out = said.get("input_token_details", {}), said.get("output_token_details", {})
     usage = Usage(

@@ -6,6 +6,7 @@ import builtins
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from typing import Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -197,6 +198,25 @@ class ContextChatModel(AddressedChatModel):
 
     # answering
 
+    def _generate_with_cache(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        """What the base does here, the model does with the window: caching, limiting, streaming to listeners."""
+        return self._generate(messages, stop=stop, run_manager=run_manager, **kwargs)
+
+    async def _agenerate_with_cache(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return await self._agenerate(messages, stop=stop, run_manager=run_manager, **kwargs)
+
     def _generate(
         self,
         messages: list[BaseMessage],
@@ -209,11 +229,12 @@ class ContextChatModel(AddressedChatModel):
 
         def send(window: Request) -> Reply:
             with as_backend_error(model_name(inner)):
-                # with the model's cache and rate limiter; without callbacks, which are this call's
-                return _reply(inner._generate_with_cache(asked(window.messages), stop=stop, **rest))
+                return _reply(generate(asked(window.messages)))
 
+        # with the model's cache and rate limiter; its tokens are told to this call's listeners
+        generate = partial(inner._generate_with_cache, stop=stop, run_manager=run_manager, **rest)
         if key is None or self.sessions is None:
-            return cast("ChatResult", inner._generate_with_cache(messages, stop=stop, **rest))
+            return cast("ChatResult", generate(messages))
         with translated(), failing_as_it_did(), calling(Caller(inner, send=send)):
             return _result(self.sessions.at(key.session, key.owner).ask(_question(key, messages, rest, _new_id())))
 
@@ -229,10 +250,11 @@ class ContextChatModel(AddressedChatModel):
 
         async def asend(window: Request) -> Reply:
             with as_backend_error(model_name(inner)):
-                return _reply(await inner._agenerate_with_cache(asked(window.messages), stop=stop, **rest))
+                return _reply(await generate(asked(window.messages)))
 
+        generate = partial(inner._agenerate_with_cache, stop=stop, run_manager=run_manager, **rest)
         if key is None or self.sessions is None:
-            return cast("ChatResult", await inner._agenerate_with_cache(messages, stop=stop, **rest))
+            return cast("ChatResult", await generate(messages))
         with translated(), failing_as_it_did(), calling(Caller(inner, asend=asend)):
             context = await self.sessions.aat(key.session, key.owner)
             return _result(await context.aask(_question(key, messages, rest, _new_id())))
