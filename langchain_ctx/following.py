@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NotRequired, cast
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.runnables import ensure_config
+from langchain_core.runnables import RunnableConfig
 
-from ctxfold.follow import Trail
+from ctxfold.follow import BRANCH, Trail
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.history import session_key
 
-__all__ = ["KEPT", "ContextState", "Named", "kept_in", "place_of", "root_of"]
+__all__ = ["KEPT", "ContextState", "Named", "kept_in", "root_of", "sessions_of"]
 
 KEPT = "ctxfold"
+WITHIN = "|"  # between a thread and an agent's place in its graph, as LangGraph parts such places
 
 
 class ContextState(AgentState[Any]):
@@ -61,16 +63,19 @@ def kept_in(state: object) -> Trail | None:
     return None if found is None else Trail.from_dict(found)
 
 
-def place_of(configurable: Mapping[str, Any]) -> str:
-    """Where in its caller's graph an agent runs: it is on its caller's thread, and this is what names it."""
-    return str(configurable.get("checkpoint_ns") or "").rpartition("|")[0]  # less the node that is running
-
-
-def root_of(messages: Sequence[BaseMessage], *, session: str | None, owner: str) -> SessionKey:
+def root_of(config: RunnableConfig, messages: Sequence[BaseMessage], *, session: str | None, owner: str) -> SessionKey:
     """The session that a run asks for by its settings, its thread, or else its first message."""
-    told = ensure_config().get("configurable", {})
+    told = config.get("configurable", {})
     name = session or told.get("thread_id")
     if name is None:
-        name = f"run-{messages[0].id}"
-    place = place_of(told)
-    return session_key(f"{name}/{place}" if place else name, told.get("owner", owner))
+        name = f"run-{next(m.id for m in messages if m.type != 'system')}"
+    # a sub-agent runs on its caller's thread: what names it is its place, less the node that is running
+    place = str(told.get("checkpoint_ns") or "").rpartition("|")[0]
+    return session_key(f"{name}{WITHIN}{place}" if place else name, told.get("owner", owner))
+
+
+def sessions_of(thread: str, names: Iterable[str]) -> list[str]:
+    """Of these sessions those of a thread: its own, its branches', its sub-agents' and their branches'."""
+    branch = rf"({BRANCH}[0-9a-f]{{8}})?"
+    pattern = re.compile(rf"{re.escape(thread)}{branch}({re.escape(WITHIN)}.+)?")
+    return [name for name in names if pattern.fullmatch(name)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from langchain.agents.middleware.types import AgentMiddleware, ExtendedModelResponse, ModelRequest, ModelResponse
+from langchain.tools import ToolRuntime
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
+from langchain_core.runnables import ensure_config
 from langgraph.types import Command
 
 from ctxfold.errors import ConfigError
@@ -19,10 +21,12 @@ from ctxfold.tokens import TextCounter
 from langchain_ctx.calling import Caller, CallersModel, CallersSummarizer, calling, failing_as_it_did, keeps_sessions
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import as_backend_error, translated
-from langchain_ctx.following import KEPT, ContextState, Named, kept_in, root_of
+from langchain_ctx.following import KEPT, ContextState, Named, kept_in, root_of, sessions_of
 from langchain_ctx.history import session_key
 from langchain_ctx.model_call import ModelCall, conversation, model_call, response_of, told
+from langchain_ctx.own_history import own_history_tools, takes_tools
 from langchain_ctx.reasoning import returning
+from langchain_ctx.reporting import annotated, listen, reporting
 from langchain_ctx.sessions import Sessions
 
 __all__ = ["ContextMiddleware"]
@@ -47,10 +51,13 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         summarizer: a chat model or a backend that writes summaries; None is the model of the call.
         counter: a token counter; None is tiktoken's for the model.
         max_tokens: reply reserve in tokens; None keeps a fifth of the window free.
+        history_tools: the tools that the model gets for its own history: True for all (read_message, search_history,
+            pin_message, unpin_message, compact_history), False for none, or their names.
         policy: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
 
-    Beside a checkpointer the session goes wherever the checkpoints go: see docs/langchain-agents.md. One middleware serves
-    many threads and tasks. `close` closes a store that was given as a URL.
+    Beside a checkpointer the session goes wherever the checkpoints go: see docs/langchain-agents.md. Its name among middleware
+    is "SummarizationMiddleware": it takes the place of deepagents' own. One middleware serves many threads and tasks. `close`
+    closes a store that was given as a URL.
     """
 
     state_schema = ContextState
@@ -65,10 +72,11 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         summarizer: Any = None,
         counter: TokenCounter | TextCounter | None = None,
         max_tokens: int | None = None,
+        history_tools: bool | Collection[str] = True,
         **policy: object,
     ) -> None:
         super().__init__()
-        self.tools = []
+        self.tools = own_history_tools(history_tools, self._context_of)
         self._session = session
         self._owner = owner
         self._writer = CallersSummarizer()
@@ -81,6 +89,11 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             max_tokens=max_tokens,
             policy=policy,
         )
+
+    @property
+    def name(self) -> str:
+        """The slot that it takes: `create_deep_agent` puts it in place of its own, `create_agent` refuses the two together."""
+        return "SummarizationMiddleware"
 
     def context(self, session: object, *, owner: str | None = None) -> AgentContext:
         """A session of this middleware: window, usage, pins, explain, export.
@@ -98,18 +111,25 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
-        messages = conversation(request)
+        request, messages = self._offering(request), conversation(request)
         if not messages:
             return handler(request)
         root, model, left = self._root(messages), self._model(request), self._left(request)
         listed = [*map(Named, messages)]
 
         def send(window: Request) -> Reply:
-            with as_backend_error(type(model).__name__):
+            report.tell()
+            with as_backend_error(type(model).__name__), annotated(**call.metadata(window, len(messages))):
                 return told(handler(call.within(window)))
 
-        with translated(), failing_as_it_did(), calling(Caller(model, send=send)):
+        with (
+            translated(),
+            failing_as_it_did(),
+            calling(Caller(model, send=send)),
+            reporting(request.runtime.stream_writer) as report,
+        ):
             context = self._sessions.at(root.session, root.owner)
+            context.subscribe(listen)
             line = context.follow(listed, left)
             session = context.at(line.key.session)
             call = self._call(request, model, messages, line, left)
@@ -118,24 +138,32 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             answer = response_of(session.ask(call.question()))
             if len(answer.result) > 1:  # the result of a structured answer's call
                 session.add([*map(from_langchain, answer.result[1:])])
+            report.tell()
             listed += map(Named, answer.result)
             return self._beside(answer, context.trail(line.key, listed))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Any:
-        messages = conversation(request)
+        request, messages = self._offering(request), conversation(request)
         if not messages:
             return await handler(request)
         root, model, left = self._root(messages), self._model(request), self._left(request)
         listed = [*map(Named, messages)]
 
         async def asend(window: Request) -> Reply:
-            with as_backend_error(type(model).__name__):
+            await report.atell()
+            with as_backend_error(type(model).__name__), annotated(**call.metadata(window, len(messages))):
                 return told(await handler(call.within(window)))
 
-        with translated(), failing_as_it_did(), calling(Caller(model, asend=asend)):
+        with (
+            translated(),
+            failing_as_it_did(),
+            calling(Caller(model, asend=asend)),
+            reporting(request.runtime.stream_writer) as report,
+        ):
             context = await self._sessions.aat(root.session, root.owner)
+            context.subscribe(listen)
             line = await context.afollow(listed, left)
             session = context.at(line.key.session)
             call = self._call(request, model, messages, line, left)
@@ -144,11 +172,25 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             answer = response_of(await session.aask(call.question()))
             if len(answer.result) > 1:  # the result of a structured answer's call
                 await session.aadd([*map(from_langchain, answer.result[1:])])
+            await report.atell()
             listed += map(Named, answer.result)
             return self._beside(answer, await context.atrail(line.key, listed))
 
     def _root(self, messages: Sequence[BaseMessage]) -> SessionKey:
-        return root_of(messages, session=self._session, owner=self._owner)
+        return root_of(ensure_config(), messages, session=self._session, owner=self._owner)
+
+    def _context_of(self, runtime: ToolRuntime[Any, Any]) -> AgentContext:
+        """The session of the agent that calls a tool."""
+        root = root_of(runtime.config, runtime.state["messages"], session=self._session, owner=self._owner)
+        kept = None if self._session else kept_in(runtime.state)
+        return self._sessions.at(root.session if kept is None else kept.session, root.owner)
+
+    def _offering(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        """The request, without the history tools where the model takes no tools at all."""
+        if takes_tools(request.model):
+            return request
+        own = {tool.name for tool in self.tools}
+        return request.override(tools=[t for t in request.tools if getattr(t, "name", None) not in own])
 
     def _left(self, request: ModelRequest[Any]) -> Trail | None:
         """What the agent's state keeps of its session; a session that others may share follows no agent's state."""
@@ -179,6 +221,24 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             )
         self._writer.seen(model)
         return returning(model)
+
+    def erase(self, thread: str, *, owner: str | None = None) -> tuple[str, ...]:
+        """Erase all that is stored of a thread, its branches and sub-agents included, past recovery; the sessions' names.
+
+        It goes with the checkpointer's `delete_thread(thread)`, which knows nothing of sessions.
+        """
+        owner = owner or self._owner
+        names = sessions_of(thread, self._sessions.store.sessions(owner))
+        for name in names:
+            self._sessions.at(name, owner).erase_session()
+        return tuple(names)
+
+    async def aerase(self, thread: str, *, owner: str | None = None) -> tuple[str, ...]:
+        owner = owner or self._owner
+        names = sessions_of(thread, await self._sessions.store.asessions(owner))
+        for name in names:
+            await (await self._sessions.aat(name, owner)).aerase_session()
+        return tuple(names)
 
     def close(self) -> None:
         """Close the store, if this middleware opened it."""

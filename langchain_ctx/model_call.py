@@ -50,6 +50,11 @@ class ModelCall:
         given = frozenset(m.id for m in self.messages)
         return Question(self.line.key, self.messages, options, prompts or None, given_ids=given, whole=self.whole)
 
+    def metadata(self, window: Request, listed: int) -> dict[str, Any]:
+        """What a trace says of this call: the session, and how many of the agent's messages the model is shown."""
+        shown = sum(m.kind == "message" and m.role != "system" for m in window.messages)
+        return {"ctxfold_session": self.line.key.session, "ctxfold_shown": shown, "ctxfold_listed": listed}
+
     def within(self, window: Request) -> ModelRequest[Any]:
         """The agent's request with the window in place of its messages; its own system message stays as it is."""
         messages = asked(window.messages)

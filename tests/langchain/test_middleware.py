@@ -146,7 +146,7 @@ def test_interrupt_and_resume() -> None:
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 async def test_time_travel(how: str) -> None:
-    """From an earlier checkpoint on, the session goes the agent's new way; the way before stays in the archive."""
+    """From an earlier checkpoint on, a branch of the session goes the agent's new way; the way before stays as it was."""
     with ModelServer(model="m", script=talk, strict="deepseek") as server:
         chat, middleware = chat_on(server), ContextMiddleware(context_window=8_000)
         agent = create_agent(chat, [], middleware=[middleware], checkpointer=InMemorySaver())
@@ -162,7 +162,9 @@ async def test_time_travel(how: str) -> None:
         assert len(state["messages"]) == 6
         asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
         assert asked == ["Q000", "Q001", "Q900"]
-        assert [e.id for e in middleware.context("t").view().live] == [m.id for m in state["messages"]]
+        branch = middleware.context(agent.get_state(config))
+        assert [e.id for e in branch.view().live] == [m.id for m in state["messages"]]
+        assert "Q003" in str(middleware.context("t").view().messages)
         chat.close()
 
 

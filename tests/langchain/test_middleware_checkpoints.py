@@ -415,5 +415,5 @@ def test_an_agent_as_a_node_of_a_graph(saver: Any) -> None:
         for number in range(3):
             app.invoke({"messages": [HumanMessage(f"Q{number:03}")]}, T)
         assert on.questions() == ["Q000", "Q001", "Q002"]
-        assert store.sessions("default") == ("t/inner",)
+        assert store.sessions("default") == ("t|inner",)
         on.close()

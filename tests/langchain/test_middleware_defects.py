@@ -155,7 +155,7 @@ def test_6_a_long_prompt_does_not_make_a_summary_of_every_turn() -> None:
     """System prompt and tools fill most of the window: two-word turns are not summarised one by one."""
     prompt = "AGENT " + "Mind this rule as well. " * 500
     with ModelServer(model="m", script=play, strict="deepseek", context_window=4_000) as server:
-        chat, agent = agent_with(server, ContextMiddleware(context_window=4_000), [read], prompt)
+        chat, agent = agent_with(server, ContextMiddleware(context_window=4_000, history_tools=False), [read], prompt)
         for number in range(10):
             state = agent.invoke({"messages": [HumanMessage(f"Turn {number}")]}, THREAD)
             assert state["messages"][-1].text == "All right."
