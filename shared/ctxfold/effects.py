@@ -31,6 +31,7 @@ __all__ = [
     "EraseOwner",
     "FetchLog",
     "FindLog",
+    "NumberedRecord",
     "OpenStream",
     "ReadHead",
     "ReadLog",
@@ -85,6 +86,18 @@ class FindLog(Effect[tuple[Record, ...]]):
 
     async def aperform(self, ports: Ports) -> tuple[Record, ...]:
         return await ports.store.afind(self.key, self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedRecord(Effect[Record | None]):
+    key: SessionKey
+    number: int
+
+    def perform(self, ports: Ports) -> Record | None:
+        return ports.store.numbered(self.key, self.number)
+
+    async def aperform(self, ports: Ports) -> Record | None:
+        return await ports.store.anumbered(self.key, self.number)
 
 
 @dataclass(frozen=True, slots=True)

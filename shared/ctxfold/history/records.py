@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AMONG_PROMPTS",
+    "NUMBERED",
     "Body",
     "Calibrated",
     "Cleared",
@@ -285,15 +286,23 @@ class Draft:
     at_s: float = 0.0
 
 
+# records that bring a message: these are numbered, so that one transcript has the same numbers whoever writes it
+NUMBERED = frozenset({"message_added", "message_inserted", "message_replaced", "restored", "erased"})
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record in its log; `seq` counts from 1 without gaps within a session."""
+    """A record in its log; `seq` counts from 1 without gaps within a session.
+
+    `number` counts the records that bring a message (kinds in `NUMBERED`), and is 0 in others: `#17` names the one with number 17.
+    """
 
     seq: int
     id: str
     body: Body
     turn_id: str | None = None
     at_s: float = field(default=0.0, compare=False)
+    number: int = field(default=0, compare=False)
 
 
 @cache

@@ -90,6 +90,9 @@ class BaseStore(ABC, Closing):
     def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]: ...
 
     @abstractmethod
+    def numbered(self, key: SessionKey, number: int) -> Record | None: ...
+
+    @abstractmethod
     def snapshot_before(self, key: SessionKey, seq: int) -> int: ...
 
     @abstractmethod
@@ -155,6 +158,9 @@ class BaseStore(ABC, Closing):
 
     async def afind(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
         return await self._offload(self.find, key, ids)
+
+    async def anumbered(self, key: SessionKey, number: int) -> Record | None:
+        return await self._offload(self.numbered, key, number)
 
     async def asnapshot_before(self, key: SessionKey, seq: int) -> int:
         return await self._offload(self.snapshot_before, key, seq)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ctxfold.errors import HeadMovedError, StoreUnavailableError
 from ctxfold.history.items import MemoryItem, Place, Remembered, forgotten, settle
-from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken, fingerprint
+from ctxfold.history.records import NUMBERED, Draft, Record, SessionKey, SnapshotTaken, fingerprint
 from ctxfold.ports import Document, Head, Postings, Rewrite
 from ctxfold.stores.base import (
     BaseStore,
@@ -39,6 +39,7 @@ class _Log:
     seq_by_id: dict[str, int] = field(default_factory=dict[str, int])
     fingerprints: dict[str, str] = field(default_factory=dict[str, str])
     snapshots: list[int] = field(default_factory=list[int])
+    numbered: list[int] = field(default_factory=list[int])  # seqs of the records that bring a message, by number
     terms: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict[str, list[tuple[int, int, int]]])
     documents: dict[int, int] = field(default_factory=dict[int, int])
     total_length: int = 0
@@ -47,6 +48,9 @@ class _Log:
         for item in items:
             draft = item.draft
             record = Record(len(self.records) + 1, draft.id, draft.body, draft.turn_id, draft.at_s)
+            if draft.body.kind in NUMBERED:
+                self.numbered.append(record.seq)
+                record = replace(record, number=len(self.numbered))
             self.records.append(record)
             self.seq_by_id[draft.id] = record.seq
             self.fingerprints[draft.id] = item.fingerprint
@@ -149,6 +153,11 @@ class MemoryStore(BaseStore):
             log = self._log(key) or _Log()
             seqs = sorted({log.seq_by_id[name] for name in ids if name in log.seq_by_id})
             return tuple(log.records[seq - 1] for seq in seqs)
+
+    def numbered(self, key: SessionKey, number: int) -> Record | None:
+        with self._lock:
+            log = self._log(key) or _Log()
+            return log.records[log.numbered[number - 1] - 1] if 0 < number <= len(log.numbered) else None
 
     def snapshot_before(self, key: SessionKey, seq: int) -> int:
         with self._lock:

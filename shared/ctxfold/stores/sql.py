@@ -197,19 +197,20 @@ class SqlStore(BaseStore):
         payloads = {item.draft.id: encoded(item.draft.body, item.draft.id) for item in ready}
 
         def work(connection: Driven) -> tuple[Record, ...]:
-            head, snapshot, archived, length = self._rows.locked(connection, key)
+            head, snapshot, archived, length, numbered = self._rows.locked(connection, key)
             if known_id is not None and self._rows.record_id(connection, key, known) != known_id:
                 raise erased_meanwhile(key)
             if expect is not None and expect != head:
                 raise HeadMovedError(expect, head)
             stored = self._rows.fingerprints(connection, key, [item.draft.id for item in ready]) if head else {}
             new = unseen(ready, stored)
-            records = self._rows.insert(connection, key, head, new, payloads)
+            records = self._rows.insert(connection, key, head, new, payloads, numbered=numbered)
             added = self._rows.index(connection, key, documents) if documents else ()
             if new or added:
                 snapshot = max((r.seq for r in records if isinstance(r.body, SnapshotTaken)), default=snapshot)
                 totals = (archived + len(added), length + sum(document.length for document in added))
-                moved = (head + len(records), snapshot, *totals, *key)
+                numbered = max((r.number for r in records), default=0) or numbered
+                moved = (head + len(records), snapshot, *totals, numbered, *key)
                 connection.execute(self._sql.move_head, moved)
             older = self._rows.range(connection, key, known, head) if known < head else ()
             return (*older, *(record for record in records if record.seq > known))
@@ -235,6 +236,13 @@ class SqlStore(BaseStore):
         return self._read(
             lambda c: tuple(stored_record(row) for row in self._rows.listed(c, self._sql.find_in, key, wanted, order=0))
         )
+
+    def numbered(self, key: SessionKey, number: int) -> Record | None:
+        checked_key(key)
+        if not 0 < number < 1 << 63:
+            return None
+        row = self._read(lambda c: c.execute(self._sql.numbered, (*key, number)).fetchone())
+        return None if row is None else stored_record(row)
 
     def snapshot_before(self, key: SessionKey, seq: int) -> int:
         checked_key(key)

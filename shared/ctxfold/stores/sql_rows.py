@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.errors import HeadMovedError, InvalidTextError, StoreCorruptError
-from ctxfold.history.records import Body, Record, SessionKey, decode_body, encode_body, fingerprint
+from ctxfold.history.records import NUMBERED, Body, Record, SessionKey, decode_body, encode_body, fingerprint
 from ctxfold.ports import Document, Rewrite
 from ctxfold.stores.base import Fresh, checked_drafts, indexed_term
 from ctxfold.stores.sql_engine import Driven
@@ -29,13 +30,13 @@ class Rows:
     dialect: str
     marks: Callable[[int, str], str]
 
-    def locked(self, connection: Driven, key: SessionKey) -> tuple[int, int, int, int]:
+    def locked(self, connection: Driven, key: SessionKey) -> tuple[int, int, int, int, int]:
         """The session's row, made when it is new and held until the transaction ends."""
         row = connection.execute(self.sql.lock, tuple(key)).fetchone()
         if row is None:
             connection.execute(self.sql.new_session, tuple(key))
             row = connection.execute(self.sql.lock, tuple(key)).fetchone()
-        return int(row[0]), int(row[1]), int(row[2]), int(row[3])
+        return int(row[0]), int(row[1]), int(row[2]), int(row[3]), int(row[4])
 
     def record_id(self, connection: Driven, key: SessionKey, seq: int) -> str | None:
         row = connection.execute(self.sql.record_id, (*key, seq)).fetchone()
@@ -51,13 +52,17 @@ class Rows:
         head: int,
         new: Sequence[Fresh],
         payloads: dict[str, str],
+        *,
+        numbered: int,
     ) -> tuple[Record, ...]:
+        drafts = [item.draft for item in new]
+        numbers = accumulate((d.body.kind in NUMBERED for d in drafts), initial=numbered)
         records = tuple(
-            Record(seq, item.draft.id, item.draft.body, item.draft.turn_id, item.draft.at_s)
-            for seq, item in enumerate(new, head + 1)
+            Record(seq, d.id, d.body, d.turn_id, d.at_s, before + 1 if d.body.kind in NUMBERED else 0)
+            for seq, (d, before) in enumerate(zip(drafts, numbers, strict=False), head + 1)
         )
         rows: list[tuple[Any, ...]] = [
-            (*key, r.seq, r.id, r.turn_id, r.body.kind, item.fingerprint, r.at_s, payloads[r.id])
+            (*key, r.seq, r.id, r.turn_id, r.body.kind, item.fingerprint, r.at_s, payloads[r.id], r.number or None)
             for r, item in zip(records, new, strict=True)
         ]
         if rows:
@@ -133,7 +138,7 @@ class Rows:
     def rewrite(self, connection: Driven, change: Rewrite) -> None:
         """What an erasure wants of one session; HeadMovedError when its log does not end where it should."""
         key = change.key
-        head, snapshot, _, _ = self.locked(connection, key)
+        head, snapshot, _, _, numbered = self.locked(connection, key)
         if head != change.expect:
             raise HeadMovedError(change.expect, head)
         rows = [(r.body.kind, fingerprint(r.body), encoded(r.body, r.id), *key, r.seq) for r in change.records]
@@ -143,11 +148,11 @@ class Rows:
         for chunk in _chunks(change.unindexed):
             connection.execute(self.sql.unindex_in + self.marks(len(chunk), self.dialect), (*key, *chunk))
         fresh = checked_drafts(change.drafts)
-        self.insert(
-            connection, key, head, fresh, {item.draft.id: encoded(item.draft.body, item.draft.id) for item in fresh}
-        )
+        payloads = {item.draft.id: encoded(item.draft.body, item.draft.id) for item in fresh}
+        added = self.insert(connection, key, head, fresh, payloads, numbered=numbered)
         documents, length = connection.execute(self.sql.indexed_totals, tuple(key)).fetchone()
-        connection.execute(self.sql.move_head, (head + len(fresh), snapshot, documents, length, *key))
+        numbered = max((r.number for r in added), default=0) or numbered
+        connection.execute(self.sql.move_head, (head + len(fresh), snapshot, documents, length, numbered, *key))
 
     def remove(self, connection: Driven, tables: Sequence[str], owner: str, session: str | None = None) -> None:
         """Every row of the owner, or of one session, in these tables."""
@@ -158,9 +163,9 @@ class Rows:
 
 
 def stored_record(row: Sequence[Any]) -> Record:
-    seq, record_id, turn_id, at_s, payload = row
+    seq, record_id, turn_id, at_s, payload, number = row
     try:
-        return Record(int(seq), record_id, decode_body(payload), turn_id, float(at_s))
+        return Record(int(seq), record_id, decode_body(payload), turn_id, float(at_s), int(number or 0))
     except StoreCorruptError as error:
         raise StoreCorruptError(f"record {seq} ({record_id!r}): {error}") from None
 

@@ -1,6 +1,7 @@
 """Format version 2 of the SQL store: its tables, how they are made and upgraded, and its statements.
 
-Version 2 has further kinds of records, and memory items. Every table but the first begins with the owner: erasing one goes by that.
+Version 2 has further kinds of records, numbers of messages, and memory items.
+Every table but the first begins with the owner: erasing one goes by that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from sqlalchemy import BigInteger, Column, Double, Index, MetaData, Table, Text,
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ctxfold.errors import StoreCorruptError, StoreFormatError
+from ctxfold.history.records import NUMBERED
 
 if TYPE_CHECKING:
     from sqlalchemy import Dialect
@@ -55,6 +57,7 @@ Table(
     Column("snapshot_seq", BigInteger, nullable=False),
     Column("documents", BigInteger, nullable=False),
     Column("total_length", BigInteger, nullable=False),
+    Column("numbered", BigInteger, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
 _records = Table(
@@ -69,8 +72,10 @@ _records = Table(
     Column("fingerprint", Text, nullable=False),
     Column("at_s", Double, nullable=False),
     Column("payload", Text, nullable=False),
+    Column("number", BigInteger),
 )
 _only_snapshots = text("kind = 'snapshot_taken'")
+_only_numbered = text("number IS NOT NULL")
 _INDEXES = {
     "sqlite": (
         Index("ctxfold_records_by_id", _records.c.owner, _records.c.session, _records.c.record_id, unique=True),
@@ -80,6 +85,13 @@ _INDEXES = {
             _records.c.session,
             _records.c.seq,
             sqlite_where=_only_snapshots,
+        ),
+        Index(
+            "ctxfold_records_numbers",
+            _records.c.owner,
+            _records.c.session,
+            _records.c.number,
+            sqlite_where=_only_numbered,
         ),
     ),
     # in a collation of their own: with cached plans or stale statistics PostgreSQL mixes up indexes that begin alike
@@ -98,6 +110,13 @@ _INDEXES = {
             collate(_records.c.session, "C"),
             _records.c.seq,
             postgresql_where=_only_snapshots,
+        ),
+        Index(
+            "ctxfold_records_numbers",
+            collate(_records.c.owner, "C"),
+            collate(_records.c.session, "C"),
+            _records.c.number,
+            postgresql_where=_only_numbered,
         ),
     ),
 }
@@ -182,10 +201,40 @@ def create_tables(connection: Driven, dialect: Dialect) -> None:
 
 def upgrade_tables(connection: Driven, dialect: Dialect) -> None:
     """Bring a store of an older format to this one, inside the caller's transaction."""
+    _add_column(connection, dialect, "ctxfold_records", "number", "BIGINT")
+    _add_column(connection, dialect, "ctxfold_sessions", "numbered", "BIGINT NOT NULL DEFAULT 0")
     create_tables(connection, dialect)
+    for statement in _NUMBERING:
+        connection.execute(statement)
     connection.execute(f"UPDATE ctxfold_meta SET value = '{FORMAT_VERSION}' WHERE key = 'format_version'")
     if dialect.name == "sqlite":
         connection.execute(f"INSERT INTO ctxfold_meta VALUES ('{VACUUM_DUE}', '1') ON CONFLICT (key) DO NOTHING")
+
+
+def _add_column(connection: Driven, dialect: Dialect, table: str, name: str, kind: str) -> None:
+    """Unless another process has been first."""
+    if dialect.name == "postgresql":
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {kind}")
+        return
+    there = f"SELECT 1 FROM pragma_table_info('{table}') WHERE name = '{name}'"
+    if connection.execute(there).fetchone() is None:
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+
+
+_BRINGS = ", ".join(f"'{kind}'" for kind in sorted(NUMBERED))
+_NUMBERING = (
+    (
+        "UPDATE ctxfold_records SET number = counted.number FROM ("
+        "SELECT owner, session, seq, ROW_NUMBER() OVER (PARTITION BY owner, session ORDER BY seq) AS number "
+        f"FROM ctxfold_records WHERE kind IN ({_BRINGS})) AS counted "
+        "WHERE counted.owner = ctxfold_records.owner AND counted.session = ctxfold_records.session "
+        "AND counted.seq = ctxfold_records.seq"
+    ),
+    (
+        "UPDATE ctxfold_sessions SET numbered = (SELECT COUNT(*) FROM ctxfold_records r WHERE r.owner = ctxfold_sessions.owner "
+        "AND r.session = ctxfold_sessions.session AND r.number IS NOT NULL)"
+    ),
+)
 
 
 def owned_tables() -> tuple[str, ...]:
@@ -195,28 +244,30 @@ def owned_tables() -> tuple[str, ...]:
 
 _MINE = "owner = ? AND session = ?"
 _MINE_C = "owner{c} = ? AND session{c} = ?"
-_COLUMNS = "seq, record_id, turn_id, at_s, payload"
+_COLUMNS = "seq, record_id, turn_id, at_s, payload, number"
 
 
 @dataclass(frozen=True, slots=True)
 class Statements:
     """The SQL texts in one driver's parameter style; those that end in `_in` take a list from `marks`."""
 
-    lock: str = f"SELECT head, snapshot_seq, documents, total_length FROM ctxfold_sessions WHERE {_MINE}"
+    lock: str = f"SELECT head, snapshot_seq, documents, total_length, numbered FROM ctxfold_sessions WHERE {_MINE}"
     head: str = f"SELECT head, snapshot_seq FROM ctxfold_sessions WHERE {_MINE}"
     archive: str = f"SELECT documents, total_length FROM ctxfold_sessions WHERE {_MINE}"
     sessions: str = "SELECT session FROM ctxfold_sessions WHERE owner = ?"
-    new_session: str = "INSERT INTO ctxfold_sessions VALUES (?, ?, 0, 0, 0, 0) ON CONFLICT DO NOTHING"
+    new_session: str = "INSERT INTO ctxfold_sessions VALUES (?, ?, 0, 0, 0, 0, 0) ON CONFLICT DO NOTHING"
     move_head: str = (
-        f"UPDATE ctxfold_sessions SET head = ?, snapshot_seq = ?, documents = ?, total_length = ? WHERE {_MINE}"
+        "UPDATE ctxfold_sessions SET head = ?, snapshot_seq = ?, documents = ?, total_length = ?, numbered = ? "
+        f"WHERE {_MINE}"
     )
     insert: str = (
         "INSERT INTO ctxfold_records "
-        "(owner, session, seq, record_id, turn_id, kind, fingerprint, at_s, payload) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        "(owner, session, seq, record_id, turn_id, kind, fingerprint, at_s, payload, number) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
     read: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq > ? ORDER BY seq"
     read_upto: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq > ? AND seq <= ? ORDER BY seq"
+    numbered: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE_C} AND number = ?"
     snapshot_before: str = (
         f"SELECT seq FROM ctxfold_records WHERE {_MINE_C} AND seq < ? AND kind = 'snapshot_taken' "
         "ORDER BY seq DESC LIMIT 1"
