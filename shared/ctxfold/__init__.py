@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from ctxfold.compaction.plan import Hold, Plan
     from ctxfold.compaction.strategy import Case, Strategy, Summarizer
     from ctxfold.connect import open_backend
-    from ctxfold.errors import BackendError, CtxError, StrategyError
+    from ctxfold.erase import Erasure
+    from ctxfold.errors import BackendError, CtxError, MessageErasedError, StrategyError
     from ctxfold.events import (
         CompactionHeld,
         CompactionProposal,
         Event,
         HistoryCompacted,
+        MessagesErased,
         RewriteRefused,
         SectionInjected,
         SectionSkipped,
@@ -68,6 +70,7 @@ _WHERE = {
     "ContextBackend": "ports",
     "CtxError": "errors",
     "EconomicTrigger": "trigger",
+    "Erasure": "erase",
     "Event": "events",
     "Fold": "stream",
     "HistoryCompacted": "events",
@@ -78,6 +81,8 @@ _WHERE = {
     "MemoryStore": "stores.memory",
     "Message": "messages",
     "MessageCounter": "budget",
+    "MessageErasedError": "errors",
+    "MessagesErased": "events",
     "MessagesTrigger": "trigger",
     "OpenAIChatBackend": "backends.openai_chat",
     "Plan": "compaction.plan",
@@ -133,6 +138,7 @@ __all__ = [
     "ContextBackend",
     "CtxError",
     "EconomicTrigger",
+    "Erasure",
     "Event",
     "Fold",
     "HistoryCompacted",
@@ -143,6 +149,8 @@ __all__ = [
     "MemoryStore",
     "Message",
     "MessageCounter",
+    "MessageErasedError",
+    "MessagesErased",
     "MessagesTrigger",
     "OpenAIChatBackend",
     "Plan",

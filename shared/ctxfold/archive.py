@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ctxfold.effects import AppendLog, FetchLog, ReadHead, ReadLog, Search
+from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadHead, ReadLog, Search
 from ctxfold.engine import Engine
 from ctxfold.errors import ContextOverflowError, MessageError, SessionExistsError
 from ctxfold.events import MessagesRestored
@@ -34,7 +34,7 @@ from ctxfold.ports import Document, Ports, Postings
 from ctxfold.zones.ranking import bm25, frequencies, idf
 from ctxfold.zones.recall import document
 
-__all__ = ["Hit", "documents_of", "fork", "restore", "search"]
+__all__ = ["Hit", "documents_of", "fork", "origins_of", "restore", "search"]
 
 EXCERPT_CHARS = 240
 CHUNK = 256  # records read at once while looking for the rest of a tool round
@@ -235,9 +235,16 @@ def fork(engine: Engine, journal: Journal, session: str, *, at: str | None) -> F
     half = state.live[complete_prefix(state.live) :]
     if half:  # a tool round that was cut through
         drafts.append(draft(engine.ports, MessageRemoved(tuple(e.id for e in half))))
-    drafts.append(draft(engine.ports, Forked(journal.key.session)))
+    origins = (journal.key.session, *(yield from origins_of(journal.key)))
+    drafts.append(draft(engine.ports, Forked(origins), record_id=f"forked:{session}"))
     yield from AppendLog(key, drafts, expect=0, documents=documents_of(key, records))
     return key
+
+
+def origins_of(key: SessionKey) -> Flow[tuple[str, ...]]:
+    """The sessions that this one was forked from, nearest first."""
+    records = yield from FindLog(key, (f"forked:{key.session}",))
+    return next((r.body.origins for r in records if isinstance(r.body, Forked)), ())
 
 
 def documents_of(key: SessionKey, records: Sequence[Record]) -> tuple[Document, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
+from ctxfold.archive import origins_of
 from ctxfold.budget import Policy
 from ctxfold.compaction.summarize import as_message, summarize
 from ctxfold.effects import Copies, EraseLogs, EraseOwner, ReadLog
@@ -19,9 +20,9 @@ from ctxfold.errors import ConfigError, HeadMovedError, MessageErasedError, Mess
 from ctxfold.events import MessagesErased
 from ctxfold.explain import original_record
 from ctxfold.flow import Flow
-from ctxfold.history.records import Compacted, Erased, Forked, PolicyChanged, Record, SessionKey
+from ctxfold.history.records import Compacted, Erased, PolicyChanged, Record, SessionKey
 from ctxfold.history.revise import PROMPT_ID
-from ctxfold.history.scrub import Scrub, first_records, open_turns, shared_length, whole_rounds
+from ctxfold.history.scrub import Scrub, first_records, open_turns, quoting_sections, shared_length, whole_rounds
 from ctxfold.journal import Journal, closing, draft
 from ctxfold.ports import Ports, Rewrite
 
@@ -93,11 +94,10 @@ def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
     for _ in range(TRIES):
         records = yield from ReadLog(key)
         rewrites: list[Rewrite] = []
-        for name in (yield from Copies(key)):
+        for name in (yield from forks(key)):
             copied = yield from ReadLog(SessionKey(key.owner, name))
-            if any(isinstance(r.body, Forked) and r.body.origin == key.session for r in copied):
-                ids = frozenset(i for i in _shared(records, copied, None) if not i.startswith(PROMPT_ID))
-                rewrites += yield from _rewrite(engine.ports, SessionKey(key.owner, name), copied, ids)
+            ids = frozenset(i for i in _shared(records, copied, None) if not i.startswith(PROMPT_ID))
+            rewrites += yield from _rewrite(engine.ports, SessionKey(key.owner, name), copied, ids)
         try:
             settled = yield from EraseLogs(tuple(rewrites), (key,))
         except HeadMovedError:
@@ -118,12 +118,10 @@ def erase_owner(engine: Engine, owner: str) -> Flow[bool]:
 
 def forks(key: SessionKey) -> Flow[tuple[str, ...]]:
     """The sessions that were forked from this one, directly or not."""
-    found: list[str] = []
+    origins: dict[str, tuple[str, ...]] = {}
     for name in (yield from Copies(key)):
-        records = yield from ReadLog(SessionKey(key.owner, name))
-        if any(isinstance(r.body, Forked) and r.body.origin == key.session for r in records):
-            found.append(name)
-    return tuple(found)
+        origins[name] = yield from origins_of(SessionKey(key.owner, name))
+    return tuple(name for name, known in origins.items() if key.session in known)
 
 
 def _erased(engine: Engine, key: SessionKey, choose: _Choice) -> Flow[Erasure]:
@@ -157,6 +155,7 @@ def _rewrite(ports: Ports, key: SessionKey, records: Sequence[Record], gone: fro
     """The log of one session without these messages; nothing when it has none of them."""
     if not gone:
         return []
+    gone |= quoting_sections(records, gone)
     rules = _rules(records)
     scrub = Scrub(set(gone), ports.counter.count, ports.counter.id)
     changed: list[Record] = []

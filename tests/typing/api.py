@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import assert_type
 
@@ -13,6 +14,7 @@ from ctxfold import (
     ColdCacheTrigger,
     CompactionProposal,
     EconomicTrigger,
+    Erasure,
     HistoryCompacted,
     HistoryTool,
     Hit,
@@ -57,6 +59,11 @@ def sync_use(path: Path) -> None:
         assert_type(ctx.window().messages, tuple[Message, ...])
         assert_type(ctx.usage(), SessionUsage)
         assert_type(ctx.explain(), Explanation)
+        assert_type(ctx.erase("1", "#2"), Erasure)
+        assert_type(ctx.erase_older_than(timedelta(days=30)), Erasure)
+        assert_type(ctx.erase_session(), Erasure)
+        assert_type(ctx.erase_owner(), bool)
+        assert_type(ctx.forks(), tuple[str, ...])
         assert_type(ctx.explain_message("1"), MessageExplanation)
         assert_type(ctx.get("1"), Message)
         assert_type(ctx.update(0, user("b", id="1")), Message)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ctxfold.history.data import as_data
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import (
     Body,
@@ -25,11 +26,15 @@ from ctxfold.history.records import (
     TurnClosed,
     Undone,
 )
+from ctxfold.history.sections import section_note
 from ctxfold.history.snapshot import OpenSlots, Slot, Snapshot, parse_snapshot, stored_message
+from ctxfold.history.terms import sentences
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
-__all__ = ["Scrub", "first_records", "open_turns", "shared_length", "whole_rounds"]
+__all__ = ["Scrub", "first_records", "open_turns", "quoting_sections", "shared_length", "whole_rounds"]
+
+QUOTE_CHARS = 12  # a shorter sentence says nothing of its own
 
 
 @dataclass(slots=True)
@@ -183,6 +188,23 @@ def whole_rounds(records: Sequence[Record], ids: Collection[str]) -> frozenset[s
                 answered.append(message.id)
                 members[message.id] = answered
     return frozenset(i for given in ids for i in (given, *members.get(given, ())))
+
+
+def quoting_sections(records: Sequence[Record], gone: Collection[str]) -> frozenset[str]:
+    """Ids of sections that may hold what erased messages said: all that a source brought later, as it is asked again, and those
+    put in by hand that repeat a sentence."""
+    said: set[str] = set()
+    found: set[str] = set()
+    for record in records:
+        message = stored_message(record)
+        if message is None:
+            continue
+        if message.id in gone:
+            said |= {s for s in sentences(message.text) if len(s) >= QUOTE_CHARS} | {message.text.strip()}
+        elif said and (note := section_note(message)) is not None:
+            quotes = any(s and (s in message.text or as_data(s) in message.text) for s in said)
+            found |= {message.id} if quotes or not note.by_hand else set()
+    return frozenset(found)
 
 
 def shared_length(one: Sequence[Record], other: Sequence[Record]) -> int:

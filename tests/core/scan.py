@@ -1,0 +1,43 @@
+"""Where in a store a text still stands: in the bytes of SQLite's files, in every table of PostgreSQL, in a memory store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from ctxfold import MemoryStore, SqlStore
+
+
+def places_of(text: str, store: Any) -> list[str]:
+    """Names of the files, tables or sessions that hold the text, in whatever case."""
+    if isinstance(store, MemoryStore):
+        logs: Any = store._logs
+        return [str(key) for key, log in logs.items() if text.lower() in _shown(log).lower()]
+    assert isinstance(store, SqlStore)
+    url = str(store._engine.url.render_as_string(hide_password=False))
+    return _in_files(text, url) if url.startswith("sqlite") else _in_tables(text, url.replace("+psycopg", ""))
+
+
+def _shown(log: Any) -> str:
+    return repr((log.records, log.seq_by_id, log.fingerprints, log.terms))
+
+
+def _in_files(text: str, url: str) -> list[str]:
+    path = Path(url.removeprefix("sqlite:///"))
+    files = sorted(path.parent.glob(f"{path.name}*"))
+    assert path in files
+    return [f.name for f in files if text.lower().encode() in f.read_bytes().lower()]
+
+
+def _in_tables(text: str, url: str) -> list[str]:
+    with psycopg.connect(url) as server:
+        names = [r[0] for r in server.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")]
+        assert len(names) >= 5
+        found: list[str] = []
+        for name in names:
+            rows = server.execute(f'SELECT 1 FROM "{name}" t WHERE t::text ILIKE %s LIMIT 1'.encode(), (f"%{text}%",))
+            if rows.fetchone() is not None:
+                found.append(name)
+        return found
