@@ -17,9 +17,12 @@ from ctxfold.ports import Postings
 __all__ = ["bm25", "frequencies", "idf", "ranked"]
 
 K1, B = 1.2, 0.75  # the usual BM25 parameters (Robertson and Zaragoza, 2009)
-PROBE = 256  # newest hits of each term that are read first; a term with fewer is known in full
+PROBE = 256  # newest hits of each term that are read first, fewer of each in a question of many; a term below is known in full
+LEAST_PROBE, PROBED = 32, 1_024
 HITS = 4_096  # further hits that are read of rare terms: some milliseconds
-LOOKED_UP = 256  # best documents in which the common terms are looked up
+RARE = 8  # a term that stands in more than one of so many documents tells too little to be read in full
+LOOKED_UP = 256  # best documents in which common terms are looked up,
+TELLING = 4  # and how many of those, least common first; the rest says next to nothing
 
 Ranking = list[tuple[int, float]]
 
@@ -27,21 +30,18 @@ Ranking = list[tuple[int, float]]
 def ranked(key: SessionKey, terms: Sequence[str]) -> Flow[tuple[Ranking, Mapping[str, float]]]:
     """(seq, score) of documents that hold a term, best first, and the weight of each term.
 
-    Exact while no term has more than `PROBE` hits; beyond, a term too common to be read in full counts in its newest hits and
-    in the best documents of the others.
+    Exact while no term has more hits than are read first; beyond, a term too common to be read in full counts in the best
+    documents of the others, and the commonest nowhere.
     """
-    first = yield from Search(key, terms, newest=PROBE)
-    common = [t for t in terms if len(first.by_term[t]) >= PROBE]
+    probe = max(LEAST_PROBE, min(PROBE, PROBED // max(1, len(terms))))
+    first = yield from Search(key, terms, newest=probe)
+    common = [t for t in terms if len(first.by_term[t]) >= probe]
     if not common:
         weights = idf(first, frequencies(first))
         return bm25(first, weights), weights
-    guessed = frequencies(first, at_most=PROBE)
-    rare: list[str] = []
-    left = HITS
-    for term in sorted(common, key=lambda t: (guessed[t], t)):
-        if guessed[term] <= left or not (rare or len(common) < len(terms)):
-            rare.append(term)
-            left -= min(left, guessed[term])
+    guessed = frequencies(first, at_most=probe)
+    common.sort(key=lambda t: (guessed[t], t))
+    rare = _worth_reading(common, guessed, first.documents, alone=len(common) == len(terms))
     by_term = dict(first.by_term)
     if rare:
         by_term |= (yield from Search(key, rare, newest=HITS)).by_term
@@ -51,10 +51,21 @@ def ranked(key: SessionKey, terms: Sequence[str]) -> Flow[tuple[Ranking, Mapping
     rest = [t for t in common if t not in rare]
     if rest:
         seqs = [seq for seq, _ in best[:LOOKED_UP]]
-        beside = (yield from Search(key, rest, among=seqs)).by_term
-        by_term |= {t: tuple({*by_term[t], *beside[t]}) for t in rest}
+        beside = (yield from Search(key, rest[:TELLING], among=seqs)).by_term
+        by_term |= {t: beside.get(t, ()) for t in rest}
         best = bm25(Postings(first.documents, first.total_length, by_term), weights)
     return best, weights
+
+
+def _worth_reading(common: Sequence[str], guessed: Mapping[str, int], documents: int, *, alone: bool) -> list[str]:
+    """Of the common terms, least common first, those to be read further back; with no other term at least one."""
+    rare: list[str] = []
+    left = HITS
+    for term in common:
+        if (guessed[term] <= left and guessed[term] * RARE <= documents) or (alone and not rare):
+            rare.append(term)
+            left -= min(left, guessed[term])
+    return rare
 
 
 def frequencies(
