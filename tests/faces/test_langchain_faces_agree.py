@@ -1,0 +1,119 @@
+"""One transcript through LangChain's middleware, wrapper, history and node: the window that the engine alone leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call, wrap_tool_call
+from langchain_core.language_models import FakeListChatModel, GenericFakeChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool, StructuredTool
+from langgraph.checkpoint.memory import InMemorySaver
+
+from langchain_ctx import ContextMiddleware, ContextNode, CtxChatMessageHistory, with_context
+from tests.faces.test_faces_agree import SUMMARY, TURNS, langchain_messages, plain, settings, window_of
+
+WINDOWS = (2_500, 3_500, 4_000, 5_000)
+THREAD: Any = {"configurable": {"thread_id": "s"}, "recursion_limit": 200}
+
+
+class Playing(GenericFakeChatModel):
+    """Plays the assistant's part of the transcript, and takes any tools."""
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Runnable[Any, Any]:
+        return self
+
+
+def playing() -> Playing:
+    return Playing(messages=iter([m for turn in TURNS for m in langchain_messages(turn) if isinstance(m, AIMessage)]))
+
+
+def writer() -> FakeListChatModel:
+    return FakeListChatModel(responses=[SUMMARY])
+
+
+def through_history(store: str, window: int) -> None:
+    """A chain's way: a handle for each run, read first, the turn added when it is over."""
+    with CtxChatMessageHistory.factory(store=store, summarizer=writer(), **settings(window)) as factory:
+        for turn in TURNS:
+            handle = factory("s")
+            assert handle.messages is not None
+            handle.add_messages(langchain_messages(turn))
+
+
+def through_wrapper(store: str, window: int) -> None:
+    """The whole list on every call, tool rounds and all."""
+    chat = with_context(playing(), session="s", store=store, summarizer=writer(), **settings(window))
+    told: list[BaseMessage] = []
+    for turn in TURNS:
+        for message in langchain_messages(turn):
+            told.append(chat.invoke(told) if isinstance(message, AIMessage) else message)
+    chat.close()
+
+
+def through_node(store: str, window: int) -> None:
+    """In front of each of the model's calls; the last answer comes with the list that has it."""
+    with ContextNode(store=store, summarizer=writer(), **settings(window)) as fit:
+        told: list[BaseMessage] = []
+        for turn in TURNS:
+            for message in langchain_messages(turn):
+                if isinstance(message, AIMessage):
+                    fit.invoke(told, THREAD)
+                told.append(message)
+        fit.invoke(told, THREAD)
+
+
+RESULTS = {c.id: r for turn in TURNS for step in turn.rounds for c, r in zip(step.calls, step.results, strict=True)}
+
+
+@wrap_tool_call
+def as_told(request: Any, handler: Any) -> ToolMessage:
+    """The transcript's result, whatever the tool would say."""
+    return ToolMessage(RESULTS[request.tool_call["id"]], tool_call_id=request.tool_call["id"])
+
+
+@wrap_model_call
+def without_tools(request: Any, handler: Any) -> Any:
+    """The other faces are told of no tools: what they cost would move the cuts."""
+    return handler(request.override(tools=[]))
+
+
+def tools() -> list[BaseTool]:
+    names = {c.name for turn in TURNS for step in turn.rounds for c in step.calls}
+    anything = {"type": "object", "properties": {}, "additionalProperties": True}
+    return [
+        StructuredTool(name=name, description=name, args_schema=anything, func=lambda **_: "") for name in sorted(names)
+    ]
+
+
+def through_middleware(store: str, window: int) -> None:
+    """An agent with a checkpointer, its tools run by the agent."""
+    middleware = ContextMiddleware(store=store, summarizer=writer(), **settings(window))
+    agent = create_agent(
+        playing(), tools(), middleware=[without_tools, middleware, as_told], checkpointer=InMemorySaver()
+    )
+    for turn in TURNS:
+        state = agent.invoke({"messages": [HumanMessage(turn.user)]}, THREAD)
+        assert state["messages"][-1].text == turn.answer
+    middleware.close()
+
+
+@cache
+def engine_alone(window: int) -> list[str]:
+    with TemporaryDirectory() as folder:
+        plain(f"sqlite:///{folder}/plain.db", window)
+        return window_of(Path(folder) / "plain.db", window)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("face", [through_history, through_wrapper, through_node, through_middleware])
+def test_the_same_window(face: Callable[[str, int], None], window: int, tmp_path: Path) -> None:
+    face(f"sqlite:///{tmp_path / 'face.db'}", window)
+    assert window_of(tmp_path / "face.db", window) == engine_alone(window)
