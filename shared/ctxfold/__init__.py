@@ -27,10 +27,14 @@ if TYPE_CHECKING:
         Event,
         HistoryCompacted,
         MessagesErased,
+        MemoryLearnt,
         RewriteRefused,
         SectionInjected,
         SectionSkipped,
     )
+    from ctxfold.history.items import MemoryItem, Remembered
+    from ctxfold.memory.keep import Recollection
+    from ctxfold.memory.sections import memory_section
     from ctxfold.messages import Message, ToolSpec, Usage
     from ctxfold.ports import ContextBackend, Reply, Request, Store, TokenCounter
     from ctxfold.prices import Prices
@@ -78,6 +82,8 @@ _WHERE = {
     "Hit": "archive",
     "Hold": "compaction.plan",
     "Item": "zones.section",
+    "MemoryItem": "history.items",
+    "MemoryLearnt": "events",
     "MemoryStore": "stores.memory",
     "Message": "messages",
     "MessageCounter": "budget",
@@ -92,6 +98,8 @@ _WHERE = {
     "Query": "zones.section",
     "RatioCounter": "tokens",
     "RatioTrigger": "trigger",
+    "Recollection": "memory.keep",
+    "Remembered": "history.items",
     "Reply": "ports",
     "Request": "ports",
     "RewriteRefused": "events",
@@ -118,6 +126,7 @@ _WHERE = {
     "Usage": "messages",
     "Window": "room",
     "history_tools": "toolkit",
+    "memory_section": "memory.sections",
     "open_backend": "connect",
     "text_counter": "tokens",
 }
@@ -146,6 +155,8 @@ __all__ = [
     "Hit",
     "Hold",
     "Item",
+    "MemoryItem",
+    "MemoryLearnt",
     "MemoryStore",
     "Message",
     "MessageCounter",
@@ -160,6 +171,8 @@ __all__ = [
     "Query",
     "RatioCounter",
     "RatioTrigger",
+    "Recollection",
+    "Remembered",
     "Reply",
     "Request",
     "RewriteRefused",
@@ -186,6 +199,7 @@ __all__ = [
     "Usage",
     "Window",
     "history_tools",
+    "memory_section",
     "open_backend",
     "text_counter",
 ]

@@ -23,6 +23,9 @@ from ctxfold.trigger import Trigger, with_prices
 
 __all__ = ["MessageCounter", "Policy", "PruningOrder", "policy"]
 
+Learnt: TypeAlias = Literal[
+    "summaries", "digest", "tree", "facts", "corrections", "persona", "graph", "trajectory", "strategy"
+]
 PruningOrder: TypeAlias = Literal["reactive", "task_aware", "mig", "subgoal", "subgoal_mig"]
 
 MESSAGE_OVERHEAD_TOKENS = 4  # role and separators, as in OpenAI's published counting recipe for chat messages
@@ -106,6 +109,11 @@ class Policy(BaseModel):
     references: bool = Field(
         default=True,
         description="ledger lines name their records; off, one transcript gives the same summary through every face",
+    )
+    memory: tuple[Learnt, ...] = Field(
+        default=(),
+        description="what compactions leave in memory: summaries, digest, tree; and, asked of the summariser in the background, "
+        "facts, corrections, persona, graph, trajectory, strategy",
     )
     count_reasoning: bool = True
 

@@ -19,6 +19,7 @@ __all__ = [
     "GoalRefreshed",
     "HistoryCompacted",
     "Inserted",
+    "MemoryLearnt",
     "MessagesErased",
     "MessagesRestored",
     "OutputsPrepared",
@@ -193,6 +194,20 @@ class SectionSkipped:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryLearnt:
+    """A model has looked for what to remember: so many new items, of which `replaced` took the place of older ones.
+
+    `dropped` ones did not stand in their sources. `problem` says why nothing was kept.
+    """
+
+    session: str
+    added: int = 0
+    replaced: int = 0
+    dropped: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CompactionProposal:
     """A compaction before it is written: `summary` would stand for the `covered` messages, `kept` ones would follow it."""
 
@@ -222,6 +237,7 @@ Event: TypeAlias = (
     | RewriteRefused
     | SectionInjected
     | SectionSkipped
+    | MemoryLearnt
 )
 Subscriber: TypeAlias = Callable[[Event], None]
 

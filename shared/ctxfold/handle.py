@@ -21,6 +21,7 @@ from ctxfold.history.records import GoalSet, SessionKey
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, Role, Visibility, system, tool_result, user
 from ctxfold.ports import ContextBackend, TokenCounter
+from ctxfold.remembering import SessionMemory
 
 __all__ = ["Input", "SessionHandle"]
 
@@ -80,6 +81,11 @@ class SessionHandle:
         if not messages:
             raise EmptyMessagesError("no message to send: give at least one")
         return messages
+
+    @property
+    def memory(self) -> SessionMemory:
+        """What is remembered for the owner beyond this conversation: add, list, search, forget, learn."""
+        return SessionMemory(self._engine, self._journal)
 
     # keeping
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ctxfold.background import Start
 from ctxfold.compaction.apply import Outcome, compact, facts_of
 from ctxfold.compaction.goal import refresh_goal
 from ctxfold.compaction.pairs import prepare_pairs
@@ -12,10 +13,12 @@ from ctxfold.compaction.plan import Mode
 from ctxfold.compaction.strategy import Strategy
 from ctxfold.compaction.tiers import BUILT_IN
 from ctxfold.errors import CtxError
-from ctxfold.events import CompactionHeld, Subscribers
+from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
 from ctxfold.flow import Flow
 from ctxfold.history.view import View
 from ctxfold.journal import Journal
+from ctxfold.memory.chronicle import chronicle
+from ctxfold.memory.learn import EXTRACTED, learn
 from ctxfold.messages import Message, user
 from ctxfold.ports import Ports
 from ctxfold.zones.assemble import newest_question, overflow, recalled, remember, remembered, too_large
@@ -210,7 +213,27 @@ class Room:
         self, journal: Journal, mode: Mode, *, turn_id: str | None = None, overhead_tokens: int = 0, idle_s: float = 0.0
     ) -> Flow[Outcome]:
         facts = facts_of(journal, mode, turn_id=turn_id, overhead_tokens=overhead_tokens, idle_s=idle_s)
+        before = journal.view(turn_id)
         outcome, events = yield from compact(journal, facts, self.ports, self.strategies)
         for event in events:
             self.events.emit(event)
+        if outcome.event is not None and (kinds := journal.rules().memory):
+            yield from Start(self._remember(journal, before, outcome.event, kinds))
         return outcome
+
+    def _remember(
+        self, journal: Journal, before: View, compacted: HistoryCompacted, kinds: Sequence[str]
+    ) -> Flow[None]:
+        """In the background, keep what a compaction leaves to remember; it takes nothing from the session when it fails."""
+        gone, known = frozenset(compacted.covered), {e.id for e in before}
+        covered = [e for e in before if e.id in gone]
+        summary = next((e.message for e in journal.view().compressed if e.id not in known), None)
+        try:
+            if summary is not None:
+                yield from chronicle(journal, summary, compacted.covered, self.ports, kinds=kinds)
+        except CtxError as error:
+            self.events.emit(MemoryLearnt(journal.key.session, problem=str(error)))
+        learnt = [k for k in kinds if k in EXTRACTED]
+        if learnt:
+            _, event = yield from learn(journal, covered, self.ports, kinds=learnt)
+            self.events.emit(event)
