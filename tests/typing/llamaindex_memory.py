@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, assert_type
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
-from llama_index.core.memory import BaseMemoryBlock, Memory, StaticMemoryBlock
+from llama_index.core.memory import BaseMemoryBlock, StaticMemoryBlock
 
 from ctxfold import AgentContext, Item, Query, Section
 from llamaindex_ctx import CtxChatStore, CtxMemory, CtxMemoryBlock, from_chat_messages, register_store, to_chat_messages
@@ -51,7 +51,7 @@ async def async_memories(memory: CtxMemory) -> None:
 def beside(memory: CtxMemory) -> None:
     block = CtxMemoryBlock(memory, name="archive", priority=2)
     assert_type(block.session("ann"), CtxMemory)
-    Memory.from_defaults(memory_blocks=[block])
+    _: BaseMemoryBlock[str] = block
 
 
 def chat_stores() -> None:
