@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ctxfold.compaction.normal import NUMERAL, normal
 from ctxfold.history.terms import STOP_WORDS, sentences
@@ -42,12 +42,34 @@ _KIND_WEIGHT: dict[FactKind, float] = {
 _ROLE_WEIGHT = {"user": 3.0, "system": 2.0, "assistant": 1.5, "tool": 1.0}
 _ARGUMENT_WEIGHT, _SUMMARY_WEIGHT = 2.5, 2.5
 
+
+class _Wording:
+    """Words, and what is written without spaces around it, that a sentence may hold; in any case of letters."""
+
+    def __init__(self, words: str, others: str) -> None:
+        self._words, self._others = words, others
+        self._word = re.compile(rf"(?<!\w)(?:{words})(?!\w)")
+        self._other = re.compile(others)
+
+    def __or__(self, more: _Wording) -> _Wording:
+        return _Wording(f"{self._words}|{more._words}", f"{self._others}|{more._others}")
+
+    def inside(self, sentence: str) -> bool:
+        folded = sentence.lower()
+        if self._word.search(folded):
+            return True
+        return not (folded.isascii() and "'" not in folded) and bool(self._other.search(folded))
+
+
 _CJK = r"\u3040-\u30ff\u3400-\u9fff"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
 _AMOUNT = r"\d[\d,]{0,24}(?:\.\d{1,12})?"
+# runs of plain words are passed at once, as no literal begins in them; a match without a group is such a run
 _LITERAL = re.compile(
     rf"""
-    (?P<url>\bhttps?://[^\s"'<>()\[\]{{}}，。；、]+)
+    (?:(?<![A-Za-z0-9_])|(?![A-Za-z_]))(?:
+    (?<!`)(?:\s|[a-z]++[\s,;!?)])++
+  | (?P<url>\bhttps?://[^\s"'<>()\[\]{{}}，。；、]+)
   | (?P<email>(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{{1,64}}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)
   | (?P<path>(?<![\w/<])(?:~|\.{{1,2}})?(?:/[\w.@+-]+){{2,}}/?|\b[A-Za-z]:\\[\w\\.-]+
       |(?<![\w./-])[\w-]{{1,64}}(?:/[\w.-]{{1,64}}){{0,12}}\.(?:py|js|ts|go|rs|java|c|h|cpp|md|txt|csv|json|ya?ml|toml|sql|sh|pdf|html|ipynb|log|xlsx?|docx?)\b)
@@ -69,7 +91,7 @@ _LITERAL = re.compile(
       |[A-Za-z]+(?:_[A-Za-z0-9]+)+|[A-Z]{{2,}}(?:-[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z0-9]+)+)(?![A-Za-z0-9_]))
   | (?P<name>(?<=[a-z,;:\-–]\s)[A-Z][a-z]+(?:\s[A-Z][a-z]+)*)
   | (?:我叫|名叫|叫做|名字[是叫])(?P<called>[\u4e00-\u9fff·]{{2,4}})
-    """,
+    )""",
     re.VERBOSE,
 )
 _KINDS: dict[str, FactKind] = {"code": "identifier", "phone": "identifier", "called": "name"}
@@ -79,18 +101,16 @@ _LABELLED = re.compile(
 _ITEM = re.compile(r"^\s*(?:[-*•]|\d{1,2}[.)、])\s*(\S.{0,39})$")
 _ORDINAL = re.compile(r"^\s*\d{1,2}[.)、]\s*(?=\D)")
 _QUOTED = re.compile(rf'["“「]([^"“”「」\n]{{2,{MAX_FIELD_CHARS}}})["”」]')
-_NEGATION = re.compile(
-    r"\b(?:not|never|no longer|no|without|cannot|neither|nor|avoid|except|unless)\b|n['’]t\b"
-    r"|不|没|勿|禁止|别(?!的|人)|切忌|避免|除非|除了|无需",
-    re.I,
+_NEGATION = _Wording(
+    r"not|never|no|without|cannot|neither|nor|avoid|except|unless",
+    r"n['’]t(?!\w)|不|没|勿|禁止|别(?!的|人)|切忌|避免|除非|除了|无需",
 )
-_STANDING = re.compile(
-    r"\b(?:must|always|only|prefer\w*|should|from now on|remember|require[sd]?|allerg\w*|make sure|need(?:s|ed)? to)\b"
-    r"|\bat (?:least|most)\b"
-    r"|必须|务必|总是|一律|只能|只要|只用|以后|记住|记得|应该|要求|偏好|过敏|确保|至少|最多",
-    re.I,
+_STANDING = _Wording(
+    r"must|always|only|prefer\w*|should|from now on|remember|require[sd]?|allerg\w*|make sure|need(?:s|ed)? to|at (?:least|most)",
+    r"必须|务必|总是|一律|只能|只要|只用|以后|记住|记得|应该|要求|偏好|过敏|确保|至少|最多",
 )
-_DECISION = re.compile(r"\b(?:decided|agreed|must|never|always|because)\b|决定|约定|必须|因为", re.I)
+_DECISION = _Wording(r"decided|agreed|must|never|always|because", r"决定|约定|必须|因为")
+_RULING = _NEGATION | _STANDING | _DECISION
 _WORD = re.compile(rf"[A-Za-z_][\w-]*|[{_CJK}]+")
 _PARTICLES = "是为的约在到从共有我你您他她要把了"
 
@@ -113,25 +133,40 @@ class Fact:
 
 def extract(sources: Iterable[Source]) -> tuple[Fact, ...]:
     """Every literal of the messages once, in order of its newest mention; what several messages mention weighs more."""
-    found: dict[tuple[str, ...], Fact] = {}
+    found: dict[tuple[str, ...], _Found] = {}
     mentions: Counter[str] = Counter()
     open_calls: dict[str, Fact] = {}
     for source in sources:
         message, seq = message_of(source)
-        own = [replace(f, seq=seq, message_id=message.id) for f in _facts(message)]
-        mentions.update({f.value for f in own})
-        for fact in own:
+        own = list(_facts(message))
+        mentions.update({f.value for f, _ in own})
+        for fact, factor in own:
             by_key = fact.kind == "field" or (fact.kind == "number" and len(fact.value) <= SHORT_VALUE)
             identity = (fact.key.casefold(), fact.value) if by_key else (fact.value,)
             older = found.pop(identity, None)
             key = fact.key or (older.key if older else "")
-            found[identity] = replace(fact, key=key, weight=max(fact.weight, older.weight if older else 0))
+            weight = max(fact.weight * factor, older.weight if older else 0.0)
+            found[identity] = _Found(fact, key, seq, message.id, weight)
         for call in message.tool_calls:
             open_calls[call.id] = replace(_call(call), seq=seq, message_id=message.id)
         for result in message.tool_results:
             open_calls.pop(result.call_id, None)
-    known = [replace(f, weight=f.weight * (1 + math.log2(max(1, mentions[f.value])))) for f in found.values()]
+    known = [f.fact(1 + math.log2(max(1, mentions[f.literal.value]))) for f in found.values()]
     return (*known, *open_calls.values())
+
+
+class _Found(NamedTuple):
+    """A literal with what its mentions say of it; made into a fact once, when all of them are known."""
+
+    literal: Fact
+    key: str
+    seq: int
+    message_id: str
+    weight: float
+
+    def fact(self, factor: float) -> Fact:
+        kind, text, value = self.literal.kind, self.literal.text, self.literal.value
+        return Fact(kind, text, value, self.key, self.seq, self.message_id, self.weight * factor)
 
 
 @lru_cache(maxsize=8_192)  # a compaction goes over its sentences several times, the next one over the summary again
@@ -143,7 +178,9 @@ def scan(text: str) -> tuple[Fact, ...]:
 def _scan(text: str) -> Iterator[Fact]:
     previous, after = "", 0
     for match in _LITERAL.finditer(text):
-        group = match.lastgroup or "field"
+        group = match.lastgroup
+        if group is None:
+            continue
         literal = match[group].strip().rstrip(",:;.!?。，；")
         kind: FactKind = _KINDS.get(group, group)  # type: ignore[arg-type]
         if 1 < len(literal) <= MAX_LITERAL_CHARS or kind == "number":
@@ -164,18 +201,19 @@ def message_of(source: Source) -> tuple[Message, int]:
 
 def negated(text: str) -> bool:
     """Whether a sentence denies or forbids something."""
-    return bool(_NEGATION.search(text))
+    return _NEGATION.inside(text)
 
 
-def _facts(message: Message) -> Iterator[Fact]:
+def _facts(message: Message) -> Iterator[tuple[Fact, float]]:
+    """The literals of a message, each with the weight of who says it."""
     role = _SUMMARY_WEIGHT if message.kind == "summary" else _ROLE_WEIGHT[message.role]
     data = _json(message.text) if message.role == "tool" else None
     found = _leaves(data, "", "") if data is not None else _prose(message)
     for fact in found:
-        yield replace(fact, weight=fact.weight * role)
+        yield fact, role
     for call in message.tool_calls:
         for fact in _leaves(_json(call.arguments), "", ""):
-            yield replace(fact, weight=fact.weight * _ARGUMENT_WEIGHT)
+            yield fact, _ARGUMENT_WEIGHT
 
 
 def _prose(message: Message) -> Iterator[Fact]:
@@ -198,15 +236,20 @@ def _prose(message: Message) -> Iterator[Fact]:
 def _field(text: str, key: str) -> Iterator[Fact]:
     """A labelled or listed value as it stands, unless it is a literal of another kind, which `scan` finds."""
     value = text.strip("*#_ .")
-    if value and not _LITERAL.fullmatch(value):
+    if value and _kind_of(value) is None:
         yield _fact("field", value, key)
 
 
 def is_rule(sentence: str, message: Message) -> bool:
     """Whether a sentence of that message rules, denies or decides something."""
     if message.role == "assistant" and message.kind == "message":
-        return bool(_DECISION.search(sentence))
-    return negated(sentence) or bool(_STANDING.search(sentence) or _DECISION.search(sentence))
+        return _DECISION.inside(sentence)
+    return _rules(sentence)
+
+
+@lru_cache(maxsize=8_192)
+def _rules(sentence: str) -> bool:
+    return _RULING.inside(sentence)
 
 
 def _leaves(data: Any, key: str, subject: str) -> Iterator[Fact]:
@@ -234,11 +277,11 @@ def _leaves(data: Any, key: str, subject: str) -> Iterator[Fact]:
 
 
 def _leaf_text(text: str, key: str) -> Iterator[Fact]:
-    whole = _LITERAL.fullmatch(text)
-    if whole is None and 0 < len(text) <= MAX_FIELD_CHARS:
+    whole = _kind_of(text) is not None
+    if not whole and 0 < len(text) <= MAX_FIELD_CHARS:
         yield _fact("field", text, key)
     for fact in scan(text):
-        yield replace(fact, key=key) if whole is not None or not fact.key else fact
+        yield replace(fact, key=key) if whole or not fact.key else fact
 
 
 def _with_subject(key: str, subject: str, value: str) -> str:
@@ -248,8 +291,14 @@ def _with_subject(key: str, subject: str, value: str) -> str:
 def _is_id(value: object) -> bool:
     if not isinstance(value, str) or not 3 <= len(value) <= 64:
         return False
-    match = _LITERAL.fullmatch(value)
-    return match is not None and match.lastgroup == "identifier" and any(c.isdigit() for c in value)
+    return _kind_of(value) == "identifier" and any(c.isdigit() for c in value)
+
+
+@lru_cache(maxsize=16_384)
+def _kind_of(text: str) -> str | None:
+    """What kind of literal the whole text is, None when it is more or less than one."""
+    match = _LITERAL.fullmatch(text)
+    return match and match.lastgroup
 
 
 def _call(call: ToolCallPart) -> Fact:

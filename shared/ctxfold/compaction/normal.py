@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from decimal import Decimal
+from functools import lru_cache
 
 __all__ = ["NUMERAL", "month_day", "normal"]
 
@@ -24,9 +25,10 @@ _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?(?::\d{2})?\s?([ap])?\.?(?:m\b)?")
 _CJK_CLOCK = re.compile(r"(上午|下午|晚上|早上|中午|凌晨)?(\d{1,2})[点时](?:(\d{1,2})分|(半))?")
 
 
+@lru_cache(maxsize=16_384)
 def normal(kind: str, text: str) -> str:
     """What a literal of that kind is compared by; numbers and amounts share one form, so that units may differ."""
-    folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    folded = " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
     match kind:
         case "number" | "amount":
             return _number(folded) or folded

@@ -7,6 +7,7 @@ otherwise `ledger_lines` gives what is missing as verbatim lines, as far as the 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -69,24 +70,19 @@ class _Line:
     negated: bool
 
 
-class _Seen:
-    """A text that can be asked whether it has a literal."""
+class _Values:
+    """A text that can be asked whether it has a value, wherever that is; `known` ones are in it for certain."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, known: Collection[str] = ()) -> None:
         self.folded = " ".join(text.casefold().split())
-        self.lines = [_line(s) for s in sentences(_LIST_MARK.sub("", text))]
-        self.values = frozenset[str]().union(*(line.values for line in self.lines))
-        self.days = {d for v in self.values if (d := month_day(v))}
+        self.values = frozenset(known)
+        self._days: frozenset[str] | None = None
 
-    def has(self, fact: Fact) -> bool:
-        """Whether the text has the literal: a rule by its words and polarity, a short value only beside its key."""
-        if fact.kind == "rule":
-            return self._has_rule(fact)
-        if fact.kind == "call":
-            return fact.value in self.folded
-        if len(fact.value) <= SHORT_VALUE and fact.kind in ("number", "field", "amount"):
-            return any(_beside(fact, line) for line in self.lines)
-        return self.has_value(fact)
+    @property
+    def days(self) -> frozenset[str]:
+        if self._days is None:
+            self._days = frozenset(d for v in self.values if (d := month_day(v)))
+        return self._days
 
     def has_value(self, fact: Fact) -> bool:
         """Whether the value occurs, wherever it is."""
@@ -95,6 +91,35 @@ class _Seen:
         if fact.kind == "date":
             return (month_day(fact.value) or fact.value) in self.days
         return fact.kind not in ("number", "amount") and within(fact.value, self.folded)
+
+
+class _Seen(_Values):
+    """A text that can be asked whether it has a literal where it belongs."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = [_line(s) for s in sentences(_LIST_MARK.sub("", text))]
+        self._by_value: defaultdict[str, list[_Line]] = defaultdict(list)
+        for line in self.lines:
+            for value in line.values:
+                self._by_value[value].append(line)
+        super().__init__(text, self._by_value)
+
+    def has(self, fact: Fact) -> bool:
+        """Whether the text has the literal: a rule by its words and polarity, a short value only beside its key."""
+        if fact.kind == "rule":
+            return self._has_rule(fact)
+        if fact.kind == "call":
+            return fact.value in self.folded
+        if len(fact.value) <= SHORT_VALUE and fact.kind in ("number", "field", "amount"):
+            return self._has_beside(fact)
+        return self.has_value(fact)
+
+    def _has_beside(self, fact: Fact) -> bool:
+        lines = self._by_value.get(fact.value, [])
+        if fact.kind == "field" and fact.value in self.folded:
+            lines = [*lines, *(line for line in self.lines if within(fact.value, line.folded))]
+        words = frozenset(terms(fact.key)) if lines else frozenset[str]()
+        return any(_beside(fact, words, line) for line in lines)
 
     def _has_rule(self, fact: Fact) -> bool:
         wanted = frozenset(terms(fact.text))
@@ -119,9 +144,20 @@ def check(summary_text: str, sources: Iterable[Source], *, facts: Sequence[Fact]
     claims = {f.value: f for s in _LIST_MARK.sub("", summary_text).splitlines() for f in scan(s) if _checkable(f)}
     values = {f.value for f in sought}
     doubtful = [f for f in claims.values() if f.value not in values]
-    known = _Seen("\n".join(flat(message_of(s)[0]) for s in given)) if doubtful else None
-    invented = tuple(f for f in doubtful if known is not None and not _known(f, known))
-    return Verification(tuple(kept), tuple(missing), invented, len(claims))
+    return Verification(tuple(kept), tuple(missing), tuple(_invented(doubtful, given, values)), len(claims))
+
+
+def _invented(doubtful: Sequence[Fact], given: Sequence[Source], values: Collection[str]) -> list[Fact]:
+    """Those that no source has in any form; most are found without going through all sources once more."""
+    if not doubtful:
+        return []
+    text = "\n".join(flat(message_of(s)[0]) for s in given)
+    known = _Values(text, values)
+    left = [f for f in doubtful if not _known(f, known)]
+    if not left:
+        return []
+    whole = _Values(text, {f.value for s in sentences(_LIST_MARK.sub("", text)) for f in scan(s)})
+    return [f for f in left if not _known(f, whole)]
 
 
 def ledger_lines(
@@ -250,11 +286,8 @@ def _line(text: str) -> _Line:
     return _Line(" ".join(text.casefold().split()), keyed, values, frozenset(terms(text)), negated(text))
 
 
-def _beside(fact: Fact, line: _Line) -> bool:
-    """Whether the line has the value for this key: where the key goes with values of its own, the value is one of them."""
-    if fact.value not in line.values and (fact.kind != "field" or not within(fact.value, line.folded)):
-        return False
-    words = frozenset(terms(fact.key))
+def _beside(fact: Fact, words: frozenset[str], line: _Line) -> bool:
+    """Whether the line has its value for this key: where the key goes with values of its own, the value is one of them."""
     owned = {value for value, key in line.keyed if key & words}
     return fact.value in owned if owned and fact.kind != "field" else not words or bool(words & line.terms)
 
@@ -267,7 +300,7 @@ def _checkable(fact: Fact) -> bool:
     return fact.kind in _CHECKED
 
 
-def _known(fact: Fact, sources: _Seen) -> bool:
+def _known(fact: Fact, sources: _Values) -> bool:
     """A source has the value in any form: also a number inside an identifier, or a day inside a time stamp."""
     if sources.has_value(fact):
         return True

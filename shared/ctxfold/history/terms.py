@@ -118,7 +118,11 @@ def terms(text: str) -> Iterator[str]:
     """Search terms in order: lower-case words without stop words, lightly stemmed; identifiers whole and in pieces;
     Chinese, Japanese and Korean as overlapping pairs of characters (a lone character as itself)."""
     for match in _TOKEN.finditer(text.lower()):
-        token = match.group()
+        token: str = match.group()
+        if token.isascii() and token.isalnum():  # most are
+            if token not in STOP_WORDS:
+                yield _stem(token)
+            continue
         if _IS_CJK.match(token):
             yield from (token[i : i + 2] for i in range(max(1, len(token) - 1)))
             continue
