@@ -135,7 +135,7 @@ async def test_compactions_are_told(how: str) -> None:
 async def test_a_run_hears_of_its_own_session_only() -> None:
     """Two owners with a thread of one name, at once: only the one whose history is long hears of compactions."""
     with ModelServer(model="m", script=play, strict="deepseek", context_window=2_000) as server:
-        model, agent, middleware = agent_on(server)
+        model, _, middleware = agent_on(server)
         heard = {"ann": AsyncHeard(), "bob": AsyncHeard()}
 
         async def turn(owner: str, text: str) -> None:
