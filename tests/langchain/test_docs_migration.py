@@ -65,7 +65,10 @@ def test_every_section_has_its_examples() -> None:
 
 
 def test_conversation_summary_buffer_memory(names: dict[str, Any]) -> None:
-    with pytest.warns(DeprecationWarning, match="`ConversationChain"), pytest.warns(DeprecationWarning, match="BufferMemory"):
+    with (
+        pytest.warns(DeprecationWarning, match="`ConversationChain"),
+        pytest.warns(DeprecationWarning, match="BufferMemory"),
+    ):
         run(names, "ConversationSummaryBufferMemory", 0)
     old = names["chain"]
     for number in range(40):
