@@ -18,10 +18,10 @@ __all__ = ["bm25", "frequencies", "idf", "ranked"]
 
 K1, B = 1.2, 0.75  # the usual BM25 parameters (Robertson and Zaragoza, 2009)
 PROBE = 256  # newest hits of each term that are read first, fewer of each in a question of many; a term below is known in full
-LEAST_PROBE, PROBED = 32, 1_024
+LEAST_PROBE, PROBED = 32, 512
 HITS = 4_096  # further hits that are read of rare terms: some milliseconds
-RARE = 8  # a term that stands in more than one of so many documents tells too little to be read in full
-LOOKED_UP = 256  # best documents in which common terms are looked up,
+RARE = 16  # a term that stands in more than one of so many documents tells too little to be read in full
+LOOKED_UP = 96  # best documents in which common terms are looked up,
 TELLING = 4  # and how many of those, least common first; the rest says next to nothing
 
 Ranking = list[tuple[int, float]]
