@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ctxfold import AgentContext, OpenAIChatBackend, text_counter
-from ctxfold.messages import Message, Role, TextPart
+from ctxfold.messages import Message, Role, TextPart, system, user
 from ctxfold.ports import Reply, Request
 from ctxfold.testing import ModelServer
 from tests.benchmarks.sheets import Cell, Sheet
+from tests.benchmarks.tau_peers import Encoder, llama_message
 from tests.realmodel.llama import ANSWER, LlamaServer, one_layer_model, unsupported
 
 __all__ = ["run"]
 
 WINDOW, REPLY_TOKENS = 2048, 16
+BUDGET = WINDOW - WINDOW // 5  # what ctxfold, too, leaves for the prompt
+FLUSH_TOKENS = 400
+TEXT_SHARE = 0.85  # of it, for memories that count text only: the rest is what stands around each message
 SYSTEM = "You keep the log of a sailing ship. Answer in one short sentence, and never invent a harbour. " * 4
 PLACES = ("Bergen", "Leith", "Ostend", "Vigo", "Cadiz", "Genoa", "Split", "Chania")
 ROLES: dict[str, Role] = {"system": "system", "human": "user", "ai": "assistant"}
@@ -73,12 +80,17 @@ def _long(server: LlamaServer, turns: int) -> Sheet:
         if not recall:
             rows.append(_sums("ctxfold, requests that extend the one before", [t for t in folded if not t.breaks], "-"))
     rows.append(_sums("LangChain trim_messages", _trimmed(server, turns), "-"))
+    rows.append(_sums("LlamaIndex ChatMemoryBuffer", _remembered(server, turns, _buffer), "-"))
+    rows.append(_sums("LlamaIndex Memory", _remembered(server, turns, _memory), "-"))
+    small = partial(_memory, token_flush_size=FLUSH_TOKENS)
+    rows.append(_sums(f"LlamaIndex Memory, flush size {FLUSH_TOKENS}", _remembered(server, turns, small), "-"))
     return Sheet(
         f"The same, {turns} turns in a window of {WINDOW:,} tokens",
         ("how", "requests", "prompt tokens", "cached", "share", "read anew", "compactions"),
         tuple(rows),
-        "trim_messages drops the oldest messages once the window is full: from then on each request is new to the server "
-        "after the system prompt.",
+        "trim_messages and ChatMemoryBuffer drop the oldest messages once the window is full: from then on each request is "
+        "new to the server after the system prompt. LlamaIndex's Memory drops as much as its flush size at once: by default "
+        "all but the newest message here. None of them keeps a summary.",
     )
 
 
@@ -131,7 +143,7 @@ def _trimmed(server: LlamaServer, turns: int) -> list[Turn]:
             history.append(HumanMessage(told(number)))
             kept = trim_messages(
                 history,
-                max_tokens=WINDOW - WINDOW // 5,
+                max_tokens=BUDGET,
                 token_counter=lambda listed: sum(4 + count(m.text) for m in listed),
                 start_on="human",
                 include_system=True,
@@ -141,3 +153,40 @@ def _trimmed(server: LlamaServer, turns: int) -> list[Turn]:
             history.append(AIMessage(reply.message.text))
             rows.append(_counted(reply))
     return rows
+
+
+Memory = tuple[Callable[[Any], None], Callable[[], list[Any]]]
+
+
+def _remembered(server: LlamaServer, turns: int, make: Callable[[int, asyncio.Runner], Memory]) -> list[Turn]:
+    """The same questions; what is sent is what one of LlamaIndex's memories hands out, after the system prompt."""
+    first = system(SYSTEM, id="system")
+    known: dict[str, Message] = {}
+    rows: list[Turn] = []
+    with server.backend() as backend, asyncio.Runner() as runner:
+        put, get = make(int(TEXT_SHARE * BUDGET) - text_counter().count(SYSTEM), runner)
+        for number in range(turns):
+            asked = user(told(number), id=f"u{number}")
+            known[asked.id] = asked
+            put(llama_message(asked))
+            shown = [known[m.additional_kwargs["number"]] for m in get()]
+            reply = backend.send(Request([first, *shown], max_tokens=REPLY_TOKENS, temperature=0.0, extra=ANSWER))
+            answered = replace(reply.message, id=f"a{number}")
+            known[answered.id] = answered
+            put(llama_message(answered))
+            rows.append(_counted(reply))
+    return rows
+
+
+def _buffer(limit: int, _runner: asyncio.Runner) -> Memory:
+    from llama_index.core.memory import ChatMemoryBuffer
+
+    buffer = ChatMemoryBuffer.from_defaults(token_limit=limit, tokenizer_fn=Encoder().encode)
+    return buffer.put, buffer.get
+
+
+def _memory(limit: int, runner: asyncio.Runner, **settings: int) -> Memory:
+    from llama_index.core.memory import Memory
+
+    memory = Memory.from_defaults(session_id="log", token_limit=limit, tokenizer_fn=Encoder().encode, **settings)
+    return lambda message: runner.run(memory.aput(message)), lambda: runner.run(memory.aget())

@@ -12,7 +12,7 @@ from ctxfold.backends.openai_request import canonical_lines
 from ctxfold.messages import Message, system
 from tests.benchmarks.replay import COUNTER, Step, Trace
 
-__all__ = ["langchain_message", "llama_message", "peer_traces"]
+__all__ = ["Encoder", "langchain_message", "llama_message", "peer_traces"]
 
 Look = Callable[[], list[int]]
 Keep = Callable[[Message], None]
@@ -162,7 +162,7 @@ def _buffer(policy: str, budget: int, trace: Trace) -> tuple[Keep, Look]:
     from llama_index.core.memory import ChatMemoryBuffer
 
     first = system(policy, id="policy")
-    encoder = _Encoder()
+    encoder = Encoder()
     known: dict[str, Message] = {}
     newest: list[tuple[Any, int]] = []
 
@@ -188,7 +188,7 @@ def _memory(policy: str, budget: int, trace: Trace, runner: asyncio.Runner) -> t
     first = system(policy, id="policy")
     known: dict[str, Message] = {}
     memory = Memory.from_defaults(
-        session_id="tau", token_limit=budget - COUNTER.count(first), tokenizer_fn=_Encoder().encode
+        session_id="tau", token_limit=budget - COUNTER.count(first), tokenizer_fn=Encoder().encode
     )
 
     def keep(message: Message) -> None:
@@ -202,7 +202,7 @@ def _memory(policy: str, budget: int, trace: Trace, runner: asyncio.Runner) -> t
     return keep, look
 
 
-class _Encoder:
+class Encoder:
     """A tokenizer for memories that ask for token lists: its lists only have a length, each text's worked out once."""
 
     def __init__(self) -> None:
