@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ctxfold.compaction.literals import is_rule, scan
+from ctxfold.compaction.literals import TOOL_LABEL, is_rule, scan
 from ctxfold.history.data import neutral
 from ctxfold.history.terms import sentences, term_counts
 from ctxfold.messages import Message
@@ -41,7 +41,7 @@ def passages(messages: Iterable[Message]) -> list[Passage]:
             order += 1
             found.pop(text.casefold(), None)
             facts = frozenset(f.value for f in scan(text))
-            line = f"tool output: {text}" if message.role == "tool" else text
+            line = f"{TOOL_LABEL}{text}" if message.role == "tool" else text
             found[text.casefold()] = Passage(order, line, _worth(text, facts, message), facts)
     return list(found.values())
 

@@ -16,7 +16,19 @@ from ctxfold.history.terms import STOP_WORDS, sentences
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart
 
-__all__ = ["SHORT_VALUE", "Fact", "FactKind", "Source", "extract", "flat", "is_rule", "message_of", "negated", "scan"]
+__all__ = [
+    "SHORT_VALUE",
+    "TOOL_LABEL",
+    "Fact",
+    "FactKind",
+    "Source",
+    "extract",
+    "flat",
+    "is_rule",
+    "message_of",
+    "negated",
+    "scan",
+]
 
 FactKind: TypeAlias = Literal[
     "call", "rule", "email", "url", "path", "identifier", "amount", "date", "number", "name", "field"
@@ -24,6 +36,7 @@ FactKind: TypeAlias = Literal[
 Source: TypeAlias = Entry | Message
 
 MAX_FIELD_CHARS = 80
+TOOL_LABEL = "tool output: "  # before the words of a tool in a summary
 SHORT_VALUE = 3  # characters; a value as short means nothing without its key
 MAX_LITERAL_CHARS = 300  # longer ones are data, not something that anybody would repeat
 _KIND_WEIGHT: dict[FactKind, float] = {
@@ -241,7 +254,9 @@ def _field(text: str, key: str) -> Iterator[Fact]:
 
 
 def is_rule(sentence: str, message: Message) -> bool:
-    """Whether a sentence of that message rules, denies or decides something."""
+    """Whether a sentence of that message rules, denies or decides something; one that quotes a tool does not."""
+    if sentence.lstrip("-•* ").startswith(TOOL_LABEL):
+        return False
     if message.role == "assistant" and message.kind == "message":
         return _DECISION.inside(sentence)
     return _rules(sentence)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-__all__ = ["as_data", "defused", "neutral", "redacted"]
+__all__ = ["as_data", "defused", "neutral", "redacted", "without_private_keys"]
 
 MARK = "[quoted]"
 _INVISIBLE = re.compile(
@@ -23,7 +23,8 @@ _MARKUP = re.compile(
     re.I,
 )
 _TEMPLATE = re.compile(r"[\[<]{1,2}(\s*/?\s*(?:INST|SYS)\s*)[\]>]{1,2}", re.I)
-_BEGINNING = re.compile(r"^([^\w\n\[]*)(\[?[^\n:：\]]{1,48}[:：\]])", re.M)
+_BEGINNING = re.compile(r"^([^\w\n\[]*)(\[?[^\n:：\]]{1,72}[:：\]])", re.M)
+_CODE = re.compile(r"[{}()=\"'`;]")
 _WORD = re.compile(r"[^\W\d_]+")
 _TURN_NAMES = frozenset(
     """
@@ -92,6 +93,11 @@ def redacted(text: str) -> str:
     return text
 
 
+def without_private_keys(text: str) -> str:
+    """Text without keys of many lines; to be called before it is taken apart into lines."""
+    return _SECRETS[0][1].sub(f"[redacted: {_SECRETS[0][0]}]", text) if "PRIVATE KEY-----" in text else text
+
+
 def as_data(text: str, *, max_chars: int | None = None) -> str:
     """What a stranger wrote, to be shown as such: see the module. Of a longer text `max_chars` are shown, and how much is not."""
     whole = len(text)
@@ -106,7 +112,9 @@ def as_data(text: str, *, max_chars: int | None = None) -> str:
 
 def _marked(match: re.Match[str]) -> str:
     """The line's beginning, marked where it reads as a speaker's name or as one of our headings."""
-    plain = unicodedata.normalize("NFKC", match[2]).translate(_LOOKALIKE).casefold().strip("[] :：\t")
+    folded = unicodedata.normalize("NFKC", match[2])
+    plain = folded.translate(_LOOKALIKE).casefold().strip("[] :：\t")
     words = _WORD.findall(plain)
-    speaks = len(words) <= 2 and any(word in _TURN_NAMES for word in words)
+    named = {*words, *_WORD.findall(folded.casefold())} & _TURN_NAMES
+    speaks = bool(named) and len(words) <= 2 and not _CODE.search(match[0])
     return f"{match[1]}{MARK} {match[2]}" if speaks or plain.startswith(_OWN_HEADINGS) else match[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ctxfold.effects import FetchLog
 from ctxfold.flow import Flow
-from ctxfold.history.data import as_data
+from ctxfold.history.data import as_data, without_private_keys
 from ctxfold.history.records import Record, SessionKey
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import sentences, term_counts
@@ -70,7 +70,7 @@ def passages(records: Sequence[Record], scores: Mapping[int, float], weights: Ma
         message = stored_message(record)
         if message is None:
             continue
-        texts = sentences(message.text)
+        texts = sentences(without_private_keys(message.text))
         held = [sum(weights.get(t, 0.0) for t in term_counts(text)) for text in texts]
         for place, text in enumerate(texts):
             near = held[place] + _beside(held, place)
