@@ -86,6 +86,7 @@ def model_call(
     known = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id in line.known), -1)
     tail = [_once(from_langchain(m), line) for m in messages[max(known, 0) :]]
     tail = [m for m in tail if m.kind == "message"]  # summaries are the session's own
+    tail = [*tail[:1], *_whole_rounds(tail[1:], goes_on=True)] if known >= 0 else _whole_rounds(tail, goes_on=False)
     ends = next((i for i in range(len(tail) - 1, -1, -1) if is_final(tail[i])), -1)
     settled = tail[1 if known >= 0 else 0 : ends + 1]
     prompt = None if request.system_message is None else request.system_message.text
@@ -99,6 +100,22 @@ def model_call(
         messages=tuple(tail),
         whole=whole,
     )
+
+
+def _whole_rounds(messages: Sequence[Message], *, goes_on: bool) -> list[Message]:
+    """Without calls that the conversation went on from before they were answered, and without answers to no call.
+
+    With `goes_on`, results at the beginning belong to a call before.
+    """
+    starts = [i for i, m in enumerate(messages) if m.role != "tool"]
+    first = starts[0] if starts else len(messages)
+    found = [*messages[:first]] if goes_on else []
+    for start, end in zip(starts, [*starts[1:], len(messages)], strict=True):
+        calls = {c.id for c in messages[start].tool_calls}
+        results = [m for m in messages[start + 1 : end] if calls >= {r.call_id for r in m.tool_results}]
+        if end == len(messages) or calls == {r.call_id for m in results for r in m.tool_results}:
+            found += [messages[start], *results]
+    return found
 
 
 def _once(message: Message, line: Line) -> Message:

@@ -39,15 +39,27 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 
 
 def test_the_examples(names: dict[str, Any]) -> None:
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 5
+    agent, deletion, deep, context, reasoning = EXAMPLES
     told, asked = HumanMessage("My locker is 47-B."), HumanMessage("What is my locker?")
     config = {"configurable": {"thread_id": "t"}}
-    exec(compile(EXAMPLES[0], "langchain-agents.md", "exec"), names)
+
+    def run(example: str) -> None:
+        exec(compile(example, "langchain-agents.md", "exec"), names)
+
+    run(agent)
     names["agent"].invoke({"messages": [told]}, config=config)
     answer = names["agent"].invoke({"messages": [asked]}, config=config)
     assert "47-B" in answer["messages"][-1].text
-    exec(compile(EXAMPLES[1], "langchain-agents.md", "exec"), names)
+    names["middleware"] = names["ContextMiddleware"](context_window=8_000)
+    run(deletion)
+    assert names["agent"].get_state(config).values == {}
+    run(deep)
+    names["agent"].invoke({"messages": [told]}, config=config)
+    answer = names["agent"].invoke({"messages": [asked]}, config=config)
+    assert "47-B" in answer["messages"][-1].text
+    run(context)
     names["model"].invoke([told])
     assert "47-B" in names["model"].invoke([asked]).text
-    exec(compile(EXAMPLES[2], "langchain-agents.md", "exec"), names)
+    run(reasoning)
     assert "47-B" in names["agent"].invoke({"messages": [told, asked]})["messages"][-1].text

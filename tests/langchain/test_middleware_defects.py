@@ -6,8 +6,10 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -59,6 +61,13 @@ def agent_with(server: ModelServer, middleware: Any, tools: Any = (), prompt: st
     )
 
 
+def agent_with_theirs(server: ModelServer, tools: Any = (), prompt: str = "AGENT", **settings: Any) -> tuple[Any, Any]:
+    chat = chat_on(server)
+    theirs: Any = SummarizationMiddleware(chat, **settings)
+    agent = create_agent(chat, list(tools), system_prompt=prompt, middleware=[theirs], checkpointer=InMemorySaver())
+    return chat, agent
+
+
 def test_1_every_replaced_message_is_seen_by_a_summary() -> None:
     """480 messages before the window: theirs reads 30 of them (trimmed to 4,000 tokens) and drops the rest unread."""
 
@@ -67,9 +76,7 @@ def test_1_every_replaced_message_is_seen_by_a_summary() -> None:
         return {f"MARK{n:04}" for n in range(240) if f"MARK{n:04}" in read}
 
     with ModelServer(model="m", script=play, strict="deepseek") as server:
-        chat = chat_on(server)
-        theirs = SummarizationMiddleware(chat, trigger=("messages", 100), keep=("messages", 2))
-        agent = create_agent(chat, [], system_prompt="AGENT", middleware=[theirs], checkpointer=InMemorySaver())
+        chat, agent = agent_with_theirs(server, trigger=("messages", 100), keep=("messages", 2))
         agent.update_state(THREAD, {"messages": past(240)})
         agent.invoke({"messages": [HumanMessage("Go on.")]}, THREAD)
         assert 0 < len(seen(server)) < 100
@@ -90,14 +97,22 @@ def test_1_every_replaced_message_is_seen_by_a_summary() -> None:
 
 
 def test_2_the_summary_before_is_in_the_next_one() -> None:
-    with ModelServer(model="m", script=play, strict="deepseek", context_window=2_000) as server:
-        middleware = ContextMiddleware(context_window=2_000)
-        chat, agent = agent_with(server, middleware)
-        for number in range(60):
-            agent.invoke({"messages": [HumanMessage(f"MARK{number:04} " + "and so on " * 30)]}, THREAD)
-        summaries = asked_for_summary(server)
-        assert len(summaries) >= 2
-        assert all(WRITING in texts(body) for body in summaries[1:])
+    """Theirs cuts what it sums up to its newest 4,000 tokens, and the summary before stands at the other end."""
+
+    def summaries(server: ModelServer, agent: Any, turns: int) -> list[Any]:
+        for number in range(turns):
+            agent.invoke({"messages": [HumanMessage(f"MARK{number:04} " + "and so on " * 300)]}, THREAD)
+        found = asked_for_summary(server)
+        assert len(found) >= 2
+        return found[1:]
+
+    with ModelServer(model="m", script=play, strict="deepseek") as server:
+        chat, agent = agent_with_theirs(server, trigger=("messages", 20), keep=("messages", 2))
+        assert not any(WRITING in texts(body) for body in summaries(server, agent, 24))
+        chat.close()
+    with ModelServer(model="m", script=play, strict="deepseek", context_window=8_000) as server:
+        chat, agent = agent_with(server, ContextMiddleware(context_window=8_000))
+        assert all(WRITING in texts(body) for body in summaries(server, agent, 24))
         chat.close()
 
 
@@ -121,11 +136,18 @@ def reading(count: int) -> Any:
     return script
 
 
-def test_3_and_4_one_question_and_many_rounds_of_parallel_calls() -> None:
-    """Theirs gives the model "Previous conversation was too long to summarize."; a batch cut in two leaves an orphan.
+TOO_LONG = "Previous conversation was too long to summarize."
 
-    The strict service refuses an orphan of either kind, so that an agent which finishes has sent none.
-    """
+
+def test_3_one_question_and_many_rounds() -> None:
+    """Theirs asks nobody, and puts a sentence in place of everything, the question included."""
+    with ModelServer(model="m", script=reading(60), strict="deepseek", context_window=40_000) as server:
+        chat, agent = agent_with_theirs(server, [read], trigger=("tokens", 6_000), keep=("messages", 4))
+        agent.invoke({"messages": [HumanMessage("Read the sixty pages.")]}, THREAD)
+        assert asked_for_summary(server) == []
+        assert TOO_LONG in texts(asked_by_agent(server)[-1])
+        assert "Read the sixty pages." not in texts(asked_by_agent(server)[-1])
+        chat.close()
     with ModelServer(model="m", script=reading(60), strict="deepseek", context_window=6_000) as server:
         middleware = ContextMiddleware(context_window=6_000)
         chat, agent = agent_with(server, middleware, [read])
@@ -133,17 +155,50 @@ def test_3_and_4_one_question_and_many_rounds_of_parallel_calls() -> None:
         assert state["messages"][-1].text == "Read all."
         assert sum(isinstance(m, ToolMessage) for m in state["messages"]) == 60
         assert all("Read the sixty pages." in texts(body) for body in asked_by_agent(server))
-        assert not any("too long to summarize" in texts(r.body) for r in server.requests)
+        assert not any(TOO_LONG in texts(r.body) for r in server.requests)
         assert middleware.context("t").usage().compactions > 0
         chat.close()
 
 
+def test_4_no_result_without_its_call() -> None:
+    """Results of two calls side by side, and the cut between: theirs goes back to the nearer call only."""
+
+    def orphans(body: Any) -> set[str]:
+        called = {c["id"] for m in body["messages"] for c in m.get("tool_calls") or ()}
+        return {m["tool_call_id"] for m in body["messages"] if m["role"] == "tool"} - called
+
+    def call(name: str) -> AIMessage:
+        return AIMessage("", tool_calls=[{"name": "read", "args": {"page": 1}, "id": name}])
+
+    rounds = [call("a"), call("b"), ToolMessage("A", tool_call_id="a"), ToolMessage("B", tool_call_id="b")]
+    with ModelServer(model="m", script=play) as server:
+        chat, agent = agent_with_theirs(server, [read], trigger=("messages", 20), keep=("messages", 3))
+        agent.update_state(THREAD, {"messages": [*past(10), *rounds]})
+        agent.invoke({"messages": [HumanMessage("Go on.")]}, THREAD)
+        assert orphans(asked_by_agent(server)[-1]) == {"a"}
+        chat.close()
+    with ModelServer(model="m", script=play) as server:
+        chat, agent = agent_with(server, ContextMiddleware(context_window=2_000, history_tools=False), [read])
+        agent.update_state(THREAD, {"messages": [*past(10), *rounds]})
+        for _ in range(3):
+            agent.invoke({"messages": [HumanMessage("Go on.")]}, THREAD)
+        assert all(orphans(body) == set() for body in asked_by_agent(server))
+        chat.close()
+
+
 def test_5_what_is_kept_never_exceeds_the_window() -> None:
-    """Twenty kept messages of 1,000 tokens each: theirs keeps them all, far over its trigger."""
+    """Twenty kept messages of 1,000 tokens each: theirs keeps them all, far over its trigger, and the service refuses."""
+    with ModelServer(model="m", script=play, strict="deepseek", context_window=8_000) as server:
+        chat, agent = agent_with_theirs(server, trigger=("tokens", 4_000))
+        agent.update_state(THREAD, {"messages": past(9, words=400)})
+        with pytest.raises(ContextOverflowError):
+            agent.invoke({"messages": [HumanMessage("Go on.")]}, THREAD)
+        assert asked_for_summary(server) == []
+        chat.close()
     with ModelServer(model="m", script=play, strict="deepseek", context_window=8_000) as server:
         middleware = ContextMiddleware(context_window=8_000)
         chat, agent = agent_with(server, middleware)
-        agent.update_state(THREAD, {"messages": past(10, words=400)})
+        agent.update_state(THREAD, {"messages": past(9, words=400)})
         state = agent.invoke({"messages": [HumanMessage("Go on.")]}, THREAD)
         assert state["messages"][-1].text == "All right."
         usage = middleware.context("t").usage()
@@ -154,68 +209,117 @@ def test_5_what_is_kept_never_exceeds_the_window() -> None:
 def test_6_a_long_prompt_does_not_make_a_summary_of_every_turn() -> None:
     """System prompt and tools fill most of the window: two-word turns are not summarised one by one."""
     prompt = "AGENT " + "Mind this rule as well. " * 500
-    with ModelServer(model="m", script=play, strict="deepseek", context_window=4_000) as server:
-        chat, agent = agent_with(server, ContextMiddleware(context_window=4_000, history_tools=False), [read], prompt)
+
+    def summaries(server: ModelServer, agent: Any) -> int:
         for number in range(10):
             state = agent.invoke({"messages": [HumanMessage(f"Turn {number}")]}, THREAD)
             assert state["messages"][-1].text == "All right."
-        assert len(asked_for_summary(server)) <= 1
+        return len(asked_for_summary(server))
+
+    with ModelServer(model="m", script=play, strict="deepseek", context_window=4_000) as server:
+        chat, agent = agent_with_theirs(server, [read], prompt, trigger=("tokens", 2_400), keep=("messages", 2))
+        assert summaries(server, agent) >= 8
+        chat.close()
+    with ModelServer(model="m", script=play, strict="deepseek", context_window=4_000) as server:
+        middleware = ContextMiddleware(context_window=4_000, history_tools=False)
+        chat, agent = agent_with(server, middleware, [read], prompt)
+        assert summaries(server, agent) <= 1
         chat.close()
 
 
-def test_7_reasoning_and_chinese_are_counted() -> None:
-    """40,000 characters of reasoning are 6 tokens to theirs, Chinese a quarter of what it is: requests that overflow."""
+def chinese() -> list[Any]:
+    words = "请继续说明这个问题的原因和结果。" * 20
+    return [m for n in range(22) for m in (HumanMessage(f"第{n}个问题：{words}"), AIMessage("好的。"))]
 
-    def thoughtful(body: Any) -> Scripted:
-        if "AGENT" in texts(body).split("\n")[0]:
-            return Scripted("好的。", reasoning="我再想一想这个问题。" * 60)
-        return Scripted(WRITING + "谈话。", reasoning="Hm.")
 
-    with ModelServer(model="m", script=thoughtful, strict="deepseek", context_window=6_000) as server:
-        middleware = ContextMiddleware(context_window=6_000)
+def thoughtful() -> list[Any]:
+    thought = {"reasoning_content": "I wonder whether that is so. " * 120}
+    return [m for n in range(12) for m in (HumanMessage(f"Q{n}"), AIMessage("Yes.", additional_kwargs=thought))]
+
+
+@pytest.mark.parametrize("told", [chinese, thoughtful])
+def test_7_reasoning_and_chinese_are_counted(told: Any) -> None:
+    """Reasoning is nothing to theirs, Chinese a quarter of what it is: far below the trigger, and the service refuses."""
+    with ModelServer(model="m", script=play, strict="deepseek", context_window=4_000) as server:
+        chat, agent = agent_with_theirs(server, trigger=("tokens", 2_500), keep=("messages", 2))
+        agent.update_state(THREAD, {"messages": told()})
+        with pytest.raises(ContextOverflowError):
+            agent.invoke({"messages": [HumanMessage("Go on.")]}, THREAD)
+        assert asked_for_summary(server) == []
+        chat.close()
+    with ModelServer(model="m", script=play, strict="deepseek", context_window=4_000) as server:
+        middleware = ContextMiddleware(context_window=4_000)
         chat, agent = agent_with(server, middleware)
-        for number in range(20):
-            agent.invoke({"messages": [HumanMessage(f"第{number}个问题：" + "请继续说明。" * 20)]}, THREAD)
-        assert len(asked_by_agent(server)) == 20  # none was refused and sent again
+        agent.update_state(THREAD, {"messages": told()})
+        agent.invoke({"messages": [HumanMessage("Go on.")]}, THREAD)
+        assert len(asked_by_agent(server)) == 1  # none was refused and sent again
         assert middleware.context("t").usage().compactions > 0
         chat.close()
 
 
 def test_8_braces_in_a_prompt_of_ones_own() -> None:
-    with ModelServer(model="m", script=play, strict="deepseek", context_window=2_000) as server:
-        middleware = ContextMiddleware(
-            context_window=2_000, summary_prompt='Answer as {"summary": "..."} in {words} words.'
+    prompt = 'Answer as {"summary": "..."}.'
+    with ModelServer(model="m", script=play, strict="deepseek") as server:
+        chat, agent = agent_with_theirs(
+            server, trigger=("messages", 20), keep=("messages", 2), summary_prompt=prompt + " {messages}"
         )
-        chat, agent = agent_with(server, middleware)
+        agent.update_state(THREAD, {"messages": past(20)})
+        with pytest.raises(KeyError, match="summary"):
+            agent.invoke({"messages": [HumanMessage("Go on.")]}, THREAD)
+        chat.close()
+    with ModelServer(model="m", script=play, strict="deepseek", context_window=2_000) as server:
+        chat, agent = agent_with(
+            server, ContextMiddleware(context_window=2_000, history_tools=False, summary_prompt=prompt)
+        )
         for number in range(30):
             agent.invoke({"messages": [HumanMessage(f"MARK{number:04} " + "and so on " * 30)]}, THREAD)
-        summaries = asked_for_summary(server)
-        assert summaries
-        assert '{"summary": "..."}' in texts(summaries[0])
+        assert prompt in texts(asked_for_summary(server)[0])
         chat.close()
 
 
-async def test_9_the_event_loop_is_free_while_a_summary_is_written() -> None:
+SLOW_S = 1.5
+
+
+async def test_9_a_turn_does_not_wait_for_a_summary() -> None:
+    """Theirs is written while the user waits; ours, prepared ahead, beside the turns, on a loop that stays free."""
+
     def slow(body: Any) -> Scripted:
         if "AGENT" in texts(body).split("\n")[0]:
             return Scripted("All right.", reasoning="Hm.")
-        return Scripted(WRITING + "they talked.", reasoning="Hm.", delay_s=1.5)
+        return Scripted(WRITING + "they talked.", reasoning="Hm.", delay_s=SLOW_S)
 
-    with ModelServer(model="m", script=slow, strict="deepseek", context_window=2_000) as server:
-        middleware = ContextMiddleware(context_window=2_000)
+    loop = asyncio.get_running_loop()
+
+    async def longest(agent: Any) -> float:
+        waits: list[float] = []
+        for number in range(30):
+            before = loop.time()
+            await agent.ainvoke({"messages": [HumanMessage(f"MARK{number:04} " + "and so on " * 30)]}, THREAD)
+            waits.append(loop.time() - before)
+            await asyncio.sleep(0.15)  # somebody reads the answer
+        return max(waits)
+
+    async def tick(gaps: list[float]) -> None:
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0.01)
+            gaps.append(loop.time() - before)
+
+    with ModelServer(model="m", script=slow, strict="deepseek") as server:
+        chat, agent = agent_with_theirs(server, trigger=("messages", 30), keep=("messages", 4))
+        assert await longest(agent) >= SLOW_S
+        await chat.aclose()
+        chat.close()
+    with ModelServer(model="m", script=slow, strict="deepseek", context_window=4_000) as server:
+        middleware = ContextMiddleware(context_window=4_000, background=True, history_tools=False)
         chat, agent = agent_with(server, middleware)
-        agent.update_state(THREAD, {"messages": past(30)})
-        loop, gaps = asyncio.get_running_loop(), list[float]()
-
-        async def tick() -> None:
-            while True:
-                before = loop.time()
-                await asyncio.sleep(0.01)
-                gaps.append(loop.time() - before)
-
-        ticking = asyncio.create_task(tick())
-        await agent.ainvoke({"messages": [HumanMessage("Go on.")]}, THREAD)
+        gaps = list[float]()
+        ticking = asyncio.create_task(tick(gaps))
+        assert await longest(agent) < SLOW_S
         ticking.cancel()
+        assert middleware.context("t").usage().compactions > 0
         assert asked_for_summary(server)
-        assert max(gaps) < 1.2
+        assert max(gaps) < SLOW_S / 2
+        await middleware.aclose()
+        await chat.aclose()
         chat.close()
