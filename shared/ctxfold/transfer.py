@@ -51,6 +51,7 @@ __all__ = [
     "Line",
     "Zone",
     "exported",
+    "file_rules",
     "has_log",
     "load_log",
     "log_of",
@@ -243,6 +244,19 @@ def stored_policy(records: Sequence[Record]) -> Json:
     rules: Json = json.loads(texts[-1]) if texts else {}
     reserve = rules.pop("reply_reserve_tokens", None)
     return {**rules, "max_tokens": reserve}
+
+
+def file_rules(path: str | os.PathLike[str]) -> Json:
+    """The newest rules in an exported file, as `stored_policy` has them; none when it carries no log. The file may be anything."""
+    found: list[Record] = []
+    for _, raw in read_lines(path):
+        try:
+            beside: Any = json.loads(raw)[KEY]
+            rows = (*beside.get("before", ()), *beside.get("then", ()))
+            found += [_parsed(row) for row in rows if row["body"]["kind"] == "policy_changed"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return stored_policy(found) if found else {}
 
 
 def whole_log(journal: Journal) -> Flow[tuple[Record, ...]]:

@@ -1,0 +1,36 @@
+"""The commands, gathered from the modules that hold them."""
+
+from __future__ import annotations
+
+import typer
+
+from ctxfold.cli import reading, writing
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="ctxfold",
+    help="Look at, search and change the conversations that ctxfold keeps in a store.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (
+    reading.sessions,
+    reading.show,
+    reading.window,
+    reading.search,
+    writing.compact,
+    writing.undo,
+    writing.fork,
+    writing.export,
+    writing.import_,
+    writing.erase,
+):
+    app.command(command.__name__.rstrip("_"))(command)
+
+
+@app.callback()
+def describe() -> None:
+    """Look at, search and change the conversations that ctxfold keeps in a store."""

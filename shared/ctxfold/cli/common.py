@@ -1,0 +1,114 @@
+"""What all commands share: options, opening a session, and how failures end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+from rich.console import Console
+
+from ctxfold.connect import open_store
+from ctxfold.errors import ConfigError, CtxError, StoreError
+from ctxfold.history.data import neutral
+from ctxfold.ports import Store
+from ctxfold.session import AgentContext
+
+__all__ = [
+    "AsJson",
+    "Name",
+    "Owner",
+    "StoreUrl",
+    "opened",
+    "output",
+    "print_json",
+    "progress",
+    "session",
+    "shown",
+    "within",
+]
+
+StoreUrl: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--store", envvar="CTXFOLD_STORE", help="sqlite:///chat.db, a path to such a file, or postgresql+psycopg://..."
+    ),
+]
+Owner: TypeAlias = Annotated[str, typer.Option("--owner", envvar="CTXFOLD_OWNER", help="whose sessions they are")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
+Name: TypeAlias = Annotated[str, typer.Argument(metavar="SESSION", help="the session's name")]
+
+ANY_WINDOW = 1 << 20  # sessions are opened with their own rules; nothing here depends on it
+OWNER = "default"
+CODES: tuple[tuple[type[Exception], int], ...] = ((ConfigError, 2), (LookupError, 3), (StoreError, 4))  # others: 1
+
+
+def output() -> Console:
+    return Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
+
+
+def progress() -> Console:
+    """Where progress is shown: never among what is printed."""
+    return Console(stderr=True, highlight=False)
+
+
+def shown(text: str) -> str:
+    """Text of a conversation as a terminal may have it: no escape sequences, nothing invisible."""
+    return neutral(text)
+
+
+def print_json(value: object) -> None:
+    """One JSON value; ASCII only, so that no text in it can do anything to a terminal."""
+    print(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: object) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+@contextmanager
+def within(*, as_json: bool = False) -> Generator[None, None, None]:
+    """Errors of ctxfold end the command with a line on stderr and an exit code, not with a traceback."""
+    try:
+        yield
+    except CtxError as error:
+        told = {"error": {"type": type(error).__name__, "message": str(error)}}
+        print(json.dumps(told) if as_json else f"error: {shown(str(error))}", file=sys.stderr)
+        raise typer.Exit(next((code for kind, code in CODES if isinstance(error, kind)), 1)) from None
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def opened(url: str, *, new: bool = False) -> Generator[Store, None, None]:
+    """The store; ConfigError for a file that is not there, unless a `new` one may be made."""
+    place = url if "://" in url else f"sqlite:///{url}"
+    path = place.partition("///")[2].partition("?")[0]
+    if place == "memory://":
+        raise ConfigError("a store in memory is gone when its process ends: give a file or a server")
+    if place.startswith("sqlite") and not new and not Path(path).is_file():
+        raise ConfigError(f"there is no store file {path!r}: check --store")
+    store = open_store(place)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def session(
+    url: str, name: str, owner: str, *, create: bool = False, context_window: int | None = None, **settings: Any
+) -> Generator[AgentContext, None, None]:
+    """An open session, with the rules that it has; made anew only with `create`."""
+    rules: dict[str, Any] = {"context_window": context_window or ANY_WINDOW, "background": False, **settings}
+    with (
+        opened(url, new=create) as store,
+        AgentContext(store=store, session=name, owner=owner, create=create, **rules) as context,
+    ):
+        yield context

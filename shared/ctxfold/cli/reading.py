@@ -1,0 +1,160 @@
+"""Commands that only look."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from ctxfold.cli.common import (
+    ANY_WINDOW,
+    OWNER,
+    AsJson,
+    Name,
+    Owner,
+    StoreUrl,
+    opened,
+    output,
+    print_json,
+    progress,
+    session,
+    shown,
+    within,
+)
+from ctxfold.messages import Message
+from ctxfold.session import AgentContext
+
+__all__ = ["search", "sessions", "show", "window"]
+
+References = Annotated[list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="ids or references such as #17")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="at most so many")]
+
+
+def sessions(store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = False) -> None:
+    """List an owner's sessions."""
+    with within(as_json=as_json), opened(store) as place:
+        names = place.sessions(owner)
+        rows: list[dict[str, Any]] = []
+        if names:
+            with AgentContext(
+                store=place, owner=owner, session=names[0], create=False, context_window=ANY_WINDOW
+            ) as first:
+                shown_names = track(names, "reading", console=progress(), transient=True, disable=len(names) < 20)
+                rows += [_row(first.at(name, create=False)) for name in shown_names]
+        if as_json:
+            print_json(rows)
+            return
+        if not rows:
+            output().print(f"no sessions of owner {shown(owner)!r}")
+            return
+        table = Table("session", "turns", "tokens", "budget", "compactions", "forks", box=None)
+        for row in rows:
+            table.add_row(
+                Text(shown(row["session"])),
+                *(str(row[c]) for c in ("turns", "tokens", "budget", "compactions")),
+                Text(shown(", ".join(row["forks"]))),
+            )
+        output().print(table)
+
+
+def _row(context: AgentContext) -> dict[str, Any]:
+    used = context.usage()
+    return {
+        "session": context.session,
+        "turns": used.turns,
+        "tokens": used.window_tokens,
+        "budget": used.budget_tokens,
+        "compactions": used.compactions,
+        "forks": list(context.forks()),
+    }
+
+
+def show(
+    name: Name,
+    store: StoreUrl,
+    references: References = None,
+    owner: Owner = OWNER,
+    audience: Annotated[str, typer.Option("--audience", help="all, user, or model: the window as it stands")] = "all",
+    last: Annotated[int | None, typer.Option("--last", min=1, help="only the newest so many messages")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a conversation, compacted messages included; or single messages, wherever they are now."""
+    with within(as_json=as_json), session(store, name, owner) as context:
+        if references:
+            found = [context.get(reference) for reference in references]
+        else:
+            found = list(context.messages(_audience(audience)))[-last if last else 0 :]
+        if as_json:
+            print_json([_message(m) for m in found])
+            return
+        console = output()
+        for message in found:
+            console.print(Text(f"{message.role} {shown(message.id)}", style="bold"))
+            console.print(Text(shown(_text(message))))
+
+
+def _audience(name: str) -> Literal["all", "user", "model"]:
+    match name:
+        case "all" | "user" | "model":
+            return name
+        case _:
+            raise typer.BadParameter("use all, user or model", param_hint="--audience")
+
+
+def _message(message: Message) -> dict[str, Any]:
+    calls = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in message.tool_calls]
+    told: dict[str, Any] = {"id": message.id, "role": message.role, "kind": message.kind, "text": message.text}
+    return told | ({"tool_calls": calls} if calls else {})
+
+
+def _text(message: Message) -> str:
+    calls = [f"-> {call.name}({call.arguments})" for call in message.tool_calls]
+    return "\n".join([*([message.text] if message.text else []), *calls, ""])
+
+
+def window(
+    name: Name,
+    store: StoreUrl,
+    owner: Owner = OWNER,
+    question: Annotated[str | None, typer.Option("--question", help="also what would be recalled for it")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the model would be sent, block by block, with its cost and why it is there."""
+    with within(as_json=as_json), session(store, name, owner) as context:
+        told = context.explain()
+        recalled = context.window(recall=True, question=question).recalled if question else ""
+        if as_json:
+            print_json(told.to_dict() | ({"recalled": recalled} if question else {}))
+            return
+        console = output()
+        console.print(Text(shown(str(told).partition("\n")[0])))
+        table = Table("zone", "role", "tokens", "why", "message", box=None)
+        for block in told.blocks:
+            table.add_row(block.zone, block.role, str(block.tokens), block.why, Text(shown(block.preview)))
+        console.print(table)
+        if question:
+            console.print(Text(shown(recalled) or "nothing would be recalled"))
+
+
+def search(
+    name: Name,
+    query: Annotated[str, typer.Argument(help="words to look for")],
+    store: StoreUrl,
+    owner: Owner = OWNER,
+    limit: Limit = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Find messages, also compacted ones; `show SESSION '#17'` reads one in full."""
+    with within(as_json=as_json), session(store, name, owner) as context:
+        hits = context.search(query, limit)
+        if as_json:
+            print_json([asdict(hit) for hit in hits])
+            return
+        table = Table("", "role", "score", "best sentence", box=None)
+        for hit in hits:
+            table.add_row(hit.reference, hit.role, f"{hit.score:.2f}", Text(shown(hit.excerpt)))
+        output().print(table if hits else "nothing found")

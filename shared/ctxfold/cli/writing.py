@@ -1,0 +1,230 @@
+"""Commands that change a store. Each says what it did."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.progress import track
+
+from ctxfold.cli.common import (
+    ANY_WINDOW,
+    OWNER,
+    AsJson,
+    Name,
+    Owner,
+    StoreUrl,
+    opened,
+    output,
+    print_json,
+    progress,
+    session,
+    shown,
+    within,
+)
+from ctxfold.connect import open_backend
+from ctxfold.erase import Erasure
+from ctxfold.errors import ConfigError
+from ctxfold.history.view import View
+from ctxfold.ports import Store
+from ctxfold.session import AgentContext
+from ctxfold.transfer import Zone, file_rules
+
+__all__ = ["compact", "erase", "export", "fork", "import_", "undo"]
+
+Zones = ("all", "window", "immutable", "compressed", "incremental")
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
+_AGE = re.compile(r"(\d+)([hdwy])")
+_UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1), "y": timedelta(days=365)}
+
+
+def compact(
+    name: Name,
+    store: StoreUrl,
+    owner: Owner = OWNER,
+    model: Annotated[str | None, typer.Option("--model", help="who writes the summary; none: verbatim lines")] = None,
+    provider: Annotated[str, typer.Option("--provider", help="the model's provider")] = "generic",
+    base_url: Annotated[str | None, typer.Option("--base-url", help="its address, where the provider has none")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compact a session now. The key of a model's provider comes from the environment."""
+    with within(as_json=as_json), ExitStack() as stack:
+        settings: dict[str, Any] = {}
+        if model is not None:
+            address = {"base_url": base_url} if base_url else {}
+            settings["summarizer"] = stack.enter_context(open_backend(provider, model, **address))
+        context = stack.enter_context(session(store, name, owner, **settings))
+        with progress().status("compacting"):
+            event = context.compact().event
+        assert event is not None
+        if as_json:
+            print_json(event)
+        else:
+            output().print(
+                f"{event.strategy} ({event.rung or 'no summary'}): {event.tokens_before} -> {event.tokens_after} tokens, "
+                f"{event.archived} messages archived"
+            )
+
+
+def undo(name: Name, store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = False) -> None:
+    """Take back the last compaction or edit."""
+    with within(as_json=as_json), session(store, name, owner) as context:
+        before = context.view()
+        context.undo()
+        _told_views(before, context.view(), as_json=as_json)
+
+
+def _told_views(before: View, after: View, *, as_json: bool) -> None:
+    told = {"messages": [len(before), len(after)], "tokens": [before.tokens, after.tokens]}
+    if as_json:
+        print_json(told)
+    else:
+        output().print(f"{len(before)} -> {len(after)} messages, {before.tokens} -> {after.tokens} tokens")
+
+
+def fork(
+    name: Name,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="the new session's name")],
+    store: StoreUrl,
+    owner: Owner = OWNER,
+    at: Annotated[str | None, typer.Option("--at", help="the last message that it takes over: an id or #17")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Begin a new session with this one's past."""
+    with within(as_json=as_json), session(store, name, owner) as context:
+        view = context.fork(new, at=at).view()
+        told = {"session": new, "messages": len(view), "tokens": view.tokens}
+        print_json(told) if as_json else output().print(f"{shown(new)}: {len(view)} messages, {view.tokens} tokens")
+
+
+def export(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="where to write it; it appears only when whole")],
+    store: StoreUrl,
+    owner: Owner = OWNER,
+    zone: Annotated[str, typer.Option("--zone", help=", ".join(Zones))] = "all",
+    native: Annotated[bool, typer.Option("--native", help="each message as its provider takes it")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a session as JSON lines; with zone "all" the whole of it, so that `import` gives it back."""
+    with within(as_json=as_json), session(store, name, owner) as context:
+        with progress().status("writing"):
+            lines = context.export_jsonl(file, zone=cast("Zone", zone), native=native)
+        told = {"file": str(file), "lines": lines}
+        print_json(told) if as_json else output().print(f"{lines} lines in {file}")
+
+
+def import_(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="JSON lines: an export, or messages in a provider's own shape")],
+    store: StoreUrl,
+    owner: Owner = OWNER,
+    context_window: Annotated[
+        int | None, typer.Option("--context-window", min=1, help="tokens; for a new session whose file names none")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take messages in, all or none. The session is made when it is new; a whole session only fills a new one."""
+    with within(as_json=as_json):
+        new = not _is_there(store, name, owner)
+        rules: dict[str, Any] = file_rules(file) if new else {}
+        if context_window is not None:
+            rules["context_window"] = context_window
+        if new and "context_window" not in rules:
+            raise ConfigError(f"session {name!r} is new and {file} has no rules: give --context-window")
+        with session(store, name, owner, create=new, **rules) as context:
+            with progress().status("reading"):
+                count = context.import_jsonl(file)
+            told = {"session": name, "messages": count}
+            print_json(told) if as_json else output().print(f"{count} messages into {shown(name)}")
+
+
+def _is_there(url: str, name: str, owner: str) -> bool:
+    with opened(url, new=True) as store:
+        return name in store.sessions(owner)
+
+
+def erase(
+    store: StoreUrl,
+    name: Annotated[str | None, typer.Argument(metavar="[SESSION]", help="the session")] = None,
+    references: Annotated[list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="ids or #17")] = None,
+    owner: Owner = OWNER,
+    every: Annotated[
+        bool, typer.Option("--all", help="every session of the owner, and all else that is theirs")
+    ] = False,
+    older_than: Annotated[str | None, typer.Option("--older-than", help="only what is older: 12h, 30d, 6w, 1y")] = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Erase messages, a session, or everything of an owner, for good: out of the log, index, summaries and forks."""
+    with within(as_json=as_json), opened(store) as place:
+        age = None if older_than is None else _age(older_than)
+        if references and age is not None:
+            raise ConfigError("messages by name and --older-than do not go together: give one of them")
+        if (name is None) is not every:
+            raise ConfigError("say what to erase: a session, or --all for everything of the owner, and not both")
+        _sure(_what(name, references, older_than, owner), yes=yes)
+        if name is None and age is None:
+            done = [Erasure(removed=place.sessions(owner), settled=place.erase_owner(owner))]
+        else:
+            names = [name] if name is not None else place.sessions(owner)
+            done = _erase_in(place, owner, names, references or (), age)
+        _told_erasure(done, as_json=as_json)
+
+
+def _erase_in(
+    store: Store, owner: str, names: Sequence[str], references: Sequence[str], age: timedelta | None
+) -> list[Erasure]:
+    done: list[Erasure] = []
+    for name in track(names, "erasing", console=progress(), transient=True, disable=len(names) < 2):
+        with AgentContext(
+            store=store, owner=owner, session=name, context_window=ANY_WINDOW, create=False, background=False
+        ) as context:
+            if age is not None:
+                done.append(context.erase_older_than(age))
+            else:
+                done.append(context.erase(*references) if references else context.erase_session())
+    return done
+
+
+def _what(name: str | None, references: Sequence[str] | None, older_than: str | None, owner: str) -> str:
+    if references:
+        return f"{len(references)} messages of session {name!r}"
+    where = f"session {name!r}" if name is not None else f"every session of owner {owner!r}"
+    return where if older_than is None else f"what is older than {older_than} in {where}"
+
+
+def _sure(what: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(f"erasing {what} cannot be undone: add --yes")
+    typer.confirm(f"Erase {shown(what)}? This cannot be undone.", abort=True)
+
+
+def _age(text: str) -> timedelta:
+    found = _AGE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"--older-than {text!r}: give a number and h, d, w or y, such as 30d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _told_erasure(done: Sequence[Erasure], *, as_json: bool) -> None:
+    settled = all(e.settled for e in done)
+    ids, removed = [i for e in done for i in e.ids], [s for e in done for s in e.removed]
+    forks = sorted({s for e in done for s in e.sessions})
+    if as_json:
+        print_json({"messages": ids, "sessions": forks, "removed": removed, "settled": settled})
+        return
+    parts = [f"{len(ids)} messages"] if ids or not removed else []
+    parts += [f"{len(removed)} sessions ({shown(', '.join(removed))})"] if removed else []
+    place = f" in {shown(', '.join(forks))}" if forks else ""
+    output().print(f"erased: {' and '.join(parts)}{place}")
+    if not settled:
+        output().print("another process is reading the file: run this again later, so that nothing is left in it")

@@ -1,0 +1,272 @@
+"""Every command on a real file: what it prints, what it changes, how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxfold import MessageErasedError
+from tests.core.driven import context
+from tests.core.scan import places_of
+
+Run = Callable[..., Any]
+
+
+# looking
+
+
+def test_sessions(ctxfold: Run) -> None:
+    assert [row["session"] for row in ctxfold("sessions", "--json").json] == ["ann", "bob"]
+    listed = ctxfold("sessions").out
+    assert "ann" in listed
+    assert "eve" not in listed
+    assert ctxfold("sessions", "--owner", "mallory", "--json").json[0]["session"] == "eve"
+    assert "no sessions of owner 'nobody'" in ctxfold("sessions", "--owner", "nobody").out
+
+
+def test_show_prints_everything_ever_said(ctxfold: Run) -> None:
+    told = ctxfold("show", "ann", "--json").json
+    assert len(told) == 83
+    assert told[1] == {
+        "id": "m",
+        "role": "user",
+        "kind": "message",
+        "text": "my locker is 47-B \x1b[31m[bold]red\x1b[0m",
+    }
+    assert [m["id"] for m in ctxfold("show", "ann", "--last", "2", "--json").json] == ["u39", "a39"]
+    assert ctxfold("show", "ann", "--audience", "model", "--json").json[1]["kind"] == "summary"
+    assert "-> look({})" in ctxfold("show", "bob").out
+    assert ctxfold("show", "bob", "--json").json[1]["tool_calls"][0]["name"] == "look"
+
+
+def test_what_a_message_says_cannot_reach_the_terminal(ctxfold: Run) -> None:
+    for command in (("show", "ann"), ("show", "ann", "m"), ("search", "ann", "locker")):
+        done = ctxfold(*command)
+        assert "47-B" in done.out
+        assert "\x1b" not in done.out
+        assert "[bold]" in done.out  # no markup of ours either
+    assert "\x1b" not in ctxfold("show", "ann", "--json").out
+
+
+def test_show_reads_single_messages_back(ctxfold: Run) -> None:
+    reference = ctxfold("search", "ann", "locker", "--json").json[0]["reference"]
+    assert [m["id"] for m in ctxfold("show", "ann", reference, "a3", "--json").json] == ["m", "a3"]
+
+
+def test_window(ctxfold: Run) -> None:
+    told = ctxfold("window", "ann", "--question", "which locker?", "--json").json
+    assert [b["zone"] for b in told["blocks"][:3]] == ["system", "summary", "live"]
+    assert told["used_tokens"] == sum(b["tokens"] for b in told["blocks"])
+    assert "47-B" in told["recalled"]
+    shown = ctxfold("window", "ann", "--question", "which locker?").out
+    assert "stands for compacted" in shown
+    assert "47-B" in shown
+
+
+def test_search(ctxfold: Run) -> None:
+    hits = ctxfold("search", "ann", "question 17", "--limit", "1", "--json").json
+    assert [hit["message_id"] for hit in hits] == ["u17"]
+    assert "nothing found" in ctxfold("search", "ann", "zebra").out
+
+
+# changing
+
+
+def test_compact_and_undo(ctxfold: Run) -> None:
+    before = ctxfold("window", "ann", "--json").json
+    done = ctxfold("compact", "ann", "--json").json
+    assert done["tokens_after"] < done["tokens_before"] == before["used_tokens"]
+    assert done["rung"] == "extractive"
+    assert ctxfold("undo", "ann", "--json").json["tokens"] == [done["tokens_after"], done["tokens_before"]]
+    assert ctxfold("window", "ann", "--json").json["blocks"] == before["blocks"]
+    assert "messages archived" in ctxfold("compact", "ann").out
+    refused = ctxfold("compact", "bob")
+    assert refused.code == 1
+    assert "error: nothing was compacted" in refused.err
+
+
+def test_compact_with_a_model(ctxfold: Run) -> None:
+    from ctxfold.testing import ModelServer
+
+    with ModelServer(model="lookup", context_window=8_000) as server:
+        arguments = ("--provider", "generic", "--model", "lookup", "--base-url", server.base_url)
+        done = ctxfold("compact", "ann", *arguments, "--json").json
+        assert done["summary_calls"] >= 1
+        assert len(server.requests) >= 1
+
+
+def test_a_session_keeps_its_rules(ctxfold: Run, store: str) -> None:
+    for command in (("show", "ann"), ("compact", "ann"), ("undo", "ann"), ("search", "ann", "locker")):
+        assert ctxfold(*command).code == 0
+    with context(store=store, session="ann", create=False) as ann:
+        assert ann.rules().context_window == 1_500
+
+
+def test_fork(ctxfold: Run) -> None:
+    assert ctxfold("fork", "ann", "new", "--at", "u3", "--json").json["messages"] == 10
+    assert [m["id"] for m in ctxfold("show", "new", "--json").json][-1] == "u3"
+    assert ctxfold("sessions", "--json").json[0]["forks"] == ["new"]
+    taken = ctxfold("fork", "ann", "bob")
+    assert (taken.code, "exists already" in taken.err) == (1, True)
+
+
+def test_export_and_import_give_the_same_session(ctxfold: Run, tmp_path: Path, store: str) -> None:
+    file = tmp_path / "out.jsonl"
+    lines = ctxfold("export", "ann", str(file), "--json").json["lines"]
+    assert lines == len(file.read_text(encoding="utf-8").splitlines())
+    assert ctxfold("import", "copy", str(file), "--json").json == {"session": "copy", "messages": lines}
+    assert ctxfold("show", "copy", "--json").json == ctxfold("show", "ann", "--json").json
+    assert ctxfold("window", "copy", "--json").json["blocks"] == ctxfold("window", "ann", "--json").json["blocks"]
+    with context(store=store, session="copy", create=False) as copy:
+        assert copy.rules().context_window == 1_500
+    again = ctxfold("import", "copy", str(file))
+    assert (again.code, "into a new name" in again.err) == (1, True)
+
+
+def test_import_of_bare_messages(ctxfold: Run, tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text('{"role": "user", "content": "hi"}\n{"role": "assistant", "content": "hello"}\n', encoding="utf-8")
+    lacking = ctxfold("import", "new", str(file))
+    assert (lacking.code, "give --context-window" in lacking.err) == (2, True)
+    assert ctxfold("import", "new", str(file), "--context-window", "4000").out == "2 messages into new\n"
+    assert "2 messages into bob" in ctxfold("import", "bob", str(file)).out
+    file.write_text('{"role": "user", "content": "hi"}\nnonsense\n', encoding="utf-8")
+    bad = ctxfold("import", "new", str(file))
+    assert (bad.code, "line 2" in bad.err, "nothing was imported" in bad.err) == (1, True, True)
+
+
+def test_import_makes_a_new_store(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from ctxfold.cli.app import app
+
+    file = tmp_path / "in.jsonl"
+    file.write_text('{"role": "user", "content": "hi"}\n', encoding="utf-8")
+    place = str(tmp_path / "new.db")
+    options = ["--context-window", "4000", "--store", place]
+    assert CliRunner().invoke(app, ["import", "s", str(file), *options]).exit_code == 0
+    assert "hi" in CliRunner().invoke(app, ["show", "s", "--store", place]).stdout
+
+
+# erasing
+
+
+def test_erase_messages(ctxfold: Run, store: str) -> None:
+    from ctxfold import SqlStore
+
+    ctxfold("fork", "ann", "new")
+    done = ctxfold("erase", "ann", "m", "--yes", "--json").json
+    assert done == {"messages": ["m"], "sessions": ["ann", "new"], "removed": [], "settled": True}
+    assert "erased: 0 messages" in ctxfold("erase", "ann", "m", "--yes").out
+    gone = ctxfold("show", "ann", "m")
+    assert (gone.code, "was erased" in gone.err) == (3, True)
+    with SqlStore(store) as opened:
+        assert places_of("47-B", opened) == []
+    with context(store=store, session="new") as fork, pytest.raises(MessageErasedError):
+        fork.get("m")
+
+
+def test_erase_a_session_and_everything(ctxfold: Run) -> None:
+    assert ctxfold("erase", "ann", "--yes", "--json").json["removed"] == ["ann"]
+    assert ctxfold("erase", "--all", "--yes").out == "erased: 1 sessions (bob)\n"
+    assert ctxfold("sessions", "--json").json == []
+    assert len(ctxfold("show", "eve", "--owner", "mallory", "--json").json) == 2
+
+
+def test_erase_by_age(ctxfold: Run) -> None:
+    assert ctxfold("erase", "--all", "--older-than", "1d", "--yes", "--json").json["messages"] == []
+    told = ctxfold("erase", "bob", "--older-than", "0h", "--yes", "--json").json
+    assert told["messages"] == ["q", "t-a", "t-r0", "d"]
+    assert len(ctxfold("show", "ann", "--json").json) == 83
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("erase", "ann"), 2, "cannot be undone: add --yes"),
+        (("erase",), 2, "a session, or --all"),
+        (("erase", "ann", "--all", "--yes"), 2, "and not both"),
+        (("erase", "ann", "m", "--older-than", "1d", "--yes"), 2, "give one of them"),
+        (("erase", "ann", "--older-than", "soon", "--yes"), 2, "such as 30d"),
+        (("erase", "nobody", "--yes"), 3, "does not exist"),
+        (("show", "nobody"), 3, "session 'nobody' of owner 'default' does not exist"),
+        (("show", "eve"), 3, "does not exist"),
+        (("show", "ann", "nothing"), 3, "check the reference"),
+        (("show", "ann", "--audience", "dog"), 2, "all, user or model"),
+        (("undo", "bob"), 3, "no compaction or edit"),
+        (("export", "ann", "/nowhere/out.jsonl"), 1, "No such file"),
+        (("export", "ann", "out.jsonl", "--zone", "dog"), 2, "zone is 'dog'"),
+    ],
+)
+def test_failures_are_a_line_and_a_code(ctxfold: Run, arguments: tuple[str, ...], code: int, told: str) -> None:
+    before = len(ctxfold("show", "ann", "--json").json)
+    done = ctxfold(*arguments)
+    assert (done.code, done.out) == (code, "")
+    assert told in done.err
+    assert "Traceback" not in done.err
+    assert len(ctxfold("show", "ann", "--json").json) == before
+
+
+def test_failures_as_json(ctxfold: Run) -> None:
+    done = ctxfold("show", "nobody", "--json")
+    told = json.loads(done.err)["error"]
+    assert (done.code, told["type"]) == (3, "SessionNotFoundError")
+
+
+# the installed command
+
+
+def installed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = Path(sys.executable).parent / "ctxfold"
+    return subprocess.run(
+        [command, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_the_installed_command(store: str, path: Path) -> None:
+    done = installed("show", "bob", "--store", str(path))  # a path will do
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "look" in done.stdout
+    done = installed("sessions", "--json", CTXFOLD_STORE=store, CTXFOLD_OWNER="mallory")
+    assert json.loads(done.stdout)[0]["session"] == "eve"
+
+
+def test_stores_that_cannot_be_used(tmp_path: Path) -> None:
+    for place, code, told in (
+        (str(tmp_path / "missing.db"), 2, "there is no store file"),
+        ("memory://", 2, "gone when its process ends"),
+        ("mysql://x", 2, "use sqlite:///file.db"),
+        (__file__, 4, "no SQLite database"),
+        ("postgresql+psycopg://nobody@127.0.0.1:9/none", 4, "cannot reach"),
+    ):
+        done = installed("sessions", "--store", place)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "missing.db").exists()
+
+
+def test_without_its_packages_the_command_says_what_to_install() -> None:
+    code = (
+        "import sys; from importlib.abc import MetaPathFinder\n"
+        "class Lacking(MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Lacking())\n"
+        "from ctxfold.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert 'pip install "ctxfold[cli]"' in done.stderr
+    assert "Traceback" not in done.stderr
