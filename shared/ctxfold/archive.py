@@ -64,11 +64,11 @@ def search(journal: Journal, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]
     for start in range(0, len(ranked), 4 * limit):
         scores = dict(ranked[start : start + 4 * limit])
         records = yield from FetchLog(journal.key, tuple(scores))
-        found = {r.seq: m for r in records if (m := stored_message(r)) is not None}
+        found = {r.seq: (r.number, m) for r in records if (m := stored_message(r)) is not None}
         for seq, score in scores.items():
-            message = found.get(seq)
+            number, message = found.get(seq, (0, None))
             if message is not None and message.id not in hits:
-                hits[message.id] = Hit(message.id, f"#{seq}", message.role, score, _excerpt(message, weights))
+                hits[message.id] = Hit(message.id, f"#{number}", message.role, score, _excerpt(message, weights))
         if len(hits) >= limit:
             break
     return tuple(hits.values())[:limit]

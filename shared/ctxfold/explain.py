@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from ctxfold.effects import FetchLog, ReadLog
+from ctxfold.effects import FetchLog, NumberedRecord, ReadLog
 from ctxfold.errors import MessageErasedError, MessageNotFoundError
 from ctxfold.flow import Flow
 from ctxfold.history.log import SessionState
@@ -119,7 +119,7 @@ def explain_message(journal: Journal, message_id: str) -> Flow[MessageExplanatio
         where, why = "open turn", "its turn has not closed yet"
     else:
         where, why = "excerpt" if entry.shown_seq else "visible", _why(entry, message.id in journal.state.pins)
-    return MessageExplanation(message.id, where, why, f"#{record.seq}", message, summaries)
+    return MessageExplanation(message.id, where, why, f"#{record.number}", message, summaries)
 
 
 def _summaries(journal: Journal, message_id: str, since: int) -> Flow[tuple[str, ...]]:
@@ -149,12 +149,11 @@ def original_record(journal: Journal, reference: str) -> Flow[tuple[Record, Mess
     """The record that holds a message, and the message; see `original`."""
     records: tuple[Record, ...]
     if reference.startswith("#") and reference[1:].isdecimal():
-        records = yield from FetchLog(journal.key, (int(reference[1:]),))
-        for record in records:
-            message = stored_message(record)
-            if message is not None:
-                return record, message
-        _check_erased(journal, reference, records)
+        numbered = yield from NumberedRecord(journal.key, int(reference[1:]))
+        message = None if numbered is None else stored_message(numbered)
+        if numbered is not None and message is not None:
+            return numbered, message
+        _check_erased(journal, reference, () if numbered is None else (numbered,))
     entry = journal.state.entry(reference)
     if entry is not None:
         records = yield from FetchLog(journal.key, (entry.seq,))

@@ -41,7 +41,8 @@ def kept_arguments(kind: PruningKind, pruned: float, runs_each: int, runs: int |
         texts = [flat(m).casefold() for m in messages]
         stood = [COUNTER.count(m) for m in messages]
         excerpts = [
-            excerpt(m, max_chars=EXCERPT_CHARS) if m.role == "tool" else m for m, n in zip(messages, stood, strict=True)
+            excerpt(m, reference=m.id, max_chars=EXCERPT_CHARS) if m.role == "tool" else m
+            for m, n in zip(messages, stood, strict=True)
         ]
         short = [flat(m).casefold() for m in excerpts]
         saved = [n - COUNTER.count(m) for m, n in zip(excerpts, stood, strict=True)]

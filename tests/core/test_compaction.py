@@ -27,7 +27,7 @@ DOWN = BackendError("down", kind="server")
 
 
 def entries(messages: list[Message], tokens: int = 10) -> list[Entry]:
-    return [Entry(m.id, i + 1, m, tokens) for i, m in enumerate(messages)]
+    return [Entry(m.id, i + 1, m, tokens, number=i + 1) for i, m in enumerate(messages)]
 
 
 def watched(ctx: Driven) -> list[Any]:
@@ -83,7 +83,7 @@ def test_soft_tier_replaces_tool_outputs(make: Make) -> None:
     view = ctx.view().messages
     assert_legal(view)
     first = next(m for m in view if m.id == "t0-r0")
-    assert "archived as t0-r0" in first.text
+    assert "archived as #3" in first.text
     assert ctx.get("t0-r0").text == "result " * 150
     assert ctx.explain_message("t0-r0").where == "excerpt"
     assert view[-2].text == "result " * 150, "the newest outputs stay"
@@ -187,7 +187,7 @@ def test_large_tool_results_are_excerpts_from_the_first_time_on(make: Make) -> N
     assert ctx.usage().prefix.breaks == ()
     small = tool_result("c", "short", id="s")
     assert sized([small], rules=policy(1_000), counter=MESSAGES) == [(small, None)]
-    assert excerpt(small, max_chars=160) == small
+    assert excerpt(small, reference="#1", max_chars=160) == small
 
 
 def test_no_progress_is_said_once_and_tried_again_when_things_change(make: Make) -> None:

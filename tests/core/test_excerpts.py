@@ -28,7 +28,7 @@ ROWS = json.dumps([{"id": n, "amount": n * 1234.5, "error": None} for n in range
 
 
 def shown(text: str, max_chars: int) -> str:
-    return excerpt(tool_result("c", text, id="r17"), max_chars=max_chars).text
+    return excerpt(tool_result("c", text, id="r17"), reference="#17", max_chars=max_chars).text
 
 
 def test_beginning_failures_and_end_are_kept() -> None:
@@ -36,7 +36,7 @@ def test_beginning_failures_and_end_are_kept() -> None:
     assert text.startswith("pytest 9.2.0, 4,120 tests collected from 312 files\n")
     assert "test_total_500 FAILED: AssertionError: 1,234.56 is not 1,243.56" in text
     assert text.endswith("\n1 failed, 999 passed in 61.07 s; exit code 1")
-    assert f"of {len(LOG)} characters left out; the whole output is archived as r17" in text
+    assert f"of {len(LOG)} characters left out; the whole output is archived as #17" in text
     assert len(text) < 600 + 120
     assert text.count("PASSED") > 2, "the room that is left goes to the beginning, not to lines that say '0 errors'"
 

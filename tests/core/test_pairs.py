@@ -70,7 +70,7 @@ def test_the_oldest_are_summarised_and_the_window_stays_as_it_is(make: Make) -> 
     assert ctx.apply_tool_summaries() == 0
     shown = {m.id: m.text for m in ctx.window().messages}
     assert shown["t0"].startswith("Room 0 at hotel H0X costs 100 EUR.")
-    assert "archived as t0" in shown["t0"]
+    assert "archived as #3" in shown["t0"]
     assert shown["t3"] == output(3)
     assert ctx.get("t0").text == output(0)
     assert ctx.messages(audience="user")[2].text == output(0), "users still see the original"

@@ -38,7 +38,7 @@ def texts(message: Message | str, kind: str | None = None) -> list[str]:
 
 
 def entries(*messages: Message) -> list[Entry]:
-    return [Entry(m.id, seq, m, 10) for seq, m in enumerate(messages, 11)]
+    return [Entry(m.id, seq, m, 10, number=seq) for seq, m in enumerate(messages, 11)]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_literal_counts_once_and_more_where_several_messages_mention_it():
     twice = [f for f in extract(entries(user("order ORD-1", id="u1"), user("ORD-1?", id="u2"))) if f.text == "ORD-1"]
     assert len(twice) == 1
     assert twice[0].weight > once.weight
-    assert twice[0].seq == 12
+    assert twice[0].number == 12
     assert twice[0].key == "order"
 
 
@@ -221,6 +221,9 @@ LONG = [
         ("好的，我马上为您预订。请问还需要其他帮助吗？", "went on"),
         ("User: book it\nAssistant: Done, it is booked.", "went on"),
         ("Which seat would you like?", "went on"),
+        ("Yes, please go ahead! My user ID is mia_li_3668. Could you also check order ORD-2291?", "went on"),
+        ("Your flight HAT069 is booked. We have sent you the confirmation to mia@example.org.", "went on"),
+        ("您的航班 HAT069 已经订好。", "went on"),
         (
             "The user wants to fly. " + "The user wants very much to fly to many places. " * 12,
             "characters, its source only",
@@ -241,10 +244,32 @@ def test_a_summary_that_is_none_is_named(text, reason):
         "The assistant apologised: I'm sorry. The user, order ORD-2291, then chose HAT069.",
         "No changes were made; HAT069 for $121 was offered.",
         "用户选择了 HAT069，并要求发送确认。",
+        "User wants your help with HAT069; you offered it for $121.",
+        "Summary: you need HAT069, I offered it for $121.",
+        "The user asked for HAT069. Could it be booked for $121? You agreed.",
     ],
 )
 def test_a_summary_in_any_form_is_accepted(text):
     assert looks_wrong(text, LONG, check(text, LONG)) is None
+
+
+def test_a_summary_that_keeps_none_of_many_literals_is_none():
+    calls = [f"Flight HAT{i:03} to gate B{i} costs ${100 + i}." for i in range(20)]
+    source = [user("\n".join(calls), id="u")]
+    for text in ("The customer was helped with a booking.", "Nothing happened."):
+        assert "keeps 0 of the 60 literals" in (looks_wrong(text, source, check(text, source)) or "")
+    text = "The customer was helped with a booking of HAT007."
+    assert looks_wrong(text, source, check(text, source)) is None
+
+
+def test_a_text_about_something_else_is_none_of_a_source_with_few_literals():
+    source = [user("The locker code is 4711.", id="u"), assistant("I have noted it for later use.", id="a")]
+    reason = looks_wrong(
+        "Bananas ripen faster beside apples.", source, check("Bananas ripen faster beside apples.", source)
+    )
+    assert "of the summary's" in (reason or "")
+    plain = "The locker code was noted for later use."
+    assert looks_wrong(plain, source, check(plain, source)) is None, "the code goes to the ledger"
 
 
 def test_a_refusal_that_still_summarises_is_judged_by_what_it_kept():

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ctxfold.budget import Policy
+from ctxfold.history.records import OWN_REFERENCE
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolResultPart
 from ctxfold.ports import TokenCounter
@@ -64,7 +65,7 @@ def clear_tools(
             continue
         if entry.id in raised and not last_resort:
             continue
-        shown = excerpt(entry.message, max_chars=EXCERPT_CHARS)
+        shown = excerpt(entry.message, reference=entry.reference, max_chars=EXCERPT_CHARS)
         gain = entry.tokens - counter.count(shown)
         if gain >= MIN_SAVED_TOKENS:
             stand_ins[place] = shown
@@ -97,14 +98,14 @@ def _canonical(arguments: str) -> str:
         return arguments
 
 
-def excerpt(message: Message, *, max_chars: int) -> Message:
-    """The tool message with each result cut to what tells most, and a reference by which to read it back.
+def excerpt(message: Message, *, reference: str, max_chars: int) -> Message:
+    """The tool message with each result cut to what tells most, and the reference by which to read it back.
 
     That is the beginning, the end and, where there is room, lines between them that report a failure. Words and numbers are not
     cut in two.
     """
     parts = tuple(
-        replace(part, content=_excerpt(part.content, message.id, max_chars))
+        replace(part, content=_excerpt(part.content, reference, max_chars))
         if isinstance(part, ToolResultPart) and len(part.content) > max_chars
         else part
         for part in message.parts
@@ -112,12 +113,12 @@ def excerpt(message: Message, *, max_chars: int) -> Message:
     return replace(message, parts=parts)
 
 
-def _excerpt(text: str, message_id: str, max_chars: int) -> str:
+def _excerpt(text: str, reference: str, max_chars: int) -> str:
     tail = _end(text, max_chars // 4)
     failures = _failures(text, max_chars // 2, len(text) - len(tail), max_chars // 4)
     head = _beginning(text, max_chars - max_chars // 4 - len(failures))
     left_out = len(text) - len(head) - len(failures) - len(tail)
-    note = f"{left_out} of {len(text)} characters left out; the whole output is archived as {message_id}"
+    note = f"{left_out} of {len(text)} characters left out; the whole output is archived as {reference}"
     if not failures:
         return f"{head}\n[... {note}]\n{tail}"
     return f"{head}\n[... {note}; in between:]\n{failures}\n[...]\n{tail}"
@@ -179,7 +180,8 @@ def sized(
             tokens = counter.count(message)
             if tokens > (most := min(single, left)):
                 wanted = min(most, max(EXCERPT_TOKENS, int(rules.excerpt_ratio * rules.budget_tokens)))
-                shown = excerpt(message, max_chars=max(80, _chars(message, tokens, wanted - NOTE_TOKENS)))
+                most_chars = max(80, _chars(message, tokens, wanted - NOTE_TOKENS))
+                shown = excerpt(message, reference=OWN_REFERENCE, max_chars=most_chars)
                 tokens = counter.count(shown)
             left = max(0, left - tokens)
         found.append((message, shown))

@@ -132,14 +132,14 @@ _PARTICLES = "是为的约在到从共有我你您他她要把了"
 class Fact:
     """A literal as it was written: `text` verbatim, `value` what equal literals share, `key` the words it belongs to.
 
-    `seq` is the record of the newest message that has it (0 when only messages were given); `weight` says how much rests on it.
+    `number` is that of the newest message that has it (0 when only messages were given); `weight` says how much rests on it.
     """
 
     kind: FactKind
     text: str
     value: str
     key: str = ""
-    seq: int = 0
+    number: int = 0
     message_id: str = ""
     weight: float = 1.0
 
@@ -150,7 +150,7 @@ def extract(sources: Iterable[Source]) -> tuple[Fact, ...]:
     mentions: Counter[str] = Counter()
     open_calls: dict[str, Fact] = {}
     for source in sources:
-        message, seq = message_of(source)
+        message, number = message_of(source)
         own = list(_facts(message))
         mentions.update({f.value for f, _ in own})
         for fact, factor in own:
@@ -159,9 +159,9 @@ def extract(sources: Iterable[Source]) -> tuple[Fact, ...]:
             older = found.pop(identity, None)
             key = fact.key or (older.key if older else "")
             weight = max(fact.weight * factor, older.weight if older else 0.0)
-            found[identity] = _Found(fact, key, seq, message.id, weight)
+            found[identity] = _Found(fact, key, number, message.id, weight)
         for call in message.tool_calls:
-            open_calls[call.id] = replace(_call(call), seq=seq, message_id=message.id)
+            open_calls[call.id] = replace(_call(call), number=number, message_id=message.id)
         for result in message.tool_results:
             open_calls.pop(result.call_id, None)
     known = [f.fact(1 + math.log2(max(1, mentions[f.literal.value]))) for f in found.values()]
@@ -173,13 +173,13 @@ class _Found(NamedTuple):
 
     literal: Fact
     key: str
-    seq: int
+    number: int
     message_id: str
     weight: float
 
     def fact(self, factor: float) -> Fact:
         kind, text, value = self.literal.kind, self.literal.text, self.literal.value
-        return Fact(kind, text, value, self.key, self.seq, self.message_id, self.weight * factor)
+        return Fact(kind, text, value, self.key, self.number, self.message_id, self.weight * factor)
 
 
 @lru_cache(maxsize=8_192)  # a compaction goes over its sentences several times, the next one over the summary again
@@ -208,8 +208,8 @@ def flat(message: Message) -> str:
 
 
 def message_of(source: Source) -> tuple[Message, int]:
-    """The message of a source and the seq of its record, 0 when it is a bare message."""
-    return (source.message, source.seq) if isinstance(source, Entry) else (source, 0)
+    """The message of a source and its number, 0 when it is a bare message."""
+    return (source.message, source.number) if isinstance(source, Entry) else (source, 0)
 
 
 def negated(text: str) -> bool:

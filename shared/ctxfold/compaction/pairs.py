@@ -133,7 +133,7 @@ def _summarised(journal: Journal, ports: Ports, pair: _Pair) -> Flow[bool]:
         calls_left=None if rules.max_summary_calls is None else max(0, rules.max_summary_calls - spent),
         lead=pair.calls,
     )
-    shown = None if summary.rung == "truncate" else _stand_in(pair.result.message, summary)
+    shown = None if summary.rung == "truncate" else _stand_in(pair.result, summary)
     with journal.lock:
         pairs.calls += summary.calls
         pairs.usage += summary.usage
@@ -145,10 +145,10 @@ def _summarised(journal: Journal, ports: Ports, pair: _Pair) -> Flow[bool]:
     return True
 
 
-def _stand_in(message: Message, summary: Summary) -> Message:
+def _stand_in(entry: Entry, summary: Summary) -> Message:
     """The tool message with the summary as its first result, and a reference by which to read the whole output back."""
-    whole = len(message.text)
-    note = f"[summary of {whole} characters; the whole output is archived as {message.id}]"
+    message, whole = entry.message, len(entry.message.text)
+    note = f"[summary of {whole} characters; the whole output is archived as {entry.reference}]"
     texts = iter((f"{summary.text}\n{note}",))
     parts: list[Part] = [
         replace(p, content=next(texts, "[see the summary before]")) if isinstance(p, ToolResultPart) else p

@@ -307,10 +307,10 @@ def _unfolded(entry: Entry) -> Iterable[Entry]:
             continue
         text, key = line[: found.start()].removeprefix("- "), f"{entry.id}:{index}"
         message = tool_result("", text, id=key) if data else replace(user(text, id=key), kind="summary")
-        lines.append(Entry(key, int(found[1]), message, 0))
+        lines.append(Entry(key, 0, message, 0, number=int(found[1])))
     message = replace(entry.message, parts=(TextPart("\n".join(words)),))
     # what only the old summary's own words have stands in no numbered record of the conversation
-    return (replace(entry, message=message, seq=0), *lines)
+    return (replace(entry, message=message, number=0), *lines)
 
 
 def _previous(covered: Sequence[Entry]) -> str:

@@ -21,7 +21,11 @@ __all__ = ["Ledger", "Verification", "check", "ledger_lines", "looks_wrong"]
 
 RULE_COVERAGE = 0.6  # share of a rule's terms that one sentence of the summary must have
 MAX_INVENTED_SHARE = 0.2
+ADDRESSED_SHARE = 0.6  # of a text's sentences that address somebody: it is an answer, no summary
+MIN_LOST = 32  # literals in a source: a summary that keeps none of so many, or one of three times as many, is none
+MIN_TERMS, KNOWN_SHARE = 4, 0.25  # of a summary's words, at least as many are in a source whose few literals it lacks
 SMALL_NUMBER = 12  # counting is not inventing
+MOST_CHARS = 8  # of a token, in what literals are made of
 _CHECKED = ("email", "url", "path", "identifier", "amount", "date", "number")
 _LIST_MARK = re.compile(r"^\s*(?:\d{1,3}[.)、]\s|[-*•#]+\s)", re.M)
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
@@ -168,7 +172,7 @@ def ledger_lines(
     data: Collection[str] = (),
     references: bool = True,
 ) -> Ledger:
-    """One line per message, `- key: literal; key: literal (#seq)`, within the limit; the heaviest facts are placed first.
+    """One line per message, `- key: literal; key: literal (#number)`, within the limit; the heaviest facts are placed first.
 
     `data` are the ids of messages that tools wrote. Without `references` the lines do not say where they come from.
     """
@@ -176,12 +180,16 @@ def ledger_lines(
     archived: list[Fact] = []
     placed: set[str] = set()
     used = 0
-    for fact in sorted(missing, key=lambda f: (-f.weight, -f.seq)):
+    for fact in sorted(missing, key=lambda f: (-f.weight, -f.number)):
         place = fact.message_id
         if fact.value in placed and len(fact.value) > SHORT_VALUE:
             continue
-        cost = counter.count_text(f"{_entry(fact)}; ") + (
-            0 if place in lines else counter.count_text(f"- (#{fact.seq})\n" if references else "-\n")
+        entry = f"{_entry(fact)}; "
+        if used + len(entry) // MOST_CHARS + (0 if place in lines else 3) > limit_tokens:
+            archived.append(fact)  # too long whatever a counter says, and there may be thousands
+            continue
+        cost = counter.count_text(entry) + (
+            0 if place in lines else counter.count_text(f"- (#{fact.number})\n" if references else "-\n")
         )
         if used + cost > limit_tokens:
             archived.append(fact)
@@ -213,6 +221,8 @@ def looks_wrong(
         return f"the summary has {len(text):,} characters, its source only {len(given):,}"
     if _repeats(text):
         return f"the summary repeats itself: {_short(text)}"
+    if (reason := _keeps_nothing(text, given, verification)) is not None:
+        return reason
     if len(verification.invented) > 1 and verification.invented_share > max_invented_share:
         examples = ", ".join(f.text for f in verification.invented[:3])
         return (
@@ -239,11 +249,14 @@ _REFUSAL = re.compile(
     r"|(?:很?抱歉|对不起|不好意思)|我(?:无法|不能|没办法)|作为(?:一个|一名)?(?:AI|人工智能|语言模型))",
     re.I,
 )
+_SPEAKERS = r"(?:users?|customers?|assistants?|agents?|clients?)"
 _ABOUT = re.compile(
-    r"\b(?:users?|customers?|assistants?|agents?|clients?|conversation|summary|summari[sz]e[ds]?|asked|requested)\b"
-    r"|用户|客户|顾客|助手|客服|对话|摘要|总结|概要|双方",
+    rf"\b(?:the|an?|this|both)\s+{_SPEAKERS}\b(?!\s+(?:id|name|account|number)\b)|\b{_SPEAKERS}['’]s?\b"
+    rf"|\b{_SPEAKERS}\s+(?:\w+ed|is|was|has|had|wants?|needs?|asks?|says?|said|chose|gave)\b"
+    r"|用户|客户|顾客|助手|客服|双方",
     re.I,
 )
+_ANNOUNCED = re.compile(r"\b(?:conversation|summar(?:y|ies|i[sz]e[ds]?)|overview|recap)\b|对话|摘要|总结|概要", re.I)
 _CHAT_OPENING = re.compile(
     r"\W*(?:(?:sure|certainly|of course|absolutely|great|thanks|hello|hi|hey|yes|no|okay|ok)\s?[,.!]"
     r"|(?:thank you|you['’]re welcome|let me|please|I['’](?:ll|d|ve|m)|I (?:will|would|want|need|have|can|am)|my)\b)"
@@ -255,18 +268,40 @@ _ROLE_LINE = re.compile(r"\W*(?:user|human|assistant|ai|customer|agent|用户|�
 
 
 def _continues(text: str, given: str) -> bool:
-    """Whether a text reads as the next message of a chat: a turn-by-turn script, a chatty answer, a question to the reader."""
+    """Whether a text reads as the next message of a chat: a turn-by-turn script, an answer or a question to the reader."""
     lines = [line for line in text.splitlines() if line.strip()]
     spoken = [line for line in lines if _ROLE_LINE.match(line)]
     if len(spoken) > 1 and len(spoken) >= 0.6 * len(lines):
         return True
     opens = bool(_CHAT_OPENING.match(text))
     asks = lines[-1].rstrip().endswith(("?", "？")) and bool(_TO_YOU.search(lines[-1]))
+    if _ANNOUNCED.search(text[:120]):
+        return False  # "Sure, here is the summary:" is one
     if opens and asks:
-        return _ABOUT.search(text[:120]) is None  # "Sure, here is the summary:" is one
+        return True
     # told in the third person, as a list, or in the source's own sentences: a summary after all
     listed = sum(bool(_LIST_MARK.match(line)) for line in lines) >= 0.5 * len(lines)
-    return (opens or asks) and not listed and _ABOUT.search(text) is None and not _quotes(text, given)
+    spoken = opens or asks or _addressed(text)
+    return spoken and not listed and _ABOUT.search(text) is None and not _quotes(text, given)
+
+
+def _addressed(text: str) -> bool:
+    """Whether most sentences are said by somebody to somebody."""
+    found = sentences(text)
+    return sum(bool(_TO_YOU.search(s)) for s in found) >= ADDRESSED_SHARE * len(found)
+
+
+def _keeps_nothing(text: str, given: str, verification: Verification) -> str | None:
+    """Why a text is no summary of its source, which it shares next to nothing with; None when it may be one."""
+    kept, lost = len(verification.kept), len(verification.missing)
+    if lost >= MIN_LOST * (1 + 2 * kept):
+        return f"the summary keeps {kept} of the {kept + lost} literals in its source: {_short(text)}"
+    if kept or not lost:
+        return None
+    words, known = frozenset(terms(text)), frozenset(terms(given))
+    if len(words) >= MIN_TERMS and len(words & known) < KNOWN_SHARE * len(words):
+        return f"{len(words & known)} of the summary's {len(words)} words are in its source: {_short(text)}"
+    return None
 
 
 def _quotes(text: str, given: str) -> bool:
@@ -321,7 +356,7 @@ def _entry(fact: Fact) -> str:
 
 
 def _rendered(facts: Sequence[Fact], references: bool) -> str:
-    reference = f" (#{facts[0].seq})" if references and facts[0].seq else ""
+    reference = f" (#{facts[0].number})" if references and facts[0].number else ""
     return f"- {'; '.join(_entry(f) for f in facts)}{reference}"
 
 

@@ -29,6 +29,7 @@ from ctxfold.history.records import (
     TurnClosed,
     Undone,
     Unpinned,
+    shown_in,
 )
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.messages import Message, Usage, is_final
@@ -165,8 +166,9 @@ class SessionState:
 
     def _fold(self, record: Record) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of record
         match record.body:
-            case MessageAdded(message=message, shown=shown):
-                self._add(self._entry(record, message, shown), record)
+            case MessageAdded(shown=shown):
+                entry = self._entry(record, shown_in(record, record.body))
+                self._add(entry if shown is None else replace(entry, shown_seq=record.seq), record)
             case Restored():
                 self._restore(record, record.body)
             case TurnClosed(status=status):
@@ -220,15 +222,8 @@ class SessionState:
             case _:
                 assert_never(record.body)
 
-    def _entry(self, record: Record, message: Message, shown: Message | None = None) -> Entry:
-        visible = shown or message
-        return Entry(
-            message.id,
-            record.seq,
-            visible,
-            self._count(visible),
-            record.seq if shown else 0,
-        )
+    def _entry(self, record: Record, message: Message) -> Entry:
+        return Entry(message.id, record.seq, message, self._count(message), number=record.number)
 
     def _add(self, entry: Entry, record: Record) -> None:
         self.removed.pop(entry.id, None)
@@ -293,7 +288,8 @@ class SessionState:
         for message in body.shown:
             entry = self.entry(message.id)
             if entry is not None and not entry.shown_seq:
-                self.deferred[message.id] = replace(self._entry(record, message), seq=entry.seq, shown_seq=record.seq)
+                entry = replace(entry, message=message, tokens=self._count(message), shown_seq=record.seq)
+                self.deferred[message.id] = entry
         self.summary_calls += body.calls or 0
         self.summary_usage += body.usage or Usage()
 
@@ -305,7 +301,7 @@ class SessionState:
 
     def _restore(self, record: Record, body: Restored) -> None:
         message = body.message
-        entry = Entry(message.id, body.seq or record.seq, message, self._count(message))
+        entry = replace(self._entry(record, message), seq=body.seq or record.seq)
         self.removed.pop(message.id, None)
         if any(e.id == message.id for e in self.live):
             self._replace({message.id: entry})

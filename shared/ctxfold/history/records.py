@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from ctxfold.errors import StoreCorruptError
-from ctxfold.messages import Message, Usage, content_key
+from ctxfold.messages import Message, ToolResultPart, Usage, content_key
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AMONG_PROMPTS",
     "NUMBERED",
+    "OWN_REFERENCE",
     "Body",
     "Calibrated",
     "Cleared",
@@ -44,6 +45,7 @@ __all__ = [
     "decode_body",
     "encode_body",
     "fingerprint",
+    "shown_in",
 ]
 
 TurnStatus: TypeAlias = Literal["completed", "aborted", "discarded"]
@@ -59,9 +61,16 @@ class SessionKey(NamedTuple):
     session: str
 
 
+# stands in a text for the message's own reference, which it gets when it is stored
+OWN_REFERENCE = "#?"
+
+
 @dataclass(frozen=True, slots=True)
 class MessageAdded:
-    """A message at the end of the log; `shown` is what the model sees instead when the original is too large."""
+    """A message at the end of the log; `shown` is what the model sees instead when the original is too large.
+
+    Where tool results of `shown` say `OWN_REFERENCE`, the model sees the message's number.
+    """
 
     message: Message
     shown: Message | None = None
@@ -303,6 +312,19 @@ class Record:
     turn_id: str | None = None
     at_s: float = field(default=0.0, compare=False)
     number: int = field(default=0, compare=False)
+
+
+def shown_in(record: Record, body: MessageAdded) -> Message:
+    """What the model sees of an added message."""
+    if body.shown is None:
+        return body.message
+    parts = tuple(
+        replace(part, content=part.content.replace(OWN_REFERENCE, f"#{record.number}"))
+        if isinstance(part, ToolResultPart)
+        else part
+        for part in body.shown.parts
+    )
+    return replace(body.shown, parts=parts)
 
 
 @cache

@@ -25,6 +25,7 @@ from ctxfold.history.records import (
     Subgoal,
     TurnClosed,
     Undone,
+    shown_in,
 )
 from ctxfold.history.sections import section_note
 from ctxfold.history.snapshot import OpenSlots, Slot, Snapshot, parse_snapshot, stored_message
@@ -96,10 +97,11 @@ class Scrub:
         elif isinstance(body, OutputsSummarised):
             self._stand_in(record, body.shown)
         elif isinstance(body, MessageAdded):
-            shown = body.shown or body.message
-            self._entries[shown.id] = Entry(shown.id, record.seq, shown, self.count(shown))
+            shown = shown_in(record, body)
+            self._entries[shown.id] = Entry(shown.id, record.seq, shown, self.count(shown), number=record.number)
         elif (message := stored_message(replace(record, body=body))) is not None:
-            self._entries[message.id] = Entry(message.id, record.seq, message, self.count(message))
+            tokens = self.count(message)
+            self._entries[message.id] = Entry(message.id, record.seq, message, tokens, number=record.number)
 
     def _note_compaction(self, record: Record, old: Body, body: Compacted) -> None:
         self._stand_in(record, body.shown)
@@ -116,8 +118,9 @@ class Scrub:
     def _stand_in(self, record: Record, shown: Iterable[Message]) -> None:
         for message in shown:
             if message.id in self._entries:
-                seq = self._entries[message.id].seq
-                self._entries[message.id] = Entry(message.id, seq, message, self.count(message), record.seq)
+                entry = self._entries[message.id]
+                entry = replace(entry, message=message, tokens=self.count(message), shown_seq=record.seq)
+                self._entries[message.id] = entry
 
     def _kept(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         return tuple(m for m in messages if m.id not in self.gone)
@@ -149,8 +152,8 @@ class Scrub:
 
     def _slots(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
         return tuple(
-            (i, seq, shown, self.count(self.summaries[i]) if i in self.summaries else tokens)
-            for i, seq, shown, tokens in slots
+            (i, seq, shown, self.count(self.summaries[i]) if i in self.summaries else tokens, number)
+            for i, seq, shown, tokens, number in slots
             if i not in self.gone
         )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from ctxfold.errors import StoreCorruptError, StoreFormatError
 from ctxfold.history.log import OpenTurn, SessionState
@@ -23,6 +23,7 @@ from ctxfold.history.records import (
     Restored,
     SessionKey,
     Subgoal,
+    shown_in,
 )
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Usage
@@ -39,7 +40,17 @@ __all__ = [
 
 SNAPSHOT_VERSION = 1
 REVERTIBLE_KEPT = 256
-Slot = tuple[str, int, int, int]  # id, seq, shown_seq, tokens
+
+
+def _padded(value: Any) -> Any:
+    """Slots of older snapshots have no number."""
+    if not isinstance(value, list):
+        return value  # pyright: ignore[reportUnknownVariableType]
+    slot = cast("list[Any]", value)
+    return [*slot, 0] if len(slot) == 4 else slot
+
+
+Slot = Annotated[tuple[str, int, int, int, int], BeforeValidator(_padded)]  # id, seq, shown_seq, tokens, number
 
 
 class OpenSlots(BaseModel):
@@ -96,7 +107,7 @@ class Snapshot(BaseModel):
             self.deferred,
             *(t.entries for t in self.open.values()),
         )
-        return tuple(sorted({shown or seq for zone in zones for _, seq, shown, _ in zone}))
+        return tuple(sorted({slot[2] or slot[1] for zone in zones for slot in zone}))
 
 
 def dump_state(state: SessionState, counter_id: str) -> str:
@@ -161,18 +172,14 @@ class _Loader:
         return [self.entry(slot) for slot in slots]
 
     def entry(self, slot: Slot) -> Entry:
-        message_id, seq, shown_seq, tokens = slot
+        message_id, seq, shown_seq, tokens, number = slot
         record = self.records.get(shown_seq or seq)
         message = None if record is None else message_in(record, message_id, shown=bool(shown_seq))
         if message is None:
             raise StoreCorruptError(f"record {shown_seq or seq} with message {message_id!r} is missing from the store")
-        return Entry(
-            message_id,
-            seq,
-            message,
-            self.count(message) if self.recount else tokens,
-            shown_seq,
-        )
+        if not number and not shown_seq and record is not None:
+            number = record.number
+        return Entry(message_id, seq, message, self.count(message) if self.recount else tokens, shown_seq, number)
 
 
 def load_state(
@@ -220,9 +227,10 @@ def load_state(
 
 def message_in(record: Record, message_id: str, *, shown: bool = False) -> Message | None:
     """The message with that id in a record: its original, or the stand-in that the model sees."""
+    found: Message | None
     match record.body:
         case MessageAdded(message=message, shown=stand_in):
-            found = stand_in if shown else message
+            found = shown_in(record, record.body) if shown and stand_in is not None else message
         case MessageInserted(message=message) | MessageReplaced(message=message) | Restored(message=message):
             found = message
         case OutputsSummarised(shown=messages):
@@ -247,4 +255,4 @@ def stored_message(record: Record) -> Message | None:
 
 
 def _slots(entries: Iterable[Entry]) -> list[Slot]:
-    return [(e.id, e.seq, e.shown_seq, e.tokens) for e in entries]
+    return [(e.id, e.seq, e.shown_seq, e.tokens, e.number) for e in entries]

@@ -16,7 +16,8 @@ __all__ = ["Entry", "Prefix", "View"]
 class Entry:
     """A message in the view: `message` as the model sees it, `seq` of the record with its original.
 
-    `shown_seq` is the record that holds the stand-in when the model sees one, else 0.
+    `shown_seq` is the record that holds the stand-in when the model sees one, else 0. `number` is the message's among all that
+    the session was ever given, 0 for a summary.
     """
 
     id: str
@@ -24,6 +25,12 @@ class Entry:
     message: Message
     tokens: int
     shown_seq: int = 0
+    number: int = 0
+
+    @property
+    def reference(self) -> str:
+        """By which the original is read back: `#17`."""
+        return f"#{self.number}" if self.number else self.id
 
     @property
     def version(self) -> tuple[int, int]:
