@@ -36,3 +36,29 @@ def test_outputs_of_the_asking_turn_give_way_when_summaries_free_too_little(make
     assert said("first", 4_600) not in shown
     kept: Any = ctx.get("first-r0")
     assert kept.text == said("first", 4_600)
+
+
+def test_the_rest_of_the_past_goes_before_a_request_is_refused(make: Callable[..., Driven]) -> None:
+    ctx = make(context_window=1_250, max_tokens=250)
+    for number in range(20):
+        ctx.add(
+            [
+                user(f"question {number} " + said("q", 20), id=f"u{number}"),
+                assistant(said("answered", 100), id=f"a{number}"),
+            ]
+        )
+    for overhead in (0, 700, 850, 930):
+        window = ctx.window(overhead_tokens=overhead)
+        assert window.view.tokens + overhead <= 1_000
+        assert "u19" in [m.id for m in window.messages]
+
+
+def test_a_turn_before_the_newest_goes_whole_where_both_do_not_fit(make: Callable[..., Driven]) -> None:
+    ctx = make(context_window=500, max_tokens=100)
+    for number in range(6):
+        ctx.add(user(said("asked", 1_000), id=f"u{number}"))
+        for message in tool_round(f"r{number}", said("found", 500)):
+            ctx.add(message)
+            assert ctx.window().view.tokens <= 400
+        ctx.add(assistant(said("answered", 700), id=f"a{number}"))
+    assert [m.id for m in ctx.messages() if m.role == "user"] == [f"u{number}" for number in range(6)]

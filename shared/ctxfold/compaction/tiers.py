@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,7 +61,19 @@ class Tiered:
             return Hold(
                 f"{reason}: last summary {facts.turns_since_summary} turns ago, cooldown {rules.cooldown_turns}"
             )
-        return self._better(case, self._cover(case, reason), reason)
+        return self._fitting(case, self._better(case, self._cover(case, reason), reason), reason)
+
+    def _fitting(self, case: Case, decision: Decision, reason: str) -> Decision:
+        """The decision; where a request has to fit and does not, what is left of the past goes too, the newest turn last."""
+        facts, view, budget = case.facts, case.view, case.rules.budget_tokens
+        after = decision.tokens_after if isinstance(decision, Plan) else view.tokens
+        if facts.mode != "cap" or after + facts.overhead_tokens <= budget:
+            return decision
+        past, own = view.parted()
+        spans = _rest(past, facts, older=view.compressed, asked=bool(own))
+        plans = [p for span in spans if (p := self._plan(case, span, reason)) and p.tokens_after < after]
+        fits = next((p for p in plans if p.tokens_after + facts.overhead_tokens <= budget), None)
+        return fits or (plans[-1] if plans and isinstance(decision, Hold) else decision)
 
     def _backlog(self, case: Case) -> Plan | None:
         """Many summaries of tool outputs that wait are pressure of their own, where showing them frees enough for an epoch."""
@@ -367,6 +379,19 @@ def _span(
     # a summary from the days of a larger window is shortened even when nothing else may go with it
     outgrown = sum(e.tokens for e in older) > rules.summary_tokens + HEADING_TOKENS
     return (*older, *covered) if covered or outgrown else ()
+
+
+def _rest(
+    entries: Sequence[Entry], facts: Facts, *, older: Sequence[Entry], asked: bool
+) -> Iterator[tuple[Entry, ...]]:
+    """All that may be covered but the newest turn, then with it; `asked` says that the newest question stands elsewhere."""
+    keep = kept(entries, pins=facts.pins, question=not asked)
+    cuts = legal_cuts(entries)
+    asks = (i for i in range(len(entries) - 1, -1, -1) if entries[i].message.role == "user")
+    for most in (len(entries) if asked else next(asks, 0), len(entries)):
+        covered = [e for e in entries[: max(c for c in cuts if c <= most)] if e.id not in keep]
+        if covered or older:
+            yield (*older, *covered)
 
 
 if TYPE_CHECKING:
