@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
@@ -107,10 +108,9 @@ def _whole_rounds(messages: Sequence[Message], *, goes_on: bool) -> list[Message
 
     With `goes_on`, results at the beginning belong to a call before.
     """
-    starts = [i for i, m in enumerate(messages) if m.role != "tool"]
-    first = starts[0] if starts else len(messages)
-    found = [*messages[:first]] if goes_on else []
-    for start, end in zip(starts, [*starts[1:], len(messages)], strict=True):
+    starts = [*(i for i, m in enumerate(messages) if m.role != "tool"), len(messages)]
+    found = [*messages[: starts[0]]] if goes_on else []
+    for start, end in pairwise(starts):
         calls = {c.id for c in messages[start].tool_calls}
         results = [m for m in messages[start + 1 : end] if calls >= {r.call_id for r in m.tool_results}]
         if end == len(messages) or calls == {r.call_id for m in results for r in m.tool_results}:
