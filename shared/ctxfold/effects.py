@@ -36,6 +36,7 @@ __all__ = [
     "ReadHead",
     "ReadLog",
     "Search",
+    "Sessions",
     "SnapshotBefore",
 ]
 
@@ -167,6 +168,17 @@ class Copies(Effect[tuple[str, ...]]):
 
     async def aperform(self, ports: Ports) -> tuple[str, ...]:
         return await ports.store.acopies(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions(Effect[tuple[str, ...]]):
+    owner: str
+
+    def perform(self, ports: Ports) -> tuple[str, ...]:
+        return ports.store.sessions(self.owner)
+
+    async def aperform(self, ports: Ports) -> tuple[str, ...]:
+        return await ports.store.asessions(self.owner)
 
 
 @dataclass(frozen=True, slots=True)

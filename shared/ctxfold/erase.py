@@ -14,7 +14,7 @@ from typing import TypeAlias
 from ctxfold.archive import origins_of
 from ctxfold.budget import Policy
 from ctxfold.compaction.summarize import as_message, summarize
-from ctxfold.effects import Copies, EraseLogs, EraseOwner, ReadLog
+from ctxfold.effects import Copies, EraseLogs, EraseOwner, ReadLog, Sessions
 from ctxfold.engine import Engine
 from ctxfold.errors import ConfigError, HeadMovedError, MessageErasedError, MessageError, StoreUnavailableError
 from ctxfold.events import MessagesErased
@@ -22,13 +22,24 @@ from ctxfold.explain import original_record
 from ctxfold.flow import Flow
 from ctxfold.history.records import Compacted, Erased, PolicyChanged, Record, SessionKey
 from ctxfold.history.revise import PROMPT_ID
-from ctxfold.history.scrub import Scrub, first_records, open_turns, quoting_sections, shared_length, whole_rounds
+from ctxfold.history.scrub import (
+    Scrub,
+    first_records,
+    open_turns,
+    quoting_sections,
+    shared_length,
+    showing_sections,
+    whole_rounds,
+)
 from ctxfold.journal import Journal, closing, draft
+from ctxfold.memory.keep import Memories
 from ctxfold.ports import Ports, Rewrite
 
 __all__ = ["Age", "Erasure", "erase", "erase_older_than", "erase_owner", "erase_session", "forks"]
 
 TRIES = 16
+ALL = 1 << 40
+_NONE: frozenset[str] = frozenset()
 Age: TypeAlias = timedelta | datetime
 _Choice: TypeAlias = Callable[[Sequence[Record]], frozenset[str]]
 
@@ -98,6 +109,7 @@ def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
             copied = yield from ReadLog(SessionKey(key.owner, name))
             ids = frozenset(i for i in _shared(records, copied, None) if not i.startswith(PROMPT_ID))
             rewrites += yield from _rewrite(engine.ports, SessionKey(key.owner, name), copied, ids)
+        rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites, whole=True)
         try:
             settled = yield from EraseLogs(tuple(rewrites), (key,))
         except HeadMovedError:
@@ -135,6 +147,7 @@ def _erased(engine: Engine, key: SessionKey, choose: _Choice) -> Flow[Erasure]:
             copied = yield from ReadLog(SessionKey(key.owner, name))
             theirs = whole_rounds(copied, _shared(records, copied, gone))
             rewrites += yield from _rewrite(engine.ports, SessionKey(key.owner, name), copied, theirs)
+        rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites)
         try:
             settled = yield from EraseLogs(tuple(rewrites))
         except HeadMovedError:
@@ -143,6 +156,24 @@ def _erased(engine: Engine, key: SessionKey, choose: _Choice) -> Flow[Erasure]:
         ids = tuple(i for i in stored if i in gone)
         return Erasure(ids, tuple(r.key.session for r in rewrites), settled=settled)
     raise _busy(key)
+
+
+def _recalled_elsewhere(
+    ports: Ports, key: SessionKey, rewrites: Sequence[Rewrite], *, whole: bool = False
+) -> Flow[list[Rewrite]]:
+    """The owner's other sessions without the sections that show what was learnt here; with `whole`, anything at all."""
+    lost = {r.key.session: frozenset(r.ids) for r in rewrites}
+    if not lost and not whole:
+        return []
+    items = yield from Memories(key.owner, newest=ALL, everything=True)
+    learnt = {i.id for i in items if (whole and i.session == key.session) or lost.get(i.session, _NONE) & set(i.sources)}
+    found: list[Rewrite] = []
+    for name in (yield from Sessions(key.owner)) if learnt else ():
+        if name != key.session and name not in lost:
+            other = SessionKey(key.owner, name)
+            records = yield from ReadLog(other)
+            found += yield from _rewrite(ports, other, records, showing_sections(records, learnt))
+    return found
 
 
 def _shared(records: Sequence[Record], copied: Sequence[Record], wanted: frozenset[str] | None) -> frozenset[str]:
@@ -169,7 +200,8 @@ def _rewrite(ports: Ports, key: SessionKey, records: Sequence[Record], gone: fro
     drafts = [closing(ports, turn, "aborted") for turn in open_turns(records, scrub.emptied)]
     drafts.append(draft(ports, Erased(tuple(sorted(gone)))))
     unindexed = tuple(r.seq for r in changed if isinstance(r.body, Erased))
-    return [Rewrite(key, records[-1].seq, tuple(sorted(gone)), tuple(changed), unindexed, tuple(drafts))]
+    touched = tuple(sorted({*scrub.gone, *scrub.summaries}))  # what was learnt from an old summary goes too
+    return [Rewrite(key, records[-1].seq, touched, tuple(changed), unindexed, tuple(drafts))]
 
 
 def _resummarised(body: Compacted, scrub: Scrub, rules: Policy, ports: Ports) -> Flow[Compacted]:
@@ -196,7 +228,9 @@ def _rules(records: Sequence[Record]) -> Policy:
 
 def _report(engine: Engine, rewrites: Sequence[Rewrite]) -> None:
     for change in rewrites:
-        engine.events.emit(MessagesErased(change.key.session, change.ids))
+        for body in (d.body for d in change.drafts):
+            if isinstance(body, Erased):
+                engine.events.emit(MessagesErased(change.key.session, body.ids))
 
 
 def _busy(key: SessionKey) -> StoreUnavailableError:

@@ -13,8 +13,8 @@ from ctxfold import MemoryStore, SqlStore
 def places_of(text: str, store: Any) -> list[str]:
     """Names of the files, tables or sessions that hold the text, in whatever case."""
     if isinstance(store, MemoryStore):
-        logs: Any = store._logs
-        return [str(key) for key, log in logs.items() if text.lower() in _shown(log).lower()]
+        everything = {**{str(key): _shown(log) for key, log in store._logs.items()}, "items": repr(store._items)}
+        return [place for place, held in everything.items() if text.lower() in held.lower()]
     assert isinstance(store, SqlStore)
     url = str(store._engine.url.render_as_string(hide_password=False))
     return _in_files(text, url) if url.startswith("sqlite") else _in_tables(text, url.replace("+psycopg", ""))

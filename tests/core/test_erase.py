@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold import MemoryStore, SqlStore
+from ctxfold import MemoryStore, SqlStore, memory_section
 from ctxfold.errors import (
     ConfigError,
     MessageErasedError,
@@ -384,6 +384,38 @@ def test_what_was_found_out_from_the_conversation_goes_too(make: Callable[..., D
     ctx.add([user(SAID, id="m"), assistant("noted", id="n"), *turns(2)])
     ctx.erase("m")
     assert ctx.goal().goal == "find the locker"  # the user's own word
+
+
+def test_what_was_learnt_goes_also_where_another_session_shows_it(make: Callable[..., Driven], store: Any) -> None:
+    ctx = make(store=store, session="s")
+    ctx.add([user(SAID, id="m"), assistant("noted", id="n"), *turns(2)])
+    memory = ctx.ctx.memory
+    memory.add("facts", f"the locker is {MARK}", key="locker", sources=["m"])
+    memory.add("facts", "every question carries a number", sources=["u0"])
+    settings: Any = {"sections": [memory_section("facts", share=0.5)], "context_window": 4_000}
+    with context(scripted("the left one", "as I said"), store=store, session="other", **settings) as other:
+        other.send("which locker is it? does a question carry a number?")
+        assert MARK in text_of(other.view().messages)
+        erased = ctx.erase("m")
+        assert erased.sessions == ("s", "other")
+        assert places_of(MARK, store) == []
+        assert [i.text for i in memory.list(everything=True)] == ["every question carries a number"]
+        assert_legal(other.view().messages)
+        other.send("and the number that a question carries?")
+        assert MARK not in text_of(other.view().messages)
+        assert "every question carries a number" in text_of(other.view().messages)
+        ctx.erase_session()
+        assert "every question carries a number" not in text_of(other.view().messages)
+        assert memory.list(everything=True) == ()
+
+
+def test_what_was_learnt_from_a_summary_of_it_goes(make: Callable[..., Driven], store: Any) -> None:
+    ctx = filled(make(store=store, session="s"))
+    summary = ctx.view().compressed[0].id
+    ctx.ctx.memory.add("digest", f"about {MARK}", sources=[summary])
+    ctx.erase("m")
+    assert_gone(ctx, store)
+    assert ctx.ctx.memory.list(everything=True) == ()
 
 
 def test_an_erasure_that_fails_has_done_nothing(tmp_path: Path) -> None:

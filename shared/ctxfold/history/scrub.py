@@ -33,7 +33,7 @@ from ctxfold.history.terms import sentences
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
-__all__ = ["Scrub", "first_records", "open_turns", "quoting_sections", "shared_length", "whole_rounds"]
+__all__ = ["Scrub", "first_records", "open_turns", "quoting_sections", "shared_length", "showing_sections", "whole_rounds"]
 
 QUOTE_CHARS = 12  # a shorter sentence says nothing of its own
 
@@ -208,6 +208,12 @@ def quoting_sections(records: Sequence[Record], gone: Collection[str]) -> frozen
             quotes = any(s and (s in message.text or as_data(s) in message.text) for s in said)
             found |= {message.id} if quotes or not note.by_hand else set()
     return frozenset(found)
+
+
+def showing_sections(records: Sequence[Record], item_ids: Collection[str]) -> frozenset[str]:
+    """Ids of sections that show one of these memory items."""
+    notes = ((m.id, section_note(m)) for r in records if (m := stored_message(r)) is not None)
+    return frozenset(i for i, note in notes if note is not None and any(p.id in item_ids for p in note.items))
 
 
 def shared_length(one: Sequence[Record], other: Sequence[Record]) -> int:
