@@ -28,9 +28,9 @@ SYSTEM = "You watch the nightly jobs. Run each job once, in order, and report wh
 SUITES = ("payments", "ledger", "search", "mail", "billing", "export", "audit")
 PRICES = Prices.relative()  # cached read 0.1, write 1.25, output 5, in units of a plain input token
 QUESTIONS = (
-    ("first lines", "Which revision was job {n} checked out at?", "r{revision}"),
-    ("an error in the middle", "Which checksum did job {n} expect?", "{checksum}"),
-    ("last lines", "Which exit code did job {n} end with?", "{code}"),
+    ("first lines", "Which revision was {name} checked out at?", "r{revision}"),
+    ("an error in the middle", "Which checksum did {name} expect?", "{checksum}"),
+    ("last lines", "Which exit code did {name} end with?", "{code}"),
 )
 
 Middleware = Callable[[Any], Sequence[Any]]
@@ -69,12 +69,15 @@ class Run:
 
 
 def facts(job: int) -> dict[str, str]:
-    """What only the output of this job says: one value in its first lines, one in the middle, one in its last lines."""
+    """What only the output of this job says: one value in its first lines, one in the middle, one in its last lines.
+
+    Jobs have names, and codes look like no other number: recall goes by words, and "1" stands in every line of every log.
+    """
     return {
-        "n": str(job),
+        "name": f"job J{1_000 + job}",
         "revision": str(10_000 + job * 37),
         "checksum": f"{job * 2_654_435_761 % 2**32:08x}",
-        "code": str(20 + job * 7 % 180),
+        "code": str(7_000 + job * 7 % 1_800),
     }
 
 
@@ -82,16 +85,16 @@ def output(job: int) -> str:
     """A build log of 40 kB."""
     known = facts(job)
     suite = SUITES[job % len(SUITES)]
-    lines = [f"Job {job} was checked out at revision r{known['revision']}, suite {suite}."]
+    lines = [f"Now {known['name']} is checked out at revision r{known['revision']}, suite {suite}."]
     middle, total = 0, len(lines[0])
-    end = f"Job {job} ended with exit code {known['code']}."
+    end = f"Now {known['name']} ends with exit code {known['code']}."
     for step in itertools.count(1):
         line = (
             f"step {step} of suite {suite}: compiled part_{job}_{step}.py, nothing to report, took {step * 31 % 900} ms"
         )
         if total > OUTPUT_CHARS // 2 and not middle:
             middle = step
-            line = f"ERROR step {step}: checksum mismatch, job {job} expected checksum {known['checksum']}."
+            line = f"ERROR step {step}: checksum mismatch, {known['name']} expected checksum {known['checksum']}."
         total += len(line) + 1
         if total > OUTPUT_CHARS - len(end):
             break
