@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
-from ctxfold.archive import documents_of
+from ctxfold.archive import documents_of, origins_of
 from ctxfold.editing import remove_ids, update
 from ctxfold.effects import AppendLog, FindLog, ReadHead, ReadLog
 from ctxfold.engine import Engine
@@ -142,10 +142,9 @@ def _branch(engine: Engine, journal: Journal, root: SessionKey, left: Trail) -> 
     free = left.root != root.session and (yield from ReadHead(root)) is None
     key = root if free else _new_name(engine, root)
     records = yield from ReadLog(journal.key, upto=left.head)
-    drafts = [
-        *(Draft(r.id, r.body, r.turn_id, r.at_s) for r in records),
-        draft(engine.ports, Forked(journal.key.session)),
-    ]
+    origins = (journal.key.session, *(yield from origins_of(journal.key)))
+    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
+    drafts.append(draft(engine.ports, Forked(origins), record_id=f"forked:{key.session}"))
     yield from AppendLog(key, drafts, expect=0, documents=documents_of(key, records))
     return (yield from engine.open(key))
 
