@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from llamaindex_ctx.blocks import CtxMemoryBlock
     from llamaindex_ctx.chat_store import CtxChatStore
     from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
+    from llamaindex_ctx.instrumentation import SessionEvent
     from llamaindex_ctx.llm import CtxLLM
     from llamaindex_ctx.memory import CtxMemory
     from llamaindex_ctx.reasoning import with_reasoning
     from llamaindex_ctx.registry import register_store
+    from llamaindex_ctx.sections import section_from
     from llamaindex_ctx.summarizer import LlmSummarizer
     from llamaindex_ctx.wrapped import ContextLLM, with_context
 
@@ -26,9 +28,11 @@ _WHERE = {
     "CtxMemoryBlock": "blocks",
     "LlamaIndexBackend": "backend",
     "LlmSummarizer": "summarizer",
+    "SessionEvent": "instrumentation",
     "from_chat_messages": "convert",
     "history_tools": "agent_tools",
     "register_store": "registry",
+    "section_from": "sections",
     "to_chat_messages": "convert",
     "with_context": "wrapped",
     "with_reasoning": "reasoning",
@@ -42,9 +46,11 @@ __all__ = [
     "CtxMemoryBlock",
     "LlamaIndexBackend",
     "LlmSummarizer",
+    "SessionEvent",
     "from_chat_messages",
     "history_tools",
     "register_store",
+    "section_from",
     "to_chat_messages",
     "with_context",
     "with_reasoning",

@@ -22,6 +22,7 @@ from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from llamaindex_ctx.convert import from_chat_messages, is_section, is_summary, section, to_chat_messages
+from llamaindex_ctx.instrumentation import dispatcher
 from llamaindex_ctx.memory_blocks import Block, asking
 from llamaindex_ctx.opening import FunctionCounter, Tokenizer, live_at, open_live, source_of, window_rules
 from llamaindex_ctx.registry import Live, find_live, forget, name_of, stored_name
@@ -131,6 +132,7 @@ class CtxMemory(BaseMemory, Closing):
 
     # reading
 
+    @dispatcher.span
     def get(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **kwargs: Any
     ) -> list[ChatMessage]:
@@ -145,6 +147,7 @@ class CtxMemory(BaseMemory, Closing):
         self._feed()
         return _with_recalled(to_chat_messages(finished(window.messages)), window.recalled)
 
+    @dispatcher.span
     async def aget(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **kwargs: Any
     ) -> list[ChatMessage]:
@@ -201,6 +204,7 @@ class CtxMemory(BaseMemory, Closing):
     async def aput(self, message: ChatMessage | str) -> None:
         await self.aput_messages([message])
 
+    @dispatcher.span
     def put_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         """Store messages in one step: all of them, or on an error none."""
         view = self.context.view().messages if self._needs_view(messages) else ()
@@ -209,6 +213,7 @@ class CtxMemory(BaseMemory, Closing):
             self._live.waiting = self.context.add(fresh).turn_id is not None
             self._feed()
 
+    @dispatcher.span
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         if _heavy(messages):
             await asyncio.to_thread(self.put_messages, messages)
@@ -219,6 +224,7 @@ class CtxMemory(BaseMemory, Closing):
             self._live.waiting = (await self.context.aadd(fresh)).turn_id is not None
             await self._afeed()
 
+    @dispatcher.span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
         """Put messages in place of all others, at once; on an error nothing has changed. The archive keeps the old ones."""
         fresh = _once(self._taken(messages))
@@ -226,6 +232,7 @@ class CtxMemory(BaseMemory, Closing):
         self._live.waiting = bool(unanswered(fresh))
         self._feed()
 
+    @dispatcher.span
     async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
         if _heavy(messages):
             await asyncio.to_thread(self.set, messages)

@@ -15,6 +15,7 @@ from ctxfold.errors import ConfigError
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
+from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_blocks import Block, Blocks
 from llamaindex_ctx.registry import Live, Source, find_source, keep_live
 from llamaindex_ctx.summarizer import LlmSummarizer
@@ -98,6 +99,7 @@ def open_live(
         if ours:
             opened.close()
         raise
+    context.subscribe(tell)
     count = context.counter.count_text
     tokenize: Tokenizer = tokenizer_fn or (lambda text: range(count(text)))
     live = Live(uuid.uuid4().hex, context, source, opened if ours else None, tokenize, beside, bool(asked))

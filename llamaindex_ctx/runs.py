@@ -15,6 +15,7 @@ from ctxfold.connect import open_store
 from ctxfold.messages import Message, content_key
 from ctxfold.ports import Store
 from ctxfold.session import AgentContext
+from llamaindex_ctx.instrumentation import tell
 
 __all__ = ["Run", "Sessions"]
 
@@ -49,7 +50,7 @@ class Sessions(Closing):
         """The named session; the first one is opened at once, any other at its first use."""
         with self._lock:
             if self._first is None:
-                self._first = AgentContext(session=session, owner=owner, store=self.store, **self._settings)
+                self._first = self._opened(session=session, owner=owner, store=self.store)
             first = self._first
         return first.at(session, owner=owner)
 
@@ -70,7 +71,7 @@ class Sessions(Closing):
                 self._runs.pop(key, None)
         if context is None:
             asked = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
-            return Run(AgentContext(session="run", **self._settings), tuple(messages[:asked]), tuple(messages[asked:]))
+            return Run(self._opened(session="run"), tuple(messages[:asked]), tuple(messages[asked:]))
         return Run(context, (), tuple(messages[answered:]))
 
     def keep_run(self, context: AgentContext, messages: Sequence[Message], answer: Message) -> None:
@@ -80,6 +81,11 @@ class Sessions(Closing):
             self._runs.setdefault(key, []).append(context)
             while len(self._runs) > MAX_RUNS:
                 self._runs.popitem(last=False)
+
+    def _opened(self, **where: Any) -> AgentContext:
+        context = AgentContext(**where, **self._settings)
+        context.subscribe(tell)
+        return context
 
     def close(self) -> None:
         if self._owns_store:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.llms.llm import LLM
-from llama_index_instrumentation.dispatcher import instrument_tags
+from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
 from ctxfold.errors import BackendError
 from ctxfold.messages import assistant
 from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request
 
-__all__ = ["LlmSummarizer"]
+__all__ = ["LlmSummarizer", "marked"]
+
+
+def marked(what: str) -> dict[str, Any]:
+    """The caller's instrumentation tags, and `ctxfold: what` for a call that the engine makes beside the conversation."""
+    return {**active_instrument_tags.get(), "ctxfold": what}
 
 
 class LlmSummarizer:
@@ -42,11 +47,11 @@ class LlmSummarizer:
 
     def send(self, request: Request) -> Reply:
         """The summary. Whatever the LLM raises leaves here as BackendError."""
-        with _translated(self.model), instrument_tags({"ctxfold": "summary"}):
+        with _translated(self.model), instrument_tags(marked("summary")):
             return _reply(self._llm.chat(_chat(request)), self.model)
 
     async def asend(self, request: Request) -> Reply:
-        with _translated(self.model), instrument_tags({"ctxfold": "summary"}):
+        with _translated(self.model), instrument_tags(marked("summary")):
             return _reply(await self._llm.achat(_chat(request)), self.model)
 
     def open_stream(self, request: Request) -> ChunkStream:

@@ -24,6 +24,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM, ToolSelection
 from pydantic import Field, PrivateAttr, SerializeAsAny
 
+from ctxfold import Section
 from ctxfold.closing import Closing
 from ctxfold.connect import message_counter, session_rules
 from ctxfold.errors import ConfigError, EmptyMessagesError
@@ -55,14 +56,15 @@ def with_context(
     summarizer: LLM | None = None,
     counter: TokenCounter | TextCounter | None = None,
     max_tokens: int | None = None,
+    sections: Sequence[Section] = (),
     **policy: Any,
 ) -> ContextLLM:
     """The LLM with every request made to fit, and its reasoning sent back.
 
     It takes the LLM's place in an engine, agent or workflow. Without `session` it keeps an agent's run within the window, tool
     rounds included, and leaves the conversation to the memory; with one, the LLM keeps the conversation too, and `at` gives the
-    same LLM for another session. `context_window` None takes the LLM's. ConfigError for a thinking LLM whose reasoning cannot be
-    sent back.
+    same LLM for another session. `context_window` None takes the LLM's; `sections` stand beside the conversation.
+    ConfigError for a thinking LLM whose reasoning cannot be sent back.
     """
     check_reasoning(llm)
     if isinstance(llm, ContextLLM):
@@ -78,6 +80,7 @@ def with_context(
         "summarizer": LlmSummarizer(helped if summarizer is None else summarizer),
         "counter": message_counter(counter, model=llm.metadata.model_name),
         "max_tokens": reserve,
+        "sections": sections,
         **policy,
     }
     return ContextLLM(

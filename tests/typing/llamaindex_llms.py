@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import assert_type
 
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms.mock import MockLLM
 
-from ctxfold import AgentContext
-from llamaindex_ctx import ContextLLM, CtxLLM, LlamaIndexBackend, LlmSummarizer, with_context, with_reasoning
+from ctxfold import AgentContext, Section
+from ctxfold.events import Event
+from llamaindex_ctx import (
+    ContextLLM,
+    CtxLLM,
+    LlamaIndexBackend,
+    LlmSummarizer,
+    SessionEvent,
+    section_from,
+    with_context,
+    with_reasoning,
+)
 
 
 def llms() -> None:
@@ -22,3 +33,12 @@ def llms() -> None:
 
 def backends() -> None:
     AgentContext(LlamaIndexBackend(MockLLM()), context_window=100, summarizer=LlmSummarizer(MockLLM()))
+
+
+def sections(retriever: BaseRetriever) -> None:
+    assert_type(section_from(retriever, kind="handbook", limit=3, lifetime="request"), Section)
+
+
+def told(event: SessionEvent) -> str:
+    happened: Event = event.event
+    return f"{event.session} {event.name} {happened.session}"
