@@ -108,7 +108,7 @@ class Policy(BaseModel):
     )
     references: bool = Field(
         default=True,
-        description="ledger lines name their records; off, one transcript gives the same summary through every face",
+        description="ledger lines name the messages that they come from: `#17`",
     )
     memory: tuple[Learnt, ...] = Field(
         default=(),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
@@ -18,6 +19,14 @@ from langchain_ctx import ChatCtx, CtxChatMessageHistory, from_langchain
 from llamaindex_ctx import CtxLLM, CtxMemory
 
 TURNS = load_story().turns[:100]
+# turns with tools, every other output so large that it is shown as an excerpt, or that a batch of them is
+LARGE = tuple(
+    replace(turn, rounds=tuple(replace(r, results=tuple(f"{x}\n" * 60 for x in r.results)) for r in turn.rounds))
+    if n % 2
+    else turn
+    for n, turn in enumerate([t for t in load_story().turns if t.rounds][:40])
+)
+Face: TypeAlias = Callable[[str, int, Sequence[Turn]], None]
 # in most of these some turn overflows in its middle
 WINDOWS = (2_500, 3_000, 3_500, 4_000, 4_500, 5_000, 6_000)
 SUMMARY = "They plan the tour of an exhibition."
@@ -41,19 +50,19 @@ def langchain_messages(turn: Turn) -> list[BaseMessage]:
 
 
 def settings(window: int) -> dict[str, Any]:
-    return {"context_window": window, "counter": RatioCounter(), "references": False}
+    return {"context_window": window, "counter": RatioCounter()}
 
 
-def through_history(store: str, window: int) -> None:
+def through_history(store: str, window: int, turns: Sequence[Turn]) -> None:
     summarizer = FakeListChatModel(responses=[SUMMARY])
     with CtxChatMessageHistory("s", store=store, summarizer=summarizer, **settings(window)) as history:
-        for turn in TURNS:
+        for turn in turns:
             history.add_messages(langchain_messages(turn))
 
 
-def through_chat_model(store: str, window: int) -> None:
+def through_chat_model(store: str, window: int, turns: Sequence[Turn]) -> None:
     """The whole list on every call, tool rounds and all."""
-    backend = ScriptedBackend([m for turn in TURNS for m in replies_of(turn)], context_window=window)
+    backend = ScriptedBackend([m for turn in turns for m in replies_of(turn)], context_window=window)
     with ChatCtx(
         backend=backend,
         session="s",
@@ -61,10 +70,9 @@ def through_chat_model(store: str, window: int) -> None:
         context_window=window,
         counter=RatioCounter(),
         summarizer=FakeListChatModel(responses=[SUMMARY]),
-        policy={"references": False},
     ) as chat:
         told: list[BaseMessage] = []
-        for turn in TURNS:
+        for turn in turns:
             for message in langchain_messages(turn):
                 if isinstance(message, AIMessage):
                     told.append(chat.invoke(told))
@@ -84,10 +92,10 @@ def replies_of(turn: Turn) -> list[Message]:
     return [*made, assistant(turn.answer, id=f"r-{hash(turn.user)}")]
 
 
-def through_memory(store: str, window: int) -> None:
+def through_memory(store: str, window: int, turns: Sequence[Turn]) -> None:
     llm = CtxLLM(model="scripted", backend=ScriptedBackend([SUMMARY] * 100, context_window=window))
     memory = CtxMemory.from_defaults(session_id="s", store=store, llm=llm, **settings(window))
-    for turn in TURNS:
+    for turn in turns:
         memory.put(ChatMessage(role=MessageRole.USER, content=turn.user))
         scratchpad: list[ChatMessage] = []
         for step in turn.rounds:
@@ -103,19 +111,31 @@ def through_memory(store: str, window: int) -> None:
     memory.close()
 
 
+FACES: list[Face] = [through_history, through_chat_model, through_memory]
+
+
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("face", [through_history, through_chat_model, through_memory])
-def test_every_face_leaves_the_same_window(face: Callable[[str, int], None], window: int, tmp_path: Path) -> None:
-    face(f"sqlite:///{tmp_path / 'face.db'}", window)
-    plain(f"sqlite:///{tmp_path / 'plain.db'}", window)
+@pytest.mark.parametrize("face", FACES)
+def test_every_face_leaves_the_same_window(face: Face, window: int, tmp_path: Path) -> None:
+    face(f"sqlite:///{tmp_path / 'face.db'}", window, TURNS)
+    plain(f"sqlite:///{tmp_path / 'plain.db'}", window, TURNS)
     assert window_of(tmp_path / "face.db", window) == window_of(tmp_path / "plain.db", window)
 
 
-def plain(store: str, window: int) -> None:
+@pytest.mark.parametrize("face", FACES)
+def test_with_excerpts_of_large_tool_outputs_too(face: Face, tmp_path: Path) -> None:
+    face(f"sqlite:///{tmp_path / 'face.db'}", 3_000, LARGE)
+    plain(f"sqlite:///{tmp_path / 'plain.db'}", 3_000, LARGE)
+    window = window_of(tmp_path / "plain.db", 3_000)
+    assert any("archived as #" in line for line in window)
+    assert window_of(tmp_path / "face.db", 3_000) == window
+
+
+def plain(store: str, window: int, turns: Sequence[Turn]) -> None:
     """The same transcript through the engine alone, turn by turn."""
     summarizer = ScriptedBackend([SUMMARY] * 100)
     with AgentContext(session="s", store=store, summarizer=summarizer, **settings(window)) as context:
-        for turn in TURNS:
+        for turn in turns:
             context.add([from_langchain(m) for m in langchain_messages(turn)])
         assert context.usage().compactions > 2
 
