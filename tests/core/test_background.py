@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,13 +22,19 @@ from tests.core.driven import context, scripted
 DELAY_S = 0.15
 
 
+def so_far(request: Request) -> str:
+    """A short summary that keeps something of what it was shown."""
+    found = re.findall(r"Point \d+ is \w+", request.messages[-1].text)
+    return f"The talk so far: {'; '.join(found[:2]) or 'fillers'}."
+
+
 class Slow:
     """A summariser that takes its time and keeps where it was called from, and when."""
 
     model, context_window, scratch_role = "slow", 50_000, "user"
 
     def __init__(self, delay_s: float = DELAY_S, error: BackendError | None = None) -> None:
-        self.backend = scripted(*["The talk so far: fillers."] * 50)
+        self.backend = scripted(*[so_far] * 50)
         self.delay_s, self.error = delay_s, error
         self.callers: list[Any] = []
         self.under_way = 0

@@ -35,7 +35,7 @@ def test_a_bad_summariser_loses_no_argument_and_raises_nothing(fault: str) -> No
     assert found.at_call.lost == found.at_end.lost == ()
     assert found.at_end.resolved > 100
     rungs = dict(found.rungs)
-    if fault in ("empty", "longer than the source", "refuses", "raises", "hangs"):
+    if fault not in ("none", "rewrites numbers"):
         assert "model" not in rungs
         assert found.problems >= sum(rungs.values())
     assert sum(rungs.values()) >= 20

@@ -17,6 +17,7 @@ from ctxfold.compaction.transcript import pieces, transcript
 from ctxfold.compaction.verify import check
 from ctxfold.errors import BackendError
 from ctxfold.messages import Message, assistant, tool_result, user
+from ctxfold.ports import Request
 from ctxfold.testing.oracle import OracleSummarizer, fact, facts
 from tests.core.driven import COUNTER, Driven, call, scripted, text_of, turns
 
@@ -107,7 +108,9 @@ def test_what_the_model_leaves_out_is_in_the_ledger_with_its_reference(make: Mak
 
 
 def test_references_survive_the_next_summary(make: Make) -> None:
-    ctx = make(context_window=2_000, summarizer=scripted("An order is to be shipped.", "An order, and small talk."))
+    ctx = make(
+        context_window=2_000, summarizer=scripted("An order is to be shipped.", "An order, and question 50 word word.")
+    )
     told(ctx)
     ctx.compact()
     line = next(x for x in ctx.view().compressed[0].message.text.splitlines() if "W2378156" in x)
@@ -222,7 +225,10 @@ def test_a_prompt_of_the_users_own_with_braces(make: Make) -> None:
 
 
 def test_calls_to_the_summariser_have_a_budget_that_outlives_the_process(make: Make) -> None:
-    store, seen = MemoryStore(), scripted(*["A talk."] * 20)
+    def talk(request: Request) -> str:
+        return f"A talk about {re.findall(r'question [0-9]+ word', request.messages[-1].text)[0]}."
+
+    store, seen = MemoryStore(), scripted(*[talk] * 20)
     ctx = make(context_window=2_000, store=store, summarizer=seen, max_summary_calls=2)
     events = watched(ctx)
     for i in range(3):
