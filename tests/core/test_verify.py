@@ -38,7 +38,7 @@ def texts(message: Message | str, kind: str | None = None) -> list[str]:
 
 
 def entries(*messages: Message) -> list[Entry]:
-    return [Entry(m.id, seq, m, 10) for seq, m in enumerate(messages, 11)]
+    return [Entry(m.id, seq, m, 10, number=seq) for seq, m in enumerate(messages, 11)]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_literal_counts_once_and_more_where_several_messages_mention_it():
     twice = [f for f in extract(entries(user("order ORD-1", id="u1"), user("ORD-1?", id="u2"))) if f.text == "ORD-1"]
     assert len(twice) == 1
     assert twice[0].weight > once.weight
-    assert twice[0].seq == 12
+    assert twice[0].number == 12
     assert twice[0].key == "order"
 
 

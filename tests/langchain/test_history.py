@@ -101,7 +101,7 @@ def test_owners_and_sessions_are_kept_apart() -> None:
 
 
 def test_the_window_holds_and_the_summariser_is_asked() -> None:
-    model = FakeListChatModel(responses=["The user told of many foxes."])
+    model = FakeListChatModel(responses=["The user told of many foxes, as in Note 2."])
     events: list[Any] = []
     with CtxChatMessageHistory("s", context_window=1_000, summarizer=model) as history:
         history.context.subscribe(events.append)

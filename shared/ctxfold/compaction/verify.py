@@ -172,7 +172,7 @@ def ledger_lines(
     data: Collection[str] = (),
     references: bool = True,
 ) -> Ledger:
-    """One line per message, `- key: literal; key: literal (#seq)`, within the limit; the heaviest facts are placed first.
+    """One line per message, `- key: literal; key: literal (#number)`, within the limit; the heaviest facts are placed first.
 
     `data` are the ids of messages that tools wrote. Without `references` the lines do not say where they come from.
     """
@@ -180,7 +180,7 @@ def ledger_lines(
     archived: list[Fact] = []
     placed: set[str] = set()
     used = 0
-    for fact in sorted(missing, key=lambda f: (-f.weight, -f.seq)):
+    for fact in sorted(missing, key=lambda f: (-f.weight, -f.number)):
         place = fact.message_id
         if fact.value in placed and len(fact.value) > SHORT_VALUE:
             continue
@@ -189,7 +189,7 @@ def ledger_lines(
             archived.append(fact)  # too long whatever a counter says, and there may be thousands
             continue
         cost = counter.count_text(entry) + (
-            0 if place in lines else counter.count_text(f"- (#{fact.seq})\n" if references else "-\n")
+            0 if place in lines else counter.count_text(f"- (#{fact.number})\n" if references else "-\n")
         )
         if used + cost > limit_tokens:
             archived.append(fact)
@@ -356,7 +356,7 @@ def _entry(fact: Fact) -> str:
 
 
 def _rendered(facts: Sequence[Fact], references: bool) -> str:
-    reference = f" (#{facts[0].seq})" if references and facts[0].seq else ""
+    reference = f" (#{facts[0].number})" if references and facts[0].number else ""
     return f"- {'; '.join(_entry(f) for f in facts)}{reference}"
 
 
