@@ -1,4 +1,16 @@
 """Benchmarks: `python -m tests.benchmarks [name ...] [--quick]`. Times are printed, never asserted; compare ratios of one run."""
 
-BENCHMARKS = ("per_turn", "opening", "prefix", "streaming", "real_prefix", "recall_latency", "agent_run", "agent_turn")
+BENCHMARKS = (
+    "per_turn",
+    "opening",
+    "prefix",
+    "streaming",
+    "real_prefix",
+    "recall_latency",
+    "agent_run",
+    "agent_turn",
+    "llamaindex_put_get",
+    "summary_calls",
+    "agents_50",
+)
 SHOWS = ("survival", "bad_summariser", "tau_prefix", "evidence", "pruning")  # over public conversations: see README.md

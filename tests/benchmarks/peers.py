@@ -12,7 +12,7 @@ from ctxfold import text_counter
 from tests.benchmarks.conversation import WINDOW, texts
 from tests.benchmarks.lanes import Lane
 
-__all__ = ["Peer", "peer_lanes"]
+__all__ = ["LLAMA_LIMIT", "NO_LIMIT", "Peer", "llama_buffer", "llama_history", "llama_memory", "peer_lanes"]
 
 BUDGET = WINDOW * 4 // 5  # what ctxfold, too, leaves for the prompt
 LLAMA_LIMIT = 30_000  # LlamaIndex' own default for Memory
@@ -30,10 +30,10 @@ def peer_lanes(sizes: Sequence[int], loop: asyncio.AbstractEventLoop, stack: Exi
         "LangChain trim_messages, tiktoken": _trim_tiktoken,
         "LangChain SummarizationMiddleware, no trigger": _middleware,
         "langmem, steady turn": _langmem,
-        "LlamaIndex Memory, limit 30,000, rest archived": lambda size: _memory(size, LLAMA_LIMIT, loop, stack),
-        "LlamaIndex Memory, untrimmed": lambda size: _memory(size, NO_LIMIT, loop, stack),
-        "LlamaIndex ChatMemoryBuffer, untrimmed": lambda size: _buffer(size, NO_LIMIT),
-        "LlamaIndex ChatMemoryBuffer, limit 3,000": lambda size: _buffer(size, BUFFER_LIMIT),
+        "LlamaIndex Memory, limit 30,000, rest archived": lambda size: llama_memory(size, LLAMA_LIMIT, loop, stack),
+        "LlamaIndex Memory, untrimmed": lambda size: llama_memory(size, NO_LIMIT, loop, stack),
+        "LlamaIndex ChatMemoryBuffer, untrimmed": lambda size: llama_buffer(size, NO_LIMIT),
+        "LlamaIndex ChatMemoryBuffer, limit 3,000": lambda size: llama_buffer(size, BUFFER_LIMIT),
     }
     return [Lane(name, size, make(size)) for name, make in peers.items() for size in sizes]
 
@@ -128,7 +128,7 @@ def _langmem(size: int) -> Callable[[int], object]:
     return _with_turn(history, look)
 
 
-def _llama(size: int) -> list[Any]:
+def llama_history(size: int) -> list[Any]:
     from llama_index.core.base.llms.types import ChatMessage
 
     pairs = (texts(n) for n in range(size // 2))
@@ -139,7 +139,7 @@ def _llama(size: int) -> list[Any]:
     ]
 
 
-def _memory(size: int, limit: int, loop: asyncio.AbstractEventLoop, stack: ExitStack) -> Callable[[int], object]:
+def llama_memory(size: int, limit: int, loop: asyncio.AbstractEventLoop, stack: ExitStack) -> Callable[[int], object]:
     """One event loop and one SQLite database in memory for all turns; what is over the limit was archived before."""
     from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.memory import Memory
@@ -148,7 +148,7 @@ def _memory(size: int, limit: int, loop: asyncio.AbstractEventLoop, stack: ExitS
     engine = create_async_engine("sqlite+aiosqlite:///:memory:")
     stack.callback(lambda: loop.run_until_complete(engine.dispose()))
     memory = Memory.from_defaults(session_id="bench", token_limit=limit, async_engine=engine)
-    loop.run_until_complete(memory.aset(_llama(size)))
+    loop.run_until_complete(memory.aset(llama_history(size)))
     if limit < NO_LIMIT and size > LLAMA_ACTIVE:
         loop.run_until_complete(memory.sql_store.archive_oldest_messages("bench", n=size - LLAMA_ACTIVE))
 
@@ -162,11 +162,11 @@ def _memory(size: int, limit: int, loop: asyncio.AbstractEventLoop, stack: ExitS
     return lambda n: loop.run_until_complete(together(n))
 
 
-def _buffer(size: int, limit: int) -> Callable[[int], object]:
+def llama_buffer(size: int, limit: int) -> Callable[[int], object]:
     from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.memory import ChatMemoryBuffer
 
-    buffer = ChatMemoryBuffer.from_defaults(chat_history=_llama(size), token_limit=limit)
+    buffer = ChatMemoryBuffer.from_defaults(chat_history=llama_history(size), token_limit=limit)
 
     def turn(n: int) -> object:
         asked, answered = texts(n)

@@ -1,0 +1,169 @@
+"""What a LlamaIndex memory costs per turn: put the question, get the window, put the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.llms.mock import MockLLM
+from llama_index.core.memory import ChatSummaryMemoryBuffer
+
+from llamaindex_ctx import CtxMemory
+from tests.benchmarks.conversation import BATCH, WINDOW, database, label, texts
+from tests.benchmarks.lanes import Lane, OverLimitError, Plan, limited, race
+from tests.benchmarks.peers import LLAMA_LIMIT, NO_LIMIT, llama_buffer, llama_history, llama_memory
+from tests.benchmarks.sheets import Cell, Sheet, times
+
+__all__ = ["run"]
+
+SIZES, QUICK_SIZES = (100, 1_000, 10_000, 50_000), (100, 400)
+FULL = Plan(turns=100, block=10, limit_s=180.0)
+QUICK = Plan(turns=10, block=5, least=1, slow_s=0.1, limit_s=3.0)
+PLAIN, OURS = "CtxMemory without recall, SQLite file", "CtxMemory, SQLite file"
+BUFFER_LIMIT, SUMMARY_LIMIT = 3_000, 2_000  # theirs: the defaults of ChatMemoryBuffer and ChatSummaryMemoryBuffer
+
+Turn = Callable[[int], object]
+Make = Callable[[int], Turn]
+
+
+def run(*, quick: bool = False) -> list[Sheet]:
+    """Every memory at every size, measured in turns of one run."""
+    sizes, plan = (QUICK_SIZES, QUICK) if quick else (SIZES, FULL)
+    with tempfile.TemporaryDirectory() as folder, closing(asyncio.new_event_loop()) as loop, ExitStack() as stack:
+        makers: dict[str, Make] = {
+            PLAIN: lambda n: _ours(database(Path(folder), f"plain{n}"), n, stack, recall=False),
+            OURS: lambda n: _ours(database(Path(folder), f"sync{n}"), n, stack),
+            "CtxMemory, SQLite file, async": lambda n: _ours_async(database(Path(folder), f"async{n}"), n, loop, stack),
+            "Memory, untrimmed": lambda n: llama_memory(n, NO_LIMIT, loop, stack),
+            "Memory, limit 30,000, rest archived": lambda n: llama_memory(n, LLAMA_LIMIT, loop, stack),
+            "ChatMemoryBuffer, untrimmed": lambda n: llama_buffer(n, NO_LIMIT),
+            "ChatMemoryBuffer, limit 3,000": lambda n: llama_buffer(n, BUFFER_LIMIT),
+            "ChatSummaryMemoryBuffer, untrimmed": lambda n: _summaries(n, NO_LIMIT),
+            "ChatSummaryMemoryBuffer, limit 2,000": lambda n: _summaries(n, SUMMARY_LIMIT),
+        }
+        lanes = [lane for name, make in makers.items() for lane in _built(name, make, sizes, plan)]
+        race([lane for lane in lanes if not lane.cut], plan)
+        return [_sheet(lanes, sizes)]
+
+
+def _built(name: str, make: Make, sizes: Sequence[int], plan: Plan) -> list[Lane]:
+    """The lanes of one memory; where one takes too long to fill or for a single turn, it and all larger ones are cut."""
+    lanes: list[Lane] = []
+    cut = ""
+    for size in sizes:
+        lane = Lane(name, size, lambda _: None, cut=cut)
+        lanes.append(lane)
+        if cut:
+            continue
+        start = time.perf_counter()
+        try:
+            with limited(plan.limit_s):
+                lane.turn = make(size)
+                lane.once()
+        except OverLimitError:
+            lane.cut = cut = f">{time.perf_counter() - start:.0f} s, cut"
+            gc.collect()
+    return lanes
+
+
+def _ours(url: str, size: int, stack: ExitStack, *, recall: bool = True) -> Turn:
+    memory = _filled(url, size, stack)
+    memory.recall = recall
+
+    def turn(n: int) -> object:
+        question, answer = _exchange(size + n)
+        memory.put(question)
+        seen = memory.get()
+        memory.put(answer)
+        return seen
+
+    return turn
+
+
+def _ours_async(url: str, size: int, loop: asyncio.AbstractEventLoop, stack: ExitStack) -> Turn:
+    memory = _filled(url, size, stack)
+
+    async def together(n: int) -> object:
+        question, answer = _exchange(size + n)
+        await memory.aput(question)
+        seen = await memory.aget()
+        await memory.aput(answer)
+        return seen
+
+    return lambda n: loop.run_until_complete(together(n))
+
+
+def _filled(url: str, size: int, stack: ExitStack) -> CtxMemory:
+    memory = CtxMemory.from_defaults("bench", store=url, context_window=WINDOW)
+    stack.callback(memory.close)
+    history = llama_history(size)
+    for start in range(0, size, BATCH):
+        memory.put_messages(history[start : start + BATCH])
+    return memory
+
+
+def _summaries(size: int, limit: int) -> Turn:
+    """`MockLLM` writes the summary; over the limit the first turn makes it, later ones go on from there."""
+    buffer = ChatSummaryMemoryBuffer.from_defaults(
+        chat_history=llama_history(size), llm=MockLLM(max_tokens=100), token_limit=limit
+    )
+
+    def turn(n: int) -> object:
+        question, answer = _exchange(size + n)
+        buffer.put(question)
+        seen = buffer.get()
+        buffer.put(answer)
+        return seen
+
+    return turn
+
+
+def _exchange(n: int) -> tuple[ChatMessage, ChatMessage]:
+    asked, answered = texts(n)
+    return ChatMessage(role="user", content=asked), ChatMessage(role="assistant", content=answered)
+
+
+def _sheet(lanes: Sequence[Lane], sizes: Sequence[int]) -> Sheet:
+    rows: list[tuple[Cell, ...]] = []
+    for size in sizes:
+        plain, ours = (next(x for x in lanes if (x.name, x.size) == (name, size)) for name in (PLAIN, OURS))
+        for lane in (lane for lane in lanes if lane.size == size):
+            if lane.cut:
+                rows.append((lane.name, size, "-", lane.cut, "-", "-", "-", "-"))
+                continue
+            smallest = next(other for other in lanes if other.name == lane.name)
+            rows.append(
+                (
+                    lane.name,
+                    size,
+                    len(lane.wall_s),
+                    lane.median_ms(),
+                    lane.mean_ms(),
+                    times(lane.median_ms(), plain.median_ms()),
+                    times(lane.median_ms(), ours.median_ms()),
+                    times(lane.median_ms(), smallest.median_ms()),
+                )
+            )
+    return Sheet(
+        f"LlamaIndex memories, one turn: put, get, put (CtxMemory: context_window={WINDOW:,})",
+        (
+            "memory",
+            "messages",
+            "turns",
+            "median ms",
+            "mean ms",
+            "to no recall",
+            "to CtxMemory",
+            f"to itself at {label(sizes[0])}",
+        ),
+        tuple(rows),
+        "Target: at 10,000 messages Memory takes at least 200 x as long, and CtxMemory as long as with 1,000. None of the others "
+        "looks anything up, hence the row without recall. The stock buffers keep their messages in the process, CtxMemory in a "
+        "file; at 100 it has compacted nothing yet.",
+    )
