@@ -59,6 +59,16 @@ def test_a_failure_in_the_middle_of_one_long_line() -> None:
     assert "失败：无法打开文件" in shown("一切正常。" * 500 + "失败：无法打开文件。" + "一切正常。" * 500, 600)
 
 
+@pytest.mark.parametrize("broken", range(900, 1_000, 7))
+def test_what_stands_around_a_failure_has_whole_numbers(broken: int) -> None:
+    amount = f"{broken * 1234.5}"
+    rows = ROWS.replace(f'"amount":{amount},"error":null', f'"amount":{amount},"error":"timed out"', 1)
+    snippet = shown(rows, 600).partition("in between:]\n")[2].partition("\n[...]")[0]
+    assert "timed out" in snippet
+    numbers = "".join(c if c in "0123456789." else " " for c in snippet).split()
+    assert set(numbers) <= {str(n) for n in range(2_000)} | {str(n * 1234.5) for n in range(2_000)}
+
+
 def test_short_excerpts_are_beginning_and_end_only() -> None:
     text = shown(LOG, 160)
     assert "FAILED" not in text

@@ -131,7 +131,7 @@ def _failures(text: str, start: int, end: int, max_chars: int) -> str:
         return ""
     start = text.find("\n", start, end) + 1 or start
     while hit := _FAILURE.search(text, start, end):
-        first = max(text.rfind("\n", start, hit.start()) + 1, start, hit.start() - FAILURE_CHARS // 4)
+        first = _apart(text, max(text.rfind("\n", start, hit.start()) + 1, start, hit.start() - FAILURE_CHARS // 4))
         last = text.find("\n", hit.end(), end)
         line = _beginning(text[first : end if last < 0 else last], FAILURE_CHARS)
         start = max(first + len(line), hit.end())
@@ -151,14 +151,17 @@ def _beginning(text: str, max_chars: int) -> str:
 
 
 def _end(text: str, max_chars: int) -> str:
-    start = len(text) - max_chars
-    near = range(start, min(len(text), start + WORD_CHARS))
-    return text[next((i for i in near if not _joined(text, i)), start) :].lstrip()
+    return text[_apart(text, len(text) - max_chars) :].lstrip()
+
+
+def _apart(text: str, start: int) -> int:
+    """The next place where no word or number is cut in two, if it is no more than 24 characters on."""
+    return next((i for i in range(start, min(len(text), start + WORD_CHARS)) if not _joined(text, i)), start)
 
 
 def _joined(text: str, at: int) -> bool:
     """Whether a cut here would part a word or a number, such as 1,234.5."""
-    return all(c.isalnum() or c in ".,_-" for c in text[at - 1 : at + 1])
+    return at > 0 and all(c.isalnum() or c in ".,_-" for c in text[at - 1 : at + 1])
 
 
 def sized(
