@@ -17,7 +17,7 @@ from ctxfold.messages import Message
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.history import session_key
 
-__all__ = ["KEPT", "ContextState", "Named", "kept_in", "root_of", "sessions_of"]
+__all__ = ["KEPT", "ContextState", "Listing", "kept_in", "root_of", "sessions_of"]
 
 KEPT = "ctxfold"
 WITHIN = "|"  # between a thread and an agent's place in its graph, as LangGraph parts such places
@@ -29,31 +29,37 @@ class ContextState(AgentState[Any]):
     ctxfold: NotRequired[Annotated[dict[str, Any] | None, PrivateStateAttr]]
 
 
-class Named:
-    """One of the agent's messages, as its session follows it."""
+class Listing:
+    """The agent's messages, as their session follows them."""
 
-    def __init__(self, message: BaseMessage) -> None:
-        self._message = message
-        self._version = ""
-
-    @property
-    def id(self) -> str:
-        return str(self._message.id)
+    def __init__(self, messages: Sequence[BaseMessage]) -> None:
+        self._messages = [*messages]
+        self._versions: dict[int, str] = {}
 
     @property
-    def version(self) -> str:
-        self._version = self._version or self._read()
-        return self._version
+    def ids(self) -> list[str]:
+        return [str(m.id) for m in self._messages]
 
-    def _read(self) -> str:
-        told = self._message
-        calls = (told.tool_calls, told.invalid_tool_calls) if isinstance(told, AIMessage) else None
-        answers = told.tool_call_id if isinstance(told, ToolMessage) else None
-        text = repr((told.type, told.content, calls, answers))
-        return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+    def version(self, index: int) -> str:
+        if index not in self._versions:
+            self._versions[index] = _version(self._messages[index])
+        return self._versions[index]
 
-    def message(self) -> Message:
-        return from_langchain(self._message)
+    def message(self, index: int) -> Message:
+        return from_langchain(self._messages[index])
+
+    def and_then(self, messages: Sequence[BaseMessage]) -> Listing:
+        """The list once these have joined it."""
+        longer = Listing([*self._messages, *messages])
+        longer._versions = self._versions
+        return longer
+
+
+def _version(message: BaseMessage) -> str:
+    calls = (message.tool_calls, message.invalid_tool_calls) if isinstance(message, AIMessage) else None
+    answers = message.tool_call_id if isinstance(message, ToolMessage) else None
+    text = repr((message.type, message.content, calls, answers))
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
 def kept_in(state: object) -> Trail | None:

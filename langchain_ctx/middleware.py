@@ -21,7 +21,7 @@ from ctxfold.tokens import TextCounter
 from langchain_ctx.calling import Caller, CallersModel, CallersSummarizer, calling, failing_as_it_did, keeps_sessions
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import as_backend_error, translated
-from langchain_ctx.following import KEPT, ContextState, Named, kept_in, root_of, sessions_of
+from langchain_ctx.following import KEPT, ContextState, Listing, kept_in, root_of, sessions_of
 from langchain_ctx.history import session_key
 from langchain_ctx.model_call import ModelCall, conversation, model_call, response_of, told
 from langchain_ctx.own_history import own_history_tools, takes_tools
@@ -115,7 +115,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         if not messages:
             return handler(request)
         root, model, left = self._root(messages), self._model(request), self._left(request)
-        listed = [*map(Named, messages)]
+        listed = Listing(messages)
 
         def send(window: Request) -> Reply:
             report.tell()
@@ -139,8 +139,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             if len(answer.result) > 1:  # the result of a structured answer's call
                 session.add([*map(from_langchain, answer.result[1:])])
             report.tell()
-            listed += map(Named, answer.result)
-            return self._beside(answer, context.trail(line.key, listed))
+            return self._beside(answer, context.trail(line.key, listed.and_then(answer.result)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -149,7 +148,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         if not messages:
             return await handler(request)
         root, model, left = self._root(messages), self._model(request), self._left(request)
-        listed = [*map(Named, messages)]
+        listed = Listing(messages)
 
         async def asend(window: Request) -> Reply:
             await report.atell()
@@ -173,8 +172,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             if len(answer.result) > 1:  # the result of a structured answer's call
                 await session.aadd([*map(from_langchain, answer.result[1:])])
             await report.atell()
-            listed += map(Named, answer.result)
-            return self._beside(answer, await context.atrail(line.key, listed))
+            return self._beside(answer, await context.atrail(line.key, listed.and_then(answer.result)))
 
     def _root(self, messages: Sequence[BaseMessage]) -> SessionKey:
         return root_of(ensure_config(), messages, session=self._session, owner=self._owner)

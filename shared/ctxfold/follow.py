@@ -8,7 +8,7 @@ a branch of the session goes on, with the summaries, pins and rules of that mome
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
@@ -30,17 +30,16 @@ BRANCH = "~"  # between a session's name and what tells its branches apart
 
 
 class Listed(Protocol):
-    """A message of the caller's list."""
+    """The caller's list."""
 
     @property
-    def id(self) -> str: ...
+    def ids(self) -> Sequence[str]: ...
 
-    @property
-    def version(self) -> str:
-        """What tells it from itself with other content."""
+    def version(self, index: int) -> str:
+        """What tells the message from itself with other content."""
         ...
 
-    def message(self) -> Message: ...
+    def message(self, index: int) -> Message: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +77,19 @@ class Line:
     again: frozenset[str] = frozenset()
 
 
-def trail(engine: Engine, root: SessionKey, key: SessionKey, listed: Sequence[Listed]) -> Flow[Trail]:
+def trail(engine: Engine, root: SessionKey, key: SessionKey, listed: Listed) -> Flow[Trail]:
     """To be kept beside the list as it is now."""
     journal = yield from engine.open(key)
-    visible = {e.id for e in _entries(journal)}
-    tail = list(takewhile(lambda one: one.id in visible, reversed(listed)))
-    before = len(listed) - len(tail)
-    handed = {one.id: one.version for one in reversed(tail)}
+    visible, ids = {e.id for e in _entries(journal)}, listed.ids
+    before = len(ids)
+    while before and ids[before - 1] in visible:
+        before -= 1
+    handed = {ids[i]: listed.version(i) for i in range(before, len(ids))}
     state = journal.state
-    return Trail(root.session, key.session, state.head, state.head_id, before, _digest(listed[:before]), handed)
+    return Trail(root.session, key.session, state.head, state.head_id, before, _digest(ids[:before]), handed)
 
 
-def follow(engine: Engine, root: SessionKey, listed: Sequence[Listed], left: Trail | None) -> Flow[Line]:
+def follow(engine: Engine, root: SessionKey, listed: Listed, left: Trail | None) -> Flow[Line]:
     """The session for a list, in line with it but for what is new at its end. `left` is the trail kept beside the list."""
     if left is None:
         return (yield from _line(engine, root))
@@ -102,7 +102,7 @@ def follow(engine: Engine, root: SessionKey, listed: Sequence[Listed], left: Tra
     if changed is None:
         return (yield from _line(engine, _new_name(engine, root)))
     again = yield from _amend(engine, journal, changed)
-    again |= yield from _revived(engine, journal, [one.id for one in listed if one.id in left.handed])
+    again |= yield from _revived(engine, journal, [i for i in left.handed if changed.get(i, True) is not None])
     return (yield from _line(engine, journal.key, again))
 
 
@@ -149,19 +149,19 @@ def _branch(engine: Engine, journal: Journal, root: SessionKey, left: Trail) -> 
     return (yield from engine.open(key))
 
 
-def _changes(journal: Journal, listed: Sequence[Listed], left: Trail) -> Flow[dict[str, Message | None] | None]:
+def _changes(journal: Journal, listed: Listed, left: Trail) -> Flow[dict[str, Message | None] | None]:
     """Handed messages that have other content now, or none: they were removed. None when the list is another one."""
-    kept = listed[left.before : left.before + len(left.handed)]
-    if [one.id for one in kept] != list(left.handed) or _digest(listed[: left.before]) != left.digest:
-        kept = [one for one in listed if one.id in left.handed]
-        ids = [one.id for one in kept]
-        if not ids or ids != [i for i in left.handed if i in set(ids)]:
+    ids, handed = listed.ids, list(left.handed)
+    kept = list(range(left.before, left.before + len(handed)))
+    if list(ids[left.before : left.before + len(handed)]) != handed or _digest(ids[: left.before]) != left.digest:
+        kept = [i for i, name in enumerate(ids) if name in left.handed]
+        common = {ids[i] for i in kept}
+        if not kept or [ids[i] for i in kept] != [name for name in handed if name in common]:
             return None
-        older = list(takewhile(lambda one: one.id != ids[-1], listed))
-        if (yield from _unknown(journal, [one.id for one in older if one.id not in left.handed])):
+        if (yield from _unknown(journal, [name for name in ids[: kept[-1]] if name not in left.handed])):
             return None
-    found: dict[str, Message | None] = dict.fromkeys(left.handed.keys() - {one.id for one in kept})
-    return found | {one.id: one.message() for one in kept if one.version != left.handed[one.id]}
+    found: dict[str, Message | None] = dict.fromkeys(left.handed.keys() - {ids[i] for i in kept})
+    return found | {ids[i]: listed.message(i) for i in kept if listed.version(i) != left.handed[ids[i]]}
 
 
 def _unknown(journal: Journal, ids: Sequence[str]) -> Flow[bool]:
@@ -209,5 +209,5 @@ def _edit(engine: Engine, journal: Journal, new: Mapping[str, Message], gone: Co
         yield from remove_ids(engine, journal, gone, may_return=True)
 
 
-def _digest(listed: Iterable[Listed]) -> str:
-    return hashlib.blake2b("\0".join(one.id for one in listed).encode(), digest_size=8).hexdigest()
+def _digest(ids: Sequence[str]) -> str:
+    return hashlib.blake2b("\0".join(ids).encode(), digest_size=8).hexdigest()

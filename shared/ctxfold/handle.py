@@ -237,18 +237,18 @@ class SessionHandle:
 
     # a list that somebody else keeps
 
-    def follow(self, listed: Sequence[Listed], left: Trail | None) -> Line:
+    def follow(self, listed: Listed, left: Trail | None) -> Line:
         """The session that goes with the list, this one or a branch of it; `left` is what `trail` gave for its last state."""
         return self._run(follow(self._engine, self._key, listed, left))
 
-    async def afollow(self, listed: Sequence[Listed], left: Trail | None) -> Line:
+    async def afollow(self, listed: Listed, left: Trail | None) -> Line:
         return await self._arun(follow(self._engine, self._key, listed, left))
 
-    def trail(self, line: SessionKey, listed: Sequence[Listed]) -> Trail:
+    def trail(self, line: SessionKey, listed: Listed) -> Trail:
         """To be kept beside the list as it is now, which the session `line` serves."""
         return self._run(trail(self._engine, self._key, line, listed))
 
-    async def atrail(self, line: SessionKey, listed: Sequence[Listed]) -> Trail:
+    async def atrail(self, line: SessionKey, listed: Listed) -> Trail:
         return await self._arun(trail(self._engine, self._key, line, listed))
 
     # erasing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,22 +16,21 @@ from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
 from tests.core.driven import Driven
 
 
-@dataclass(frozen=True)
 class Kept:
-    """A message of the caller's list."""
+    """The caller's list, in the engine's own terms."""
 
-    told: Message
-
-    @property
-    def id(self) -> str:
-        return self.told.id
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = [*messages]
 
     @property
-    def version(self) -> str:
-        return repr((self.told.text, self.told.tool_calls))
+    def ids(self) -> list[str]:
+        return [m.id for m in self._messages]
 
-    def message(self) -> Message:
-        return self.told
+    def version(self, index: int) -> str:
+        return repr((self._messages[index].text, self._messages[index].tool_calls))
+
+    def message(self, index: int) -> Message:
+        return self._messages[index]
 
 
 class Caller:
@@ -43,7 +42,7 @@ class Caller:
         self.states: list[tuple[list[Message], Trail | None]] = [([], None)]
 
     def line(self, messages: Sequence[Message], left: Trail | None) -> Line:
-        found: Line = self.ctx.follow([Kept(m) for m in messages], left)
+        found: Line = self.ctx.follow(Kept(messages), left)
         return found
 
     def say(self, *new: Message, at: int = -1, messages: Sequence[Message] | None = None) -> Driven:
@@ -57,7 +56,7 @@ class Caller:
         if fresh:
             session.add(fresh)
         # kept as plain values, as a checkpointer would
-        kept = json.loads(json.dumps(self.ctx.trail(line.key, [Kept(m) for m in messages]).to_dict()))
+        kept = json.loads(json.dumps(self.ctx.trail(line.key, Kept(messages)).to_dict()))
         self.states.append((messages, Trail.from_dict(kept)))
         return session
 
@@ -212,7 +211,7 @@ def test_a_copy_under_another_name(make: Callable[..., Driven]) -> None:
     messages, left = caller.states[-1]
     for _ in range(2):
         other = Driven(caller.ctx.ctx.at("other"), caller.ctx._runner)
-        line = other.follow([Kept(m) for m in messages], left)
+        line = other.follow(Kept(messages), left)
         assert line.known == {m.id for m in messages}
         assert line.key.session.startswith("other")
     assert len(caller.store.sessions("default")) == 3
