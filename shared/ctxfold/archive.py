@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadHead, ReadLog, Search
+from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadHead, ReadLog
 from ctxfold.engine import Engine
 from ctxfold.errors import ContextOverflowError, MessageError, SessionExistsError
 from ctxfold.events import MessagesRestored
@@ -30,8 +30,8 @@ from ctxfold.history.terms import sentences, term_counts
 from ctxfold.history.view import Entry, View
 from ctxfold.journal import Journal, closing, decided, draft, known_records
 from ctxfold.messages import Message, Role
-from ctxfold.ports import Document, Ports, Postings
-from ctxfold.zones.ranking import bm25, frequencies, idf
+from ctxfold.ports import Document, Ports
+from ctxfold.zones.ranking import ranked
 from ctxfold.zones.recall import document
 
 __all__ = ["Hit", "documents_of", "fork", "origins_of", "restore", "search"]
@@ -52,17 +52,17 @@ class Hit:
 
 
 def search(journal: Journal, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]:
-    """The messages that answer best, best first, visible or not: one BM25 over the index and what the index lacks."""
+    """The messages that answer best, best first, visible or not: one BM25 over the index and what the index lacks.
+
+    The work is bounded, see `zones.ranking`: at the size where that begins, the commonest words of a query count less.
+    """
     wanted = term_counts(query)
     if not wanted or limit < 1:
         return ()
-    stored = yield from Search(journal.key, tuple(wanted))
-    postings = _with_visible(stored, journal.view(), wanted)
-    weights = idf(postings, frequencies(postings))
-    ranked = bm25(postings, weights)
+    ranking, weights = yield from ranked(journal.key, tuple(wanted), beside=_visible(journal.view()))
     hits: dict[str, Hit] = {}
-    for start in range(0, len(ranked), 4 * limit):
-        scores = dict(ranked[start : start + 4 * limit])
+    for start in range(0, len(ranking), 4 * limit):
+        scores = dict(ranking[start : start + 4 * limit])
         records = yield from FetchLog(journal.key, tuple(scores))
         found = {r.seq: (r.number, m) for r in records if (m := stored_message(r)) is not None}
         for seq, score in scores.items():
@@ -74,22 +74,10 @@ def search(journal: Journal, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]
     return tuple(hits.values())[:limit]
 
 
-def _with_visible(stored: Postings, view: View, wanted: Iterable[str]) -> Postings:
-    """The postings as if every live message were indexed too; excerpts already are, by their originals."""
-    terms = list(wanted)
-    by_term = {term: {hit[0]: hit for hit in stored.by_term.get(term, ())} for term in terms}
-    total, length = stored.documents, stored.total_length
-    for entry in view.live:
-        if entry.shown_seq or entry.message.kind != "message":
-            continue
-        live = document(entry.seq, entry.message)
-        if any(entry.seq in by_term[term] for term in terms):
-            continue  # indexed by a compaction that was undone
-        total, length = total + 1, length + live.length
-        for term in terms:
-            if live.terms.get(term):
-                by_term[term][entry.seq] = (entry.seq, live.terms[term], live.length)
-    return Postings(total, length, {term: tuple(sorted(hits.values())) for term, hits in by_term.items()})
+def _visible(view: View) -> tuple[Document, ...]:
+    """Live messages as documents: the index gets them when they leave; excerpts it has already, by their originals."""
+    shown = (e for e in view.live if not e.shown_seq and e.message.kind == "message")
+    return tuple(document(e.seq, e.message) for e in shown)
 
 
 def _excerpt(message: Message, weights: Mapping[str, float]) -> str:

@@ -78,6 +78,27 @@ def test_old_rare_hits_are_found_and_common_terms_still_tell_them_apart(store: A
     assert found[0][1] > found[1][1]
 
 
+def test_documents_beside_the_index_are_ranked_as_if_they_stood_in_it(store: Any) -> None:
+    texts = ["red box", "a red red door", "green box and more words", "nothing", "a red box on a red floor"]
+    documents = [document(n, user(text, id=f"m{n}")) for n, text in enumerate(texts, 1)]
+    store.append(KEY, [], documents=documents[:3])
+    ports = Ports(store, MessageCounter(COUNTER))
+    mixed = run(ranked(KEY, ("red", "box"), beside=documents[3:]), ports)
+    whole = MemoryStore()
+    whole.append(KEY, [], documents=documents)
+    assert mixed == run(ranked(KEY, ("red", "box")), Ports(whole, MessageCounter(COUNTER)))
+    # one that was indexed by a compaction that was undone has its place once
+    twice = run(ranked(KEY, ("red", "box"), beside=documents[2:]), ports)[0]
+    assert [seq for seq, _ in twice] == [seq for seq, _ in mixed[0]]
+
+
+def test_a_rare_word_beside_a_large_index_is_found_first(store: Any) -> None:
+    filled(store)
+    live = Document(MANY + 1, {"common": 1, "rare": 1}, 4)
+    found = run(ranked(KEY, ("common", "half", "rare"), beside=[live]), Ports(store, MessageCounter(COUNTER)))[0]
+    assert {seq for seq, _ in found[:3]} == {5, 8, MANY + 1}
+
+
 def test_work_is_bounded_where_every_term_is_common(store: Any) -> None:
     filled(store)
     found = ranking(store, "common")

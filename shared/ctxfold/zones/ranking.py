@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from ctxfold.effects import Search
 from ctxfold.flow import Flow
 from ctxfold.history.records import SessionKey
-from ctxfold.ports import Postings
+from ctxfold.ports import Document, Postings
 
 __all__ = ["bm25", "frequencies", "idf", "ranked"]
 
@@ -27,18 +27,21 @@ TELLING = 4  # and how many of those, least common first; the rest says next to 
 Ranking = list[tuple[int, float]]
 
 
-def ranked(key: SessionKey, terms: Sequence[str]) -> Flow[tuple[Ranking, Mapping[str, float]]]:
+def ranked(
+    key: SessionKey, terms: Sequence[str], *, beside: Sequence[Document] = ()
+) -> Flow[tuple[Ranking, Mapping[str, float]]]:
     """(seq, score) of documents that hold a term, best first, and the weight of each term.
 
-    Exact while no term has more hits than are read first; beyond, a term too common to be read in full counts in the best
-    documents of the others, and the commonest nowhere.
+    `beside` are documents that count as if they were indexed too. Exact while no term has more hits than are read first; beyond, a
+    term too common to be read in full counts in the best documents of the others, and the commonest nowhere.
     """
     probe = max(LEAST_PROBE, min(PROBE, PROBED // max(1, len(terms))))
     first = yield from Search(key, terms, newest=probe)
     common = [t for t in terms if len(first.by_term[t]) >= probe]
     if not common:
-        weights = idf(first, frequencies(first))
-        return bm25(first, weights), weights
+        hits = _joined(first, first.by_term, beside)
+        weights = idf(hits, frequencies(hits))
+        return bm25(hits, weights), weights
     guessed = frequencies(first, at_most=probe)
     common.sort(key=lambda t: (guessed[t], t))
     rare = _worth_reading(common, guessed, first.documents, alone=len(common) == len(terms))
@@ -46,15 +49,30 @@ def ranked(key: SessionKey, terms: Sequence[str]) -> Flow[tuple[Ranking, Mapping
     if rare:
         by_term |= (yield from Search(key, rare, newest=HITS)).by_term
     hits = Postings(first.documents, first.total_length, by_term)
-    weights = idf(hits, guessed | frequencies(hits, at_most=HITS, terms=rare))
+    known = guessed | frequencies(hits, at_most=HITS, terms=rare)
+    hits = _joined(first, by_term, beside)
+    weights = idf(hits, {t: n + sum(t in d.terms for d in beside) for t, n in known.items()})
     best = bm25(hits, weights)
     rest = [t for t in common if t not in rare]
     if rest:
         seqs = [seq for seq, _ in best[:LOOKED_UP]]
-        beside = (yield from Search(key, rest[:TELLING], among=seqs)).by_term
-        by_term |= {t: beside.get(t, ()) for t in rest}
-        best = bm25(Postings(first.documents, first.total_length, by_term), weights)
+        found = (yield from Search(key, rest[:TELLING], among=seqs)).by_term
+        by_term |= {t: found.get(t, ()) for t in rest}
+        best = bm25(_joined(first, by_term, beside), weights)
     return best, weights
+
+
+def _joined(
+    size: Postings, by_term: Mapping[str, tuple[tuple[int, int, int], ...]], beside: Sequence[Document]
+) -> Postings:
+    """The hits and those in the documents beside; one that is indexed as well counts once."""
+    if not beside:
+        return Postings(size.documents, size.total_length, by_term)
+    joined = {
+        term: tuple(sorted({*hits, *((d.seq, d.terms[term], d.length) for d in beside if term in d.terms)}))
+        for term, hits in by_term.items()
+    }
+    return Postings(size.documents + len(beside), size.total_length + sum(d.length for d in beside), joined)
 
 
 def _worth_reading(common: Sequence[str], guessed: Mapping[str, int], documents: int, *, alone: bool) -> list[str]:
