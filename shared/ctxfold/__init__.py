@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ctxfold.ports import ContextBackend, Reply, Request, Store, TokenCounter
     from ctxfold.prices import Prices
     from ctxfold.room import Window
+    from ctxfold.service import ContextDelta, ContextService
     from ctxfold.session import AgentContext, SessionUsage
     from ctxfold.stores.memory import MemoryStore
     from ctxfold.stores.sql import SqlStore
@@ -70,6 +71,8 @@ _WHERE = {
     "CompactionHeld": "events",
     "CompactionProposal": "events",
     "Content": "stream",
+    "ContextDelta": "service",
+    "ContextService": "service",
     "ContentFirst": "stream",
     "ContextBackend": "ports",
     "CtxError": "errors",
@@ -145,6 +148,8 @@ __all__ = [
     "Content",
     "ContentFirst",
     "ContextBackend",
+    "ContextDelta",
+    "ContextService",
     "CtxError",
     "EconomicTrigger",
     "Erasure",

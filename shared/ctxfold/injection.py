@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ctxfold.editing import remove_ids
 from ctxfold.engine import Engine
-from ctxfold.events import Event
+from ctxfold.events import Event, SectionInjected
 from ctxfold.flow import Flow
 from ctxfold.history.records import MessageInserted
-from ctxfold.history.sections import SectionNote, section
+from ctxfold.history.sections import Place, SectionNote, section, section_note
 from ctxfold.history.view import View
 from ctxfold.journal import Journal, append, draft
 from ctxfold.messages import Message
-from ctxfold.zones.inject import Filled
+from ctxfold.zones.inject import Filled, fill
+from ctxfold.zones.section import Item, Section
 
-__all__ = ["Beside", "beside", "put_at_head"]
+__all__ = ["Beside", "beside", "inject", "put_at_head", "remove", "store"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,7 @@ def beside(
     filled: Sequence[Filled] = ()
     if wanted:
         filled = yield from engine.room.fill(journal, view, wanted, question, room_tokens=room, turn_id=turn_id)
-    heads = [f for f in filled if f.note.place == "head" and _at_head(journal, view)]
-    tails = [f if f.note.place == "tail" else _at_tail(f) for f in filled if f not in heads]
+    heads, tails = _placed(journal, view, filled)
     events = tuple(f.event(journal.key.session) for f in (*heads, *tails))
     front, before = [f.message(new_id()) for f in heads], [*(f.message(new_id()) for f in tails), *before]
     if not view.live and not view.turn:
@@ -78,6 +79,13 @@ def put_at_head(engine: Engine, journal: Journal, messages: Sequence[Message]) -
         yield from append(journal, drafts, engine.ports)
 
 
+def _placed(journal: Journal, view: View, filled: Sequence[Filled]) -> tuple[tuple[Filled, ...], tuple[Filled, ...]]:
+    """Sections for the front, and sections for the tail: where a head would break a prefix, it is one of them."""
+    at_head = _at_head(journal, view)
+    heads = tuple(f for f in filled if f.note.place == "head" and at_head)
+    return heads, tuple(f if f.note.place == "tail" else _at_tail(f) for f in filled if f not in heads)
+
+
 def _at_head(journal: Journal, view: View) -> bool:
     """Whether nothing that is put in front breaks a prefix: none was sent yet, or an epoch has just begun."""
     return not view.live or journal.tracker.epoch not in (None, view.epoch)
@@ -85,3 +93,46 @@ def _at_head(journal: Journal, view: View) -> bool:
 
 def _at_tail(filled: Filled) -> Filled:
     return replace(filled, note=replace(filled.note, place="tail"))
+
+
+def inject(
+    engine: Engine, journal: Journal, kind: str, items: Sequence[Item | str], *, place: Place = "tail"
+) -> Flow[SectionInjected | None]:
+    """Put in a section by hand, cut to its share, in place of the one before; None when that is nothing new.
+
+    The older copy leaves at the next epoch head; this one stays until another takes its place, or it is removed.
+    """
+    view = journal.view()
+    given = Section(kind, lambda _: tuple(items), place=place, timeout_s=None, min_free_ratio=0.0)
+    room = journal.rules().budget_tokens - view.tokens - journal.overhead_tokens
+    filled, events = yield from fill(
+        journal, view, [given], "", room_tokens=room, sources=engine.room.sources, ports=engine.ports, by_hand=True
+    )
+    for event in events:
+        engine.events.emit(event)
+    return next(iter((yield from store(engine, journal, filled))), None)
+
+
+def store(engine: Engine, journal: Journal, filled: Sequence[Filled]) -> Flow[tuple[SectionInjected, ...]]:
+    """Store sections outside of any turn: at the tail, or in front where that breaks no prefix."""
+    view, new_id = journal.view(), engine.ports.ids.new
+    heads, tails = _placed(journal, view, filled)
+    if len(view.live):
+        yield from put_at_head(engine, journal, [f.message(new_id()) for f in heads])
+    else:
+        tails = (*heads, *tails)
+    if tails:
+        yield from engine.add(journal, [f.message(new_id()) for f in tails], known_ids=False)
+    told = tuple(f.event(journal.key.session) for f in (*(heads if len(view.live) else ()), *tails))
+    for event in told:
+        engine.events.emit(event)
+    return told
+
+
+def remove(engine: Engine, journal: Journal, kind: str | None = None) -> Flow[int]:
+    """Take the sections of a kind out of the view, or all of them; how many. It is an edit: the prefix breaks where they stood."""
+    notes = ((e.id, section_note(e.message)) for e in journal.view().live)
+    ids = [i for i, note in notes if note is not None and kind in (None, note.kind)]
+    if ids:
+        yield from remove_ids(engine, journal, ids)
+    return len(ids)

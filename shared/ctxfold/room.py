@@ -63,11 +63,12 @@ class Room:
         auto_compact: bool | None = None,
         recall: bool = True,
         question: str | None = None,
+        sections: Sequence[Section] | None = None,
     ) -> Flow[Window]:
         """What a request may hold, made to fit. ContextOverflowError when it cannot, or may not be, made to.
 
         `question` is what is about to be asked, where it is not stored yet: it is counted, recall looks for it, and all
-        sections travel with the request, as none was stored with it. Without `recall` nothing is looked for.
+        sections travel with the request, or those given, as none was stored with it. Without `recall` nothing is looked for.
         """
         rules = journal.rules()
         extra = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
@@ -86,7 +87,9 @@ class Room:
         if asking is None:
             return Window(view)
         text = yield from recalled(journal, view, self.ports, question=asking, room_tokens=room)
-        wanted = [s for s in self.sections if question is not None or s.lifetime == "request"]
+        wanted = sections
+        if wanted is None:
+            wanted = [s for s in self.sections if question is not None or s.lifetime == "request"]
         room -= self.ports.counter.count_text(text)
         beside = yield from self._travelling(journal, view, wanted, asking, room, turn_id)
         return Window(view, "\n\n".join(t for t in (text, beside) if t))
@@ -179,20 +182,30 @@ class Room:
         room = rules.budget_tokens - view.tokens - journal.overhead_tokens - self.ports.counter.count(question)
         return (yield from recalled(journal, view, self.ports, question=question, room_tokens=room))
 
-    def maintain(self, journal: Journal, *, idle_s: float = 0.0) -> Flow[None]:
+    def maintain(self, journal: Journal, *, idle_s: float = 0.0) -> Flow[Outcome | None]:
         """Ordinary triggers, asked when a turn has closed; after a pause of `idle_s`, before the next one is stored."""
         if not journal.rules().auto_compact:
-            return
+            return None
         try:
             yield from self._prepare(journal, None)
-            yield from self._compact(journal, "close", overhead_tokens=journal.overhead_tokens, idle_s=idle_s)
+            overhead = journal.overhead_tokens
+            return (yield from self._compact(journal, "close", overhead_tokens=overhead, idle_s=idle_s))
         except CtxError as error:
             # the turn itself is stored and stays so; the next request asks for room again where it needs it
             self.events.emit(CompactionHeld(journal.key.session, f"the compaction failed: {error}"))
+            return None
 
-    def compact(self, journal: Journal, *, turn_id: str | None = None) -> Flow[Outcome]:
-        """Compaction on demand, whatever the triggers say; with a turn, of its own rounds too."""
-        return (yield from self._compact(journal, "forced", turn_id=turn_id))
+    def compact(
+        self, journal: Journal, *, turn_id: str | None = None, strategy: Strategy | None = None
+    ) -> Flow[Outcome]:
+        """Compaction on demand, whatever the triggers say; with a turn, of its own rounds too.
+
+        `strategy` is asked in place of the session's own.
+        """
+        overhead = journal.overhead_tokens if strategy is not None else 0
+        return (
+            yield from self._compact(journal, "forced", turn_id=turn_id, overhead_tokens=overhead, strategy=strategy)
+        )
 
     def apply_tool_summaries(self, journal: Journal) -> Flow[int]:
         """Show the summaries of tool outputs that wait, whatever the triggers say; how many."""
@@ -210,11 +223,19 @@ class Room:
             self.events.emit(told)
 
     def _compact(
-        self, journal: Journal, mode: Mode, *, turn_id: str | None = None, overhead_tokens: int = 0, idle_s: float = 0.0
+        self,
+        journal: Journal,
+        mode: Mode,
+        *,
+        turn_id: str | None = None,
+        overhead_tokens: int = 0,
+        idle_s: float = 0.0,
+        strategy: Strategy | None = None,
     ) -> Flow[Outcome]:
+        own = self.strategies if strategy is None else {journal.rules().strategy: strategy}
         facts = facts_of(journal, mode, turn_id=turn_id, overhead_tokens=overhead_tokens, idle_s=idle_s)
         before = journal.view(turn_id)
-        outcome, events = yield from compact(journal, facts, self.ports, self.strategies)
+        outcome, events = yield from compact(journal, facts, self.ports, own)
         for event in events:
             self.events.emit(event)
         if outcome.event is not None and (kinds := journal.rules().memory):

@@ -37,6 +37,7 @@ from ctxfold.options import RequestOptions
 from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request, Store, TokenCounter
 from ctxfold.prices import CostLine, Prices
 from ctxfold.room import Window
+from ctxfold.service import ContextService
 from ctxfold.stream import StreamEvent
 from ctxfold.tokens import TextCounter
 from ctxfold.transfer import Zone, exported, load_log, parse_session, session_text, stored_policy, whole_log
@@ -149,6 +150,11 @@ class AgentContext(SessionHandle, Closing):
     async def afork(self, session: str, at: str | None = None) -> AgentContext:
         key = await self._arun(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
         return self.at(key.session)
+
+    @property
+    def service(self) -> ContextService:
+        """The operations of a context service over this engine's sessions: inject, remove, prepare_context, maybe_compact, ..."""
+        return ContextService(self._engine, self._key)
 
     # asking
 

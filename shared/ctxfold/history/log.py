@@ -191,6 +191,7 @@ class SessionState:
             case Cleared(prompts=prompts):
                 self.compressed, self.live, self.pins = [], [], {}
                 self.goal, self.deferred = GoalSet(), {}
+                self.summary_turn = -1
                 self.system = [] if prompts else self.system
                 self.cleared_seq = record.seq
                 self._edited(record)

@@ -98,7 +98,8 @@ class View:
         """
         places = range(len(self.live) + len(self.turn) - 1, -1, -1)
         at = next((i for i in places if self._answerable(i)), None)
-        if at is None or (not self.turn and is_final(self.live[-1].message)):
+        last = self.last()
+        if at is None or (not self.turn and last is not None and is_final(last.message)):
             return self.live, ()
         while at > 0 and self._at(at - 1).message.role not in ("assistant", "tool"):
             at -= 1
@@ -114,7 +115,8 @@ class View:
         return message.role == "user" and message.kind == "message"
 
     def last(self) -> Entry | None:
-        """The newest entry of the conversation, system prompts and summaries aside."""
-        if self.turn:
-            return self.turn[-1]
-        return self.live[-1] if len(self.live) else None
+        """The newest entry of the conversation; system prompts, summaries, and what stands beside it, aside."""
+        for index in range(len(self.live) + len(self.turn) - 1, -1, -1):
+            if self._at(index).message.kind != "section":
+                return self._at(index)
+        return None

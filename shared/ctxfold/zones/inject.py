@@ -50,10 +50,12 @@ def fill(
     sources: Sources,
     ports: Ports,
     turn_id: str | None = None,
+    by_hand: bool = False,
 ) -> Flow[tuple[tuple[Filled, ...], tuple[Event, ...]]]:
     """The sections that have something new to say on the question, and what is to be reported of the others.
 
-    All sources are asked at once. Together they take no more than `room_tokens`: those first in the list come first.
+    All sources are asked at once. Together they take no more than `room_tokens`: those first in the list come first. One put in
+    `by_hand` says everything again, unless it says nothing new at all.
     """
     budget = journal.rules().budget_tokens
     free = room_tokens / budget
@@ -76,7 +78,7 @@ def fill(
         if answer.failure is not None:
             events.append(SectionSkipped(journal.key.session, each.kind, answer.failure))
             continue
-        made = yield from _made(answer, view, min(query.budget_tokens, left), ports.counter)
+        made = yield from _made(answer, view, min(query.budget_tokens, left), ports.counter, by_hand)
         if made is not None:
             left -= made.tokens
             filled.append(made)
@@ -89,9 +91,10 @@ def render(kind: str, items: Iterable[tuple[str, str]]) -> str:
     return "\n".join([_heading(kind), *lines]) if lines else ""
 
 
-def _made(found: Found, view: View, budget_tokens: int, counter: TokenCounter) -> Flow[Filled | None]:
+def _made(found: Found, view: View, budget_tokens: int, counter: TokenCounter, by_hand: bool) -> Flow[Filled | None]:
     kind = found.section.kind
-    known = {p.key for e in view if (note := section_note(e.message)) and note.kind == kind for p in note.items}
+    notes = [n for e in view if (n := section_note(e.message)) is not None and n.kind == kind]
+    known = set[str]() if by_hand else {p.key for n in notes for p in n.items}
 
     def choose() -> list[tuple[Item, str]]:
         return _chosen(kind, found.items, known, budget_tokens, counter)
@@ -102,7 +105,9 @@ def _made(found: Found, view: View, budget_tokens: int, counter: TokenCounter) -
         return None
     text = render(kind, [(item.source, shown) for item, shown in chosen])
     placed = tuple(Placed(_key(item), as_data(item.source), item.id, item.score) for item, _ in chosen)
-    note = SectionNote(kind, placed, found.section.place)
+    note = SectionNote(kind, placed, found.section.place, by_hand)
+    if by_hand and notes and notes[-1] == note:
+        return None
     return Filled(found.section, text, note, counter.count(section("", text, note)))
 
 
