@@ -23,6 +23,7 @@ async def llms() -> AsyncIterator[Made]:
 
     yield make
     for llm in made:
+        llm.close()
         await llm.aclose()
 
 
