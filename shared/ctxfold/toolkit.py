@@ -10,12 +10,14 @@ from ctxfold.archive import Hit
 from ctxfold.errors import CtxError
 from ctxfold.history.view import View
 from ctxfold.messages import Message, ToolSpec
+from ctxfold.ports import TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.zones.assemble import newest_question
 
 __all__ = ["HISTORY_TOOLS", "HistoryTool", "history_tools"]
 
-CHARS_PER_TOKEN = 3  # on the safe side: what is read back must not be cut again
+PAGE_SHARE = 0.5  # of the largest tool output that is shown whole: what is read back must not be cut again
+LEAST_PAGE_CHARS = 200
 REFERENCE = {"type": "string", "description": "the message's reference, such as #17, or its id"}
 
 
@@ -157,12 +159,20 @@ class _Bound:
             return f"Error: message {reference} is for the user only."
         text = "\n".join([message.text, *(f"calls {c.name}({c.arguments})" for c in message.tool_calls)]).strip("\n")
         rules = self._ctx.policy  # of the engine: no reading of the log for it
-        size = max(200, int(rules.tool_result_ratio * rules.budget_tokens) * CHARS_PER_TOKEN // 2)
         start = max(0, offset)
-        end = min(len(text), start + size)
+        limit_tokens = int(PAGE_SHARE * rules.tool_result_ratio * rules.budget_tokens)
+        end = start + _page_chars(text[start:], limit_tokens, self._ctx.counter)
         head = f"Message {reference} ({message.role}), characters {start} to {end} of {len(text)}"
         more = f"; go on with offset {end}" if end < len(text) else ""
         return f"{head}{more}:\n{text[start:end]}"
+
+
+def _page_chars(text: str, limit_tokens: int, counter: TokenCounter) -> int:
+    """How many characters of the text fit the limit, however many tokens its script needs."""
+    size = min(len(text), 4 * limit_tokens)
+    while size > LEAST_PAGE_CHARS and (tokens := counter.count_text(text[:size])) > limit_tokens:
+        size = min(size - 1, size * limit_tokens // tokens)
+    return min(len(text), max(size, LEAST_PAGE_CHARS))
 
 
 TWICE = "Nothing was compacted: it was done in this turn already."

@@ -60,8 +60,10 @@ def test_what_was_summarised_is_found_and_read(use: Callable[..., str]) -> None:
         assert use(ctx, "read_message", reference="#999").startswith("Error: message '#999' is not in session")
 
 
-def test_long_messages_come_in_pieces_that_are_not_cut_again(use: Callable[..., str]) -> None:
-    text = "".join(f"line {i} of the output\n" for i in range(900))
+@pytest.mark.parametrize("line", ["line {} of the output\n", "输出的第{}行，一切正常。\n", "{}a9f3-77c1b2e0-4410\n"])
+def test_long_messages_come_in_pieces_that_are_not_cut_again(use: Callable[..., str], line: str) -> None:
+    """Whatever the script: a page is measured in tokens."""
+    text = "".join(line.format(i) for i in range(900))
     with context(context_window=2_000) as ctx:
         ctx.add([user("go", id="q"), assistant("", id="t", calls=[call("c")]), tool_result("c", text, id="r")])
         ctx.add(assistant("ok", id="z"))
