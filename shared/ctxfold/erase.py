@@ -20,7 +20,7 @@ from ctxfold.errors import ConfigError, HeadMovedError, MessageErasedError, Mess
 from ctxfold.events import MessagesErased
 from ctxfold.explain import original_record
 from ctxfold.flow import Flow
-from ctxfold.history.records import Compacted, Erased, PolicyChanged, Record, SessionKey
+from ctxfold.history.records import NOTICE, Compacted, Erased, PolicyChanged, Record, SessionKey
 from ctxfold.history.revise import PROMPT_ID
 from ctxfold.history.scrub import (
     Scrub,
@@ -198,7 +198,7 @@ def _rewrite(ports: Ports, key: SessionKey, records: Sequence[Record], gone: fro
         if body != record.body:
             changed.append(replace(record, body=body))
     drafts = [closing(ports, turn, "aborted") for turn in open_turns(records, scrub.emptied)]
-    drafts.append(draft(ports, Erased(tuple(sorted(gone)))))
+    drafts.append(draft(ports, Erased(tuple(sorted(gone))), record_id=f"{NOTICE}{ports.ids.new()}"))
     unindexed = tuple(r.seq for r in changed if isinstance(r.body, Erased))
     touched = tuple(sorted({*scrub.gone, *scrub.summaries}))  # what was learnt from an old summary goes too
     return [Rewrite(key, records[-1].seq, touched, tuple(changed), unindexed, tuple(drafts))]

@@ -12,10 +12,13 @@ from ctxfold.flow import Flow
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import Compacted, Erased, Record
+from ctxfold.history.sections import section_note
 from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.view import Entry
 from ctxfold.journal import Journal, known_records
 from ctxfold.messages import Message
+from ctxfold.pages import window_html
+from ctxfold.ports import Ports
 
 __all__ = [
     "Audience",
@@ -35,7 +38,10 @@ Audience: TypeAlias = Literal["all", "user", "model"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One message of the window: where it stands, what it costs, and why it is there."""
+    """One message of the window: where it stands, what it costs, and why it is there.
+
+    `reference` reads the original back, `source` says what it was made from, and `at_s` when it was stored, in Unix time.
+    """
 
     zone: str
     id: str
@@ -43,11 +49,14 @@ class Block:
     tokens: int
     why: str
     preview: str
+    reference: str = ""
+    source: str = ""
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The whole window."""
+    """The whole window; `overhead_tokens` is what the newest request held besides, such as tools."""
 
     session: str
     context_window: int
@@ -57,6 +66,11 @@ class Explanation:
     compactions: int
     blocks: tuple[Block, ...]
     prefix: PrefixStats
+    overhead_tokens: int = 0
+    now_s: float = 0.0
+
+    def _repr_html_(self) -> str:
+        return window_html(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,7 +80,9 @@ class Explanation:
             f"session {self.session}: {self.used_tokens} of {self.budget_tokens} tokens used "
             f"(window {self.context_window}), epoch {self.epoch}, {self.compactions} compactions"
         )
-        rows = [f"{b.zone:<12} {b.role:<10} {b.tokens:>6}  {b.why:<34} {b.preview}" for b in self.blocks]
+        rows = [
+            f"{b.zone:<8} {b.role:<10} {b.tokens:>6}  {b.reference:<6} {b.why:<34} {b.preview}" for b in self.blocks
+        ]
         return "\n".join([head, *rows])
 
 
@@ -85,20 +101,26 @@ class MessageExplanation:
     summaries: tuple[str, ...] = ()
 
 
-def explain(journal: Journal) -> Explanation:
-    """The window as it stands between turns."""
-    view, rules, pins = journal.view(), journal.rules(), journal.state.pins
+def explain(journal: Journal, ports: Ports) -> Flow[Explanation]:
+    """The window as it stands between turns; reads the records of what is visible."""
+    with journal.lock:
+        view, pins, compactions = journal.state.view(), frozenset(journal.state.pins), journal.state.compactions
+    found = yield from FetchLog(journal.key, [e.seq for e in view])
+    records = {r.seq: r for r in found}
     zones = (("system", view.system), ("summary", view.compressed), ("live", view.live))
-    blocks = tuple(_block(zone, entry, entry.id in pins) for zone, entries in zones for entry in entries)
+    blocks = (_block(zone, e, records.get(e.seq), e.id in pins) for zone, entries in zones for e in entries)
+    rules = journal.rules()
     return Explanation(
         session=journal.key.session,
         context_window=journal.stored_rules().context_window,
         budget_tokens=rules.budget_tokens,
         used_tokens=view.tokens,
         epoch=view.epoch,
-        compactions=journal.state.compactions,
-        blocks=blocks,
+        compactions=compactions,
+        blocks=tuple(blocks),
         prefix=journal.tracker.stats(),
+        overhead_tokens=journal.overhead_tokens,
+        now_s=ports.clock.now_s(),
     )
 
 
@@ -192,10 +214,28 @@ def conversation(journal: Journal, turn_id: str | None = None, audience: Audienc
     return tuple(messages)
 
 
-def _block(zone: str, entry: Entry, pinned: bool) -> Block:
+def _block(zone: str, entry: Entry, record: Record | None, pinned: bool) -> Block:
     text = " ".join(entry.message.text.split())
-    preview = text if len(text) <= 60 else f"{text[:57]}..."
-    return Block(zone, entry.id, entry.message.role, entry.tokens, _why(entry, pinned), preview)
+    return Block(
+        zone="section" if entry.message.kind == "section" else zone,
+        id=entry.id,
+        role=entry.message.role,
+        tokens=entry.tokens,
+        why=_why(entry, pinned),
+        preview=text if len(text) <= 60 else f"{text[:57]}...",
+        reference=entry.reference if entry.number else "",
+        source=_made_from(entry, record),
+        at_s=record.at_s if record is not None else 0.0,
+    )
+
+
+def _made_from(entry: Entry, record: Record | None) -> str:
+    note = section_note(entry.message)
+    if note is not None:
+        return ", ".join(dict.fromkeys(i.source for i in note.items if i.source))
+    if record is not None and isinstance(record.body, Compacted) and entry.message.kind == "summary":
+        return f"{len(record.body.covered)} messages, {record.body.rung}"
+    return ""
 
 
 def _why(entry: Entry, pinned: bool) -> str:
@@ -203,6 +243,8 @@ def _why(entry: Entry, pinned: bool) -> str:
         return "pinned"
     if entry.message.kind == "summary":
         return "stands for compacted messages"
+    if (note := section_note(entry.message)) is not None:
+        return f"{note.kind}, {'put in by hand' if note.by_hand else 'found for the question'}"
     if entry.shown_seq:
         return "excerpt of a large tool output"
     return "system prompt" if entry.message.role == "system" else "newer than the last cut"

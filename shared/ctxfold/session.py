@@ -30,6 +30,7 @@ from ctxfold.history.cost import session_cost
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
+from ctxfold.inspection import Inspection, inspect
 from ctxfold.intake import import_jsonl
 from ctxfold.jsonl import write_lines
 from ctxfold.messages import Message, Usage
@@ -272,8 +273,18 @@ class AgentContext(SessionHandle, Closing):
         return await self._arun(self._edit(lambda _, j: original(j, message_id)))
 
     def explain(self) -> Explanation:
-        """Why the window is what it is; print it, or take `to_dict()`."""
-        return explain(self._run(self._journal()))
+        """Why the window is what it is; print it, take `to_dict()`, or show it in a notebook."""
+        return self._run(self._edit(lambda e, j: explain(j, e.ports)))
+
+    async def aexplain(self) -> Explanation:
+        return await self._arun(self._edit(lambda e, j: explain(j, e.ports)))
+
+    def inspect(self) -> Inspection:
+        """The window, what happened to it, and every message with the place where it is now; reads the log."""
+        return self._run(self._edit(lambda e, j: inspect(j, e.ports)))
+
+    async def ainspect(self) -> Inspection:
+        return await self._arun(self._edit(lambda e, j: inspect(j, e.ports)))
 
     def explain_message(self, message_id: str) -> MessageExplanation:
         """Where one message is now, and the reference that reads it back."""

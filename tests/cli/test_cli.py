@@ -76,6 +76,19 @@ def test_search(ctxfold: Run) -> None:
     assert "nothing found" in ctxfold("search", "ann", "zebra").out
 
 
+def test_inspect(ctxfold: Run, tmp_path: Path) -> None:
+    told = ctxfold("inspect", "ann", "--json").json
+    assert [step["what"] for step in told["timeline"]] == ["compaction"]
+    assert len(told["messages"]) == 83
+    assert "What happened:" in ctxfold("inspect", "ann").out
+    file = tmp_path / "ann.html"
+    assert ctxfold("inspect", "ann", "--html", str(file)).out == f"written to {file}\n"
+    page = file.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "47-B" in page
+    assert ctxfold("inspect", "ann", "--html", str(tmp_path / "no" / "ann.html")).code == 1
+
+
 # changing
 
 

@@ -21,6 +21,7 @@ for command in (
     reading.show,
     reading.window,
     reading.search,
+    reading.inspect,
     writing.compact,
     writing.undo,
     writing.fork,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -25,10 +26,11 @@ from ctxfold.cli.common import (
     shown,
     within,
 )
+from ctxfold.jsonl import write_lines
 from ctxfold.messages import Message
 from ctxfold.session import AgentContext
 
-__all__ = ["search", "sessions", "show", "window"]
+__all__ = ["inspect", "search", "sessions", "show", "window"]
 
 References = Annotated[list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="ids or references such as #17")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="at most so many")]
@@ -158,3 +160,22 @@ def search(
         for hit in hits:
             table.add_row(hit.reference, hit.role, f"{hit.score:.2f}", Text(shown(hit.excerpt)))
         output().print(table if hits else "nothing found")
+
+
+def inspect(
+    name: Name,
+    store: StoreUrl,
+    owner: Owner = OWNER,
+    html: Annotated[Path | None, typer.Option("--html", help="write one HTML page that needs nothing else")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lay a session open: its window, what happened to it, and where every message is now."""
+    with within(as_json=as_json), session(store, name, owner) as context:
+        with progress().status("reading"):
+            found = context.inspect()
+        if html is not None:
+            write_lines(html, [found.page().rstrip()])
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            output().print(f"written to {html}" if html is not None else Text(shown(str(found))))

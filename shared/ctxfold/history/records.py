@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AMONG_PROMPTS",
+    "NOTICE",
     "NUMBERED",
     "OWN_REFERENCE",
     "Body",
@@ -52,6 +53,9 @@ TurnStatus: TypeAlias = Literal["completed", "aborted", "discarded"]
 
 
 AMONG_PROMPTS = ""
+
+
+NOTICE = "erased:"  # begins the id of an Erased that tells, others stand in for a record
 
 
 class SessionKey(NamedTuple):
