@@ -1,0 +1,102 @@
+"""The examples of docs/langchain.md and docs/langchain-sessions.md run as they stand, and what they make answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import ConfigurableFieldSpec
+from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_core.vectorstores import InMemoryVectorStore
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.warnings import LangGraphDeprecatedSinceV10
+
+import langchain_ctx
+from ctxfold.testing import ModelServer
+from langchain_ctx import ChatCtx, CtxChatMessageHistory
+
+DOCS = Path(__file__).parents[2] / "docs"
+TOLD, ASKED = HumanMessage("My locker is 47-B."), HumanMessage("What is my locker?")
+THREAD: Any = {"configurable": {"thread_id": "t"}}
+
+
+def examples(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.S)
+
+
+def run(names: dict[str, Any], page: str, number: int) -> None:
+    exec(compile(examples(page)[number], page, "exec", dont_inherit=True), names)
+
+
+@pytest.fixture
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What a reader brings."""
+    monkeypatch.chdir(tmp_path)
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=8))
+    store.add_documents([Document("The ferry leaves at 7:40.", metadata={"source": "timetable.pdf"})])
+    with (
+        ModelServer(model="lookup", context_window=64_000) as server,
+        ChatCtx(model="lookup", base_url=server.base_url, api_key="x") as model,
+    ):
+        yield {"model": model, "tools": [], "saver": InMemorySaver(), "retriever": store.as_retriever()}
+
+
+def test_a_node_in_a_chain(names: dict[str, Any]) -> None:
+    names["messages"] = [TOLD, AIMessage("Noted."), ASKED]
+    run(names, "langchain.md", 0)
+    assert "47-B" in names["chain"].invoke(names["messages"], THREAD).text
+    assert [m.text for m in names["fit"].context("ann").messages()] == [TOLD.content, "Noted."]
+    names["fit"].close()
+
+
+def test_a_node_as_a_hook(names: dict[str, Any]) -> None:
+    with pytest.warns(LangGraphDeprecatedSinceV10):
+        run(names, "langchain.md", 1)
+    names["agent"].invoke({"messages": [TOLD]}, THREAD)
+    assert "47-B" in names["agent"].invoke({"messages": [ASKED]}, THREAD)["messages"][-1].text
+    assert names["fit"].context("t").usage().turns == 1
+
+
+def test_documents(names: dict[str, Any]) -> None:
+    run(names, "langchain.md", 2)
+    assert "7:40" in names["chat"].invoke("When does the ferry leave?").text
+
+
+def test_other_histories(names: dict[str, Any]) -> None:
+    names |= {
+        "old": InMemoryChatMessageHistory(messages=[TOLD, AIMessage("Noted.")]),
+        "copy": InMemoryChatMessageHistory(),
+    }
+    run(names, "langchain.md", 3)
+    assert [m.text for m in names["history"].context.messages()] == [TOLD.content, "Noted.", "And today?"]
+    assert {m.text for m in names["copy"].messages} == {TOLD.content, "Noted.", "And today?"}
+    names["history"].close()
+
+
+def test_owners_of_a_history(names: dict[str, Any]) -> None:
+    names |= {
+        "prompt": ChatPromptTemplate.from_messages([MessagesPlaceholder("history"), ("human", "{question}")]),
+        "CtxChatMessageHistory": CtxChatMessageHistory,
+        "ConfigurableFieldSpec": ConfigurableFieldSpec,
+        "RunnableWithMessageHistory": RunnableWithMessageHistory,
+    }
+    run(names, "langchain-sessions.md", 0)
+    config: Any = {"configurable": {"session_id": "s", "owner": "ann"}}
+    names["chain"].invoke({"question": TOLD.content}, config)
+    assert "47-B" in names["chain"].invoke({"question": ASKED.content}, config).text
+    names["factory"].close()
+
+
+def test_every_example_is_run_and_every_name_exists() -> None:
+    assert len(examples("langchain.md")) == 4
+    assert len(examples("langchain-sessions.md")) == 1
+    named = set(re.findall(r"from langchain_ctx import ([^\n]+)", "\n".join(examples("langchain.md"))))
+    assert {name for line in named for name in line.split(", ")} <= set(langchain_ctx.__all__)
