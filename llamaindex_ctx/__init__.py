@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from llamaindex_ctx.agent_tools import history_tools
     from llamaindex_ctx.backend import LlamaIndexBackend
     from llamaindex_ctx.blocks import CtxMemoryBlock
-    from llamaindex_ctx.chat_store import CtxChatStore
+    from llamaindex_ctx.chat_store import CtxAsyncChatStore, CtxChatStore
     from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
     from llamaindex_ctx.instrumentation import SessionEvent
     from llamaindex_ctx.llm import CtxLLM
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "ContextLLM": "wrapped",
+    "CtxAsyncChatStore": "chat_store",
     "CtxChatStore": "chat_store",
     "CtxLLM": "llm",
     "CtxMemory": "memory",
@@ -40,6 +41,7 @@ _WHERE = {
 
 __all__ = [
     "ContextLLM",
+    "CtxAsyncChatStore",
     "CtxChatStore",
     "CtxLLM",
     "CtxMemory",

@@ -1,4 +1,4 @@
-"""`CtxChatStore`: chat histories by key in a ctxfold store, for memories that trim for themselves."""
+"""Chat histories by key in a ctxfold store, for LlamaIndex's own memories, which trim for themselves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.storage.chat_store.base import BaseChatStore
+from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
 from llama_index.core.storage.chat_store.loading import RECOGNIZED_CHAT_STORES
 from pydantic import Field, PrivateAttr, computed_field
 
@@ -25,8 +26,9 @@ from llamaindex_ctx.recent import Recent
 from llamaindex_ctx.registry import Source, find_source, forget, name_of, stored_name
 from llamaindex_ctx.rounds import as_text, unanswered
 
-__all__ = ["CtxChatStore"]
+__all__ = ["CtxAsyncChatStore", "CtxChatStore"]
 
+ARCHIVED = "/archived"
 AS_PUT = "llama_index:as_put"  # what a message was before it was told in another role
 WINDOW = 1_000_000  # nothing is ever compacted here: the memory above trims, or a CtxMemory that opens the session
 
@@ -124,10 +126,26 @@ class CtxChatStore(BaseChatStore, Closing):
             held.insert(idx, message)
             self.set_messages(key, held)
             return
+        self.add_messages(key, [message])
+
+    def add_messages(self, key: str, messages: Sequence[ChatMessage]) -> None:
+        """Store messages at the end: all of them, or on an error none."""
         context = self.context(key)
-        fresh = _taken([message], context, context.view().messages)
+        fresh = _taken(messages, context, context.view().messages)
         if fresh:
             context.add(fresh)
+
+    def move_oldest(self, key: str, count: int, *, to: str | None = None) -> list[ChatMessage]:
+        """Take the oldest messages out of a history, and put them at the end of another one first; what was moved."""
+        held = self._stored(key)
+        gone, rest = held[: max(0, count)], held[max(0, count) :]
+        if gone and to is not None:
+            self.add_messages(to, [_as_put(m, keep_id=True) for m in gone])
+        if gone and rest:
+            self.set_messages(key, [_as_put(m, keep_id=True) for m in rest])
+        elif gone:
+            self.context(key).clear(prompts=True)
+        return [_as_put(m) for m in gone]
 
     async def async_add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
         await asyncio.to_thread(self.add_message, key, message, idx)
@@ -193,6 +211,97 @@ class CtxChatStore(BaseChatStore, Closing):
         for name in [n for n, shared in _alive.items() if shared is self._shared]:
             del _alive[name]
         forget(self._shared.source)
+
+
+class CtxAsyncChatStore(AsyncDBChatStore, Closing):
+    """Histories for LlamaIndex's own `Memory`: `Memory.from_defaults("ann", chat_store=CtxAsyncChatStore("sqlite:///chat.db"))`.
+
+    A session's active messages are the history under its key, as in `CtxChatStore`; what the memory has archived is the one
+    under "<key>/archived". The parameters are those of `CtxChatStore`.
+    """
+
+    _histories: CtxChatStore = PrivateAttr()
+
+    def __init__(self, store: str | Store | None = None, *, owner: str = "default") -> None:
+        super().__init__()
+        self._histories = CtxChatStore(store, owner=owner)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "CtxAsyncChatStore"
+
+    @property
+    def histories(self) -> CtxChatStore:
+        """The chat store below: keys of archived messages are histories there like others."""
+        return self._histories
+
+    async def get_messages(
+        self,
+        key: str,
+        status: MessageStatus | None = MessageStatus.ACTIVE,
+        limit: int | None = None,
+        offset: int | None = None,
+    ) -> list[ChatMessage]:
+        """The messages with that status, oldest first; with None archived and active ones."""
+        found = [m for name in _names(key, status) for m in await self._histories.aget_messages(name)]
+        start = offset or 0
+        return found[start:] if limit is None else found[start : start + limit]
+
+    async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
+        return len(await self.get_messages(key, status))
+
+    async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
+        await self.add_messages(key, [message], status)
+
+    async def add_messages(
+        self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
+    ) -> None:
+        await asyncio.to_thread(self._histories.add_messages, _names(key, status)[0], messages)
+
+    async def set_messages(
+        self, key: str, messages: Sequence[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
+    ) -> None:
+        await self._histories.aset_messages(_names(key, status)[0], list(messages))
+
+    async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
+        """Take out the active message at `idx`."""
+        return await self._histories.adelete_message(key, idx)
+
+    async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
+        for name in _names(key, status):
+            await self._histories.adelete_messages(name)
+
+    async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+        return await asyncio.to_thread(self._histories.move_oldest, key, n)
+
+    async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+        archived = _names(key, MessageStatus.ARCHIVED)[0]
+        return await asyncio.to_thread(self._histories.move_oldest, key, n, to=archived)
+
+    async def get_keys(self) -> list[str]:
+        keys = await self._histories.aget_keys()
+        return sorted({key.removesuffix(ARCHIVED) for key in keys})
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> CtxAsyncChatStore:
+        return self.model_copy()
+
+    def close(self) -> None:
+        """Close the store if it was opened here."""
+        self._histories.close()
+
+    async def aclose(self) -> None:
+        await self._histories.aclose()
+
+
+def _names(key: str, status: MessageStatus | None) -> tuple[str, ...]:
+    """The histories that hold a key's messages with that status, older ones first."""
+    match status:
+        case MessageStatus.ACTIVE:
+            return (key,)
+        case MessageStatus.ARCHIVED:
+            return (key + ARCHIVED,)
+        case _:
+            return (key + ARCHIVED, key)
 
 
 def _taken(messages: Sequence[ChatMessage], context: AgentContext, view: Sequence[Message] = ()) -> list[Message]:

@@ -9,7 +9,15 @@ from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.memory import BaseMemoryBlock, StaticMemoryBlock
 
 from ctxfold import AgentContext, Item, Query, Section
-from llamaindex_ctx import CtxChatStore, CtxMemory, CtxMemoryBlock, from_chat_messages, register_store, to_chat_messages
+from llamaindex_ctx import (
+    CtxAsyncChatStore,
+    CtxChatStore,
+    CtxMemory,
+    CtxMemoryBlock,
+    from_chat_messages,
+    register_store,
+    to_chat_messages,
+)
 
 
 def blocks(session_id: str) -> Sequence[BaseMemoryBlock[Any]]:
@@ -62,6 +70,12 @@ def chat_stores() -> None:
         assert_type(store.delete_message("k", -1), ChatMessage | None)
         assert_type(store.get_keys(), list[str])
         assert_type(store.context("k"), AgentContext)
+
+
+async def async_chat_stores(store: CtxAsyncChatStore) -> None:
+    assert_type(await store.get_messages("k", None, limit=3), list[ChatMessage])
+    assert_type(await store.archive_oldest_messages("k", 3), list[ChatMessage])
+    assert_type(store.histories, CtxChatStore)
 
 
 def conversions() -> None:
