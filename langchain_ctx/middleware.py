@@ -53,7 +53,8 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         max_tokens: reply reserve in tokens; None keeps a fifth of the window free.
         history_tools: the tools that the model gets for its own history: True for all (read_message, search_history,
             pin_message, unpin_message, compact_history), False for none, or their names.
-        policy: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
+        policy: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `sections`, `strategy` and `prices` as `AgentContext`
+            takes them.
 
     Beside a checkpointer the session goes wherever the checkpoints go: see docs/langchain-agents.md. Its name among middleware
     is "SummarizationMiddleware": it takes the place of deepagents' own. One middleware serves many threads and tasks. `close`

@@ -71,9 +71,13 @@ class Sessions:
         return self.at(session, owner)
 
     def close(self) -> None:
+        if self._first is not None:
+            self._first.close()  # ends what runs in the background
         if self._owns_store:
             self.store.close()
 
     async def aclose(self) -> None:
+        if self._first is not None:
+            await self._first.aclose()
         if self._owns_store:
             await self.store.aclose()

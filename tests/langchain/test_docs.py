@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
+from langchain_core.retrievers import BaseRetriever
 from langchain_deepseek import ChatDeepSeek
 from langgraph.checkpoint.memory import InMemorySaver
 
@@ -19,6 +21,11 @@ from langchain_ctx import ChatCtx
 
 PAGE = (Path(__file__).parents[2] / "docs" / "langchain-agents.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+
+
+class Locker(BaseRetriever):
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        return [Document("My locker is 47-B.", metadata={"source": "lockers.md"})]
 
 
 @pytest.fixture
@@ -39,8 +46,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 
 
 def test_the_examples(names: dict[str, Any]) -> None:
-    assert len(EXAMPLES) == 5
-    agent, deletion, deep, context, reasoning = EXAMPLES
+    assert len(EXAMPLES) == 6
+    agent, sections, deletion, deep, context, reasoning = EXAMPLES
     told, asked = HumanMessage("My locker is 47-B."), HumanMessage("What is my locker?")
     config = {"configurable": {"thread_id": "t"}}
 
@@ -51,6 +58,11 @@ def test_the_examples(names: dict[str, Any]) -> None:
     names["agent"].invoke({"messages": [told]}, config=config)
     answer = names["agent"].invoke({"messages": [asked]}, config=config)
     assert "47-B" in answer["messages"][-1].text
+    names["retriever"] = Locker()
+    plain = names["agent"]
+    run(sections)
+    assert "47-B" in names["agent"].invoke({"messages": [asked]})["messages"][-1].text
+    names["agent"] = plain
     names["middleware"] = names["ContextMiddleware"](context_window=8_000)
     run(deletion)
     assert names["agent"].get_state(config).values == {}
