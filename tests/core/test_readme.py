@@ -18,23 +18,24 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.S)
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
-    """What the README says a reader brings: a LangChain model, a LlamaIndex LLM, an endpoint."""
+    """What the README says a reader brings: a LangChain model, tools, a LlamaIndex LLM, an endpoint."""
     monkeypatch.chdir(tmp_path)
     with ModelServer(model="lookup", context_window=8_000) as server:
         model = ChatCtx(model="lookup", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
         llm = CtxLLM(model="lookup", base_url=server.base_url, api_key="x", context_window=8_000)
-        yield {"model": model, "llm": llm, "base_url": server.base_url}
+        yield {"model": model, "tools": [], "llm": llm, "base_url": server.base_url}
         model.close()
         llm.close()
 
 
-@pytest.mark.filterwarnings("ignore:.*RunnableWithMessageHistory:DeprecationWarning")
 def test_the_examples_in_order(names: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4
     for example in EXAMPLES:
         exec(compile(example, "README.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert printed.count("My locker is 47-B.") >= 2, "told in LangChain, answered in LlamaIndex and by the engine"
+    assert printed.count("My locker is 47-B.") >= 3, (
+        "told to an agent, answered by a chain, in LlamaIndex and by the engine"
+    )
 
 
 def test_each_example_is_short() -> None:
