@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ctxfold import MemoryStore, Store, text_counter
+from ctxfold import AgentContext, Case, Hold, MemoryStore, Store, text_counter
 from ctxfold.budget import MessageCounter
+from ctxfold.compaction.plan import Decision
 from ctxfold.flow import run as driven
 from ctxfold.history.records import Draft, MessageAdded, SessionKey
 from ctxfold.messages import user
@@ -45,6 +47,7 @@ CJK = {  # said, question, what must be found
     ),
 }
 CJK_BUDGET = 150
+QUESTION_TOKENS = 200  # on top of the budget, so that it is for evidence alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,58 @@ def measured(budgets: Sequence[int] = BUDGETS) -> list[Shares]:
             both += all(p in shared for p in q.pieces)
         found.append(Shares(budget, len(questions), tail, both))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class HalfTail:
+    """The newest messages that fit half of the budget stay; the others go to the archive without a word."""
+
+    budget: int
+    name: str = "half_tail"
+
+    def plan(self, case: Case) -> Decision:
+        if case.facts.mode == "close":
+            return Hold("only when a request has to fit")
+        kept, room = 0, self.budget // 2
+        for entry in reversed(case.view.live):
+            room -= entry.tokens
+            if room < 0:
+                break
+            kept += 1
+        return case.drop(case.older_than(kept), "half for the tail")
+
+
+def prepared(budgets: Sequence[int] = BUDGETS) -> list[Shares]:
+    """The same questions, asked through `prepare_context` of a session that holds the person's messages."""
+    said, questions = bfcl()
+    found: list[Shares] = []
+    for budget in budgets:
+        both = 0
+        for name, texts in said.items():
+            with _session(texts, budget) as context:
+                for q in (q for q in questions if q.scenario == name):
+                    delta = context.service.prepare_context(q.question)
+                    assert delta.used_tokens <= delta.budget_tokens
+                    recalled = re.sub(r"(?m)^- #\d+ \w+: ", "", delta.recalled)
+                    shown = plain("\n".join([*(m.text for m in delta.messages), recalled]))
+                    both += all(p in shown for p in q.pieces)
+        found.append(Shares(budget, len(questions), 0, both))
+    return found
+
+
+def _session(texts: Sequence[str], budget: int) -> AgentContext:
+    context = AgentContext(
+        context_window=budget + QUESTION_TOKENS + 1,
+        max_tokens=1,
+        strategy=HalfTail(budget),
+        recall_ratio=(budget // 2) / (budget + QUESTION_TOKENS),
+        auto_compact=False,
+        tool_result_ratio=0.99,
+    )
+    context.add([user(text, id=f"m{n}") for n, text in enumerate(texts)])
+    context.set_policy(auto_compact=True)
+    context.service.compact_context()
+    return context
 
 
 def cjk_found(language: str, store: Store | None = None) -> tuple[int, list[list[str]]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxfold import AgentContext, ScriptedBackend
+from ctxfold import AgentContext, ScriptedBackend, memory_section
 from ctxfold.trigger import EconomicTrigger, RatioTrigger
 from tests.benchmarks.data import tau
 from tests.benchmarks.replay import COUNTER, PRICES, Copier, Step, Trace, Traffic, steps
@@ -20,6 +20,7 @@ BUDGET = 32_000
 WINDOW = 40_000  # less a fifth for the reply
 SWEPT = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 QUICK_RUNS = 8
+CHANGED_EVERY = 50  # steps, after which what is remembered changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,14 @@ def session_steps(runs: int | None = None) -> tuple[str, list[Step]]:
     return found[0].policy, list(steps(found))
 
 
-def played(name: str, policy: str, conversation: Sequence[Step], **rules: Any) -> Played:
-    """The session as ctxfold plays it; what it sends is taken from the requests that reach the backend."""
+def played(name: str, policy: str, conversation: Sequence[Step], *, beside: bool = False, **rules: Any) -> Played:
+    """The session as ctxfold plays it; what it sends is taken from the requests that reach the backend.
+
+    With `beside`, recalled passages travel with each question, and facts and a digest that change now and then are sections. What
+    only one request holds stands behind what the next one repeats, and is left out of the comparison.
+    """
+    if beside:
+        rules |= {"sections": [memory_section("facts"), memory_section("digest")]}
     summarizer = Copier()
     backend = ScriptedBackend([s.reply for s in conversation if s.reply is not None])
     named: list[tuple[int, str]] = []
@@ -59,20 +66,32 @@ def played(name: str, policy: str, conversation: Sequence[Step], **rules: Any) -
     with AgentContext(
         backend, session="tau", system=policy, context_window=WINDOW, summarizer=summarizer, **rules
     ) as context:
-        for step in conversation:
+        for place, step in enumerate(conversation):
+            if beside and place % CHANGED_EVERY == 0:
+                _remember(context, place)
             if step.reply is None:
                 context.add(step.asked)
                 continue
-            context.send(step.asked, recall=False)
+            context.send(step.asked, recall=beside)
             now = Counter(dict(context.usage().prefix.breaks))
             named += [(len(backend.requests) - 1, cause) for cause in (now - before)]
             before = now
         compactions = context.usage().compactions
     trace = Trace()
     for request in backend.requests:
-        trace.requests.append([trace.line(m) for m in request.messages])
+        stable = request.messages[: request.stable_messages] if beside else request.messages
+        trace.requests.append([trace.line(m) for m in stable])
     output = sum(COUNTER.count(s.reply) for s in conversation if s.reply is not None)
     return Played(name, trace.traffic(), tuple(named), compactions, summarizer.calls, summarizer.cost(), output)
+
+
+def _remember(context: AgentContext, place: int) -> None:
+    """New facts on what airline customers ask about, one of them with another value than before, and a new digest."""
+    context.memory.add(
+        "facts", f"The newest refund case on a flight or reservation is number {place}", key="refund case"
+    )
+    context.memory.add("facts", f"Reservation desk {place} handles the user's baggage and cancellation requests")
+    context.memory.add("digest", f"{place} steps of airline reservations, changes, refunds and cancellations so far.")
 
 
 def swept(policy: str, conversation: Sequence[Step], ratios: Sequence[float] = SWEPT) -> list[Played]:
@@ -90,7 +109,8 @@ def run(*, quick: bool = False) -> list[Sheet]:
     policy, conversation = session_steps(QUICK_RUNS if quick else None)
     late = played("ctxfold, defaults", policy, conversation)
     fixed = swept(policy, conversation, SWEPT[::3] if quick else SWEPT)
-    ours = [late, economic(policy, conversation), *fixed]
+    beside = played("ctxfold, with recall, facts and digest", policy, conversation, beside=True)
+    ours = [late, beside, economic(policy, conversation), *fixed]
     best = min(p.cost for p in fixed)
     rows: list[tuple[Cell, ...]] = [
         (
