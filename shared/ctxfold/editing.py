@@ -17,7 +17,7 @@ from ctxfold.errors import (
     NothingToUndoError,
     PinBudgetError,
 )
-from ctxfold.events import Event, Inserted, Removed, Updated
+from ctxfold.events import Appended, EditUndone, Event, Inserted, PinsChanged, Removed, RulesChanged, Updated
 from ctxfold.flow import Flow
 from ctxfold.history.cuts import check_sequence, round_of
 from ctxfold.history.log import SessionState
@@ -187,7 +187,12 @@ def set_all(
     for index, (m, shown) in enumerate(sized(fresh, rules=journal.rules(), counter=engine.ports.counter)):
         place = turn if index >= whole else None
         drafts.append(draft(engine.ports, MessageAdded(m, shown), turn_id=place, record_id=names[m.id]))
+    gone = tuple(e.message for e in (*(journal.view().system if prompts else ()), *journal.view().live))
     yield from append(journal, drafts, engine.ports)
+    if gone:
+        engine.events.emit(Removed(journal.key.session, gone, "cleared"))
+    if fresh:
+        engine.events.emit(Appended(journal.key.session, tuple(fresh)))
     yield from engine.room.maintain(journal)
     return turn
 
@@ -200,6 +205,7 @@ def pin(engine: Engine, journal: Journal, ids: Sequence[str]) -> Flow[None]:
         return [draft(engine.ports, Pinned(tuple(ids)))]
 
     yield from decided(journal, pinned, engine.ports)
+    engine.events.emit(PinsChanged(journal.key.session, tuple(journal.state.pins)))
 
 
 def _check_pins(state: SessionState, ids: Sequence[str], rules: Policy) -> None:
@@ -223,6 +229,7 @@ def _check_pins(state: SessionState, ids: Sequence[str], rules: Policy) -> None:
 
 def unpin(engine: Engine, journal: Journal, ids: Sequence[str]) -> Flow[None]:
     yield from append(journal, (draft(engine.ports, Unpinned(tuple(ids))),), engine.ports)
+    engine.events.emit(PinsChanged(journal.key.session, tuple(journal.state.pins)))
 
 
 def set_policy(engine: Engine, journal: Journal, fields: Mapping[str, object]) -> Flow[Policy]:
@@ -238,7 +245,8 @@ def set_policy(engine: Engine, journal: Journal, fields: Mapping[str, object]) -
             return []
         return [draft(engine.ports, PolicyChanged(found[0].model_dump_json(), engine.ports.counter.id, fixed))]
 
-    yield from decided(journal, changed, engine.ports)
+    if (yield from decided(journal, changed, engine.ports)):
+        engine.events.emit(RulesChanged(journal.key.session, tuple(sorted(fields))))
     return found[0]
 
 
@@ -269,6 +277,7 @@ def undo(engine: Engine, journal: Journal) -> Flow[None]:
             "raise context_window first"
         )
     yield from revert(engine, journal, targets)
+    engine.events.emit(EditUndone(journal.key.session))
 
 
 def _together(journal: Journal, record_id: str) -> Flow[tuple[str, ...]]:

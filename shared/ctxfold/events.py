@@ -15,6 +15,7 @@ __all__ = [
     "Appended",
     "CompactionHeld",
     "CompactionProposal",
+    "EditUndone",
     "Event",
     "GoalRefreshed",
     "HistoryCompacted",
@@ -23,10 +24,12 @@ __all__ = [
     "MessagesErased",
     "MessagesRestored",
     "OutputsPrepared",
+    "PinsChanged",
     "PromptTruncated",
     "Removed",
     "RewriteRefused",
     "Rewriter",
+    "RulesChanged",
     "SectionInjected",
     "SectionSkipped",
     "SessionLoaded",
@@ -68,6 +71,29 @@ class Removed:
     session: str
     messages: tuple[Message, ...]
     how: Literal["removed", "popped", "retained", "cleared"]
+
+
+@dataclass(frozen=True, slots=True)
+class PinsChanged:
+    """Which messages are kept verbatim from here on, by id."""
+
+    session: str
+    pins: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RulesChanged:
+    """Fields of the policy that were set at run time, or learnt from what the provider said."""
+
+    session: str
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EditUndone:
+    """The last compaction or edit was taken back."""
+
+    session: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +253,9 @@ Event: TypeAlias = (
     | Updated
     | Removed
     | MessagesErased
+    | PinsChanged
+    | RulesChanged
+    | EditUndone
     | MessagesRestored
     | SessionLoaded
     | TurnEnded

@@ -14,6 +14,7 @@ from ctxfold.editing import remove_ids, revert
 from ctxfold.effects import Complete, OpenStream
 from ctxfold.engine import Engine
 from ctxfold.errors import BackendError, ContextOverflowError
+from ctxfold.events import RulesChanged
 from ctxfold.flow import Flow
 from ctxfold.history.records import PolicyChanged, SessionKey
 from ctxfold.injection import beside, put_at_head
@@ -303,6 +304,8 @@ def _learn(engine: Engine, journal: Journal, error: BackendError) -> Flow[bool]:
     )
     body = PolicyChanged(learnt.model_dump_json(), engine.ports.counter.id)
     yield from append(journal, (draft(engine.ports, body),), engine.ports)
+    changed = ("context_window", "reply_reserve_tokens", "summary_tokens")
+    engine.events.emit(RulesChanged(journal.key.session, changed))
     return True
 
 

@@ -21,7 +21,7 @@ from ctxfold.errors import BackendError, ConfigError
 if TYPE_CHECKING:
     from ctxfold.ports import Ports
 
-__all__ = ["All", "Apart", "Call", "Deadline", "Effect", "Flow", "arun", "run"]
+__all__ = ["All", "Apart", "Call", "Deadline", "Effect", "Flow", "arun", "in_thread", "run"]
 
 T = TypeVar("T")
 
@@ -215,4 +215,9 @@ class Call(Effect[T]):
         return self.function()
 
     async def aperform(self, ports: Ports) -> T:
-        return await asyncio.to_thread(self.function)
+        return await in_thread(self.function)
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """What the function returns; the loop stays free meanwhile."""
+    return await asyncio.to_thread(function)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any, Self, Unpack, cast
+from typing import Any, Unpack, cast
 
-from ctxfold import archive, editing, exchange
-from ctxfold.closing import Closing
+from ctxfold import archive, exchange
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
-from ctxfold.connect import LineCodec, ports, session_rules
+from ctxfold.connect import ports, session_rules
 from ctxfold.engine import Engine
 from ctxfold.events import Rewriter, Subscriber
 from ctxfold.exchange import OpenReply, Options, Question
@@ -24,15 +22,14 @@ from ctxfold.explain import (
     explain_message,
     original,
 )
+from ctxfold.files import SessionFiles
 from ctxfold.flow import Flow
-from ctxfold.handle import Input, SessionHandle
+from ctxfold.handle import Input
 from ctxfold.history.cost import session_cost
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
 from ctxfold.inspection import Inspection, inspect
-from ctxfold.intake import import_jsonl
-from ctxfold.jsonl import write_lines
 from ctxfold.messages import Message, Usage
 from ctxfold.options import RequestOptions
 from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request, Store, TokenCounter
@@ -41,7 +38,6 @@ from ctxfold.room import Window
 from ctxfold.service import ContextService
 from ctxfold.stream import StreamEvent
 from ctxfold.tokens import TextCounter
-from ctxfold.transfer import Zone, exported, load_log, parse_session, session_text, stored_policy, whole_log
 from ctxfold.zones.section import Section
 
 __all__ = ["AgentContext", "Input", "SessionUsage"]
@@ -61,7 +57,7 @@ class SessionUsage:
     cost: CostLine | None = None
 
 
-class AgentContext(SessionHandle, Closing):
+class AgentContext(SessionFiles):
     """A conversation that may outgrow its window.
 
     Args:
@@ -307,58 +303,6 @@ class AgentContext(SessionHandle, Closing):
             prefix=journal.tracker.stats(),
             cost=session_cost(state, self._engine.ports.prices),
         )
-
-    def export_jsonl(self, path: str | PathLike[str], *, zone: Zone = "all", native: bool = False) -> int:
-        """Write messages, one a line, to a file that appears only when whole; how many.
-
-        "all" is every version ever stored, with the log beside, so that `import_jsonl` gives the same session back; other
-        zones are what the model sees. With `native` each line is as the provider of its model takes it.
-        """
-        codec = LineCodec(self.backend)
-        lines = self._run(self._edit(lambda _, j: exported(j, codec, zone=zone, native=native)))
-        return write_lines(path, lines)
-
-    def import_jsonl(self, path: str | PathLike[str]) -> int:
-        """Take in the messages of a file; how many were new. ImportLineError names a bad line, and nothing is changed.
-
-        A file of zone "all" makes the whole session anew: SessionExistsError unless this one is empty.
-        """
-        flow = import_jsonl(self._engine, self._key, path, self._journal(), LineCodec(self.backend))
-        return len(self._run(flow))
-
-    async def aimport_jsonl(self, path: str | PathLike[str]) -> int:
-        flow = import_jsonl(self._engine, self._key, path, self._journal(), LineCodec(self.backend))
-        return len(await self._arun(flow))
-
-    def save_snapshot(self, path: str | PathLike[str]) -> None:
-        """Write the whole session, messages, pins, summaries and rules, to one versioned file that appears only when whole."""
-        records = self._run(self._edit(lambda _, j: whole_log(j)))
-        write_lines(path, [session_text(self._key, records)])
-
-    @classmethod
-    def load_snapshot(
-        cls,
-        path: str | PathLike[str],
-        backend: ContextBackend | None = None,
-        *,
-        session: str | None = None,
-        store: str | Store | None = None,
-        **settings: Any,
-    ) -> Self:
-        """The session of a file, under its old name if none is given, with its rules where `settings` say nothing else.
-
-        StoreFormatError for another version, StoreCorruptError for a damaged file, SessionExistsError for a name in use.
-        """
-        key, records = parse_session(path)
-        rules = {**stored_policy(records), **settings}
-        context = cls(backend, session=session or key.session, store=store, **rules)
-        try:
-            context._run(load_log(context._engine, context._key, [(r.seq, r) for r in records]))
-            context._run(context._edit(editing.reopen))
-        except BaseException:
-            context.close()
-            raise
-        return context
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Get every event of this engine's sessions; the returned function ends it."""

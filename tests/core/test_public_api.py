@@ -36,7 +36,16 @@ def test_every_method_that_waits_has_an_async_twin() -> None:
         "clear",
     } <= twins
     assert {"erase", "erase_older_than", "erase_session", "erase_owner", "forks"} <= twins
-    assert {"set_goal", "set_subgoal", "goal", "summarize_tools", "apply_tool_summaries"} <= twins
+    assert {
+        "export_jsonl",
+        "import_jsonl",
+        "save_snapshot",
+        "set_goal",
+        "set_subgoal",
+        "goal",
+        "summarize_tools",
+        "apply_tool_summaries",
+    } <= twins
     assert {"pin", "unpin", "compact", "undo", "window", "view", "get", "close", "ask", "stream"} <= twins
 
 

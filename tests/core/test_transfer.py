@@ -324,3 +324,20 @@ def test_a_hundred_compactions_a_restart_an_export_and_an_import(tmp_path: Path,
             with pytest.raises(MessageNotFoundError):
                 ctx.get("#99999")
         copy.close()
+
+
+async def test_files_without_blocking_the_loop(tmp_path: Path) -> None:
+    with context(context_window=2_000) as ctx:
+        await ctx.aadd(turns(12))
+        await ctx.apin("u1")
+        await ctx.acompact()
+        count = await ctx.aexport_jsonl(tmp_path / "all.jsonl")
+        assert count == len((tmp_path / "all.jsonl").read_text().splitlines()) == 24
+        await ctx.asave_snapshot(tmp_path / "whole.json")
+        loaded = await AgentContext.aload_snapshot(tmp_path / "whole.json", session="again")
+        assert loaded.session == "again"
+        assert (await loaded.awindow()).messages == (await ctx.awindow()).messages
+        assert (await loaded.aget("u3")).text == (await ctx.aget("u3")).text
+        await loaded.aclose()
+        with pytest.raises(StoreCorruptError):
+            await AgentContext.aload_snapshot(tmp_path / "all.jsonl")

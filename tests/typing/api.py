@@ -102,6 +102,9 @@ async def async_use() -> None:
         assert_type(await ctx.aadd("x"), Added)
         assert_type(await ctx.awindow(), Window)
         await ctx.apin("1")
+        assert_type(await ctx.aexport_jsonl("all.jsonl"), int)
+        await ctx.asave_snapshot("whole.json")
+        assert_type(await AgentContext.aload_snapshot("whole.json"), AgentContext)
         await ctx.acompact()
         await ctx.aundo()
 

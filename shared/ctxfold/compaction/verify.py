@@ -281,8 +281,8 @@ def _continues(text: str, given: str) -> bool:
         return True
     # told in the third person, as a list, or in the source's own sentences: a summary after all
     listed = sum(bool(_LIST_MARK.match(line)) for line in lines) >= 0.5 * len(lines)
-    spoken = opens or asks or _addressed(text)
-    return spoken and not listed and _ABOUT.search(text) is None and not _quotes(text, given)
+    told = opens or asks or _addressed(text)
+    return told and not listed and _ABOUT.search(text) is None and not _quotes(text, given)
 
 
 def _addressed(text: str) -> bool:
