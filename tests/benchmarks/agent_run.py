@@ -19,7 +19,7 @@ from ctxfold.testing.usage import PrefixStats
 from tests.benchmarks.prefix import common
 from tests.benchmarks.sheets import Cell, Sheet
 
-__all__ = ["QUESTIONS", "Run", "agent_run", "folded", "output", "run"]
+__all__ = ["QUESTIONS", "Run", "agent_run", "facts", "folded", "output", "run"]
 
 WINDOW = 32_000
 CALLS, QUICK_CALLS = 300, 12
@@ -247,13 +247,14 @@ def run(*, quick: bool = False) -> list[Sheet]:
                 "summaries",
                 "cost, k",
                 "s",
-                "facts: head, middle, end",
+                "facts: first, error, last",
             ),
             tuple(_row(r, calls) for r in runs),
             "Bytes reused: of the agent's requests, in its request before. Prompt tokens (cached: by whole messages) and cost "
             "count summaries too; cost in plain input tokens: cached read 0.1, write 1.25, output 5. Facts: of "
             f"{len(range(1, calls + 1, max(1, calls // questions)))} jobs asked about afterwards, how many values from the "
-            "output's first lines, middle and last lines the model could still tell. Target: all calls, none refused, reuse 97 %.",
+            "output's first line, an error line in the middle and the last line the model could still tell. Target: all calls, "
+            "none refused, reuse 97 %.",
         )
     ]
 
