@@ -1,0 +1,35 @@
+"""The examples of docs/archive.md run as they stand, one after the other in one folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "archive.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+
+
+def test_the_examples_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    assert len(EXAMPLES) == 7
+    for example in EXAMPLES:
+        exec(compile(example, "archive.md", "exec"), names)
+    names["loaded"].close()
+    names["ctx"].close()
+    printed = capsys.readouterr().out
+    assert "#1 user My locker is 47-B, and the spare key is with Ada Okafor." in printed
+    assert "compacted summarised in" in printed
+    assert "Message #1 (user), characters 0 to" in printed
+    assert "Error" not in printed
+
+
+def test_each_example_is_short() -> None:
+    for example in EXAMPLES:
+        lines = [x for x in example.splitlines() if x.strip() and not x.startswith(("from ", "import "))]
+        assert len(lines) <= 10
