@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from ctxfold import MessageErasedError
-from tests.core.driven import context
+from ctxfold import MessageErasedError, SqlStore
+from ctxfold.cli.app import app
+from ctxfold.messages import assistant, user
+from ctxfold.testing import ModelServer
+from tests.core.driven import context, turns
 from tests.core.scan import places_of
 
 Run = Callable[..., Any]
@@ -106,8 +111,6 @@ def test_compact_and_undo(ctxfold: Run) -> None:
 
 
 def test_compact_with_a_model(ctxfold: Run) -> None:
-    from ctxfold.testing import ModelServer
-
     with ModelServer(model="lookup", context_window=8_000) as server:
         arguments = ("--provider", "generic", "--model", "lookup", "--base-url", server.base_url)
         done = ctxfold("compact", "ann", *arguments, "--json").json
@@ -156,10 +159,6 @@ def test_import_of_bare_messages(ctxfold: Run, tmp_path: Path) -> None:
 
 
 def test_import_makes_a_new_store(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from ctxfold.cli.app import app
-
     file = tmp_path / "in.jsonl"
     file.write_text('{"role": "user", "content": "hi"}\n', encoding="utf-8")
     place = str(tmp_path / "new.db")
@@ -172,8 +171,6 @@ def test_import_makes_a_new_store(tmp_path: Path) -> None:
 
 
 def test_erase_messages(ctxfold: Run, store: str) -> None:
-    from ctxfold import SqlStore
-
     ctxfold("fork", "ann", "new")
     done = ctxfold("erase", "ann", "m", "--yes", "--json").json
     assert done == {"messages": ["m"], "sessions": ["ann", "new"], "removed": [], "settled": True}
@@ -231,6 +228,28 @@ def test_failures_as_json(ctxfold: Run) -> None:
     done = ctxfold("show", "nobody", "--json")
     told = json.loads(done.err)["error"]
     assert (done.code, told["type"]) == (3, "SessionNotFoundError")
+
+
+# the page
+
+
+def test_every_command_on_the_page_works(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("ctxfold ")]
+    assert len(lines) == 21
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CTXFOLD_STORE", store)
+    with context(store=store, session="chat-1", context_window=1_500) as ctx:
+        ctx.add([user("my locker code is 47-B", id="m"), assistant("noted", id="n"), *turns(45)])
+    for line in lines:
+        arguments = shlex.split(line, comments=True)[1:]
+        if "--model" in arguments:
+            continue  # it asks a service; see test_compact_with_a_model
+        if arguments[0] == "erase":
+            arguments.append("--yes")
+        done = CliRunner().invoke(app, arguments)
+        unknown_item = arguments[:2] == ["memory", "forget"]  # an id of somebody else's store
+        assert done.exit_code == (3 if unknown_item else 0), (line, done.stderr)
 
 
 # the installed command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from ctxfold.cli import reading, writing
+from ctxfold.cli.remembering import memory
 
 __all__ = ["app"]
 
@@ -30,6 +31,7 @@ for command in (
     writing.erase,
 ):
     app.command(command.__name__.rstrip("_"))(command)
+app.add_typer(memory, name="memory")
 
 
 @app.callback()
