@@ -127,7 +127,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             translated(),
             failing_as_it_did(),
             calling(Caller(model, send=send)),
-            reporting(request.runtime.stream_writer) as report,
+            reporting(getattr(request.runtime, "stream_writer", None)) as report,
         ):
             context = self._sessions.at(root.session, root.owner)
             context.subscribe(listen)
@@ -160,7 +160,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             translated(),
             failing_as_it_did(),
             calling(Caller(model, asend=asend)),
-            reporting(request.runtime.stream_writer) as report,
+            reporting(getattr(request.runtime, "stream_writer", None)) as report,
         ):
             context = await self._sessions.aat(root.session, root.owner)
             context.subscribe(listen)

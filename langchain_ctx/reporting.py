@@ -26,7 +26,7 @@ _REPORT: ContextVar[Report | None] = ContextVar("ctxfold_report", default=None)
 class Report:
     """What was heard and not yet told, for one model call."""
 
-    def __init__(self, write: Callable[[Any], None]) -> None:
+    def __init__(self, write: Callable[[Any], None] | None) -> None:
         self._write = write
         self._heard: list[Event] = []
 
@@ -45,8 +45,11 @@ class Report:
         heard, self._heard = self._heard, []
         told = [(type(event).__name__, asdict(event)) for event in heard]
         for name, data in told:
-            self._write({"ctxfold": {"event": name, **data}})
-        return [(f"ctxfold.{name}", data) for name, data in told]
+            if self._write is not None:
+                self._write({"ctxfold": {"event": name, **data}})
+        # outside of any run, as in a test of the middleware alone, there is nobody to be told
+        inside = getattr(ensure_config().get("callbacks"), "parent_run_id", None) is not None
+        return [(f"ctxfold.{name}", data) for name, data in told if inside]
 
 
 def listen(event: Event) -> None:
@@ -57,7 +60,7 @@ def listen(event: Event) -> None:
 
 
 @contextmanager
-def reporting(write: Callable[[Any], None]) -> Generator[Report, None, None]:
+def reporting(write: Callable[[Any], None] | None) -> Generator[Report, None, None]:
     report = Report(write)
     token = _REPORT.set(report)
     try:

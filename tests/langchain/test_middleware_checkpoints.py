@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,47 @@ def test_a_copied_thread(running: Running, private: bool) -> None:
     assert running.questions() == ["Q000", "Q001", "Q002", "Q003"]
     assert running.middleware.context("t").usage().turns == 4
     assert running.middleware.context("other").usage().turns == 4
+
+
+def test_a_thread_copied_in_the_database(tmp_path: Path, store_url: str) -> None:
+    """Row by row, private state and history of checkpoints included: a branch of the copy is one of the copied session."""
+    with (
+        ModelServer(model="m", script=play, strict="openai", context_window=2_000) as server,
+        SqliteSaver.from_conn_string(str(tmp_path / "checkpoints.db")) as saver,
+    ):
+        on = Running(server, saver, window=2_000, store=store_url, history_tools=False)
+        for number in range(20):
+            on.ask(f"Q{number:03}")
+            if number == 12:
+                then = on.asked()
+        early = on.before("Q012")
+        rest = "checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata"
+        saver.conn.execute(f"INSERT INTO checkpoints (thread_id, {rest}) SELECT 'other', {rest} FROM checkpoints")
+        on.ask("Q020")
+        other: Any = {"configurable": {**early["configurable"], "thread_id": "other"}}
+        on.agent.invoke(None, other)
+        assert on.asked() == then
+        assert on.middleware.context(on.agent.get_state({"configurable": {"thread_id": "other"}})).session == "other"
+        on.ask("Q021")
+        assert "Q020" in on.questions()
+        assert on.middleware.context("t").usage().turns == 22
+        on.close()
+
+
+async def test_two_runs_of_one_thread_at_once(store_url: str) -> None:
+    """Each is answered; what is asked next goes on from the list that the checkpointer kept."""
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        on = Running(server, InMemorySaver(), store=store_url)
+        await on.agent.ainvoke({"messages": [HumanMessage("Q000")]}, T)
+        runs = [on.agent.ainvoke({"messages": [HumanMessage(f"Q{n:03}")]}, T) for n in (1, 2)]
+        answers = [state["messages"][-1].text for state in await asyncio.gather(*runs)]
+        assert [a[:14] for a in answers] == ["Answer to Q001", "Answer to Q002"]
+        await on.agent.ainvoke({"messages": [HumanMessage("Q003")]}, T)
+        kept = [m.text for m in on.agent.get_state(T).values["messages"] if m.type == "human"]
+        assert [q for q in on.questions() if q in kept] == kept
+        await on.middleware.aclose()
+        await on.chat.aclose()
+        on.chat.close()
 
 
 def test_a_new_process(saver: Any, store_url: str) -> None:

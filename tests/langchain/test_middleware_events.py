@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import ModelRequest, ModelResponse
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import HumanMessage
 from langchain_deepseek import ChatDeepSeek
 from langchain_openai import ChatOpenAI
@@ -174,3 +176,20 @@ def test_a_summary_is_a_run_of_its_own() -> None:
         assert all(s["parent_run_id"] is None for s in starts)
         model.close()
         writer.root_client.close()
+
+
+def test_the_middleware_alone() -> None:
+    """Called without a graph around it, as in a unit test of an agent's parts: nobody is told, and nothing fails."""
+    model = FakeListChatModel(responses=["All is well. " + "It is a long story. " * 20] * 40)
+    middleware = ContextMiddleware(context_window=1_000, history_tools=False)
+
+    def answer(request: ModelRequest[Any]) -> ModelResponse[Any]:
+        return ModelResponse([request.model.invoke(request.messages)])
+
+    messages: list[Any] = []
+    for number in range(20):
+        messages.append(HumanMessage(f"Q{number}", id=f"q{number}"))
+        request: Any = ModelRequest(model=model, messages=[*messages], state={"messages": messages})
+        messages += middleware.wrap_model_call(request, answer).model_response.result
+    assert middleware.context("run-q0").usage().compactions >= 1
+    assert middleware.context("run-q0").usage().turns == 20
