@@ -6,8 +6,9 @@ import asyncio
 import logging
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar, cast
@@ -63,26 +64,39 @@ class SideLoop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns. ConfigError in the loop's own thread, which would wait for itself."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ConfigError("a memory block called its memory synchronously: await aput, aget, ... there")
         return asyncio.run_coroutine_threadsafe(work, self._running()).result()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=(self._loop,), name="ctxfold-blocks", daemon=True).start()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name="ctxfold-blocks", daemon=True)
+                self._thread.start()
             return self._loop
 
     def close(self) -> None:
+        """End the loop; who still waits for something on it gets a cancellation."""
         with self._lock:
-            loop, self._loop = self._loop, None
+            loop, self._loop, self._thread = self._loop, None, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
     loop.run_forever()
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
 
 
@@ -96,7 +110,7 @@ class Blocks:
     blocks: tuple[Block, ...]
     side: SideLoop = field(default_factory=SideLoop)
     _session: tuple[str, str] | None = None
-    _covered: list[str] = field(default_factory=list[str])
+    _covered: deque[str] = field(default_factory=deque[str])
     _owed: dict[str, list[ChatMessage]] = field(default_factory=dict[str, list[ChatMessage]])
 
     def __post_init__(self) -> None:
@@ -136,13 +150,16 @@ class Blocks:
             self.side.run(self.afeed(context))
 
     async def afeed(self, context: AgentContext) -> None:
-        ids, self._covered[:] = tuple(self._covered), []
+        ids: list[str] = []
+        with suppress(IndexError):
+            while True:
+                ids.append(self._covered.popleft())
         if not ids:
             return
         try:
             found = [await _found(context, message_id) for message_id in ids]
         except BaseException:
-            self._covered[:0] = ids
+            self._covered.extendleft(reversed(ids))
             raise
         messages = [without_marks(m) for m in to_chat_messages(m for m in found if m is not None)]
         name = _name(context.owner, context.session)

@@ -288,6 +288,44 @@ def test_a_sync_engine_runs_with_blocks(llms: Made) -> None:
         assert "4711" in engine.chat("What is Ann's locker number?").response
 
 
+class Meddling(Notes):
+    """Writes into its own memory, synchronously, while it is asked."""
+
+    _memory: CtxMemory | None = PrivateAttr(default=None)
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        assert self._memory is not None
+        self._memory.put_messages([user(f"I was given {len(messages)}."), bot("Noted.")] * 20)
+
+
+def test_a_block_that_would_wait_for_itself_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    block = Meddling(name="meddling")
+    with CtxMemory.from_defaults("s", token_limit=300, memory_blocks=[block]) as memory:
+        block._memory = memory
+        with caplog.at_level(logging.ERROR, "ctxfold"):
+            for i in range(20):
+                memory.put_messages(parking(i))
+    assert "called its memory synchronously" in caplog.text
+
+
+def test_a_memory_that_is_closed_ends_what_its_blocks_are_at() -> None:
+    begun = threading.Event()
+
+    class Stuck(Notes):
+        async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> Any:
+            begun.set()
+            await asyncio.sleep(3_600)
+
+    memory = CtxMemory.from_defaults("s", context_window=2_000, memory_blocks=[Stuck(name="stuck")])
+    found: list[list[ChatMessage]] = []
+    asking = threading.Thread(target=lambda: found.append(memory.get("Well?")))
+    asking.start()
+    assert begun.wait(10)
+    memory.close()
+    asking.join(10)
+    assert not asking.is_alive()
+
+
 # ours in theirs
 
 
