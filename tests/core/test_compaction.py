@@ -12,7 +12,7 @@ import pytest
 from ctxfold import CompactionHeld, HistoryCompacted, MemoryStore, MessageCounter, ScriptedBackend
 from ctxfold.budget import policy
 from ctxfold.compaction.clear_tools import excerpt, sized
-from ctxfold.compaction.tiers import choose_cut
+from ctxfold.compaction.spans import choose_cut
 from ctxfold.errors import BackendError, NotEnoughHistoryError
 from ctxfold.history.cuts import complete_prefix, kept, legal_cuts, round_of
 from ctxfold.history.view import Entry

@@ -16,8 +16,8 @@ from ctxfold.budget import Policy
 from ctxfold.compaction.extractive import ledger, passages
 from ctxfold.compaction.literals import Fact, Source, extract, message_of
 from ctxfold.compaction.plan import Writer
+from ctxfold.compaction.spans import summary_limit
 from ctxfold.compaction.strategy import MODEL_SHARE
-from ctxfold.compaction.tiers import summary_limit
 from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcript
 from ctxfold.compaction.verify import Verification, check, ledger_lines, looks_wrong
 from ctxfold.effects import Complete

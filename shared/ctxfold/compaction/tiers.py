@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from ctxfold.budget import Policy
 from ctxfold.compaction.clear_tools import asked_again, clear_tools
-from ctxfold.compaction.plan import Decision, Facts, Hold, Plan, Writer
+from ctxfold.compaction.plan import Decision, Hold, Plan, Writer
 from ctxfold.compaction.scoring import pruning_order
-from ctxfold.compaction.strategy import HEADING_TOKENS, Case, Strategy
-from ctxfold.history.cuts import kept, legal_cuts
+from ctxfold.compaction.spans import elsewhere, newest_round, older_rounds, rest_of_past, span, summary_limit
+from ctxfold.compaction.strategy import Case, Strategy
+from ctxfold.history.cuts import kept
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message
 from ctxfold.trigger import Verdict
 
-__all__ = ["BUILT_IN", "SlidingWindow", "Tiered", "choose_cut", "summary_limit"]
+__all__ = ["BUILT_IN", "SlidingWindow", "Tiered"]
 
 BACKLOG = 6  # summaries of tool outputs that wait; as many are shown without other pressure, if that frees enough
+SURE_TOKENS = 64
 MIN_FREE_TOKENS = 256  # a trigger may fire on a short history: freeing less is worth no break of the prefix
 
 
@@ -64,16 +65,21 @@ class Tiered:
         return self._fitting(case, self._better(case, self._cover(case, reason), reason), reason)
 
     def _fitting(self, case: Case, decision: Decision, reason: str) -> Decision:
-        """The decision; where a request has to fit and does not, what is left of the past goes too, the newest turn last."""
+        """The decision; where a request has to fit and does not, what is left of the past goes too, the newest turn last, or of
+        what is being answered all rounds but the newest."""
         facts, view, budget = case.facts, case.view, case.rules.budget_tokens
         after = decision.tokens_after if isinstance(decision, Plan) else view.tokens
         if facts.mode != "cap" or after + facts.overhead_tokens <= budget:
             return decision
         past, own = view.parted()
-        spans = _rest(past, facts, older=view.compressed, asked=bool(own))
-        plans = [p for span in spans if (p := self._plan(case, span, reason)) and p.tokens_after < after]
+        parts = rest_of_past(past, facts, older=view.compressed, asked=bool(own))
+        found = [
+            *(self._plan(case, part, reason) for part in parts),
+            self._own_plan(case, older_rounds(own, facts), reason),
+        ]
+        plans = [p for p in found if p is not None and p.tokens_after < after]
         fits = next((p for p in plans if p.tokens_after + facts.overhead_tokens <= budget), None)
-        return fits or (plans[-1] if plans and isinstance(decision, Hold) else decision)
+        return fits or min(plans, key=lambda p: p.tokens_after, default=decision)
 
     def _backlog(self, case: Case) -> Plan | None:
         """Many summaries of tool outputs that wait are pressure of their own, where showing them frees enough for an epoch."""
@@ -126,7 +132,7 @@ class Tiered:
                 entries,
                 budget_tokens=0 if recent else rules.budget_tokens,
                 keep=_untouched(entries, case, turn_id)
-                | (_newest_round(entries) if recent else frozenset[str]())
+                | (newest_round(entries) if recent else frozenset[str]())
                 | {m.id for m in ready},
                 counter=case.counter,
                 newer_tokens=newer_tokens,
@@ -143,19 +149,20 @@ class Tiered:
         """A summary of the session's past; when that frees too little, of the finished rounds of what is being answered."""
         view, facts, rules = case.view, case.facts, case.rules
         past, own = view.parted()
-        session = _span(past, facts, rules, older=view.compressed, used_tokens=case.used_tokens)
+        session = span(past, facts, rules, older=view.compressed, used_tokens=case.used_tokens)
         plans = [self._plan(case, session, reason)]
         if own:
-            plans.append(self._own_plan(case, _span(own, facts, rules, older=()), reason))
+            plans.append(self._own_plan(case, span(own, facts, rules, older=()), reason))
         if facts.mode == "cap" and own:
             # the newest user message is not among these: the one before it may go where nothing else makes enough room
-            session = _span(past, facts, rules, older=view.compressed, question=False)
+            session = span(past, facts, rules, older=view.compressed, question=False)
             plans.append(self._plan(case, session, reason))
         needed = _needed(case) if facts.mode == "close" else 1
         useful = [p for p in plans if p is not None and p.tokens_before - p.tokens_after >= needed]
         fitting = [p for p in useful if p.tokens_after + facts.overhead_tokens <= rules.budget_tokens]
         if fitting:
-            return fitting[0]
+            # of a few words no summary is shorter: a larger span is surer
+            return next((p for p in fitting if p.tokens_before - p.tokens_after >= SURE_TOKENS), fitting[0])
         if useful and facts.mode != "close":
             return min(useful, key=lambda p: p.tokens_after)
         return Hold(
@@ -170,8 +177,8 @@ class Tiered:
         if not view.turn:
             plan = self._plan(case, covered, reason)
             return plan and replace(plan, within=True)
-        elsewhere = _elsewhere(covered, view)
-        plan = self._plan(case, tuple(e for e in covered if e.id not in elsewhere), reason)
+        others = elsewhere(covered, view)
+        plan = self._plan(case, tuple(e for e in covered if e.id not in others), reason)
         return plan and replace(plan, turn_id=turn_id)
 
     def _plan(self, case: Case, covered: tuple[Entry, ...], reason: str) -> Plan | None:
@@ -220,39 +227,6 @@ BUILT_IN: Mapping[str, Strategy] = {
 }
 
 
-def choose_cut(
-    entries: Sequence[Entry],
-    rules: Policy,
-    *,
-    keep_more: bool = True,
-    overhead_tokens: int = 0,
-    budget_tokens: int | None = None,
-) -> int:
-    """The cut that keeps the newest `keep_last` messages where they fit half of what the overhead leaves of the budget.
-
-    With `keep_more`, it keeps whatever else fits `tail_ratio` of that. `budget_tokens` stands for the policy's where a trigger
-    fires long before that is used.
-    """
-    budget = max(0, (rules.budget_tokens if budget_tokens is None else budget_tokens) - overhead_tokens)
-    cuts = sorted(legal_cuts(entries))
-    after = [0] * (len(entries) + 1)
-    for index in range(len(entries) - 1, -1, -1):
-        after[index] = after[index + 1] + entries[index].tokens
-    wanted = max((c for c in cuts if c <= len(entries) - rules.keep_last), default=0)
-    target = rules.tail_ratio * budget
-    if keep_more and after[wanted] <= target:
-        return min(c for c in cuts if after[c] <= target)
-    half = budget / 2
-    if after[wanted] <= half:
-        return wanted
-    return min((c for c in cuts if after[c] <= half), default=0)
-
-
-def summary_limit(source_tokens: int, rules: Policy) -> int:
-    """Most tokens that a summary of such a source may take: always fewer than it replaces."""
-    return min(rules.summary_tokens, source_tokens // 2)
-
-
 def _newest_question(view: View) -> str:
     newest = (e.message for e in chain(reversed(view.turn), reversed(view.live)) if e.message.role == "user")
     return next((m.text for m in newest if m.kind == "message"), "")
@@ -279,7 +253,7 @@ def _scopes(case: Case) -> list[_Scope]:
 
 def _untouched(entries: Sequence[Entry], case: Case, turn_id: str | None) -> frozenset[str]:
     """Ids of what stays as it is; where an open turn is compacted, all that is not its own."""
-    return kept(entries, pins=case.facts.pins) | (_elsewhere(entries, case.view) if turn_id else frozenset[str]())
+    return kept(entries, pins=case.facts.pins) | (elsewhere(entries, case.view) if turn_id else frozenset[str]())
 
 
 def _ready(entries: Sequence[Entry], case: Case, turn_id: str | None) -> tuple[tuple[Message, ...], int]:
@@ -296,17 +270,6 @@ def _ready(entries: Sequence[Entry], case: Case, turn_id: str | None) -> tuple[t
         if e.id in waiting and e.id not in keep and not e.shown_seq and waiting[e.id].seq == e.seq
     ]
     return tuple(d.message for _, d in found), sum(e.tokens - d.tokens for e, d in found)
-
-
-def _elsewhere(entries: Sequence[Entry], view: View) -> frozenset[str]:
-    """Ids of the entries that are not the open turn's own."""
-    return frozenset(e.id for e in entries) - {e.id for e in view.turn}
-
-
-def _newest_round(entries: Sequence[Entry]) -> frozenset[str]:
-    """The tool results after the last assistant message: what the model has just asked for."""
-    newest = max((i for i, e in enumerate(entries) if e.message.role == "assistant"), default=0)
-    return frozenset(e.id for e in entries[newest:] if e.message.role == "tool")
 
 
 def _share(case: Case) -> str:
@@ -355,43 +318,6 @@ def _enough(plan: Plan, case: Case, *, alone: bool) -> bool:
         return freed > 0
     most = case.rules.budget_tokens if alone and case.facts.mode == "cap" else _target(case)
     return freed >= _needed(case) and (used <= most or (alone and case.facts.mode == "close"))
-
-
-def _span(
-    entries: Sequence[Entry],
-    facts: Facts,
-    rules: Policy,
-    *,
-    older: Sequence[Entry],
-    question: bool = True,
-    used_tokens: int | None = None,
-) -> tuple[Entry, ...]:
-    keep = kept(entries, pins=facts.pins, question=question)
-    early = facts.mode == "close" and rules.trigger is not None and used_tokens is not None
-    cut = choose_cut(
-        entries,
-        rules,
-        keep_more=facts.mode != "forced",
-        overhead_tokens=facts.overhead_tokens,
-        budget_tokens=min(rules.budget_tokens, used_tokens or 0) if early else None,
-    )
-    covered = [e for i, e in enumerate(entries) if (i < cut or e.message.kind == "section") and e.id not in keep]
-    # a summary from the days of a larger window is shortened even when nothing else may go with it
-    outgrown = sum(e.tokens for e in older) > rules.summary_tokens + HEADING_TOKENS
-    return (*older, *covered) if covered or outgrown else ()
-
-
-def _rest(
-    entries: Sequence[Entry], facts: Facts, *, older: Sequence[Entry], asked: bool
-) -> Iterator[tuple[Entry, ...]]:
-    """All that may be covered but the newest turn, then with it; `asked` says that the newest question stands elsewhere."""
-    keep = kept(entries, pins=facts.pins, question=not asked)
-    cuts = legal_cuts(entries)
-    asks = (i for i in range(len(entries) - 1, -1, -1) if entries[i].message.role == "user")
-    for most in (len(entries) if asked else next(asks, 0), len(entries)):
-        covered = [e for e in entries[: max(c for c in cuts if c <= most)] if e.id not in keep]
-        if covered or older:
-            yield (*older, *covered)
 
 
 if TYPE_CHECKING:

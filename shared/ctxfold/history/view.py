@@ -91,7 +91,7 @@ class View:
         return tuple(entry.message for entry in self)
 
     def parted(self) -> tuple[Sequence[Entry], tuple[Entry, ...]]:
-        """The live conversation before what is being answered, and that: the newest user messages and the rounds after them.
+        """The live conversation before what is being answered, and that: the newest user message and the rounds after it.
 
         It does not matter whether those stand in an open turn or, stored by who makes no requests, among the live messages.
         The second part is empty when the conversation ends with a reply. Reads no more than the two newest turns.
@@ -101,7 +101,7 @@ class View:
         last = self.last()
         if at is None or (not self.turn and last is not None and is_final(last.message)):
             return self.live, ()
-        while at > 0 and self._at(at - 1).message.role not in ("assistant", "tool"):
+        while at > 0 and self._at(at - 1).message.kind == "section":
             at -= 1
         if at >= len(self.live):
             return self.live, self.turn[at - len(self.live) :]
