@@ -9,76 +9,16 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import HumanInTheLoopMiddleware
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
-from langgraph.types import Command
 
 from ctxfold import MemoryStore
-from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, ContextMiddleware
-
-T: Any = {"configurable": {"thread_id": "t"}}
-
-
-def play(body: Any) -> Scripted:
-    """Names the newest question and counts the answers before; sums up in one line."""
-    if body["messages"][0]["content"] != "AGENT":
-        return Scripted("They asked one thing after the other.")
-    asked = [str(m["content"]) for m in body["messages"] if m["role"] == "user"]
-    return Scripted(f"Answer to {asked[-1][:5]}. " + "It is a long story. " * 20)
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    if request.param == "memory":
-        yield InMemorySaver()
-        return
-    with SqliteSaver.from_conn_string(str(tmp_path / "checkpoints.db")) as found:
-        yield found
-
-
-class Running:
-    """An agent on a server, and what its model was asked."""
-
-    def __init__(self, server: ModelServer, saver: Any, tools: Any = (), window: int = 8_000, **settings: Any) -> None:
-        self.server, self.saver, self.tools = server, saver, tools
-        self.chat = ChatCtx(model="m", base_url=server.base_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
-        self.middleware = ContextMiddleware(context_window=window, **settings)
-        self.agent: Any = self.with_(self.middleware)
-
-    def with_(self, *middleware: Any) -> Any:
-        return create_agent(
-            self.chat, list(self.tools), system_prompt="AGENT", middleware=list(middleware), checkpointer=self.saver
-        )
-
-    def ask(self, text: str, config: Any = T, **more: Any) -> str:
-        return str(self.agent.invoke({"messages": [HumanMessage(text, **more)]}, config)["messages"][-1].text)
-
-    def asked(self) -> list[Any]:
-        """The newest request for an answer, without the system prompt."""
-        bodies = [r.body["messages"] for r in self.server.requests if r.body["messages"][0]["content"] == "AGENT"]
-        return [(m["role"], m.get("content")) for m in bodies[-1][1:]]
-
-    def questions(self) -> list[str]:
-        return [str(text) for role, text in self.asked() if role == "user"]
-
-    def before(self, text: str) -> Any:
-        """The newest checkpoint at which this was about to be answered."""
-        return next(
-            s.config
-            for s in self.agent.get_state_history(T)
-            if s.next == ("model",) and s.values["messages"][-1].text == text
-        )
-
-    def close(self) -> None:
-        self.middleware.close()
-        self.chat.close()
+from ctxfold.testing import ModelServer
+from tests.langchain.running import Running, T, play
 
 
 @pytest.fixture
@@ -296,130 +236,6 @@ def test_a_new_process(saver: Any, store_url: str) -> None:
                 assert on.questions() == [f"Q{n:03}" for n in range(number + 1)]
                 assert on.middleware.context(on.agent.get_state(thread)).usage().turns == number + 1
                 on.close()
-
-
-@tool
-def send(text: str) -> str:
-    """Sends a mail."""
-    return f"Sent: {text}"
-
-
-def mailing(body: Any) -> Scripted:
-    last = body["messages"][-1]
-    if last["role"] == "tool":
-        return Scripted(f"Done. {last['content']}")
-    return Scripted(tool_calls=(ScriptedCall("send", '{"text": "draft"}'),))
-
-
-def decided(decision: Any) -> Any:
-    return Command(resume={"decisions": [decision]})
-
-
-EDITED = {"type": "edit", "edited_action": {"name": "send", "args": {"text": "better"}}}
-
-
-@pytest.mark.parametrize("decision", [{"type": "approve"}, EDITED, {"type": "reject", "message": "No."}])
-@pytest.mark.parametrize("pause", ["none", "new process", "long"])
-def test_a_person_decides(
-    saver: Any, store_url: str, decision: Any, pause: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The waiting call is no orphan, also in a new process and long after."""
-    with ModelServer(model="m", script=mailing, strict="openai") as server:
-        on = Running(server, saver, [send], store=store_url)
-        hitl = HumanInTheLoopMiddleware(interrupt_on={"send": True})
-        on.agent = on.with_(on.middleware, hitl)
-        on.agent.invoke({"messages": [HumanMessage("Write to Ann.")]}, T)
-        if pause != "none":
-            on.close()
-            on = Running(server, saver, [send], store=store_url)
-            on.agent = on.with_(on.middleware, hitl)
-        if pause == "long":
-            monkeypatch.setattr("ctxfold.journal.TURN_TIMEOUT_S", -1.0)
-        state = on.agent.invoke(decided(decision), T)
-        monkeypatch.undo()
-        words = {"approve": "Sent: draft", "edit": "Sent: better", "reject": "No."}[decision["type"]]
-        sent = server.requests[-1].body["messages"]
-        assert [m["role"] for m in sent] == ["system", "user", "assistant", "tool"]
-        assert words in sent[3]["content"]
-        assert state["messages"][-1].text.startswith("Done.")
-        live = on.middleware.context("t").view().live
-        assert [e.id for e in live] == [m.id for m in state["messages"]]
-        assert on.middleware.context("t").usage().turns == 1
-        on.close()
-
-
-def test_a_call_edited_before_it_runs(saver: Any) -> None:
-    """The model sees the call as it was run, and the one before is nowhere in its window."""
-    with ModelServer(model="m", script=mailing, strict="openai") as server:
-        on = Running(server, saver, [send])
-        on.agent = create_agent(
-            on.chat,
-            [send],
-            system_prompt="AGENT",
-            middleware=[on.middleware],
-            checkpointer=saver,
-            interrupt_before=["tools"],
-        )
-        call = on.agent.invoke({"messages": [HumanMessage("Write to Ann.")]}, T)["messages"][-1]
-        calls = [{**call.tool_calls[0], "args": {"text": "better"}}]
-        on.agent.update_state(T, {"messages": [AIMessage("", id=call.id, tool_calls=calls)]}, as_node="model")
-        state = on.agent.invoke(None, T)
-        sent = server.requests[-1].body["messages"]
-        assert [m["role"] for m in sent] == ["system", "user", "assistant", "tool"]
-        assert sent[2]["tool_calls"][0]["function"]["arguments"] == '{"text": "better"}'
-        assert sent[3]["content"] == "Sent: better"
-        context = on.middleware.context("t")
-        assert [e.id for e in context.view().live] == [m.id for m in state["messages"]]
-        assert context.usage().reported.input_tokens == sum(
-            m.usage_metadata["input_tokens"] for m in (call, state["messages"][-1])
-        )
-        on.close()
-
-
-def test_a_tool_round_done_again(saver: Any) -> None:
-    """Replayed from between call and result: the tool runs again, and the new branch has the new result."""
-    runs: list[int] = []
-
-    @tool("send")
-    def counted(text: str) -> str:
-        """Sends a mail."""
-        runs.append(1)
-        return f"Sent {len(runs)} times."
-
-    with ModelServer(model="m", script=mailing, strict="openai") as server:
-        on = Running(server, saver, [counted])
-        assert on.ask("Write to Ann.") == "Done. Sent 1 times."
-        between = next(s.config for s in on.agent.get_state_history(T) if s.next == ("tools",))
-        state = on.agent.invoke(None, between)
-        assert state["messages"][-1].text == "Done. Sent 2 times."
-        branch = on.middleware.context(on.agent.get_state(T))
-        assert [e.id for e in branch.view().live] == [m.id for m in state["messages"]]
-        assert on.middleware.context("t").view().live[-1].message.text == "Done. Sent 1 times."
-        on.close()
-
-
-def test_a_run_that_failed_in_a_tool_is_taken_up(saver: Any) -> None:
-    """Also after the answer was stored and the checkpoint was not: nothing is there twice."""
-    failing = [True]
-
-    @tool("send")
-    def fragile(text: str) -> str:
-        """Sends a mail."""
-        if failing.pop():
-            raise RuntimeError("the line is down")
-        return "Sent."
-
-    with ModelServer(model="m", script=mailing, strict="openai") as server:
-        on = Running(server, saver, [fragile])
-        with pytest.raises(RuntimeError, match="line is down"):
-            on.ask("Write to Ann.")
-        failing.append(False)
-        state = on.agent.invoke(None, T)
-        assert state["messages"][-1].text == "Done. Sent."
-        assert [type(m) for m in state["messages"]] == [HumanMessage, AIMessage, ToolMessage, AIMessage]
-        live = on.middleware.context(on.agent.get_state(T)).view().live
-        assert [e.id for e in live] == [m.id for m in state["messages"]]
-        on.close()
 
 
 async def test_on_an_event_loop(tmp_path: Path, store_url: str) -> None:
