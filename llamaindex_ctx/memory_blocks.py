@@ -169,8 +169,11 @@ class Blocks:
         owed = [*self._owed.pop(block.name, []), *(m.model_copy(deep=True) for m in messages)]
         try:
             await block.aput(owed, from_short_term_memory=True, session_id=session)
-        except Exception:  # noqa: BLE001 - logged with its traceback; the messages themselves are stored
-            _log.exception("memory block %r did not take %d compacted messages", block.name, len(owed))
+        except Exception as error:  # noqa: BLE001 - logged; the messages themselves are stored
+            # what it says may quote a message: that is for those who have asked for it
+            told = "memory block %r did not take %d compacted messages: %s (why: at level DEBUG)"
+            _log.error(told, block.name, len(owed), type(error).__name__)
+            _log.debug("memory block %r", block.name, exc_info=True)
             self._owed[block.name] = owed
         except BaseException:
             self._owed[block.name] = owed

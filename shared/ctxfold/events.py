@@ -295,5 +295,9 @@ class Subscribers:
         for subscriber in tuple(self._all):
             try:
                 subscriber(event)
-            except Exception:  # noqa: BLE001 - logged with its traceback; a subscriber must not break a turn
-                _log.exception("a subscriber raised on %s", type(event).__name__)
+            except Exception as error:  # noqa: BLE001 - logged; a subscriber must not break a turn
+                # what it says may quote a message: that is for those who have asked for it
+                _log.error(
+                    "a subscriber raised %s on %s (why: at level DEBUG)", type(error).__name__, type(event).__name__
+                )
+                _log.debug("a subscriber raised on %s", type(event).__name__, exc_info=True)

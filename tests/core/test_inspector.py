@@ -16,6 +16,7 @@ import pytest
 from ctxfold import Section
 from ctxfold.inspection import MOST_CHARS, MOST_MESSAGES
 from ctxfold.messages import assistant, user
+from tests.conftest import NO_BROWSER
 from tests.core.driven import Driven, context, scripted, tool_round, turns
 
 ATTACK = "</pre></details><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> & 'so' \"on\""
@@ -199,7 +200,7 @@ def browser() -> str:
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
     )
     if found is None:
-        pytest.skip("no Chromium found: .ci/run installs it")
+        pytest.skip(NO_BROWSER)
     return found
 
 

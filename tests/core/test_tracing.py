@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,10 +12,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ctxfold.errors import BackendError
-from ctxfold.messages import Usage, assistant
+from ctxfold import Section
+from ctxfold.errors import BackendError, MessageNotFoundError
+from ctxfold.messages import ToolSpec, Usage, assistant, tool_result
 from ctxfold.ports import Reply
-from tests.core.driven import Driven, scripted, turns
+from tests.core.driven import Driven, call, scripted, turns
 
 _exporter = InMemorySpanExporter()
 
@@ -31,6 +33,7 @@ def spans() -> Iterator[Callable[[], list[Any]]]:
 
 
 USAGE = Usage(12, 3, 4)
+MARK = "Zanzibar-4711"
 
 
 def test_a_request_has_a_span_with_its_usage(make: Callable[..., Driven], spans: Any) -> None:
@@ -79,3 +82,56 @@ def test_a_compaction_has_a_span_and_its_summary_call_is_inside(make: Callable[.
     assert inner.parent.span_id == compact.context.span_id
     assert compact.attributes["ctxfold.tokens_after"] < compact.attributes["ctxfold.tokens_before"]
     assert compact.attributes["ctxfold.rung"] == outcome.event.rung
+
+
+def everything(make: Callable[..., Driven]) -> None:
+    """A session that says the mark in every place that could be told to somebody, and whose parts fail with it."""
+
+    def failing(_: Any) -> Any:
+        raise ValueError(f"cannot take {MARK}")
+
+    replies = [
+        Reply(assistant(f"calling for {MARK}", id="c", calls=[call("k", f'{{"q": "{MARK}"}}')]), USAGE, "tool_calls"),
+        Reply(assistant(f"found {MARK}", id="d"), USAGE, "stop"),
+        BackendError(f"refused: {MARK}", kind="content_filter"),
+    ]
+    ctx = make(
+        scripted(*replies),
+        summarizer=scripted(f"So far: {MARK}.", ValueError(MARK)),
+        system=f"You are {MARK}.",
+        session=f"session of {MARK}",
+        sections=[Section("documents", failing), Section("code", lambda _: [f"code of {MARK}"])],
+        context_window=4_000,
+        summary_timeout_s=None,
+    )
+    ctx.subscribe(failing)
+    ctx.send(f"look for {MARK}", tools=(ToolSpec("look", f"finds {MARK}"),))
+    ctx.send(tool_result("k", f"{MARK} " * 20, id="r"))
+    with pytest.raises(BackendError):
+        ctx.send(f"and {MARK}?")
+    ctx.add(turns(14))
+    ctx.compact()
+    ctx.search(MARK)
+    ctx.erase("c")
+    with pytest.raises(MessageNotFoundError):
+        ctx.get(f"no {MARK}")
+
+
+def test_no_text_of_a_conversation_is_told(
+    make: Callable[..., Driven], spans: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    everything(make)
+    assert {s.name.split()[0] for s in spans()} == {"chat", "summarize", "compact"}
+    assert not [s.name for s in spans() if MARK in s.to_json()]
+    assert "a subscriber raised ValueError on Appended" in caplog.text
+    assert MARK not in caplog.text
+
+
+def test_why_a_subscriber_failed_is_told_to_who_asks_for_it(
+    make: Callable[..., Driven], spans: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "ctxfold")
+    everything(make)
+    assert f"ValueError: cannot take {MARK}" in caplog.text
+    assert not [s.name for s in spans() if MARK in s.to_json()]
