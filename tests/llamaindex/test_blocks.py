@@ -183,7 +183,7 @@ async def test_vectors_of_what_was_compacted_are_found_for_the_session_alone() -
     ):
         await fill(ann, 40)
         assert {n.metadata["session_id"] for n in vectors._nodes.values()} == {"ann/s"}
-        assert "Employee 0 has the parking place" in beside(await ann.aget("Who parks where?"))
+        assert "has the parking place" in beside(await ann.aget("Who parks where?"))  # all are equally near
         assert not any("ctxfold" in n.text for n in vectors._nodes.values())
         assert beside(await bob.aget("Who parks where?")) == ""
 
