@@ -22,7 +22,7 @@ from tests.benchmarks.sheets import Cell, Sheet
 __all__ = ["QUESTIONS", "Run", "agent_run", "facts", "folded", "output", "run"]
 
 WINDOW = 32_000
-CALLS, QUICK_CALLS = 300, 12
+CALLS, QUICK_CALLS = 300, 6
 OUTPUT_CHARS = 40_000
 SYSTEM = "You watch the nightly jobs. Run each job once, in order, and report when all of them are done."
 SUITES = ("payments", "ledger", "search", "mail", "billing", "export", "audit")
