@@ -172,7 +172,7 @@ class Blocks:
         except Exception as error:  # noqa: BLE001 - logged; the messages themselves are stored
             # what it says may quote a message: that is for those who have asked for it
             told = "memory block %r did not take %d compacted messages: %s (why: at level DEBUG)"
-            _log.error(told, block.name, len(owed), type(error).__name__)
+            _log.error(told, block.name, len(owed), error if isinstance(error, ConfigError) else type(error).__name__)
             _log.debug("memory block %r", block.name, exc_info=True)
             self._owed[block.name] = owed
         except BaseException:
