@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from ctxfold import AgentContext, Message, RatioCounter, ScriptedBackend
+from ctxfold import AgentContext, ContextOverflowError, Message, RatioCounter, ScriptedBackend
 from ctxfold.messages import ToolCallPart, assistant, tool_result, user
 
 SUMMARY = "They talked, and looked some things up."
@@ -85,10 +85,13 @@ def window(way: Callable[[AgentContext, list[list[Message]]], None], told: list[
         return [context.usage().compactions, context.view().tokens, *shown]
 
 
-@settings(max_examples=max(10, settings.default.max_examples // 2))
+@settings(max_examples=50)
 @given(told=st.lists(turns, min_size=3, max_size=9), size=st.sampled_from([1_500, 2_500, 4_000]))
 def test_any_conversation(told: list[Turn], size: int) -> None:
-    expected = window(asked, told, size)
+    try:
+        expected = window(asked, told, size)
+    except ContextOverflowError:
+        reject()  # a question and the newest results that leave no room even for a summary: seldom
     assert window(by_turns, told, size) == expected
     assert window(one_by_one, told, size) == expected
     assert window(question_first, told, size) == expected

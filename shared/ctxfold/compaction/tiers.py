@@ -67,19 +67,19 @@ class Tiered:
     def _fitting(self, case: Case, decision: Decision, reason: str) -> Decision:
         """The decision; where a request has to fit and does not, what is left of the past goes too, the newest turn last, or of
         what is being answered all rounds but the newest."""
-        facts, view, budget = case.facts, case.view, case.rules.budget_tokens
-        after = decision.tokens_after if isinstance(decision, Plan) else view.tokens
-        if facts.mode != "cap" or after + facts.overhead_tokens <= budget:
+        facts, view = case.facts, case.view
+        if facts.mode != "cap" or _sure(decision, case):
             return decision
         past, own = view.parted()
         parts = rest_of_past(past, facts, older=view.compressed, asked=bool(own))
-        found = [
-            *(self._plan(case, part, reason) for part in parts),
-            self._own_plan(case, older_rounds(own, facts), reason),
-        ]
-        plans = [p for p in found if p is not None and p.tokens_after < after]
-        fits = next((p for p in plans if p.tokens_after + facts.overhead_tokens <= budget), None)
-        return fits or min(plans, key=lambda p: p.tokens_after, default=decision)
+        rounds = self._own_plan(case, older_rounds(own, facts), reason)
+        plans = [p for p in (*(self._plan(case, part, reason) for part in parts), rounds) if p is not None]
+        if sure := next((p for p in plans if _sure(p, case)), None):
+            return sure
+        most = decision.tokens_after if isinstance(decision, Plan) else view.tokens
+        if most + facts.overhead_tokens <= case.rules.budget_tokens:
+            return decision
+        return min((p for p in plans if p.tokens_after < most), key=lambda p: p.tokens_after, default=decision)
 
     def _backlog(self, case: Case) -> Plan | None:
         """Many summaries of tool outputs that wait are pressure of their own, where showing them frees enough for an epoch."""
@@ -161,8 +161,7 @@ class Tiered:
         useful = [p for p in plans if p is not None and p.tokens_before - p.tokens_after >= needed]
         fitting = [p for p in useful if p.tokens_after + facts.overhead_tokens <= rules.budget_tokens]
         if fitting:
-            # of a few words no summary is shorter: a larger span is surer
-            return next((p for p in fitting if p.tokens_before - p.tokens_after >= SURE_TOKENS), fitting[0])
+            return next((p for p in fitting if _sure(p, case)), fitting[0])
         if useful and facts.mode != "close":
             return min(useful, key=lambda p: p.tokens_after)
         return Hold(
@@ -270,6 +269,13 @@ def _ready(entries: Sequence[Entry], case: Case, turn_id: str | None) -> tuple[t
         if e.id in waiting and e.id not in keep and not e.shown_seq and waiting[e.id].seq == e.seq
     ]
     return tuple(d.message for _, d in found), sum(e.tokens - d.tokens for e, d in found)
+
+
+def _sure(decision: Decision, case: Case) -> bool:
+    """Whether it makes the request fit: a span of a few words may have no summary that is shorter."""
+    if not isinstance(decision, Plan) or decision.tokens_after + case.facts.overhead_tokens > case.rules.budget_tokens:
+        return False
+    return bool(decision.shown) or decision.tokens_before - decision.tokens_after >= SURE_TOKENS
 
 
 def _share(case: Case) -> str:
