@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from ctxfold.tokens import CtxWarning
 from langchain_ctx import ChatCtx, CtxChatMessageHistory
+from tests.core.postgres_schema import fresh_schema
 from tests.langchain.test_history import contents, words
 
 RUNS = 10
@@ -185,34 +186,45 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_ctx import CtxChatMessageHistory
 
-store, writer, mode = sys.argv[1:]
+store, writer = sys.argv[1:]
 answer = RunnableLambda(lambda given: AIMessage("to " + given[-1].content))
 with CtxChatMessageHistory.factory(store=store, context_window=20_000) as factory:
-    keys = {"input_messages_key": "messages"} if mode == "keys" else {}
-    if mode == "keys":
-        answer = RunnableLambda(lambda given: given["messages"]) | answer
-    chain = RunnableWithMessageHistory(answer, factory, **keys)
+    by_list = RunnableWithMessageHistory(answer, factory)
+    by_key = RunnableWithMessageHistory(
+        RunnableLambda(lambda given: given["messages"]) | answer, factory, input_messages_key="messages"
+    )
     for n in range(10):
         said = [HumanMessage(f"{writer}-{n}")]
-        chain.invoke({"messages": said} if mode == "keys" else said, {"configurable": {"session_id": "s"}})
+        by_list.invoke(said, {"configurable": {"session_id": "list"}})
+        by_key.invoke({"messages": said}, {"configurable": {"session_id": "keys"}})
 """
 
 
-@pytest.mark.parametrize("mode", ["keys", "list"])
-def test_four_processes_on_one_file(mode: str, store_url: str) -> None:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROCESS, store_url]
-    writers = [subprocess.Popen([*command, str(n), mode], stderr=subprocess.PIPE, text=True) for n in range(4)]
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared_store(request: pytest.FixtureRequest, store_url: str) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield store_url
+        return
+    with fresh_schema(request.getfixturevalue("postgres_url")) as url:
+        yield url
+
+
+def test_four_processes_on_one_session(shared_store: str) -> None:
+    """In both modes, a session each."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROCESS, shared_store]
+    writers = [subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in range(4)]
     for writer in writers:
-        _, errors = writer.communicate(timeout=120)
+        _, errors = writer.communicate(timeout=300)
         assert writer.returncode == 0, errors
         assert "Error" not in errors  # RunnableWithMessageHistory only logs what a history raises
-    with CtxChatMessageHistory("s", store_url, 20_000) as history:
-        said = contents(history.messages)
-    for writer in range(4):
-        mine = [s for s in said if s.startswith(f"{writer}-")]
-        assert mine == [f"{writer}-{n}" for n in range(10)]
-        assert all(said[said.index(text) + 1] == f"to {text}" for text in mine)
-    assert len(said) == 80
+    for mode in ("keys", "list"):
+        with CtxChatMessageHistory(mode, shared_store, 20_000) as history:
+            said = contents(history.messages)
+        for number in range(4):
+            mine = [s for s in said if s.startswith(f"{number}-")]
+            assert mine == [f"{number}-{n}" for n in range(10)]
+            assert all(said[said.index(text) + 1] == f"to {text}" for text in mine)
+        assert len(said) == 80
 
 
 @pytest.mark.parametrize("form", FORMS)
