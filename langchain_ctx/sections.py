@@ -11,8 +11,8 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import VectorStore
 
+from ctxfold import Item, Query, Section
 from ctxfold.errors import ConfigError
-from ctxfold.zones.section import Item, Query, Section
 
 __all__ = ["section_from"]
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         TokensTrigger,
         TurnsTrigger,
     )
+    from ctxfold.vectors import Embedder
     from ctxfold.zones.section import Item, Query, Section
 
 _WHERE = {
@@ -78,6 +79,7 @@ _WHERE = {
     "CtxError": "errors",
     "EconomicTrigger": "trigger",
     "Erasure": "erase",
+    "Embedder": "vectors",
     "Event": "events",
     "Fold": "stream",
     "HistoryCompacted": "events",
@@ -152,6 +154,7 @@ __all__ = [
     "ContextService",
     "CtxError",
     "EconomicTrigger",
+    "Embedder",
     "Erasure",
     "Event",
     "Fold",

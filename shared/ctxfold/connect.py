@@ -13,6 +13,7 @@ from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
 from ctxfold.prices import Prices
 from ctxfold.tasks import LocalTasks
 from ctxfold.tokens import TextCounter, text_counter
+from ctxfold.vectors import Embedder
 
 OPENAI = "openai_chat"
 
@@ -107,6 +108,7 @@ def ports(
     counter: TokenCounter | TextCounter | None = None,
     count_reasoning: bool = True,
     prices: Prices | None = None,
+    embedder: Embedder | None = None,
 ) -> Ports:
     """Ports from what a user gives; without a summariser the backend itself writes summaries."""
     model = backend.model if backend else None
@@ -117,6 +119,7 @@ def ports(
         summarizer=summarizer or backend,
         tasks=LocalTasks(),
         prices=prices,
+        embedder=embedder,
     )
 
 

@@ -40,6 +40,7 @@ from ctxfold.history.view import View
 from ctxfold.loading import load, without
 from ctxfold.messages import Message, Usage, content_key
 from ctxfold.ports import Document, Ports
+from ctxfold.vectors import Vectors
 
 __all__ = [
     "Journal",
@@ -120,6 +121,7 @@ class Journal:
     asked_tokens: dict[str, int] = field(default_factory=dict[str, int])  # our count of each open turn's newest request
     overhead_tokens: int = 0  # what the newest request held besides the view, so that triggers see what is sent
     held: tuple[int, int, str] | None = None  # epoch, tokens and policy at which compaction could not help
+    vectors: Vectors = field(default_factory=Vectors)  # of what was said, where there is an embedder
     scratch: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict[str, tuple[str, str]])
 
     @property

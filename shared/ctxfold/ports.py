@@ -12,6 +12,7 @@ from ctxfold.history.items import ItemStore
 from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.messages import Message, ToolSpec, Usage
 from ctxfold.prices import Prices
+from ctxfold.vectors import Embedder
 
 __all__ = [
     "AsyncChunkStream",
@@ -390,3 +391,4 @@ class Ports:
     ids: Ids = field(default_factory=UuidIds)
     tasks: Tasks | None = None
     prices: Prices | None = None
+    embedder: Embedder | None = None

@@ -38,6 +38,7 @@ from ctxfold.room import Window
 from ctxfold.service import ContextService
 from ctxfold.stream import StreamEvent
 from ctxfold.tokens import TextCounter
+from ctxfold.vectors import Embedder
 from ctxfold.zones.section import Section
 
 __all__ = ["AgentContext", "Input", "SessionUsage"]
@@ -74,6 +75,7 @@ class AgentContext(SessionFiles):
             docs/strategies.md. A session that names another one than these opens only with its object.
         prices: what tokens cost; `usage()` and the events of compactions then say what was spent and saved.
         sections: what is to stand beside the conversation, each with its source: see docs/sections.md.
+        embedder: makes vectors of texts; recall then goes by meaning as well as by words.
         rules: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
 
     Safe across threads and tasks; use it as a context manager, or call `close`.
@@ -95,6 +97,7 @@ class AgentContext(SessionFiles):
         strategy: str | Strategy | Summarizer | None = None,
         prices: Prices | None = None,
         sections: Sequence[Section] = (),
+        embedder: Embedder | None = None,
         **rules: object,
     ) -> None:
         own = () if strategy is None or isinstance(strategy, str) else (as_strategy(strategy),)
@@ -108,6 +111,7 @@ class AgentContext(SessionFiles):
             counter=counter,
             count_reasoning=policy.count_reasoning,
             prices=prices,
+            embedder=embedder,
         )
         prompts = (system,) if isinstance(system, str) else tuple(system) if system is not None else None
         self._bind(

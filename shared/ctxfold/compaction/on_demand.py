@@ -15,7 +15,7 @@ __all__ = ["BetweenRounds", "Newest", "Trim"]
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """The oldest messages leave without a word until the view fits `budget_tokens`; whole tool rounds, and never what has to stay."""
+    """The oldest messages leave without a word until the view fits `budget_tokens`; whole rounds, never what has to stay."""
 
     budget_tokens: int
     name: str = "trim"

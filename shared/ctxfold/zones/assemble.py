@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from ctxfold.budget import Policy
@@ -11,7 +12,8 @@ from ctxfold.history.view import View
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, Role, TextPart, is_final
 from ctxfold.ports import Ports
-from ctxfold.zones.recall import recall, render
+from ctxfold.zones.recall import Passage, recall, render
+from ctxfold.zones.semantic import near_passages
 
 __all__ = [
     "SCRATCH_ID",
@@ -25,6 +27,8 @@ __all__ = [
     "scratch_message",
     "too_large",
 ]
+
+_log = logging.getLogger("ctxfold")
 
 SCRATCH_ID = "scratch"
 REMEMBERED_QUESTIONS = 64
@@ -71,8 +75,24 @@ def recalled(journal: Journal, view: View, ports: Ports, *, question: Message | 
     if known is not None and ports.counter.count_text(known) <= share:
         return known
     visible = frozenset(e.seq for e in view if not e.shown_seq)
-    found = yield from recall(journal.key, question.text, budget_tokens=share, visible=visible, counter=ports.counter)
+    found = yield from recall(
+        journal.key,
+        question.text,
+        budget_tokens=share,
+        visible=visible,
+        counter=ports.counter,
+        near=(yield from _near(journal, question.text, ports, visible)),
+    )
     return remember(journal, question.id, question, render(found))
+
+
+def _near(journal: Journal, query: str, ports: Ports, visible: frozenset[int]) -> Flow[tuple[Passage, ...]]:
+    """What is near by meaning; words alone have to do when the embedder fails."""
+    try:
+        return (yield from near_passages(journal, query, ports, visible=visible))
+    except Exception as error:  # noqa: BLE001 - somebody else's embedder: reported, and the turn goes on
+        _log.warning("recall goes by words alone, the embedder failed: %r", error)
+        return ()
 
 
 def remembered(journal: Journal, key: str, question: Message) -> str | None:
