@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ from ctxfold.events import OutputsPrepared
 from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
 from ctxfold.ports import Request
 from tests.core.driven import Driven, context, scripted, text_of
-from tests.core.test_background import wait_for
+from tests.core.test_background import Slow, wait_for
 
 Make = Callable[..., Driven]
 
@@ -255,3 +257,31 @@ def test_the_calls_are_counted_once(make: Make) -> None:
     filled(ctx, 12)
     assert ctx.summarize_tools() == 6, "three by the model, the others without"
     assert len(ctx.ctx._engine.ports.summarizer.requests) == 3
+
+
+def test_closing_ends_what_is_under_way_and_gives_nothing_up() -> None:
+    slow = Slow(0.3)
+    slow.backend = scripted(*[short] * 99)
+    store = MemoryStore()
+    ctx = context(store=store, summarizer=slow, context_window=20_000, tool_summaries=True)
+    filled(ctx, 12)
+    wait_for(lambda: slow.under_way > 0)
+    ctx.close(wait=False)
+    wait_for(lambda: not any(t.name == "ctxfold-background" for t in threading.enumerate()))
+    with context(store=store, summarizer=scripted(*[short] * 99), context_window=20_000) as again:
+        assert again.get("t0").text == output(0)
+        assert again.summarize_tools() == 0, "the lease of the one that was stopped ends by itself"
+        store.release(ctx._key, "tool summaries", ctx._engine._journals[ctx._key].worker)
+        assert again.summarize_tools() == 6
+
+
+async def test_a_loop_that_ends_leaves_no_half_summary() -> None:
+    slow = Slow(5.0)
+    ctx = context(summarizer=slow, context_window=20_000, tool_summaries=True)
+    for number in range(8):
+        await ctx.aadd(looked_up(number))
+    await asyncio.sleep(0.05)
+    assert slow.under_way == 1
+    await ctx.aclose(wait=False)
+    assert slow.under_way == 0
+    assert not ctx._engine._journals[ctx._key].pairs.running

@@ -59,12 +59,21 @@ def prepare_pairs(journal: Journal, ports: Ports, *, turn_id: str | None = None)
         return ()
     with journal.lock:
         told, pairs.told = tuple(pairs.told), []
+    if pairs.running:
+        return told
     yield from flush_pairs(journal, ports)
-    if not pairs.running and _waiting(journal, journal.view(turn_id)):
-        pairs.running = True
+    if _waiting(journal, journal.view(turn_id)) and _claimed(journal):
         begun = yield from Start(_work(journal, ports, turn_id))
-        pairs.running = begun and pairs.running
+        if not begun:
+            pairs.running = False
     return told
+
+
+def _claimed(journal: Journal) -> bool:
+    with journal.lock:
+        free = not journal.pairs.running
+        journal.pairs.running = True
+    return free
 
 
 def summarise_pairs(journal: Journal, ports: Ports, *, turn_id: str | None = None) -> Flow[int]:
@@ -75,15 +84,20 @@ def summarise_pairs(journal: Journal, ports: Ports, *, turn_id: str | None = Non
     done = 0
     journal.worker = journal.worker or ports.ids.new()
     ttl_s = (journal.rules().summary_timeout_s or 120.0) + 10.0
-    while pairs := _waiting(journal, journal.view(turn_id))[:AT_ONCE]:
+    while batch := _waiting(journal, journal.view(turn_id))[:AT_ONCE]:
         if not (yield from TakeLease(journal.key, LEASE, journal.worker, ttl_s)):
             break
+        stored = True
         try:
-            for pair in pairs:
+            for pair in batch:
                 done += yield from _summarised(journal, ports, pair)
             stored = yield from flush_pairs(journal, ports)
-        finally:
+        except GeneratorExit:
+            raise  # the lease ends by itself
+        except BaseException:
             yield from Release(journal.key, LEASE, journal.worker)
+            raise
+        yield from Release(journal.key, LEASE, journal.worker)
         if not stored:
             break
     return done
@@ -93,29 +107,35 @@ def flush_pairs(journal: Journal, ports: Ports) -> Flow[bool]:
     """Store the summaries that wait for it; whether none waits any more. When the store fails they are kept and tried again."""
     pairs = journal.pairs
     with journal.lock:
-        waiting, calls, usage = tuple(pairs.unwritten), pairs.calls, pairs.usage
-    if not waiting:
-        return True
+        waiting, calls, usage, problems = tuple(pairs.unwritten), pairs.calls, pairs.usage, tuple(pairs.problems)
+        if not waiting and not calls:
+            return True
+        pairs.unwritten, pairs.calls, pairs.usage, pairs.problems = [], 0, Usage(), []
     body = OutputsSummarised(waiting, calls or None, usage if usage != Usage() else None)
     try:
         yield from append(journal, (draft(ports, body),), ports)
-    except StoreError as error:
-        pairs.told.append(OutputsPrepared(journal.key.session, 0, (f"kept until the store takes them: {error}",)))
+    except BaseException as error:
+        with journal.lock:
+            pairs.unwritten, pairs.calls = [*waiting, *pairs.unwritten], calls + pairs.calls
+            pairs.usage, pairs.problems = usage + pairs.usage, [*problems, *pairs.problems]
+        if not isinstance(error, StoreError):
+            raise
+        _tell(journal, 0, f"kept until the store takes them: {error}")
         return False
-    with journal.lock:
-        del pairs.unwritten[: len(waiting)]
-        pairs.calls -= calls
-        pairs.usage = Usage()
-        pairs.told.append(OutputsPrepared(journal.key.session, len(waiting), tuple(pairs.problems)))
-        pairs.problems.clear()
+    _tell(journal, len(waiting), *problems)
     return True
+
+
+def _tell(journal: Journal, messages: int, *problems: str) -> None:
+    with journal.lock:
+        journal.pairs.told.append(OutputsPrepared(journal.key.session, messages, problems))
 
 
 def _work(journal: Journal, ports: Ports, turn_id: str | None) -> Flow[None]:
     try:
         yield from summarise_pairs(journal, ports, turn_id=turn_id)
     except Exception as error:  # noqa: BLE001 - told by an event; the outputs stand as they stood
-        journal.pairs.told.append(OutputsPrepared(journal.key.session, 0, (repr(error),)))
+        _tell(journal, 0, repr(error))
     finally:
         journal.pairs.running = False
 
