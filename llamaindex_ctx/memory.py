@@ -99,17 +99,18 @@ class CtxMemory(BaseMemory, Closing):
             sections: what else is to stand beside the conversation: `ctxfold.Section`.
             policy: further fields of `ctxfold.Policy`, and `max_tokens`, the reply reserve.
         """
+        source, session = source_of(store, llm), session_id or uuid.uuid4().hex
+        llm = llm or source.llm
         rules = {**policy, **window_rules(context_window, token_limit, llm)}
         if not recall:
             rules = {"recall_ratio": 0.0, **rules}  # sections are looked for all the same
-        source, session = source_of(store, llm), session_id or uuid.uuid4().hex
         if memory_blocks is None:
             memory_blocks = source.memory_blocks(session) if source.memory_blocks else ()
         live = open_live(
             session,
             owner,
             source,
-            llm=llm or source.llm,
+            llm=llm,
             counter=counter or (FunctionCounter(tokenizer_fn) if tokenizer_fn else None),
             tokenizer_fn=tokenizer_fn,
             blocks=memory_blocks,
@@ -207,40 +208,46 @@ class CtxMemory(BaseMemory, Closing):
     @dispatcher.span
     def put_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         """Store messages in one step: all of them, or on an error none."""
+        self._put(messages)
+        self._feed()
+
+    def _put(self, messages: Sequence[ChatMessage | str]) -> None:
         view = self.context.view().messages if self._needs_view(messages) else ()
         fresh = _without_own(self._taken(messages, unanswered(view)), view)
         if fresh:
             self._live.waiting = self.context.add(fresh).turn_id is not None
-            self._feed()
 
     @dispatcher.span
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
-        if _heavy(messages):
-            await asyncio.to_thread(self.put_messages, messages)
-            return
+        await (asyncio.to_thread(self._put, messages) if _heavy(messages) else self._aput(messages))
+        await self._afeed()
+
+    async def _aput(self, messages: Sequence[ChatMessage | str]) -> None:
         view = (await self.context.aview()).messages if self._needs_view(messages) else ()
         fresh = _without_own(self._taken(messages, unanswered(view)), view)
         if fresh:
             self._live.waiting = (await self.context.aadd(fresh)).turn_id is not None
-            await self._afeed()
 
     @dispatcher.span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
         """Put messages in place of all others, at once; on an error nothing has changed. The archive keeps the old ones."""
+        self._set(messages)
+        self._feed()
+
+    def _set(self, messages: Sequence[ChatMessage | str]) -> None:
         fresh = _once(self._taken(messages))
         self.context.set_messages(fresh, prompts=True)
         self._live.waiting = bool(unanswered(fresh))
-        self._feed()
 
     @dispatcher.span
     async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
-        if _heavy(messages):
-            await asyncio.to_thread(self.set, messages)
-            return
+        await (asyncio.to_thread(self._set, messages) if _heavy(messages) else self._aset(messages))
+        await self._afeed()
+
+    async def _aset(self, messages: Sequence[ChatMessage | str]) -> None:
         fresh = _once(self._taken(messages))
         await self.context.aset_messages(fresh, prompts=True)
         self._live.waiting = bool(unanswered(fresh))
-        await self._afeed()
 
     def reset(self) -> None:
         """Empty the conversation, system messages too; the archive keeps what was there."""
