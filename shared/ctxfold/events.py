@@ -131,8 +131,9 @@ class TurnEnded:
 class HistoryCompacted:
     """An epoch change. Counts are messages and tokens of the view before and after; `rung` says who wrote the summary.
 
-    `archived` originals left the view; `covered` are the ids of those that a summary stands for now. Of their literals `facts_kept` stand in the summary, `facts_in_ledger` in its verbatim
-    lines, `facts_archived` only in the log; `facts_invented` stand in the summary but in no source.
+    `archived` originals left the view; `covered` are the ids of those that a summary stands for now. Of their literals
+    `facts_kept` stand in the summary, `facts_in_ledger` in its verbatim lines, `facts_archived` only in the log;
+    `facts_invented` stand in the summary but in no source.
     """
 
     session: str

@@ -301,7 +301,7 @@ class SessionHandle:
         return _needed(await self._arun(self._edit(lambda e, j: e.room.compact(j, turn_id=_only_turn(j)))))
 
     def summarize_tools(self) -> int:
-        """Summarise older tool outputs ahead, all but the newest six; how many. The window stays as it is until it has to shrink."""
+        """Summarise older tool outputs ahead, all but the newest six; how many. The window stays until it has to shrink."""
         return self._run(self._edit(lambda e, j: summarise_pairs(j, e.ports)))
 
     async def asummarize_tools(self) -> int:

@@ -46,7 +46,7 @@ def _padded(value: Any) -> Any:
     """Slots of older snapshots have no number."""
     if not isinstance(value, list):
         return value  # pyright: ignore[reportUnknownVariableType]
-    slot = cast("list[Any]", value)
+    slot = cast("list[Any]", value)  # type: ignore[redundant-cast]
     return [*slot, 0] if len(slot) == 4 else slot
 
 
