@@ -52,7 +52,7 @@ class ContextSummarizer(Runnable[Sequence[MessageLikeRepresentation], str]):
         summary_tokens: int = 2_048,
         counter: TokenCounter | TextCounter | None = None,
         prompt: str | None = None,
-        on_summary: Callable[[Summary], None] | None = None,
+        on_summary: Callable[[Summary], object] | None = None,
     ) -> None:
         self._writer = SummaryWriter(
             as_summarizer(model),
