@@ -46,11 +46,18 @@ class _Shared:
     handles: Recent[SessionKey, AgentContext] = field(default_factory=Recent[SessionKey, AgentContext])
 
     def opened(self, key: SessionKey) -> AgentContext:
+        """The session; one that is there keeps the rules that a memory has given it."""
+        new = self.store.head(key) is None
         if self.first is None:
             self.first = AgentContext(
-                session=key.session, owner=key.owner, store=self.store, context_window=WINDOW, auto_compact=False
+                session=key.session,
+                owner=key.owner,
+                store=self.store,
+                context_window=WINDOW,
+                auto_compact=False,
+                create=new,
             )
-        return self.first.at(key.session, owner=key.owner)
+        return self.first.at(key.session, owner=key.owner, create=new)
 
 
 class CtxChatStore(BaseChatStore, Closing):

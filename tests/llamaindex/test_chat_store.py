@@ -197,6 +197,20 @@ def test_a_compacted_session_is_a_whole_history(store: CtxChatStore, shared: Sto
     assert store.get_messages("k") == messages[1:]
 
 
+def test_looking_at_a_memorys_session_leaves_its_rules_alone(shared: Store) -> None:
+    memory = CtxMemory.from_defaults("k", store=shared, token_limit=300)
+    memory.put_messages([user("a"), bot("b")])
+    with CtxChatStore(shared) as store:
+        assert store.get_messages("k") == [user("a"), bot("b")]
+        store.add_message("k", user("c"))
+        store.add_message("new", user("d"))
+        assert store.get_keys() == ["k", "new"]
+    assert memory.context.rules() == memory.context.policy
+    assert memory.context.rules().auto_compact
+    again = CtxMemory.from_defaults("new", store=shared, token_limit=300)
+    assert again.context.rules() == again.context.policy
+
+
 def test_owners_do_not_see_each_other(tmp_path: Path) -> None:
     with SqlStore(f"sqlite:///{tmp_path / 'chat.db'}") as shared:
         ann, bob = CtxChatStore(shared, owner="ann"), CtxChatStore(shared, owner="bob")
