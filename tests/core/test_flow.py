@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from ctxfold.flow import All, Effect, Flow, arun, run
+from ctxfold.errors import BackendError, ConfigError
+from ctxfold.flow import All, Apart, Effect, Flow, arun, run
 from ctxfold.ports import Ports
 
 PORTS = cast("Ports", object())
@@ -89,3 +92,58 @@ def test_a_running_loop_is_no_obstacle() -> None:
         return run(total(4), PORTS)
 
     assert asyncio.run(inside()) == 4
+
+
+def test_all_with_threads_begins_together() -> None:
+    barrier = threading.Barrier(3, timeout=10)
+
+    def meets(value: int) -> Flow[int]:
+        yield from Apart(barrier.wait)
+        return value
+
+    def together() -> Flow[tuple[int, ...]]:
+        return (yield from All(tuple(meets(n) for n in range(3)), threads=True))
+
+    assert run(together(), PORTS) == asyncio.run(arun(together(), PORTS)) == (0, 1, 2)
+
+
+def apart(function: Callable[[], Any], timeout_s: float | None = None) -> Flow[Any]:
+    return (yield from Apart(function, timeout_s))
+
+
+def driven(flow: Flow[Any]) -> Any:
+    return run(flow, PORTS)
+
+
+def adriven(flow: Flow[Any]) -> Any:
+    return asyncio.run(arun(flow, PORTS))
+
+
+def test_a_call_apart_gives_what_the_call_gives() -> None:
+    async def later() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    def fails() -> int:
+        raise TimeoutError("its own")
+
+    assert run(apart(lambda: 7), PORTS) == asyncio.run(arun(apart(lambda: 7), PORTS)) == 7
+    assert asyncio.run(arun(apart(later), PORTS)) == 7
+    assert asyncio.run(arun(apart(lambda: later()), PORTS)) == 7
+    for drive in (driven, adriven):
+        with pytest.raises(TimeoutError, match="its own"):
+            drive(apart(fails, 5.0))
+    for function in (later, lambda: later()):
+        with pytest.raises(ConfigError, match="is async"):
+            run(apart(function), PORTS)
+
+
+def test_a_call_apart_is_left_behind_when_its_time_is_over() -> None:
+    gate = threading.Event()
+    try:
+        for drive in (driven, adriven):
+            with pytest.raises(BackendError, match=r"no answer within 0\.05 s") as caught:
+                drive(apart(gate.wait, 0.05))  # asyncio.run would wait for the loop's own threads
+            assert caught.value.kind == "timeout"
+    finally:
+        gate.set()

@@ -27,6 +27,7 @@ from ctxfold.errors import (
     StoreFormatError,
     StoreUnavailableError,
 )
+from ctxfold.history.items import MemoryItem
 from ctxfold.history.records import Draft, MessageAdded, SessionKey, TurnClosed
 from ctxfold.messages import Message, TextPart, user
 from ctxfold.ports import Head
@@ -383,6 +384,15 @@ def test_golden_store_opens(golden_url: str) -> None:
         found = store.postings(golden.KEY, ["中文", "long"])
         assert (found.documents, found.total_length) == (2, 47)
         assert found.by_term == {"中文": ((3, 2, 7),), "long": ((6, 40, 40),)}
+
+
+def test_golden_store_takes_memory_items(golden_url: str) -> None:
+    item = MemoryItem("i1", "facts", "lives in Berlin", key="home town")
+    with SqlStore(golden_url) as store:
+        assert store.memories("default") == ()
+        store.remember("default", [item])
+    with SqlStore(golden_url) as store:
+        assert store.memories("default") == (item,)
 
 
 def test_golden_store_goes_on(golden_url: str) -> None:

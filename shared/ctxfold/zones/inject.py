@@ -59,6 +59,7 @@ def fill(
     """
     budget = journal.rules().budget_tokens
     free = room_tokens / budget
+    standing = _standing(view)
     asked: list[tuple[Section, Query]] = []
     events: list[Event] = []
     for each in sections:
@@ -66,7 +67,8 @@ def fill(
             told = f"{max(0.0, free):.0%} of the budget is free, it wants {each.least_free_ratio:.0%}"
             events.append(SectionSkipped(journal.key.session, each.kind, told))
             continue
-        share = min(int(each.share_ratio * budget) - _standing(view, each.kind), room_tokens)
+        used = sum(tokens for _, tokens in standing.get(each.kind, ()))
+        share = min(int(each.share_ratio * budget) - used, room_tokens)
         if share < LEAST_TOKENS:
             events.append(SectionSkipped(journal.key.session, each.kind, "its share of the budget is used up"))
             continue
@@ -78,7 +80,8 @@ def fill(
         if answer.failure is not None:
             events.append(SectionSkipped(journal.key.session, each.kind, answer.failure))
             continue
-        made = yield from _made(answer, view, min(query.budget_tokens, left), ports.counter, by_hand)
+        before = [note for note, _ in standing.get(each.kind, ())]
+        made = yield from _made(answer, before, min(query.budget_tokens, left), ports.counter, by_hand)
         if made is not None:
             left -= made.tokens
             filled.append(made)
@@ -91,10 +94,11 @@ def render(kind: str, items: Iterable[tuple[str, str]]) -> str:
     return "\n".join([_heading(kind), *lines]) if lines else ""
 
 
-def _made(found: Found, view: View, budget_tokens: int, counter: TokenCounter, by_hand: bool) -> Flow[Filled | None]:
+def _made(
+    found: Found, before: Sequence[SectionNote], budget_tokens: int, counter: TokenCounter, by_hand: bool
+) -> Flow[Filled | None]:
     kind = found.section.kind
-    notes = [n for e in view if (n := section_note(e.message)) is not None and n.kind == kind]
-    known = set[str]() if by_hand else {p.key for n in notes for p in n.items}
+    known = set[str]() if by_hand else {p.key for n in before for p in n.items}
 
     def choose() -> list[tuple[Item, str]]:
         return _chosen(kind, found.items, known, budget_tokens, counter)
@@ -106,7 +110,7 @@ def _made(found: Found, view: View, budget_tokens: int, counter: TokenCounter, b
     text = render(kind, [(item.source, shown) for item, shown in chosen])
     placed = tuple(Placed(_key(item), as_data(item.source), item.id, item.score) for item, _ in chosen)
     note = SectionNote(kind, placed, found.section.place, by_hand)
-    if by_hand and notes and notes[-1] == note:
+    if by_hand and before and before[-1] == note:
         return None
     return Filled(found.section, text, note, counter.count(section("", text, note)))
 
@@ -166,6 +170,10 @@ def _key(item: Item) -> str:
     return hashlib.sha256(item.text.strip().encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _standing(view: View, kind: str) -> int:
-    """Tokens of the sections of that kind that stand in the view: the share is per epoch."""
-    return sum(e.tokens for e in view if (note := section_note(e.message)) is not None and note.kind == kind)
+def _standing(view: View) -> dict[str, list[tuple[SectionNote, int]]]:
+    """The sections in the view by kind, in order, with their tokens: shares are per epoch."""
+    found: dict[str, list[tuple[SectionNote, int]]] = {}
+    for entry in view:
+        if entry.message.kind == "section" and (note := section_note(entry.message)) is not None:
+            found.setdefault(note.kind, []).append((note, entry.tokens))
+    return found
