@@ -34,7 +34,7 @@ OLDEST := .venv/oldest
 test-oldest: setup  ## the LangChain tests on the oldest LangChain allowed
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet -e ".[langchain,llamaindex]" "langchain-core==1.6.13" "langchain==1.4.7" \
-		langchain-tests langchain-openai langchain-deepseek langchain-anthropic hypothesis pytest pytest-asyncio pytest-xdist
+		langchain-tests langchain-openai langchain-deepseek langchain-anthropic langgraph-checkpoint-sqlite langmem hypothesis pytest pytest-asyncio pytest-xdist
 	@$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/langchain $(ARGS)
 
 lint: setup  ## ruff, formatting, import contracts

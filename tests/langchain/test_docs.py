@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,11 @@ def test_the_examples(names: dict[str, Any]) -> None:
     names["middleware"] = names["ContextMiddleware"](context_window=8_000)
     run(deletion)
     assert names["agent"].get_state(config).values == {}
-    run(deep)
-    names["agent"].invoke({"messages": [told]}, config=config)
-    answer = names["agent"].invoke({"messages": [asked]}, config=config)
-    assert "47-B" in answer["messages"][-1].text
+    if find_spec("deepagents"):  # it needs langchain-core 1.7
+        run(deep)
+        names["agent"].invoke({"messages": [told]}, config=config)
+        answer = names["agent"].invoke({"messages": [asked]}, config=config)
+        assert "47-B" in answer["messages"][-1].text
     run(context)
     names["model"].invoke([told])
     assert "47-B" in names["model"].invoke([asked]).text

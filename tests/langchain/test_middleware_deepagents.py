@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 import pytest
-from deepagents import create_deep_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -19,6 +18,7 @@ from ctxfold import MemoryStore
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
 
+create_deep_agent = pytest.importorskip("deepagents", reason="deepagents needs langchain-core 1.7").create_deep_agent
 T: Any = {"recursion_limit": 500, "configurable": {"thread_id": "t"}}
 PAGE = "The quick brown fox reads line after line of the long page. " * 40
 WINDOW = 20_000  # deepagents' own prompt and tools take about a third of it
