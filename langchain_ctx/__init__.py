@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from langchain_ctx.convert import from_langchain, to_langchain
     from langchain_ctx.copying import aexport_history, aimport_history, export_history, import_history
     from langchain_ctx.counting import token_counter
+    from langchain_ctx.embedding import LangChainEmbedder
     from langchain_ctx.history import CtxChatMessageHistory
     from langchain_ctx.middleware import ContextMiddleware
     from langchain_ctx.node import ContextNode
@@ -32,6 +33,7 @@ _WHERE = {
     "ContextSummarizer": "plugged",
     "CtxChatMessageHistory": "history",
     "LangChainBackend": "backend",
+    "LangChainEmbedder": "embedding",
     "aexport_history": "copying",
     "aimport_history": "copying",
     "export_history": "copying",
@@ -53,6 +55,7 @@ __all__ = [
     "ContextSummarizer",
     "CtxChatMessageHistory",
     "LangChainBackend",
+    "LangChainEmbedder",
     "aexport_history",
     "aimport_history",
     "export_history",

@@ -57,8 +57,8 @@ class ContextNode(Runnable[Any, Any], Closing):
         max_tokens: reply reserve in tokens; None keeps a fifth of the window free.
         messages_key: where a graph's state has its messages.
         output_key: where the state gets those for the model.
-        policy: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `sections`, `strategy` and `prices` as `AgentContext`
-            takes them.
+        policy: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `sections`, `strategy`, `prices` and `embedder` as
+            `AgentContext` takes them.
     """
 
     def __init__(  # noqa: PLR0913 - settings, all by name

@@ -11,17 +11,19 @@ from ctxfold.connect import open_store, session_rules
 from ctxfold.ports import ContextBackend, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
+from langchain_ctx.embedding import as_embedder
 from langchain_ctx.summarizer import as_summarizer
 
 __all__ = ["Sessions"]
 
-_NO_RULES = ("sections", "strategy", "prices")  # what an AgentContext takes beside the fields of a policy
+_NO_RULES = ("embedder", "prices", "sections", "strategy")  # what an AgentContext takes beside the fields of a policy
 
 
 class Sessions:
     """Hands out sessions over one engine, which is made with the first of them; safe across threads and tasks.
 
-    `policy` holds fields of `Policy`, and `sections`, `strategy` and `prices` as `AgentContext` takes them.
+    `policy` holds fields of `Policy`, and `embedder`, `prices`, `sections` and `strategy` as `AgentContext` takes them; an
+    embedder may be LangChain's `Embeddings`.
     Settings are checked at once: ConfigError, WindowTooSmallError. A store given as a URL is opened here and closed by `close`.
     """
 
@@ -37,8 +39,12 @@ class Sessions:
         policy: Mapping[str, Any],
     ) -> None:
         rules = dict(policy)
-        more = {name: rules.pop(name) for name in _NO_RULES if name in rules and not isinstance(rules[name], str)}
+        more = {name: rules.pop(name) for name in _NO_RULES if name in rules}
+        if more.get("embedder") is not None:
+            more["embedder"] = as_embedder(more["embedder"])
         reserve = rules.pop("reply_reserve_tokens", max_tokens)
+        if isinstance(more.get("strategy"), str):  # a name is a rule, an object is not
+            rules["strategy"] = more.pop("strategy")
         session_rules(context_window, backend, reply_reserve_tokens=reserve, **rules)
         self._settings: dict[str, Any] = {
             "backend": backend,
