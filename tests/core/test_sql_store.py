@@ -27,13 +27,11 @@ from ctxfold.errors import (
     StoreFormatError,
     StoreUnavailableError,
 )
-from ctxfold.history.items import MemoryItem
-from ctxfold.history.records import Draft, MessageAdded, SessionKey, TurnClosed
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
 from ctxfold.messages import Message, TextPart, user
 from ctxfold.ports import Head
 from ctxfold.stores.sql import SqlStore
 from tests.core.postgres_schema import fresh_schema
-from tests.golden import build_v1 as golden
 
 KEY = SessionKey("ann", "s1")
 
@@ -357,47 +355,3 @@ async def test_cancelled_appends_lose_and_double_nothing(url: str) -> None:
         records = await store.aread(KEY)
     assert [r.id for r in records] == [f"m{n}" for n in range(30)]
     assert [r.seq for r in records] == list(range(1, 31))
-
-
-# the golden store of format 1
-
-
-@pytest.fixture
-def golden_url(url: str) -> str:
-    """A store of format 1 as it was written then: its schema and rows, loaded without ctxfold."""
-    schema = golden.FOLDER / f"v1_schema_{'sqlite' if url.startswith('sqlite') else 'postgresql'}.sql"
-    rows = golden.FOLDER / "v1_rows.sql"
-    statements = (schema.read_text(encoding="utf-8") + rows.read_text(encoding="utf-8")).split(";\n")
-    run_sql(url, *(statement for statement in statements if statement.strip()))
-    return url
-
-
-def test_golden_store_opens(golden_url: str) -> None:
-    with SqlStore(golden_url) as store:
-        records = store.read(golden.KEY)
-        assert [(r.seq, r.id, r.body, r.turn_id, r.at_s) for r in records] == [
-            (n, d.id, d.body, d.turn_id, d.at_s) for n, d in enumerate(golden.DRAFTS, 1)
-        ]
-        assert store.head(golden.KEY) == Head(20, 19)
-        assert store.snapshot_before(golden.KEY, 19) == 15
-        assert store.sessions("owner-2") == (golden.OTHER.session,)
-        found = store.postings(golden.KEY, ["中文", "long"])
-        assert (found.documents, found.total_length) == (2, 47)
-        assert found.by_term == {"中文": ((3, 2, 7),), "long": ((6, 40, 40),)}
-
-
-def test_golden_store_takes_memory_items(golden_url: str) -> None:
-    item = MemoryItem("i1", "facts", "lives in Berlin", key="home town")
-    with SqlStore(golden_url) as store:
-        assert store.memories("default") == ()
-        store.remember("default", [item])
-    with SqlStore(golden_url) as store:
-        assert store.memories("default") == (item,)
-
-
-def test_golden_store_goes_on(golden_url: str) -> None:
-    with SqlStore(golden_url) as store:
-        # fingerprints are stored: a changed algorithm would make these conflicts
-        assert store.append(golden.KEY, golden.DRAFTS, known=20, documents=golden.DOCUMENTS) == ()
-        assert [r.seq for r in store.append(golden.KEY, [Draft("new", TurnClosed())], known=20)] == [21]
-        assert store.postings(golden.KEY, []).documents == 2

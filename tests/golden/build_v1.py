@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ctxfold.history.records import (
@@ -121,12 +122,12 @@ def fill(store: SqlStore) -> None:
     store.append(OTHER, DRAFTS[1:3])
 
 
-def rows(path: Path) -> str:
+def rows(path: Path, tables: Sequence[str] = TABLES) -> str:
     """All rows of a SQLite store as INSERT statements that both databases take."""
     lines: list[str] = []
     connection = sqlite3.connect(path)
     try:
-        for table in TABLES:
+        for table in tables:
             for row in connection.execute(f"SELECT * FROM {table}"):
                 lines.append(f"INSERT INTO {table} VALUES ({', '.join(map(_literal, row))});\n")
     finally:

@@ -33,7 +33,15 @@ from ctxfold.history.terms import sentences
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
-__all__ = ["Scrub", "first_records", "open_turns", "quoting_sections", "shared_length", "showing_sections", "whole_rounds"]
+__all__ = [
+    "Scrub",
+    "first_records",
+    "open_turns",
+    "quoting_sections",
+    "shared_length",
+    "showing_sections",
+    "whole_rounds",
+]
 
 QUOTE_CHARS = 12  # a shorter sentence says nothing of its own
 
@@ -51,7 +59,9 @@ class Scrub:
     emptied: set[str] = field(default_factory=set[str])  # ids of records whose text is gone
     summaries: dict[str, Message] = field(default_factory=dict[str, Message])  # those that were written anew
     _before: list[Record] = field(default_factory=list[Record])  # the log so far, as it was
-    _entries: dict[str, Entry] = field(default_factory=dict[str, Entry])  # each message as it was last seen
+    _entries: dict[str, Entry] = field(
+        default_factory=dict[str, Entry]
+    )  # each message as it was last seen, not counted
 
     def body(self, record: Record) -> Body:
         """What the record is to hold; a Compacted that `covers` something erased still has its old summary."""
@@ -84,7 +94,8 @@ class Scrub:
 
     def cover(self, body: Compacted) -> tuple[Entry, ...]:
         """What is left of its sources, as it was when the summary was written."""
-        return tuple(self._entries[i] for i in body.covered if i in self._entries)
+        found = (self._entries[i] for i in body.covered if i in self._entries)
+        return tuple(replace(entry, tokens=self.count(entry.message)) for entry in found)
 
     def note(self, record: Record, body: Body) -> None:
         """Go on: `body` is what the record holds from now on."""
@@ -98,16 +109,15 @@ class Scrub:
             self._stand_in(record, body.shown)
         elif isinstance(body, MessageAdded):
             shown = shown_in(record, body)
-            self._entries[shown.id] = Entry(shown.id, record.seq, shown, self.count(shown), number=record.number)
+            self._entries[shown.id] = Entry(shown.id, record.seq, shown, 0, number=record.number)
         elif (message := stored_message(replace(record, body=body))) is not None:
-            tokens = self.count(message)
-            self._entries[message.id] = Entry(message.id, record.seq, message, tokens, number=record.number)
+            self._entries[message.id] = Entry(message.id, record.seq, message, 0, number=record.number)
 
     def _note_compaction(self, record: Record, old: Body, body: Compacted) -> None:
         self._stand_in(record, body.shown)
         if body.summary is not None:
             summary = body.summary
-            self._entries[summary.id] = Entry(summary.id, record.seq, summary, self.count(summary))
+            self._entries[summary.id] = Entry(summary.id, record.seq, summary, 0)
         if not isinstance(old, Compacted) or old.summary is None or body.summary == old.summary:
             return
         if body.summary is None:
@@ -119,8 +129,7 @@ class Scrub:
         for message in shown:
             if message.id in self._entries:
                 entry = self._entries[message.id]
-                entry = replace(entry, message=message, tokens=self.count(message), shown_seq=record.seq)
-                self._entries[message.id] = entry
+                self._entries[message.id] = replace(entry, message=message, shown_seq=record.seq)
 
     def _kept(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         return tuple(m for m in messages if m.id not in self.gone)
