@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctxfold import AgentContext, HistoryCompacted, Message, Request, ScriptedBackend, ToolSpec
+from ctxfold import AgentContext, HistoryCompacted, Message, Query, Request, ScriptedBackend, Section, ToolSpec
 from ctxfold.errors import BackendError, CtxError
+from ctxfold.flow import Flow
+from ctxfold.journal import Journal
 from ctxfold.messages import assistant, tool_result, user
+from ctxfold.ports import Ports
 from ctxfold.testing.oracle import OracleSummarizer
 from ctxfold.testing.strategies import Op, rounds
+from ctxfold.zones.section import Kept
 from tests.core.driven import COUNTER, Driven
 
 PROMPTS = ("You are careful.", "Answer briefly.")
@@ -23,7 +27,7 @@ EDITS = {"update", "insert", "remove", "pop", "retain", "clear", "set", "undo"}
 def canonical(request: Request) -> bytes:
     """Tools, then messages, one JSON line each; tool arguments parsed."""
     lines: list[Any] = [[t.name, t.description, dict(t.parameters)] for t in request.tools]
-    for m in request.messages:
+    for m in request.messages[: request.stable_messages]:  # behind them stands what only this request holds
         calls = [[c.id, c.name, json.loads(c.arguments)] for c in m.tool_calls]
         answers = [r.call_id for r in m.tool_results]
         lines.append([m.role, m.text, m.reasoning, calls, answers])
@@ -54,9 +58,11 @@ class Turn:
 
 
 class Machine:
-    def __init__(self, store: Any, session: str, runner: Any, *, window: int, summarizer: str) -> None:
+    def __init__(
+        self, store: Any, session: str, runner: Any, *, window: int, summarizer: str, sections: bool = False
+    ) -> None:
         self.store, self.session, self.runner = store, session, runner
-        self.window, self.summarizer_kind = window, summarizer
+        self.window, self.summarizer_kind, self.sections = window, summarizer, sections
         self.number = 0
         self.turns: dict[int, Turn] = {}
         self.left: list[tuple[AgentContext, Turn]] = []
@@ -90,8 +96,14 @@ class Machine:
             context_window=self.window,
             summarizer=oracle,
             counter=COUNTER,
+            sections=[Section("documents", Kept(self.found))] if self.sections else (),
             **settings,
         )
+
+    def found(self, journal: Journal, query: Query, ports: Ports) -> Flow[list[str]]:
+        """Three things in turn, and every fourth time nothing."""
+        yield from ()
+        return [f"found {self.number % 4}"] if self.number % 4 else []
 
     def event(self, event: Any) -> None:
         self.compactions += isinstance(event, HistoryCompacted)
@@ -184,7 +196,7 @@ class Machine:
         if fails:
             self.plan = BackendError("down", kind="server")
         options = {
-            "recall": False,
+            "recall": self.sections,
             "tools": TOOLS if op.at % 7 == 0 else (),
             "on_abort": "keep_partial" if op.at % 2 else "discard",
         }

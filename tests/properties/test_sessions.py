@@ -26,8 +26,10 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> object:
         yield store
 
 
-def play(store: object, runner: asyncio.Runner | None, ops: list[Op], window: int, summarizer: str) -> None:
-    machine = Machine(store, f"s{next(SESSIONS)}", runner, window=window, summarizer=summarizer)
+def play(
+    store: object, runner: asyncio.Runner | None, ops: list[Op], window: int, summarizer: str, *, sections: bool = False
+) -> None:
+    machine = Machine(store, f"s{next(SESSIONS)}", runner, window=window, summarizer=summarizer, sections=sections)
     for op in ops:
         machine.apply(op)
     machine.check_fresh()
@@ -43,6 +45,12 @@ def test_any_session_in_memory(ops: list[Op], window: int, summarizer: str) -> N
 def test_any_session_in_memory_async(ops: list[Op], window: int, summarizer: str) -> None:
     with MemoryStore() as store, asyncio.Runner() as runner:
         play(store, runner, ops, window, summarizer)
+
+
+@given(ops=operations(), window=st.sampled_from([700, 1_500]), summarizer=summarizers)
+def test_any_session_with_sections(ops: list[Op], window: int, summarizer: str) -> None:
+    with MemoryStore() as store:
+        play(store, None, ops, window, summarizer, sections=True)
 
 
 @settings(max_examples=max(10, settings.default.max_examples // 4))
