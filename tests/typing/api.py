@@ -19,6 +19,7 @@ from ctxfold import (
     HistoryTool,
     Hit,
     Hold,
+    Inspection,
     MemoryStore,
     Message,
     MessagesTrigger,
@@ -59,6 +60,8 @@ def sync_use(path: Path) -> None:
         assert_type(ctx.window().messages, tuple[Message, ...])
         assert_type(ctx.usage(), SessionUsage)
         assert_type(ctx.explain(), Explanation)
+        assert_type(ctx.inspect(), Inspection)
+        assert_type(ctx.inspect().page(), str)
         assert_type(ctx.erase("1", "#2"), Erasure)
         assert_type(ctx.erase_older_than(timedelta(days=30)), Erasure)
         assert_type(ctx.erase_session(), Erasure)
