@@ -37,6 +37,7 @@ from ctxfold.zones.recall import document
 __all__ = ["Hit", "documents_of", "fork", "origins_of", "restore", "search"]
 
 EXCERPT_CHARS = 240
+PROBE = 4_096  # hits of each term: somebody waits for this answer, and it may take longer than what each turn recalls
 CHUNK = 256  # records read at once while looking for the rest of a tool round
 
 
@@ -54,12 +55,12 @@ class Hit:
 def search(journal: Journal, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]:
     """The messages that answer best, best first, visible or not: one BM25 over the index and what the index lacks.
 
-    The work is bounded, see `zones.ranking`: at the size where that begins, the commonest words of a query count less.
+    Exact while no term of the query stands in more than some thousand messages; beyond, work is bounded as in `zones.ranking`.
     """
     wanted = term_counts(query)
     if not wanted or limit < 1:
         return ()
-    ranking, weights = yield from ranked(journal.key, tuple(wanted), beside=_visible(journal.view()))
+    ranking, weights = yield from ranked(journal.key, tuple(wanted), beside=_visible(journal.view()), probe=PROBE)
     hits: dict[str, Hit] = {}
     for start in range(0, len(ranking), 4 * limit):
         scores = dict(ranking[start : start + 4 * limit])

@@ -28,14 +28,15 @@ Ranking = list[tuple[int, float]]
 
 
 def ranked(
-    key: SessionKey, terms: Sequence[str], *, beside: Sequence[Document] = ()
+    key: SessionKey, terms: Sequence[str], *, beside: Sequence[Document] = (), probe: int | None = None
 ) -> Flow[tuple[Ranking, Mapping[str, float]]]:
     """(seq, score) of documents that hold a term, best first, and the weight of each term.
 
-    `beside` are documents that count as if they were indexed too. Exact while no term has more hits than are read first; beyond, a
-    term too common to be read in full counts in the best documents of the others, and the commonest nowhere.
+    `beside` are documents that count as if they were indexed too; `probe` is how many hits of each term are read first. Exact while
+    no term has more than that; beyond, a term too common to be read in full counts in the best documents of the others, and the
+    commonest nowhere.
     """
-    probe = max(LEAST_PROBE, min(PROBE, PROBED // max(1, len(terms))))
+    probe = probe or max(LEAST_PROBE, min(PROBE, PROBED // max(1, len(terms))))
     first = yield from Search(key, terms, newest=probe)
     common = [t for t in terms if len(first.by_term[t]) >= probe]
     if not common:
