@@ -140,7 +140,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             if len(answer.result) > 1:  # the result of a structured answer's call
                 session.add([*map(from_langchain, answer.result[1:])])
             report.tell()
-            return self._beside(answer, context.trail(line.key, listed.and_then(answer.result)))
+            if self._session:
+                return answer
+            return _beside(answer, context.trail(line.key, listed.and_then(answer.result)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -173,7 +175,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             if len(answer.result) > 1:  # the result of a structured answer's call
                 await session.aadd([*map(from_langchain, answer.result[1:])])
             await report.atell()
-            return self._beside(answer, await context.atrail(line.key, listed.and_then(answer.result)))
+            if self._session:
+                return answer
+            return _beside(answer, await context.atrail(line.key, listed.and_then(answer.result)))
 
     def _root(self, messages: Sequence[BaseMessage]) -> SessionKey:
         return root_of(ensure_config(), messages, session=self._session, owner=self._owner)
@@ -204,12 +208,6 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         left: Trail | None,
     ) -> ModelCall:
         return model_call(request, model, messages, line, whole=left is None and not self._session)
-
-    def _beside(self, answer: ModelResponse[Any], trail: Trail) -> Any:
-        """The answer, with what the state is to keep beside it."""
-        if self._session:
-            return answer
-        return ExtendedModelResponse(answer, Command(update={KEPT: trail.to_dict()}))
 
     def _model(self, request: ModelRequest[Any]) -> BaseChatModel:
         model = request.model
@@ -245,3 +243,8 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
 
     async def aclose(self) -> None:
         await self._sessions.aclose()
+
+
+def _beside(answer: ModelResponse[Any], trail: Trail) -> ExtendedModelResponse[Any]:
+    """The answer, with what the state is to keep beside it."""
+    return ExtendedModelResponse(answer, Command(update={KEPT: trail.to_dict()}))

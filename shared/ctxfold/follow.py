@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -64,8 +64,9 @@ class Trail:
         return {**{name: getattr(self, name) for name in names}, "handed": dict(self.handed)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Trail:
-        return cls(**values)
+    def from_dict(cls, values: Mapping[str, Any]) -> Trail | None:
+        """None where another version has kept something else: the list is followed by its ids then."""
+        return cls(**values) if {*values} == {field.name for field in fields(cls)} else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,10 @@ def follow(engine: Engine, root: SessionKey, listed: Listed, left: Trail | None)
     if left is None:
         return (yield from _line(engine, root))
     journal = yield from engine.open(SessionKey(root.owner, left.session))
-    if not (yield from _has(journal, left)):
-        return (yield from _line(engine, journal.key))  # a store that has forgotten it: made anew from the list
-    if left.root != root.session or _went_on(journal, left.head):
+    copied = left.root != root.session
+    if not (yield from _has(journal, left)):  # a store that has forgotten it: made anew from the list
+        return (yield from _line(engine, root if copied else journal.key))
+    if copied or _went_on(journal, left.head):
         journal = yield from _branch(engine, journal, root, left)
     changed = yield from _changes(journal, listed, left)
     if changed is None:

@@ -231,3 +231,22 @@ def test_a_store_that_has_forgotten_begins_anew(make: Callable[..., Driven]) -> 
     assert line.key == SessionKey("default", "s")
     assert "u40" in line.known
     assert "u0" not in line.known
+
+
+def test_a_copy_whose_first_session_is_forgotten_takes_its_own_name(make: Callable[..., Driven]) -> None:
+    caller = Caller(make)
+    session = caller.say(*turn(0))
+    session.erase_session()
+    other = Driven(caller.ctx.ctx.at("other"), caller.ctx._runner)
+    line = other.follow(Kept(caller.states[-1][0]), caller.states[-1][1])
+    assert line == Line(SessionKey("default", "other"), frozenset())
+
+
+def test_a_trail_of_another_version_is_none(make: Callable[..., Driven]) -> None:
+    caller = Caller(make)
+    caller.say(*turn(0))
+    kept = caller.states[-1][1]
+    assert kept is not None
+    assert Trail.from_dict(kept.to_dict()) == kept
+    assert Trail.from_dict({**kept.to_dict(), "more": 1}) is None
+    assert Trail.from_dict({"session": "s"}) is None

@@ -35,4 +35,4 @@ async def followed(ctx: AgentContext, listed: Listed, left: Trail | None) -> Non
     assert_type(line, Line)
     assert_type(ctx.trail(line.key, listed), Trail)
     assert_type(await ctx.afollow(listed, left), Line)
-    assert_type(Trail.from_dict(ctx.trail(line.key, listed).to_dict()), Trail)
+    assert_type(Trail.from_dict(ctx.trail(line.key, listed).to_dict()), Trail | None)
