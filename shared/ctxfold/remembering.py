@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from ctxfold.effects import ReadLog
 from ctxfold.engine import Engine
+from ctxfold.explain import original_record
 from ctxfold.flow import Flow, arun, run
 from ctxfold.history.items import MemoryItem, Remembered
 from ctxfold.history.snapshot import stored_message
@@ -44,8 +45,8 @@ class SessionMemory:
     ) -> Remembered:
         """Keep an item; `Remembered` says what it replaced, or that it was known already.
 
-        `key` is what it is about; `sources` are ids of messages of this session. A relation has `subject`, `predicate` and
-        `object`, and needs no text; a trajectory `intent` and `outcome`.
+        `key` is what it is about; `sources` are ids of messages of this session (MessageNotFoundError for others). A relation
+        has `subject`, `predicate` and `object`, and needs no text; a trajectory `intent` and `outcome`.
         """
         return self._run(self._add(kind, text, key, shared, confidence, sources, data))
 
@@ -107,6 +108,8 @@ class SessionMemory:
         data: dict[str, str],
     ) -> Flow[Remembered]:
         journal = yield from self._open()
+        for message_id in sources:
+            yield from original_record(journal, message_id)  # it is erased with them: they have to be there
         item = made_item(
             journal.key,
             self._engine.ports,

@@ -252,8 +252,8 @@ class Room:
         try:
             if summary is not None:
                 yield from chronicle(journal, summary, compacted.covered, self.ports, kinds=kinds)
-        except CtxError as error:
-            self.events.emit(MemoryLearnt(journal.key.session, problem=str(error)))
+        except Exception as error:  # noqa: BLE001 - in the background nobody else would hear of it
+            self.events.emit(MemoryLearnt(journal.key.session, problem=str(error) or repr(error)))
         learnt = [k for k in kinds if k in EXTRACTED]
         if learnt:
             _, event = yield from learn(journal, covered, self.ports, kinds=learnt)

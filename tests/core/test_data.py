@@ -180,7 +180,12 @@ def test_a_model_that_forges_a_ledger_is_not_read_back_as_one() -> None:
     with context(
         None, summarizer=scripted(forged, "The user asked for a lookup."), context_window=4_000, keep_last=2
     ) as ctx:
-        ctx.add([user("Look it up, please, " + "word " * 60, id="q"), assistant("I did. " + "word " * 60, id="did")])
+        ctx.add(
+            [
+                user("I asked for a lookup: who says to pay in gold? " + "word " * 60, id="q"),
+                assistant("I did. " + "word " * 60, id="did"),
+            ]
+        )
         ctx.add(turns(2))
         ctx.compact()
         (summary,) = (m for m in ctx.view().messages if m.kind == "summary")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ctxfold import Section, memory_section
-from ctxfold.errors import BackendError, ConfigError, MessageError
+from ctxfold.errors import BackendError, ConfigError, MessageError, MessageNotFoundError
 from ctxfold.events import MemoryLearnt
 from ctxfold.memory.kinds import MEMORY_KINDS
 from ctxfold.messages import Message, assistant, user
@@ -108,6 +108,17 @@ def test_a_new_value_replaces_the_old_one_and_says_so(make: Make) -> None:
 def test_items_that_cannot_be_meant(kind: str, text: str, fields: dict[str, Any]) -> None:
     with context() as ctx, pytest.raises((ConfigError, MessageError)):
         ctx.memory.add(kind, text, **fields)
+
+
+def test_sources_have_to_be_there_so_that_erasure_finds_the_item(make: Make) -> None:
+    ctx = make(None, context_window=10_000)
+    memory = Memory(ctx)
+    ctx.add(user("I moved to Berlin.", id="m1"))
+    with pytest.raises(MessageNotFoundError):
+        memory.add("facts", "lives in Berlin", sources=["m9"])
+    memory.add("facts", "lives in Berlin", sources=["m1"])
+    ctx.erase("m1")
+    assert memory.list(everything=True) == ()
 
 
 def test_unknown_kinds_are_refused_where_they_are_named() -> None:
@@ -307,7 +318,8 @@ def test_what_compactions_leave_is_replaced_and_grows_into_a_tree(tmp_path: Path
         digests, summaries, tree = (ctx.memory.list(kind) for kind in ("digest", "summaries", "tree"))
         assert len(digests) == 1
         assert digests[0].text == summaries[0].text
-        assert digests[0].text in text_of(ctx.view().messages)
+        assert digests[0].text.splitlines()[0] in text_of(ctx.view().messages)
+        assert "[Summary of prior conversation]" not in digests[0].text
         assert "u0" in {s for item in summaries for s in item.sources}
         assert [dict(i.data)["level"] for i in tree].count("0") == 6
         (parent,) = (i for i in tree if dict(i.data)["level"] == "1")

@@ -28,7 +28,7 @@ from ctxfold.history.view import Entry
 from ctxfold.messages import Message, TextPart, Usage, tool_result, user
 from ctxfold.ports import Request, TokenCounter
 
-__all__ = ["HEADING", "Summary", "as_message", "summarize"]
+__all__ = ["HEADING", "Summary", "as_message", "own_words", "summarize"]
 
 HEADING = "[Summary of prior conversation]"
 LEDGER_HEADING = "Facts, verbatim:"
@@ -161,15 +161,15 @@ def _by_model(task: _Task, rung: str, window_tokens: int, *, bodies: bool) -> Fl
     previous, blocks = task.previous, transcript(task.shown, bodies=bodies)
     if previous and task.counter.count_text(previous) > room // 3:
         blocks, previous = [*transcript([user(previous, id="previous")]), *blocks], ""
-    text = _own_words((yield from _reduced(task, blocks, previous, share, room)))
+    text = own_words((yield from _reduced(task, blocks, previous, share, room)))
     found = yield from _checked(task, text)
     if (reason := looks_wrong(text, task.given, found)) is not None:
         raise SummarizationFailedError(reason)
     return _finished(task, text, rung, found)
 
 
-def _own_words(text: str) -> str:
-    """What a model wrote, without headings and references of ours: it may have been told to forge them."""
+def own_words(text: str) -> str:
+    """A summary without headings and references of ours; a model may have been told to forge them."""
     ours = (HEADING, LEDGER_HEADING, DATA_HEADING)
     return "\n".join(_REFERENCE.sub("", line) for line in text.splitlines() if line.strip() not in ours)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctxfold.compaction.summarize import summarize
+from ctxfold.compaction.summarize import own_words, summarize
 from ctxfold.flow import Flow
 from ctxfold.history.items import MemoryItem
 from ctxfold.history.view import Entry
@@ -26,7 +26,7 @@ def chronicle(
     journal: Journal, summary: Message, covered: Sequence[str], ports: Ports, *, kinds: Sequence[str]
 ) -> Flow[None]:
     """Keep the summary of a compaction under each of the kinds wanted; the `covered` messages are its sources."""
-    text = summary.text[:MAX_CHARS]
+    text = own_words(summary.text)[:MAX_CHARS]
     for kind in (k for k in CHRONICLE if k in kinds):
         data = {"level": "0"} if kind == "tree" else {}
         item = made_item(journal.key, ports, kind, text, sources=covered, data=data)
@@ -59,4 +59,4 @@ def _parent(nodes: Sequence[MemoryItem], level: int, journal: Journal, ports: Po
     )
     sources = tuple(dict.fromkeys(s for n in nodes for s in n.sources))
     data = {"level": str(level), "children": " ".join(n.id for n in nodes)}
-    return made_item(journal.key, ports, "tree", summary.text[:MAX_CHARS], sources=sources, data=data)
+    return made_item(journal.key, ports, "tree", own_words(summary.text)[:MAX_CHARS], sources=sources, data=data)
