@@ -15,12 +15,11 @@ from ctxfold.follow import BRANCH, Trail
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message
 from langchain_ctx.convert import from_langchain
-from langchain_ctx.history import session_key
+from langchain_ctx.history import WITHIN, placed_key
 
 __all__ = ["KEPT", "ContextState", "Listing", "kept_in", "root_of", "sessions_of"]
 
 KEPT = "ctxfold"
-WITHIN = "|"  # between a thread and an agent's place in its graph, as LangGraph parts such places
 
 
 class ContextState(AgentState[Any]):
@@ -75,9 +74,7 @@ def root_of(config: RunnableConfig, messages: Sequence[BaseMessage], *, session:
     name = session or told.get("thread_id")
     if name is None:
         name = f"run-{next(m.id for m in messages if m.type != 'system')}"
-    # a sub-agent runs on its caller's thread: what names it is its place, less the node that is running
-    place = str(told.get("checkpoint_ns") or "").rpartition("|")[0]
-    return session_key(f"{name}{WITHIN}{place}" if place else name, told.get("owner", owner))
+    return placed_key(name, told, owner)
 
 
 def sessions_of(thread: str, names: Iterable[str]) -> list[str]:

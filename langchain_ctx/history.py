@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TypeAlias
 
@@ -23,7 +23,9 @@ from langchain_ctx.errors import translated
 from langchain_ctx.recognise import incoming
 from langchain_ctx.sessions import Sessions
 
-__all__ = ["CtxChatMessageHistory", "HistoryFactory", "session_key"]
+__all__ = ["WITHIN", "CtxChatMessageHistory", "HistoryFactory", "placed_key", "session_key"]
+
+WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
 
 MirrorOf: TypeAlias = Callable[[str, str], BaseChatMessageHistory]
 
@@ -300,3 +302,12 @@ def session_key(session: object, owner: object) -> SessionKey:
         if not name:
             raise ConfigError(f"the {what} is empty: give each conversation a name of its own")
     return SessionKey(*names)
+
+
+def placed_key(name: object, configurable: Mapping[str, Any], owner: str) -> SessionKey:
+    """The key of a graph's session; `configurable["owner"]` beats `owner`.
+
+    A sub-graph runs on its caller's thread: what names its session is its place there, less the node that is running.
+    """
+    place = str(configurable.get("checkpoint_ns") or "").rpartition(WITHIN)[0]
+    return session_key(f"{name}{WITHIN}{place}" if place else name, configurable.get("owner", owner))

@@ -20,7 +20,7 @@ from ctxfold.tokens import TextCounter
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import translated
 from langchain_ctx.foreign import asked
-from langchain_ctx.history import session_key
+from langchain_ctx.history import placed_key, session_key
 from langchain_ctx.naming import named
 from langchain_ctx.sessions import Sessions
 from langchain_ctx.tools import specs
@@ -41,9 +41,10 @@ class ContextNode(Runnable[Any, Any], Closing):
     create_react_agent(model, tools, pre_model_hook=fit, checkpointer=saver)
     ```
     Hand it the whole list each time: answers are learnt from the next one. Shown are system prompt, summaries, recalled
-    passages and the newest messages, always with whole tool rounds. The session is `session`, or the run's `session_id` or
-    `thread_id`, or named after the first message's id; `configurable["owner"]` beats `owner`. Messages are known by id, those
-    without one by their content and place.
+    passages and the newest messages, always with whole tool rounds. Messages are known by id, those without one by their
+    content and place.
+    The session is `session`, or the run's `session_id` or `thread_id` (a sub-graph's with its place in the graph), or named after
+    the first message's id; `configurable["owner"]` beats `owner`.
     A leading system message becomes the session's; ContextOverflowError says what does not fit, and nothing is changed then.
 
     Args:
@@ -148,9 +149,7 @@ class ContextNode(Runnable[Any, Any], Closing):
                 "whose conversation is this? give ContextNode session=..., or the call "
                 'config={"configurable": {"thread_id": ...}}'
             )
-        # a sub-graph runs on its caller's thread: what names it is its place, less the node that is running
-        place = str(told.get("checkpoint_ns") or "").rpartition("|")[0]
-        return session_key(f"{session}/{place}" if place else session, told.get("owner", self._owner))
+        return placed_key(session, told, self._owner)
 
     def _question(self, key: SessionKey, messages: Sequence[BaseMessage], view: View) -> Question:
         """The newest part of the list, from the last message on that the session has; system messages lead it."""
@@ -171,10 +170,7 @@ class ContextNode(Runnable[Any, Any], Closing):
 
     def _told(self, given: Any, request: Request) -> Any:
         messages = asked(request.messages)
-        listed = isinstance(given, PromptValue | str) or (
-            isinstance(given, Sequence) and not isinstance(given, Mapping)
-        )
-        return messages if listed else {self._output_key: messages}
+        return messages if isinstance(given, PromptValue | Sequence) else {self._output_key: messages}
 
     def close(self) -> None:
         """Close the store, if this node opened it."""
