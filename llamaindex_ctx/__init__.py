@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from llamaindex_ctx.blocks import CtxMemoryBlock
     from llamaindex_ctx.chat_store import CtxAsyncChatStore, CtxChatStore
     from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
+    from llamaindex_ctx.embedding import LlamaIndexEmbedder
     from llamaindex_ctx.instrumentation import SessionEvent
     from llamaindex_ctx.llm import CtxLLM
     from llamaindex_ctx.memory import CtxMemory
@@ -28,6 +29,7 @@ _WHERE = {
     "CtxMemory": "memory",
     "CtxMemoryBlock": "blocks",
     "LlamaIndexBackend": "backend",
+    "LlamaIndexEmbedder": "embedding",
     "LlmSummarizer": "summarizer",
     "SessionEvent": "instrumentation",
     "from_chat_messages": "convert",
@@ -47,6 +49,7 @@ __all__ = [
     "CtxMemory",
     "CtxMemoryBlock",
     "LlamaIndexBackend",
+    "LlamaIndexEmbedder",
     "LlmSummarizer",
     "SessionEvent",
     "from_chat_messages",

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory.types import BaseMemory
@@ -21,6 +22,7 @@ from ctxfold.messages import Message, ToolCallPart
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
+from ctxfold.vectors import Embedder
 from llamaindex_ctx.convert import from_chat_messages, is_section, is_summary, section, to_chat_messages
 from llamaindex_ctx.instrumentation import dispatcher
 from llamaindex_ctx.memory_blocks import Block, asking
@@ -82,6 +84,7 @@ class CtxMemory(BaseMemory, Closing):
         recall: bool = True,
         memory_blocks: Sequence[Block] | None = None,
         sections: Sequence[Section] = (),
+        embedder: BaseEmbedding | Embedder | None = None,
         **policy: Any,
     ) -> CtxMemory:
         """A memory over a session, which is made in the store when it is new.
@@ -97,6 +100,7 @@ class CtxMemory(BaseMemory, Closing):
             memory_blocks: LlamaIndex's own or the user's, for this session alone: what each knows of the question stands beside
                 the conversation as data, and each is given what is compacted. None takes those of the registered store.
             sections: what else is to stand beside the conversation: `ctxfold.Section`.
+            embedder: makes vectors, so that `get` recalls by meaning too.
             policy: further fields of `ctxfold.Policy`, and `max_tokens`, the reply reserve.
         """
         source, session = source_of(store, llm), session_id or uuid.uuid4().hex
@@ -115,6 +119,7 @@ class CtxMemory(BaseMemory, Closing):
             tokenizer_fn=tokenizer_fn,
             blocks=memory_blocks,
             sections=sections,
+            embedder=embedder,
             rules=rules,
         )
         memory = cls(live, recall=recall)

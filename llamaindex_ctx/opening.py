@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms.llm import LLM
 
 from ctxfold import Section
@@ -15,6 +16,8 @@ from ctxfold.errors import ConfigError
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
+from ctxfold.vectors import Embedder
+from llamaindex_ctx.embedding import as_embedder
 from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_blocks import Block, Blocks
 from llamaindex_ctx.registry import Live, Source, find_source, keep_live
@@ -68,7 +71,7 @@ def source_of(store: str | Store | None, llm: LLM | None) -> Source:
     return Source(store, llm)
 
 
-def open_live(
+def open_live(  # noqa: PLR0913 - one keyword per independent setting
     session: str,
     owner: str,
     source: Source,
@@ -78,6 +81,7 @@ def open_live(
     tokenizer_fn: Tokenizer | None,
     blocks: Sequence[Block],
     sections: Sequence[Section],
+    embedder: BaseEmbedding | Embedder | None,
     rules: dict[str, Any],
 ) -> Live:
     """A session's engine, remembered for as long as a memory holds it."""
@@ -93,6 +97,7 @@ def open_live(
             summarizer=LlmSummarizer(llm) if llm is not None else None,
             counter=counter,
             sections=asked,
+            embedder=as_embedder(embedder),
             **rules,
         )
     except BaseException:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -34,8 +35,10 @@ from ctxfold.messages import Message
 from ctxfold.ports import Reply, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
+from ctxfold.vectors import Embedder
 from llamaindex_ctx.calling import ONE_CALL, Call, CallersBackend, failing_as_it_did
 from llamaindex_ctx.convert import ID_KEY, from_chat_messages
+from llamaindex_ctx.embedding import as_embedder
 from llamaindex_ctx.reasoning import check_reasoning, returning
 from llamaindex_ctx.runs import Run, Sessions
 from llamaindex_ctx.summarizer import LlmSummarizer
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["ContextLLM", "with_context"]
 
 
-def with_context(
+def with_context(  # noqa: PLR0913 - one keyword per independent setting
     llm: LLM,
     *,
     session: str | None = None,
@@ -57,13 +60,15 @@ def with_context(
     counter: TokenCounter | TextCounter | None = None,
     max_tokens: int | None = None,
     sections: Sequence[Section] = (),
+    embedder: BaseEmbedding | Embedder | None = None,
     **policy: Any,
 ) -> ContextLLM:
     """The LLM with every request made to fit, and its reasoning sent back.
 
     It takes the LLM's place in an engine, agent or workflow. Without `session` it keeps an agent's run within the window, tool
     rounds included, and leaves the conversation to the memory; with one, the LLM keeps the conversation too, and `at` gives the
-    same LLM for another session. `context_window` None takes the LLM's; `sections` stand beside the conversation.
+    same LLM for another session. `context_window` None takes the LLM's; `sections` stand beside the conversation, and with an
+    `embedder` recall goes by meaning too.
     ConfigError for a thinking LLM whose reasoning cannot be sent back.
     """
     check_reasoning(llm)
@@ -81,6 +86,7 @@ def with_context(
         "counter": message_counter(counter, model=llm.metadata.model_name),
         "max_tokens": reserve,
         "sections": sections,
+        "embedder": as_embedder(embedder),
         **policy,
     }
     return ContextLLM(
