@@ -36,7 +36,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
     """
 
     name: str = Field(default="EarlierConversation", description="The name of the memory block.")
-    priority: int = Field(default=1, description="0 is never truncated, 1 is truncated first.")
+    priority: int = Field(default=1, description="0 is never truncated; the block keeps to its own limit anyway.")
 
     _memory: CtxMemory = PrivateAttr()
     _sessions: Recent[str, CtxMemory] = PrivateAttr(default_factory=Recent[str, CtxMemory])

@@ -25,6 +25,7 @@ from ctxfold.errors import ConfigError
 from ctxfold.ports import Store
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxAsyncChatStore, CtxChatStore, CtxMemory, register_store
+from tests.core.postgres_schema import fresh_schema
 from tests.llamaindex.loopback_llm import Made
 
 pytestmark = [
@@ -224,6 +225,21 @@ def test_it_lasts(tmp_path: Path) -> None:
         store.add_message("k", user("ハロー héllo"))
     with CtxChatStore(url) as store:
         assert store.get_messages("k") == [user("ハロー héllo")]
+
+
+async def test_on_postgresql(postgres_url: str) -> None:
+    with fresh_schema(postgres_url) as url:
+        with CtxChatStore(url) as store:
+            store.set_messages("k", ODD)
+            await asyncio.gather(*(store.async_add_message("l", user(f"message {i}")) for i in range(16)))
+        with CtxChatStore(url) as store:
+            assert store.get_messages("k") == ODD[:-1]  # whose call has not come back when its process ended
+            assert len(store.get_messages("l")) == 16
+            assert store.get_keys() == ["k", "l"]
+            with CtxMemory.from_defaults("l", store=url, token_limit=100) as memory:
+                memory.get()
+                assert memory.context.usage().compactions
+                assert len(memory.get_all()) == len(store.get_messages("l")) == 16
 
 
 def test_threads_lose_nothing(store: CtxChatStore) -> None:
