@@ -114,6 +114,7 @@ class Journal:
     pairs: Pairs = field(default_factory=Pairs)
     worker: str = ""  # by which leases know this journal
     rewriters: Sequence[Rewriter] = ()  # the engine's compaction subscriber, if it has one
+    erasures: int = 0  # that were seen: what was made from older texts is no longer to be used
     unbooked_calls: int = 0  # to the summariser, for summaries that were then not written
     unbooked_usage: Usage = field(default_factory=Usage)
     unbound_seq: int = 0  # newest record that was there when the prefix last changed, or the session was opened
@@ -130,7 +131,9 @@ class Journal:
 
     def forget_texts(self) -> None:
         """After an erasure: nothing that was made from the conversation may be used any more."""
+        self.erasures += 1
         self.scratch.clear()
+        self.pairs.unwritten.clear()
         self.ahead.ready = self.aim.ready = self.held = None
         self.tracker.erased()
         self.unbound_seq = self.state.head

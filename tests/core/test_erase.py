@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 from collections.abc import Callable, Generator
@@ -19,6 +20,7 @@ from ctxfold.errors import (
     MessageErasedError,
     MessageError,
     MessageNotFoundError,
+    NotEnoughHistoryError,
     NothingToUndoError,
     SessionNotFoundError,
     StoreError,
@@ -479,3 +481,61 @@ def test_the_page_on_erasing_runs() -> None:
     exec(compile(example, "erasure.md", "exec"), names)
     with names["ctx"] as ctx:
         assert ctx.messages() == ()
+
+
+class Erasing:
+    """A summariser during whose answer somebody else, with an engine of his own, erases."""
+
+    model, context_window, scratch_role = "erasing", 100_000, "system"
+
+    def __init__(self, answer: str, erase: Callable[[], object]) -> None:
+        self.answer, self.erase, self.only = answer, erase, ""
+
+    def send(self, request: Any) -> Reply:
+        if self.only not in text_of(request.messages):
+            return Reply(assistant("nothing", id="other"))
+        self.erase()
+        return Reply(assistant(self.answer, id="late"))
+
+
+def test_a_summary_under_way_is_not_written_from_erased_text(store: Any) -> None:
+    with context(store=store, context_window=3_000) as eraser:
+        filled(eraser)
+        eraser.undo()  # the restored message: only the summary has the mark
+        assert MARK in text_of(eraser.view().messages)
+        eraser.add(turns(12, start=50, words=20))
+        late = Erasing(f"- the locker is {MARK}", lambda: eraser.erase("m"))
+        settings: dict[str, Any] = {"summary_timeout_s": None, "context_window": 3_000, "create": False}
+        with context(store=store, summarizer=late, **settings) as ctx:
+            with pytest.raises(NotEnoughHistoryError, match="another writer changed the span first"):
+                ctx.compact()
+            assert_gone(ctx, store)
+
+
+def test_what_is_learnt_meanwhile_is_not_kept(store: Any) -> None:
+    with context(store=store) as eraser:
+        eraser.add([user(SAID, id="m"), assistant("noted", id="n")])
+        item = {"kind": "facts", "text": SAID, "sources": ["m"], "key": "locker"}
+        late = Erasing(json.dumps({"items": [item]}), lambda: eraser.erase("m"))
+        with context(store=store, summarizer=late, create=False) as ctx:
+            heard: list[Any] = []
+            ctx.subscribe(heard.append)
+            assert ctx.memory.learn("facts") == ()
+            assert "erased meanwhile" in heard[-1].problem
+            assert places_of(MARK, store) == []
+
+
+def test_a_summary_of_a_tool_output_is_not_stored_after_it_was_erased(store: Any) -> None:
+    with context(store=store, context_window=20_000) as eraser:
+        for n in range(9):
+            said = "page " * 120 + (MARK if n == 0 else "")
+            eraser.add([user("look", id=f"q{n}"), *tool_round(f"t{n}", said), assistant("done", id=f"d{n}")])
+        late = Erasing(f"it says {MARK}", lambda: eraser.erase("t0-r0"))
+        late.only = MARK
+        settings: dict[str, Any] = {"create": False, "summary_timeout_s": None, "context_window": 20_000}
+        with context(store=store, summarizer=late, **settings) as ctx:
+            assert ctx.summarize_tools() == 3
+            assert [
+                m.id for r in store.read(("default", "default")) for m in getattr(r.body, "shown", None) or ()
+            ] != []
+            assert places_of(MARK, store) == []

@@ -290,11 +290,11 @@ def _predicted(journal: Journal, written: Draft, plan: Plan, ports: Ports) -> tu
 
 
 def _unchanged(journal: Journal, plan: Plan, before: View) -> bool:
-    """Whether every entry that the plan covers or replaces still stands as it was."""
-    now = {e.id: e.version for e in journal.view(plan.turn_id)}
-    touched = {e.id: e.version for e in plan.covered}
-    touched |= {e.id: e.version for e in before if any(m.id == e.id for m in plan.shown)}
-    return all(now.get(message_id) == version for message_id, version in touched.items())
+    """Whether every entry that the plan covers or replaces still stands as it was; an erasure rewrites summaries in place."""
+    now = {e.id: (e.version, e.message) for e in journal.view(plan.turn_id)}
+    touched = {e.id: (e.version, e.message) for e in plan.covered}
+    touched |= {e.id: (e.version, e.message) for e in before if any(m.id == e.id for m in plan.shown)}
+    return all(now.get(message_id) == entry for message_id, entry in touched.items())
 
 
 def _gone(plan: Plan, before: View, pins: Collection[str]) -> tuple[str, ...]:

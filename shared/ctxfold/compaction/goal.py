@@ -146,6 +146,7 @@ def _asked(journal: Journal, ports: Ports, view: View) -> Flow[None]:
 
 def _work(journal: Journal, since: int, request: Request) -> Flow[None]:
     found: _Found | None = None
+    erasures = journal.erasures
     try:
         with journal.lock:
             journal.unbooked_calls += 1
@@ -157,7 +158,7 @@ def _work(journal: Journal, since: int, request: Request) -> Flow[None]:
         found = _Found(since, problem=str(error) if isinstance(error, CtxError) else repr(error))
     finally:
         with journal.lock:
-            journal.aim.running, journal.aim.ready = False, found
+            journal.aim.running, journal.aim.ready = False, found if journal.erasures == erasures else None
 
 
 def _request(view: View, known: GoalSet) -> Request:

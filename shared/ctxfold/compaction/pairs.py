@@ -16,9 +16,10 @@ from ctxfold.errors import StoreError
 from ctxfold.events import OutputsPrepared
 from ctxfold.flow import Flow
 from ctxfold.history.cuts import kept
-from ctxfold.history.records import OutputsSummarised
+from ctxfold.history.log import SessionState
+from ctxfold.history.records import Draft, OutputsSummarised
 from ctxfold.history.view import Entry, View
-from ctxfold.journal import Journal, append, draft
+from ctxfold.journal import Journal, decided, draft
 from ctxfold.messages import Message, Part, ToolResultPart, Usage
 from ctxfold.ports import Ports
 
@@ -111,9 +112,13 @@ def flush_pairs(journal: Journal, ports: Ports) -> Flow[bool]:
         if not waiting and not calls:
             return True
         pairs.unwritten, pairs.calls, pairs.usage, pairs.problems = [], 0, Usage(), []
-    body = OutputsSummarised(waiting, calls or None, usage if usage != Usage() else None)
+
+    def drafts(state: SessionState) -> list[Draft]:
+        still = tuple(m for m in waiting if state.entry(m.id) is not None)  # others were removed or erased meanwhile
+        return [draft(ports, OutputsSummarised(still, calls or None, usage if usage != Usage() else None))]
+
     try:
-        yield from append(journal, (draft(ports, body),), ports)
+        yield from decided(journal, drafts, ports)
     except BaseException as error:
         with journal.lock:
             pairs.unwritten, pairs.calls = [*waiting, *pairs.unwritten], calls + pairs.calls

@@ -22,7 +22,7 @@ from ctxfold.history.items import MemoryItem
 from ctxfold.history.records import SessionKey
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
-from ctxfold.journal import Journal
+from ctxfold.journal import Journal, refresh
 from ctxfold.memory.keep import Remember, made_item
 from ctxfold.memory.kinds import MEMORY_KINDS, MemoryKind
 from ctxfold.messages import Message, system, user
@@ -74,7 +74,11 @@ def learn(
     """Keep what the messages say of these kinds; never fails: what went wrong is in the event."""
     wanted = [k for k in kinds if k in EXTRACTED]
     try:
+        erasures = journal.erasures
         items, dropped = yield from extracted(journal, entries, ports, kinds=wanted)
+        yield from refresh(journal, ports)
+        if journal.erasures != erasures:
+            return (), MemoryLearnt(journal.key.session, problem="messages were erased meanwhile: nothing was kept")
         done = yield from Remember(journal.key.owner, items)
     except Exception as error:  # noqa: BLE001 - remembering is an extra: whatever goes wrong with it is reported, and breaks nothing
         told = str(error) if isinstance(error, CtxError) else repr(error)
