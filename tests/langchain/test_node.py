@@ -264,3 +264,29 @@ def test_from_an_earlier_checkpoint_of_a_graph() -> None:
         app.invoke({"messages": [HumanMessage("another two")]}, early.config)
         shown = fit.invoke(app.get_state(thread()).values, thread())["llm_input_messages"]
         assert [m.content for m in shown] == ["one", "answer 0", "another two", "answer 3"]
+
+
+def test_a_sub_graph_has_a_session_of_its_own() -> None:
+    """On one thread and one store: what is said inside is not part of the conversation around it."""
+    with ContextNode(context_window=8_000) as fit:
+
+        def graph_around(ask: Any) -> Any:
+            graph = StateGraph(State)
+            graph.add_node("fit", fit)
+            graph.add_node("model", ask)
+            graph.add_edge(START, "fit")
+            graph.add_edge("fit", "model")
+            return graph
+
+        inner = graph_around(lambda s: {"messages": [AIMessage("found inside")]}).compile()
+
+        def outer(state: Any) -> Any:
+            inner.invoke({"messages": [HumanMessage("look it up")]})
+            return {"messages": [AIMessage("answered")]}
+
+        app: Any = graph_around(outer).compile(checkpointer=InMemorySaver())
+        for text in ("one", "two"):
+            app.invoke({"messages": [HumanMessage(text)]}, thread())
+        assert [m.text for m in fit.context("t").messages()] == ["one", "answered"]
+        names = fit.context("t")._engine.ports.store.sessions("default")
+        assert [name.partition("|")[0] for name in names] == ["t", "t", "t"]  # the two looks inside, each its own
