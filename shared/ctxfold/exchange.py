@@ -17,7 +17,7 @@ from ctxfold.errors import BackendError, ContextOverflowError
 from ctxfold.events import RulesChanged
 from ctxfold.flow import Flow
 from ctxfold.history.records import PolicyChanged, SessionKey
-from ctxfold.injection import beside, put_at_head
+from ctxfold.injection import beside, put_at_head, take_from_head
 from ctxfold.journal import Journal, append, draft, refresh
 from ctxfold.messages import Message, Role, ToolSpec, is_final
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
@@ -87,12 +87,13 @@ class Question:
 
 @dataclass(slots=True)
 class _Exchange:
-    """What has to be taken back when an exchange fails: the turn `new_turn`, if it was opened, and an edit."""
+    """What has to be taken back when an exchange fails: the turn `new_turn`, if it was opened, an edit, and sections in front."""
 
     journal: Journal
     new_turn: str
     turn_id: str
     removal: str | None = None
+    head: tuple[Message, ...] = ()
 
 
 @dataclass(slots=True)
@@ -237,7 +238,8 @@ def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None
             turn_id=turn_id,
             known_ids=question.known_ids,
         )
-        yield from put_at_head(engine, journal, found_beside.head)
+        exchange.head = found_beside.head
+        yield from put_at_head(engine, journal, exchange.head)
         for event in found_beside.events:
             engine.events.emit(event)
     exchange.turn_id = turn_id or exchange.new_turn
@@ -246,6 +248,7 @@ def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None
 def _roll_back(engine: Engine, exchange: _Exchange) -> Flow[None]:
     """A turn that this exchange opened goes; one that was under way stays open, so that the caller can try again."""
     yield from engine.close(exchange.journal, exchange.new_turn, "discarded")
+    yield from take_from_head(engine, exchange.journal, exchange.head)
     if exchange.removal is not None and exchange.new_turn not in exchange.journal.state.closed:
         yield from revert(engine, exchange.journal, (exchange.removal,))
 

@@ -9,7 +9,7 @@ from ctxfold.editing import remove_ids
 from ctxfold.engine import Engine
 from ctxfold.events import Event, SectionInjected
 from ctxfold.flow import Flow
-from ctxfold.history.records import MessageInserted
+from ctxfold.history.records import MessageInserted, Undone
 from ctxfold.history.sections import Place, SectionNote, section, section_note
 from ctxfold.history.view import View
 from ctxfold.journal import Journal, append, draft
@@ -17,7 +17,7 @@ from ctxfold.messages import Message
 from ctxfold.zones.inject import Filled, fill
 from ctxfold.zones.section import Item, Section
 
-__all__ = ["Beside", "beside", "inject", "put_at_head", "remove", "store"]
+__all__ = ["Beside", "beside", "inject", "put_at_head", "remove", "store", "take_from_head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,14 @@ def put_at_head(engine: Engine, journal: Journal, messages: Sequence[Message]) -
     live = journal.view().live
     before = live[0].id if len(live) else None
     drafts = [draft(engine.ports, MessageInserted(m, before), record_id=f"m:{m.id}") for m in messages]
+    if drafts:
+        yield from append(journal, drafts, engine.ports)
+
+
+def take_from_head(engine: Engine, journal: Journal, messages: Sequence[Message]) -> Flow[None]:
+    """As if they had never been put there; those that were not are left out."""
+    live = {e.id for e in journal.view().live}
+    drafts = [draft(engine.ports, Undone(f"m:{m.id}")) for m in messages if m.id in live]
     if drafts:
         yield from append(journal, drafts, engine.ports)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, Item, Query, Section, SectionInjected, SectionSkipped
+from ctxfold import AgentContext, BackendError, Item, Query, Section, SectionInjected, SectionSkipped
 from ctxfold.errors import ConfigError
 from ctxfold.history.sections import section_note
 from ctxfold.messages import Message
@@ -343,12 +343,26 @@ def test_without_recall_a_request_asks_for_nothing(make: Make) -> None:
 
 
 def test_a_turn_that_fails_leaves_no_section(make: Make) -> None:
-    from ctxfold import BackendError
-
     ctx = make(scripted(BackendError("down", kind="server")), context_window=10_000, sections=[documents("red")])
     with pytest.raises(BackendError):
         ctx.send("question")
     assert not ctx.view().messages
+
+
+def test_a_turn_that_fails_leaves_no_section_in_front_either(make: Make) -> None:
+    backend = scripted("one", "two", "The summary of both.", BackendError("down", kind="server"), *REPLIES)
+    sections = [Section("digest", lambda q: [f"so far: {q.text[:12]}"], place="head")]
+    ctx = make(backend, context_window=10_000, keep_last=2, sections=sections)
+    for i in range(2):
+        ctx.send(LONG.format(i))
+    ctx.compact()
+    before = ctx.view().messages
+    with pytest.raises(BackendError):
+        ctx.send("question")
+    assert "so far: question" in text_of(backend.requests[-1].messages[:2]), "it was in front of that request"
+    assert ctx.view().messages == before
+    ctx.undo()
+    assert any(m.text == LONG.format(0) for m in ctx.view().messages), "the compaction is what is undone"
 
 
 def test_settings_that_cannot_be_meant() -> None:

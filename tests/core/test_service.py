@@ -128,6 +128,9 @@ def test_what_is_put_in_by_hand_keeps_to_its_share_and_stands_where_it_may(make:
     assert [m.kind for m in backend.requests[-1].messages[:3]] == ["message", "section", "section"]
     assert service.inject("digest", ["They spoke of boats."], place="head").place == "tail"
     ctx.compact()
+    assert service.inject("digest", ["They spoke of boats."], place="head") is None, (
+        "the same again, wherever it stands"
+    )
     assert service.inject("digest", ["They spoke of trains."], place="head").place == "head"
     ctx.send("and now")
     assert [m.kind for m in backend.requests[-1].messages[:3]] == ["message", "summary", "section"]

@@ -110,7 +110,7 @@ def _made(
     text = render(kind, [(item.source, shown) for item, shown in chosen])
     placed = tuple(Placed(_key(item), as_data(item.source), item.id, item.score) for item, _ in chosen)
     note = SectionNote(kind, placed, found.section.place, by_hand)
-    if by_hand and before and before[-1] == note:
+    if by_hand and before and before[-1].by_hand and before[-1].items == note.items:
         return None
     return Filled(found.section, text, note, counter.count(section("", text, note)))
 
