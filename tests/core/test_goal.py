@@ -219,7 +219,8 @@ def test_a_model_that_fails_is_reported_and_nothing_changes(reply: Any, problem:
 
 
 def test_nobody_is_asked_without_need() -> None:
-    for settings in ({}, {"pruning_order": "task_aware", "max_summary_calls": 0}):
+    order = {"pruning_order": "task_aware"}
+    for settings in ({}, {**order, "max_summary_calls": 0}, {**order, "strategy": "summarize"}):
         summarizer = scripted(*[ANSWER] * 9)
         with context(scripted(*["noted"] * 9), summarizer=summarizer, **settings) as ctx:
             ctx.send("one")

@@ -28,6 +28,7 @@ from ctxfold.ports import Ports, Request
 
 __all__ = ["refresh_goal", "set_goal", "set_subgoal"]
 
+PRUNE_NOTHING = frozenset({"summarize", "truncate", "sliding_window"})
 TIMEOUT_S = 30.0
 RECENT = 8  # newest messages that are shown, each cut to MESSAGE_CHARS
 MESSAGE_CHARS = 600
@@ -58,9 +59,10 @@ class _Found:
 def refresh_goal(journal: Journal, ports: Ports, *, turn_id: str | None = None) -> Flow[tuple[GoalRefreshed, ...]]:
     """Apply what was found out last; then, if the newest user message is another one, ask about that in the background.
 
-    Nothing happens while the session's pruning order needs no goal.
+    Nothing happens while the session prunes nothing, or in an order that needs no goal.
     """
-    if journal.rules().pruning_order == "reactive":
+    rules = journal.rules()
+    if rules.pruning_order == "reactive" or rules.strategy in PRUNE_NOTHING:
         return ()
     events = yield from _applied(journal, ports)
     yield from _asked(journal, ports, journal.view(turn_id))
