@@ -166,7 +166,9 @@ def _recalled_elsewhere(
     if not lost and not whole:
         return []
     items = yield from Memories(key.owner, newest=ALL, everything=True)
-    learnt = {i.id for i in items if (whole and i.session == key.session) or lost.get(i.session, _NONE) & set(i.sources)}
+    learnt = {
+        i.id for i in items if (whole and i.session == key.session) or lost.get(i.session, _NONE) & set(i.sources)
+    }
     found: list[Rewrite] = []
     for name in (yield from Sessions(key.owner)) if learnt else ():
         if name != key.session and name not in lost:

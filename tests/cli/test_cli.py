@@ -205,6 +205,7 @@ def test_erase_by_age(ctxfold: Run) -> None:
         (("erase", "ann", "--all", "--yes"), 2, "and not both"),
         (("erase", "ann", "m", "--older-than", "1d", "--yes"), 2, "give one of them"),
         (("erase", "ann", "--older-than", "soon", "--yes"), 2, "such as 30d"),
+        (("erase", "ann", "--older-than", "99999999999y", "--yes"), 2, "such as 30d"),
         (("erase", "nobody", "--yes"), 3, "does not exist"),
         (("show", "nobody"), 3, "session 'nobody' of owner 'default' does not exist"),
         (("show", "eve"), 3, "does not exist"),

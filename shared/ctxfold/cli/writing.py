@@ -40,7 +40,7 @@ __all__ = ["compact", "erase", "export", "fork", "import_", "undo"]
 
 Zones = ("all", "window", "immutable", "compressed", "incremental")
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
-_AGE = re.compile(r"(\d+)([hdwy])")
+_AGE = re.compile(r"(\d{1,6})([hdwy])")
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1), "y": timedelta(days=365)}
 
 
