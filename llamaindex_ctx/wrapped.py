@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ContextLLM", "with_context"]
 
+_NO_RULES = ("prices", "strategy")  # what an AgentContext takes beside the fields of a policy
+
 
 def with_context(  # noqa: PLR0913 - one keyword per independent setting
     llm: LLM,
@@ -68,7 +70,7 @@ def with_context(  # noqa: PLR0913 - one keyword per independent setting
     It takes the LLM's place in an engine, agent or workflow. Without `session` it keeps an agent's run within the window, tool
     rounds included, and leaves the conversation to the memory; with one, the LLM keeps the conversation too, and `at` gives the
     same LLM for another session. `context_window` None takes the LLM's; `sections` stand beside the conversation, and with an
-    `embedder` recall goes by meaning too.
+    `embedder` recall goes by meaning too; `policy` holds fields of `Policy`, and `strategy` and `prices`.
     ConfigError for a thinking LLM whose reasoning cannot be sent back.
     """
     check_reasoning(llm)
@@ -78,7 +80,8 @@ def with_context(  # noqa: PLR0913 - one keyword per independent setting
     helped = returning(llm)
     told: object = getattr(llm, "max_tokens", None)
     reserve = policy.pop("reply_reserve_tokens", told if max_tokens is None and isinstance(told, int) else max_tokens)
-    session_rules(window, None, reply_reserve_tokens=reserve, **policy)
+    rules = {name: value for name, value in policy.items() if name not in _NO_RULES}
+    session_rules(window, None, reply_reserve_tokens=reserve, **rules)  # checked at once, not at the first call
     settings = {
         "backend": CallersBackend(helped, context_window=window),
         "context_window": window,
@@ -192,8 +195,10 @@ class ContextLLM(FunctionCallingLLM, Closing):
         asked = self._asked(messages, kwargs)
         replies: list[Reply] = []
         with failing_as_it_did():
-            for _ in asked.context.stream(asked.question, replies.append):
-                yield from asked.call.take()
+            events: Any = asked.context.stream(asked.question, replies.append)
+            with closing(events):
+                for _ in cast("Iterator[Any]", events):
+                    yield from asked.call.take()
             yield from asked.call.take()
         self._went(asked, replies[0])
 

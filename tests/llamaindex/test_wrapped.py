@@ -17,6 +17,7 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.llms.openai_like import OpenAILike
 from openai import BadRequestError, UnprocessableEntityError
 
+from ctxfold import Case, Hold, Plan, Prices
 from ctxfold.errors import ConfigError, EmptyMessagesError, MessageTooLargeError
 from ctxfold.events import HistoryCompacted
 from ctxfold.testing import ErrorReply, Scripted, ScriptedCall
@@ -261,6 +262,37 @@ async def test_summaries_are_written_by_the_llm_and_events_tell() -> None:
         assert str(await agent.run("Find all.", max_iterations=2 * ROUNDS)) == "All found."
         assert any(isinstance(e, HistoryCompacted) for e in seen)
         assert any(not r.body.get("tools") for r in server.requests)
+
+
+async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
+    async with serving("deepseek", talk) as (_, llm):
+        chat = with_context(llm, session="s")
+        responses = chat.stream_chat(ask("Q000"))
+        next(responses)
+        responses.close()
+        pieces = await chat.astream_chat(ask("Q001"))
+        await anext(pieces)
+        await pieces.aclose()
+        assert chat.context().messages() == ()
+        assert (await say(chat, "achat", ask("Q002"))).message.content
+
+
+def test_a_strategy_of_ones_own_and_prices() -> None:
+    class Newest:
+        name = "newest"
+
+        def plan(self, case: Case) -> Plan | Hold:
+            old = case.older_than(4)
+            return case.drop(old, "more than four messages") if old else Hold("four messages or fewer")
+
+    chat = with_context(
+        MockLLM(max_tokens=40), session="s", context_window=400, strategy=Newest(), prices=Prices.relative()
+    )
+    for n in range(30):
+        chat.chat(ask(f"Q{n:03} please, and thank you very much"))
+    usage = chat.context().usage()
+    assert usage.compactions > 0
+    assert usage.cost is not None
 
 
 # refusals
