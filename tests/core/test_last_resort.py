@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from ctxfold.messages import assistant, user
 from tests.core.driven import Driven, scripted, text_of, tool_round
 
@@ -62,3 +64,14 @@ def test_a_turn_before_the_newest_goes_whole_where_both_do_not_fit(make: Callabl
             assert ctx.window().view.tokens <= 400
         ctx.add(assistant(said("answered", 700), id=f"a{number}"))
     assert [m.id for m in ctx.messages() if m.role == "user"] == [f"u{number}" for number in range(6)]
+
+
+@pytest.mark.parametrize("limit", [60, 100, 150])
+def test_tiny_windows_hold_too(make: Callable[..., Driven], limit: int) -> None:
+    """Of a few words no summary is shorter: they go without one, into the archive."""
+    ctx = make(context_window=limit, max_tokens=limit // 10)
+    for number in range(25):
+        ctx.add(user("w " * (number * 7 % 20 + 1), id=f"u{number}"))
+        assert ctx.window().view.tokens <= limit - limit // 10
+        ctx.add(assistant("a " * (number * 11 % 20 + 1), id=f"a{number}"))
+    assert len(ctx.messages()) == 50

@@ -34,6 +34,7 @@ from ctxfold.zones.recall import document
 __all__ = ["Outcome", "check_known", "compact", "facts_of", "idle_time", "index_oversized"]
 
 COMMIT_TRIES = 4
+FEW_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +183,17 @@ def _done(journal: Journal, plan: Plan, summary: Summary | None, case: Case, por
         except SummarizationFailedError as error:
             return Outcome(None, str(error))
     plan, summary, refused = proposed(journal.key.session, plan, summary, case, journal.rewriters)
+    if case.facts.mode == "cap" and summary is not None and _few_words(plan, summary, ports):
+        plan, summary = replace(plan, writer="nobody"), None
     outcome = yield from _commit(journal, plan, summary, case.view, ports)
     return replace(outcome, refused=refused)
+
+
+def _few_words(plan: Plan, summary: Summary, ports: Ports) -> bool:
+    """Whether no summary is shorter than the span: where a request has to fit, it goes without, and the archive has it."""
+    source_tokens = sum(e.tokens for e in plan.covered)
+    size = ports.counter.count(as_message(summary, message_id=""))
+    return source_tokens <= FEW_TOKENS and size >= source_tokens
 
 
 def _written(journal: Journal, ports: Ports, plan: Plan, case: Case) -> Flow[Summary]:
