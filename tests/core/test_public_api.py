@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import ctxfold
+import ctxfold.backends
 from ctxfold import AgentContext, errors
 
 
@@ -18,6 +19,13 @@ def test_every_public_name_is_there() -> None:
     assert sorted(ctxfold.__all__) == dir(ctxfold)
     with pytest.raises(AttributeError, match="no_such_name"):
         ctxfold.no_such_name  # noqa: B018
+
+
+def test_the_backends_package_gives_its_names_on_first_use() -> None:
+    for name in ctxfold.backends.__all__:
+        assert getattr(ctxfold.backends, name).__name__ == name
+    with pytest.raises(AttributeError):
+        _ = ctxfold.backends.nothing
 
 
 def test_every_method_that_waits_has_an_async_twin() -> None:
