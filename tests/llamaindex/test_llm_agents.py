@@ -1,0 +1,97 @@
+"""LlamaIndex's own agents and workflows on top of `CtxLLM`."""
+
+from __future__ import annotations
+
+import pytest
+from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ToolCallResult
+from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+
+from ctxfold.testing import Scripted, ScriptedCall
+from llamaindex_ctx import CtxMemory
+from tests.llamaindex.served_llm import ADD, HELLO, LOOK, served
+
+# workflows ask every attribute of an agent, pydantic's deprecated ones too
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect")
+
+
+def rounds(count: int) -> list[Scripted]:
+    asked = [
+        Scripted("", reasoning=f"Round {i}: add once more.", tool_calls=(ScriptedCall("add", f'{{"a": {i}, "b": 1}}'),))
+        for i in range(count)
+    ]
+    return [*asked, Scripted("The sum is 5.", reasoning="All added.")]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_reasoning_goes_back_in_every_round_of_an_agents_loop(streaming: bool) -> None:
+    async with served(*rounds(5), settings={"provider": "deepseek"}, strict="deepseek") as (llm, server):
+        agent = FunctionAgent(tools=[ADD], llm=llm, system_prompt="You add.", streaming=streaming)
+        output = await agent.run("Add five times.")
+    assert str(output) == "The sum is 5."
+    assert len(server.requests) == 6
+    spoken = [m for m in server.requests[-1].body["messages"] if m["role"] == "assistant"]
+    assert [m["reasoning_content"] for m in spoken] == [f"Round {i}: add once more." for i in range(5)]
+    answers = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "tool"]
+    assert answers == ["1", "2", "3", "4", "5"]
+
+
+async def test_reasoning_goes_back_from_a_memory_in_the_next_run() -> None:
+    script = [*rounds(2), Scripted("You are welcome.", reasoning="They thank me.")]
+    async with served(*script, settings={"provider": "deepseek"}, strict="deepseek") as (llm, server):
+        memory = CtxMemory.from_defaults(llm=llm, token_limit=8000)
+        agent = FunctionAgent(tools=[ADD], llm=llm)
+        await agent.run("Add twice.", memory=memory)
+        assert str(await agent.run("Thanks!", memory=memory)) == "You are welcome."
+    spoken = [m for m in server.requests[-1].body["messages"] if m["role"] == "assistant"]
+    thoughts = ["Round 0: add once more.", "Round 1: add once more.", "All added."]
+    assert [m["reasoning_content"] for m in spoken] == thoughts
+    assert spoken[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 0, "b": 1}'
+
+
+async def test_moonshot_gets_back_the_reasoning_it_gave() -> None:
+    async with served(*rounds(3), settings={"provider": "moonshot", "model": "kimi-k2.6"}, strict="moonshot") as (
+        llm,
+        server,
+    ):
+        output = await FunctionAgent(tools=[ADD], llm=llm).run("Add three times.")
+    assert str(output) == "The sum is 5."
+    assert len(server.requests) == 4
+
+
+async def test_a_workflow_streams_text_thinking_and_calls() -> None:
+    script = [
+        Scripted(
+            "Let me see.",
+            reasoning="Two tools at once.",
+            tool_calls=(ScriptedCall("add", '{"a": 2, "b": 3}'), ScriptedCall("look", '{"place": "hill"}')),
+        ),
+        Scripted("Five, and the hill is green.", reasoning="Both are back."),
+    ]
+    async with served(*script, settings={"provider": "deepseek"}, strict="deepseek") as (llm, server):
+        workflow = AgentWorkflow(agents=[FunctionAgent(name="one", tools=[ADD, LOOK], llm=llm)], root_agent="one")
+        handler = workflow.run(user_msg="Add, and look at the hill.")
+        events = [event async for event in handler.stream_events()]
+        await handler
+    streamed = [e for e in events if isinstance(e, AgentStream)]
+    assert "".join(e.delta for e in streamed) == "Let me see.Five, and the hill is green."
+    assert "".join(e.thinking_delta or "" for e in streamed) == "Two tools at once.Both are back."
+    assert max(len(e.tool_calls) for e in streamed) == 2
+    results = [e for e in events if isinstance(e, ToolCallResult)]
+    assert sorted(e.tool_output.content for e in results) == ["5", "hill is green"]
+    assert sorted(m["content"] for m in server.requests[1].body["messages"] if m["role"] == "tool") == [
+        "5",
+        "hill is green",
+    ]
+
+
+async def test_a_call_left_without_a_result_is_answered_before_it_is_sent_on() -> None:
+    history = [
+        *HELLO,
+        ChatMessage(
+            role="assistant", blocks=[ToolCallBlock(tool_call_id="c1", tool_name="add", tool_kwargs={"a": 1, "b": 1})]
+        ),
+        ChatMessage(role="user", content="Never mind."),
+    ]
+    async with served(Scripted("Fine."), strict="openai") as (llm, server):
+        assert (await llm.achat(history)).message.content == "Fine."
+    assert [m["role"] for m in server.requests[0].body["messages"]] == ["user", "assistant", "tool", "user"]

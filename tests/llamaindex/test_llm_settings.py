@@ -1,0 +1,90 @@
+"""What a `CtxLLM` is: its metadata, its key that shows nowhere, its copies, its backend."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ctxfold import ScriptedBackend
+from ctxfold.errors import ConfigError
+from ctxfold.testing import Scripted
+from llamaindex_ctx import CtxLLM
+from tests.llamaindex.served_llm import HELLO, KEY, ask, served
+
+
+def test_metadata_knows_the_window_from_the_user_then_the_row() -> None:
+    row = CtxLLM(model="deepseek-v4-pro", provider="deepseek", api_key=KEY)
+    assert row.metadata.context_window == 1_000_000
+    given = CtxLLM(model="deepseek-v4-pro", provider="deepseek", api_key=KEY, context_window=64_000, max_tokens=500)
+    assert (given.metadata.context_window, given.metadata.num_output) == (64_000, 500)
+    unknown = CtxLLM(model="m").metadata
+    assert (unknown.context_window, unknown.num_output) == (32_768, -1)
+    assert unknown.is_function_calling_model
+    assert unknown.is_chat_model
+    assert unknown.model_name == "m"
+
+
+async def test_the_key_is_in_no_repr_dict_json_pickle_or_payload_and_is_sent() -> None:
+    async with served(Scripted("ok"), settings={"temperature": 0.3, "thinking": True}) as (llm, server):
+        texts = [repr(llm), str(llm), str(llm.to_dict()), llm.to_json(), llm.model_dump_json(), str(llm.to_payload())]
+        assert not [text for text in texts if KEY in text]
+        assert KEY.encode() not in pickle.dumps(llm)
+        await llm.achat(HELLO)
+    assert "authorization" in server.requests[0].headers
+
+
+async def test_an_llm_comes_back_from_dict_json_and_pickle() -> None:
+    async with served(*[Scripted("ok")] * 4, settings={"temperature": 0.3, "extra_body": {"seed": 1}}) as (llm, server):
+        copies = [
+            CtxLLM.from_dict(llm.to_dict(), api_key=KEY),
+            CtxLLM.from_json(llm.to_json()),
+            pickle.loads(pickle.dumps(llm)),
+            copy.deepcopy(llm),
+        ]
+        for other in copies:
+            assert other.model_dump() == llm.model_dump()
+            assert (await other.achat(HELLO)).message.content == "ok"
+            await other.aclose()
+        copies[3].extra_body["seed"] = 2
+        assert llm.extra_body == {"seed": 1}
+    assert [r.body["seed"] for r in server.requests] == [1, 1, 1, 1]
+    assert ["authorization" in r.headers for r in server.requests] == [True, False, False, True]
+
+
+def test_a_pickled_llm_whose_key_is_gone_says_so_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
+    other = pickle.loads(pickle.dumps(CtxLLM(model="deepseek-v4-pro", provider="deepseek", api_key=KEY)))
+    with pytest.raises(ConfigError, match="DEEPSEEK_API_KEY"):
+        other.chat(HELLO)
+
+
+@pytest.mark.parametrize("settings", [{"provider": "nowhere"}, {"base_url": "not an address"}, {"model": ""}])
+def test_wrong_settings_are_config_errors(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        CtxLLM(**{"model": "m", **settings})
+
+
+async def test_a_backend_can_be_given() -> None:
+    backend = ScriptedBackend(["First.", "Second."], context_window=5000)
+    llm = CtxLLM(model="m", backend=backend, thinking="high")
+    assert llm.metadata.context_window == 5000
+    assert llm.chat(HELLO).message.content == "First."
+    assert (await ask(llm, "astream_chat"))[-1].message.content == "Second."
+    assert backend.requests[0].thinking == "high"
+    llm.close()
+
+
+def test_making_an_llm_opens_no_http_client() -> None:
+    code = (
+        "import sys; from llamaindex_ctx import CtxLLM; CtxLLM(model='m');"
+        "print('ctxfold.backends.http_backend' in sys.modules, 'ctxfold.backends.http' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["True", "False"]
