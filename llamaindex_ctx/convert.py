@@ -274,7 +274,7 @@ def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
     """The messages as LlamaIndex knows them, each a new object; one for each tool result."""
     found: list[ChatMessage] = []
     for message in messages:
-        results = message.tool_results
+        results = message.tool_results if len(message.parts) > 1 else ()
         if len(results) > 1:
             found += [to_chat_message(replace(message, parts=(result,))) for result in results]
         else:
@@ -302,9 +302,10 @@ def without_marks(message: ChatMessage, *, keep_id: bool = False) -> ChatMessage
 
 def _plain(message: Message, parts: Sequence[Part], marks: Json) -> ChatMessage:
     kwargs: Json = {}
-    if message.tool_results:
-        kwargs["tool_call_id"] = message.tool_results[0].call_id
-    name = message.name or (message.tool_results[0].name if message.tool_results else None)
+    results = message.tool_results
+    if results:
+        kwargs["tool_call_id"] = results[0].call_id
+    name = message.name or (results[0].name if results else None)
     if name:
         kwargs["name"] = name
     if message.reasoning:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,7 +23,7 @@ from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from ctxfold.vectors import Embedder
-from llamaindex_ctx.convert import from_chat_messages, is_section, is_summary, section, to_chat_messages
+from llamaindex_ctx.convert import ID_KEY, from_chat_messages, is_section, is_summary, section, to_chat_messages
 from llamaindex_ctx.instrumentation import dispatcher
 from llamaindex_ctx.memory_blocks import Block, asking
 from llamaindex_ctx.opening import FunctionCounter, Tokenizer, live_at, open_live, source_of, window_rules
@@ -220,7 +220,7 @@ class CtxMemory(BaseMemory, Closing):
         view = self.context.view().messages if self._needs_view(messages) else ()
         fresh = _without_own(self._taken(messages, unanswered(view)), view)
         if fresh:
-            self._live.waiting = self.context.add(fresh).turn_id is not None
+            self._live.waiting = self.context.add(fresh, known_ids=_carry_ids(messages)).turn_id is not None
 
     @dispatcher.span
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
@@ -231,7 +231,8 @@ class CtxMemory(BaseMemory, Closing):
         view = (await self.context.aview()).messages if self._needs_view(messages) else ()
         fresh = _without_own(self._taken(messages, unanswered(view)), view)
         if fresh:
-            self._live.waiting = (await self.context.aadd(fresh)).turn_id is not None
+            added = await self.context.aadd(fresh, known_ids=_carry_ids(messages))
+            self._live.waiting = added.turn_id is not None
 
     @dispatcher.span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
@@ -367,6 +368,11 @@ def _without_own(messages: Sequence[Message], view: Sequence[Message]) -> list[M
     """The messages without summaries of this very session, which an engine hands back."""
     known = {m.id for m in view if m.kind == "summary"}
     return [m for m in messages if m.id not in known]
+
+
+def _carry_ids(messages: Iterable[ChatMessage | str]) -> bool:
+    """Whether any of them was handed out by a memory before."""
+    return any(not isinstance(m, str) and ID_KEY in m.additional_kwargs for m in messages)
 
 
 def _once(messages: Sequence[Message]) -> list[Message]:

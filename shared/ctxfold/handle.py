@@ -89,19 +89,22 @@ class SessionHandle:
 
     # keeping
 
-    def add(self, messages: Input, *, visibility: Visibility | None = None) -> Added:
+    def add(self, messages: Input, *, visibility: Visibility | None = None, known_ids: bool = True) -> Added:
         """Store messages without asking the model; a known id with the same content is kept once.
 
         `visibility` "user" keeps them from the model: neither counted nor sent; "model" from `messages(audience="user")`.
+        `known_ids` False says that all ids were made just now, and saves looking for them in the store.
         """
-        return self._run(self._add(_seen_by(visibility, self._messages(messages))))
+        return self._run(self._add(messages, visibility, known_ids))
 
-    async def aadd(self, messages: Input, *, visibility: Visibility | None = None) -> Added:
-        return await self._arun(self._add(_seen_by(visibility, self._messages(messages))))
+    async def aadd(self, messages: Input, *, visibility: Visibility | None = None, known_ids: bool = True) -> Added:
+        return await self._arun(self._add(messages, visibility, known_ids))
 
-    def _add(self, messages: Sequence[Message]) -> Flow[Added]:
+    def _add(self, content: Input, visibility: Visibility | None, known_ids: bool) -> Flow[Added]:
         journal = yield from self._journal()
-        added = yield from self._engine.add(journal, messages, turn_id=self._turn)
+        messages = _seen_by(visibility, self._messages(content))
+        known_ids = known_ids and not isinstance(content, str)
+        added = yield from self._engine.add(journal, messages, turn_id=self._turn, known_ids=known_ids)
         self._turn = added.turn_id
         return added
 

@@ -48,29 +48,50 @@ _NAMED_SECRET = (
     r"(?<!\w)(?:passw(?:or)?d|pwd|passphrase|api[_-]?key|access[_-]?token|(?:client|secret)[_-]?(?:secret|key))"
     r"[\"']?\s*[:=]\s*(?:\"[^\"\n]{6,}\"|'[^'\n]{6,}'|[^\s\"',;]{6,})"
 )
-_SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern, flags))
-    for name, pattern, flags in (
-        ("private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S),
-        ("Anthropic key", r"\bsk-ant-[\w-]{16,}", 0),
-        ("OpenAI key", r"\bsk-(?:proj-|svcacct-|admin-|or-v1-)?[\w-]{20,}", 0),
-        ("Stripe key", r"\b[sr]k_(?:live|test)_\w{16,}", 0),
-        ("AWS access key", r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b", 0),
-        ("AWS secret", r"(?<=secret)[\w ]{0,16}[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+]{40}(?![\w/+])", re.I),
-        ("GitHub token", r"\b(?:gh[pousr]_\w{20,}|github_pat_\w{20,})", 0),
-        ("GitLab token", r"\bglpat-[\w-]{16,}", 0),
-        ("Slack token", r"\bxox[abeoprs]-[\w-]{10,}|https://hooks\.slack\.com/services/[\w/]+", 0),
-        ("Google key", r"\bAIza[\w-]{30,}", 0),
-        ("Hugging Face token", r"\bhf_\w{20,}", 0),
-        ("npm token", r"\bnpm_\w{30,}", 0),
-        ("PyPI token", r"\bpypi-[\w-]{40,}", 0),
-        ("SendGrid key", r"\bSG\.[\w-]{16,}\.[\w-]{16,}", 0),
-        ("JSON web token", r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*", 0),
-        ("authorization", r"(?<=authorization)[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+[\w.~+/=-]{8,}", re.I),
-        ("bearer token", r"\bbearer\s+[\w.~+/-]{20,}=*", re.I),
-        ("storage key", r"(?<=AccountKey=)[\w+/]{40,}=*", re.I),
-        ("password in a URL", r"(?<=://)[^\s/:@]{1,64}:[^\s/@]{1,128}(?=@)", 0),
-        ("password", _NAMED_SECRET, re.I),
+# each with what its text in lower case holds at least: most texts hold none of it
+_SECRETS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
+    (name, signs, re.compile(pattern, flags))
+    for name, signs, pattern, flags in (
+        (
+            "private key",
+            ("private key-----",),
+            r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+            re.S,
+        ),
+        ("Anthropic key", ("sk-ant-",), r"\bsk-ant-[\w-]{16,}", 0),
+        ("OpenAI key", ("sk-",), r"\bsk-(?:proj-|svcacct-|admin-|or-v1-)?[\w-]{20,}", 0),
+        ("Stripe key", ("sk_", "rk_"), r"\b[sr]k_(?:live|test)_\w{16,}", 0),
+        ("AWS access key", ("akia", "asia", "abia", "acca"), r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b", 0),
+        ("AWS secret", ("secret",), r"(?<=secret)[\w ]{0,16}[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+]{40}(?![\w/+])", re.I),
+        (
+            "GitHub token",
+            ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
+            r"\b(?:gh[pousr]_\w{20,}|github_pat_\w{20,})",
+            0,
+        ),
+        ("GitLab token", ("glpat-",), r"\bglpat-[\w-]{16,}", 0),
+        (
+            "Slack token",
+            ("xox", "slack.com"),
+            r"\bxox[abeoprs]-[\w-]{10,}|https://hooks\.slack\.com/services/[\w/]+",
+            0,
+        ),
+        ("Google key", ("aiza",), r"\bAIza[\w-]{30,}", 0),
+        ("Hugging Face token", ("hf_",), r"\bhf_\w{20,}", 0),
+        ("npm token", ("npm_",), r"\bnpm_\w{30,}", 0),
+        ("PyPI token", ("pypi-",), r"\bpypi-[\w-]{40,}", 0),
+        ("SendGrid key", ("sg.",), r"\bSG\.[\w-]{16,}\.[\w-]{16,}", 0),
+        ("JSON web token", ("eyj",), r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*", 0),
+        (
+            "authorization",
+            ("authorization",),
+            r"(?<=authorization)[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+[\w.~+/=-]{8,}",
+            re.I,
+        ),
+        ("bearer token", ("bearer",), r"\bbearer\s+[\w.~+/-]{20,}=*", re.I),
+        ("storage key", ("accountkey=",), r"(?<=AccountKey=)[\w+/]{40,}=*", re.I),
+        ("password in a URL", ("://",), r"(?<=://)[^\s/:@]{1,64}:[^\s/@]{1,128}(?=@)", 0),
+        ("password", ("passw", "pwd", "passphrase", "key", "token", "secret"), _NAMED_SECRET, re.I),
     )
 )
 
@@ -83,19 +104,26 @@ def neutral(text: str) -> str:
 
 def defused(text: str) -> str:
     """Text in which our markup, and what models take for a turn of their own, is no markup any more."""
-    return _TEMPLATE.sub(r"(\1)", _MARKUP.sub("‹", neutral(text)))
+    plain = neutral(text)
+    if "<" in plain or "＜" in plain:
+        plain = _MARKUP.sub("‹", plain)
+    return _TEMPLATE.sub(r"(\1)", plain) if "[" in plain or "<" in plain else plain
 
 
 def redacted(text: str) -> str:
     """Text in which credentials of common shapes are named instead of shown."""
-    for name, pattern in _SECRETS:
-        text = pattern.sub(f"[redacted: {name}]", text)
+    folded = text.casefold()  # as the patterns that ignore case do, long s and Kelvin sign included
+    for name, signs, pattern in _SECRETS:
+        for sign in signs:
+            if sign in folded:
+                text = pattern.sub(f"[redacted: {name}]", text)
+                break
     return text
 
 
 def without_private_keys(text: str) -> str:
     """Text without keys of many lines; to be called before it is taken apart into lines."""
-    return _SECRETS[0][1].sub(f"[redacted: {_SECRETS[0][0]}]", text) if "PRIVATE KEY-----" in text else text
+    return _SECRETS[0][2].sub(f"[redacted: {_SECRETS[0][0]}]", text) if "PRIVATE KEY-----" in text else text
 
 
 def as_data(text: str, *, max_chars: int | None = None) -> str:

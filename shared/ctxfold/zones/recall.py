@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ctxfold.effects import FetchLog
 from ctxfold.flow import Flow
@@ -94,14 +95,20 @@ def passages(records: Sequence[Record], scores: Mapping[int, float], weights: Ma
         message = stored_message(record)
         if message is None:
             continue
-        texts = sentences(without_private_keys(message.text))
-        held = [sum(weights.get(t, 0.0) for t in term_counts(text)) for text in texts]
-        for place, text in enumerate(texts):
+        texts = _told(message.text)
+        held = [sum(weights[t] for t in found_terms & weights.keys()) for _, found_terms in texts]
+        for place, (text, _) in enumerate(texts):
             near = held[place] + _beside(held, place)
             if near > 0:
                 score = near + MESSAGE * scores[record.seq]
                 found.append(Passage(record.number, message.id, message.role, place, text, score))
     return sorted(found, key=lambda p: (-p.score, -p.number, p.place))
+
+
+@lru_cache(maxsize=512)  # what answered one question often bears on the next
+def _told(text: str) -> tuple[tuple[str, frozenset[str]], ...]:
+    """The sentences of a message, each with its terms."""
+    return tuple((each, frozenset(term_counts(each))) for each in sentences(without_private_keys(text)))
 
 
 def _beside(held: Sequence[float], place: int) -> float:
@@ -137,6 +144,7 @@ def _fitting(found: Sequence[Passage], budget_tokens: int, counter: TokenCounter
     return tuple(sorted(chosen, key=lambda p: (p.number, p.place)))
 
 
+@lru_cache(maxsize=1_024)  # first to see whether it fits, then to show it
 def render_line(passage: Passage) -> str:
     """`- #17 user: text`; the number reads the whole message back (`AgentContext.get("#17")`)."""
     return f"- #{passage.number} {passage.role}: {as_data(passage.text)}"
