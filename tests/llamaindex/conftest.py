@@ -1,14 +1,16 @@
-"""LLMs for the tests of this folder, closed when the test ends."""
+"""LLMs and stores for the tests of this folder, closed when the test ends."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from ctxfold import MemoryStore, SqlStore
+from ctxfold.ports import Store
 from ctxfold.testing import ModelServer
 from tests.llamaindex.loopback_llm import LoopbackLLM, Made
 
@@ -30,3 +32,10 @@ async def llms() -> AsyncIterator[Made]:
 @pytest.fixture
 def store_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/chat.db"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A store in memory, then in a file."""
+    with MemoryStore() if request.param == "memory" else SqlStore(f"sqlite:///{tmp_path / 'chat.db'}") as opened:
+        yield opened

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 
 
 def user(text: str) -> ChatMessage:
@@ -11,6 +11,16 @@ def user(text: str) -> ChatMessage:
 
 def bot(text: str) -> ChatMessage:
     return ChatMessage(role="assistant", content=text)
+
+
+def calling(*ids: str) -> ChatMessage:
+    return ChatMessage(
+        role="assistant", blocks=[ToolCallBlock(tool_call_id=i, tool_name="look", tool_kwargs={"q": i}) for i in ids]
+    )
+
+
+def result(call_id: str) -> ChatMessage:
+    return ChatMessage(role="tool", content=f"found {call_id}", additional_kwargs={"tool_call_id": call_id})
 
 
 def parking(i: int) -> list[ChatMessage]:

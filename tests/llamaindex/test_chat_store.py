@@ -15,18 +15,18 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
 from llama_index.core.chat_engine import SimpleChatEngine
-from llama_index.core.memory import ChatMemoryBuffer, ChatSummaryMemoryBuffer, Memory
+from llama_index.core.memory import ChatMemoryBuffer, ChatSummaryMemoryBuffer
 from llama_index.core.storage.chat_store import BaseChatStore
-from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.workflow import Context
 
-from ctxfold import MemoryStore, SqlStore
+from ctxfold import SqlStore
 from ctxfold.errors import ConfigError
 from ctxfold.ports import Store
 from ctxfold.testing import ModelServer
-from llamaindex_ctx import CtxAsyncChatStore, CtxChatStore, CtxMemory, register_store
+from llamaindex_ctx import CtxChatStore, CtxMemory, register_store
 from tests.core.postgres_schema import fresh_schema
 from tests.llamaindex.loopback_llm import Made
+from tests.llamaindex.talk import bot, calling, result, user
 
 pytestmark = [
     # agents read all attributes of their own class, deprecated ones of pydantic too
@@ -35,24 +35,6 @@ pytestmark = [
 ]
 
 NAMES = {"add_message": "async_add_message"}
-
-
-def user(text: str) -> ChatMessage:
-    return ChatMessage(role="user", content=text)
-
-
-def bot(text: str) -> ChatMessage:
-    return ChatMessage(role="assistant", content=text)
-
-
-def calling(*ids: str) -> ChatMessage:
-    return ChatMessage(
-        role="assistant", blocks=[ToolCallBlock(tool_call_id=i, tool_name="look", tool_kwargs={"q": i}) for i in ids]
-    )
-
-
-def result(call_id: str) -> ChatMessage:
-    return ChatMessage(role="tool", content=f"found {call_id}", additional_kwargs={"tool_call_id": call_id})
 
 
 class Driver:
@@ -71,12 +53,6 @@ class Driver:
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def call(request: pytest.FixtureRequest) -> Driver:
     return Driver(request.param)
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with MemoryStore() if request.param == "memory" else SqlStore(f"sqlite:///{tmp_path / 'chat.db'}") as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -288,87 +264,6 @@ async def test_an_engine_and_an_agent_run_on_it(store: CtxChatStore, llms: Made)
         engine.chat("My locker number is 4711.")
         assert "4711" in (await engine.achat("What is my locker number?")).response
     assert len(store.get_messages("ann")) == 8
-
-
-# for LlamaIndex's own Memory
-
-
-@pytest.fixture
-def db(shared: Store) -> Iterator[CtxAsyncChatStore]:
-    with CtxAsyncChatStore(shared) as made:
-        yield made
-
-
-async def test_batches_counts_and_pages(db: CtxAsyncChatStore) -> None:
-    messages = [user(f"message {i}") if i % 2 else bot(f"message {i}") for i in range(1, 6)]
-    await db.add_messages("k", messages)
-    await db.add_message("other", user("hello"))
-    assert await db.get_messages("k") == messages
-    assert await db.count_messages("k") == 5
-    assert await db.count_messages("nobody") == 0
-    assert await db.get_messages("k", limit=2) == messages[:2]
-    assert await db.get_messages("k", offset=2) == messages[2:]
-    assert await db.get_messages("k", limit=2, offset=1) == messages[1:3]
-    assert await db.get_keys() == ["k", "other"]
-    assert await db.delete_message("k", 1) == messages[1]
-    await db.set_messages("k", [user("only")])
-    assert await db.get_messages("k") == [user("only")]
-    await db.delete_messages("k")
-    assert await db.get_messages("k", status=None) == []
-    assert await db.get_keys() == ["other"]
-
-
-async def test_the_oldest_are_archived_or_deleted(db: CtxAsyncChatStore) -> None:
-    messages = [user("oldest"), calling("a"), result("a"), bot("middle"), user("newest")]
-    await db.add_messages("k", messages)
-    assert await db.archive_oldest_messages("k", 0) == []
-    assert await db.archive_oldest_messages("k", 4) == messages[:4]
-    assert await db.get_messages("k") == messages[4:]
-    assert await db.get_messages("k", MessageStatus.ARCHIVED) == messages[:4]
-    assert await db.get_messages("k", status=None) == messages
-    assert await db.get_keys() == ["k"]
-    assert await db.delete_oldest_messages("k", 9) == messages[4:]
-    assert await db.get_messages("k", status=None) == messages[:4]
-    await db.delete_messages("k", MessageStatus.ARCHIVED)
-    assert await db.get_keys() == []
-
-
-async def test_a_flush_in_the_middle_of_a_round_parts_nothing_for_good(db: CtxAsyncChatStore) -> None:
-    await db.add_messages("k", [user("q"), calling("a", "b"), result("a"), result("b"), bot("done")])
-    for n in (1, 1, 1, 1):
-        await db.archive_oldest_messages("k", n)
-    assert await db.get_messages("k") == [bot("done")]
-    assert await db.get_messages("k", status=None) == [
-        user("q"),
-        calling("a", "b"),
-        result("a"),
-        result("b"),
-        bot("done"),
-    ]
-
-
-async def test_a_stock_memory_over_it(db: CtxAsyncChatStore) -> None:
-    memory = Memory.from_defaults(
-        "ann", token_limit=300, token_flush_size=50, chat_history_token_ratio=1.0, chat_store=db
-    )
-    messages = [m for i in range(30) for m in (user(f"Plant {i} stands on sill {i * 7}."), bot("Noted."))]
-    await memory.aput(messages[0])
-    await memory.aput_messages([])
-    for message in messages[1:]:
-        await memory.aput(message)
-    assert await memory.aget_all() == messages
-    shown = await memory.aget()
-    assert 2 <= len(shown) < 60
-    assert shown == messages[-len(shown) :]
-    assert [m.text for m in db.histories.context("ann/archived").messages()][:2] == [m.content for m in messages[:2]]
-    await memory.areset()
-    assert await memory.aget_all() == []
-
-
-async def test_a_stock_memory_over_it_keeps_concurrent_puts(db: CtxAsyncChatStore) -> None:
-    memory = Memory.from_defaults("ann", token_limit=30_000, chat_store=db)
-    await asyncio.gather(*(memory.aput(user(f"message {i}")) for i in range(32)))
-    assert len(await memory.aget_all()) == 32
 
 
 # copies and serialisation
