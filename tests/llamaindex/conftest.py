@@ -12,6 +12,7 @@ import pytest_asyncio
 from ctxfold import MemoryStore, SqlStore
 from ctxfold.ports import Store
 from ctxfold.testing import ModelServer
+from llamaindex_ctx import CtxMemory
 from tests.llamaindex.loopback_llm import LoopbackLLM, Made
 
 
@@ -39,3 +40,15 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """A store in memory, then in a file."""
     with MemoryStore() if request.param == "memory" else SqlStore(f"sqlite:///{tmp_path / 'chat.db'}") as opened:
         yield opened
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with ModelServer(model="lookup", context_window=8_000, reasoning=True) as running:
+        yield running
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[CtxMemory]:
+    with CtxMemory.from_defaults("s", store=f"sqlite:///{tmp_path / 'chat.db'}", context_window=4_000) as made:
+        yield made

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 
+FACT = "My locker number is 4711 and it stands on the ninth floor."
+QUESTION = "What is my locker number?"
+
 
 def user(text: str) -> ChatMessage:
     return ChatMessage(role="user", content=text)

@@ -16,6 +16,7 @@ from llama_index.core.schema import QueryBundle, TextNode
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxMemory
 from tests.llamaindex.loopback_llm import LoopbackLLM, Made
+from tests.llamaindex.talk import FACT, QUESTION
 
 pytestmark = [
     # agents read all attributes of their own class, deprecated ones of pydantic too
@@ -24,14 +25,6 @@ pytestmark = [
 ]
 
 WINDOW = 2_000
-FACT = "My locker number is 4711 and it stands on the ninth floor."
-QUESTION = "What is my locker number?"
-
-
-@pytest.fixture
-def server() -> Iterator[ModelServer]:
-    with ModelServer(model="lookup", context_window=8_000, reasoning=True) as running:
-        yield running
 
 
 @pytest.fixture

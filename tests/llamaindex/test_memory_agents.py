@@ -1,10 +1,8 @@
-"""Chat engines, agents and workflows beyond those of test_engines, run for real over a CtxMemory."""
+"""Agents and workflows beyond those of test_engines, run for real over a CtxMemory."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,16 +15,7 @@ from llama_index.core.agent.workflow import (
     ReActAgent,
 )
 from llama_index.core.base.llms.types import ChatMessage, ThinkingBlock, ToolCallBlock
-from llama_index.core.base.response.schema import NodeWithScore, Response, StreamingResponse
-from llama_index.core.chat_engine import CondenseQuestionChatEngine, SimpleChatEngine
-from llama_index.core.chat_engine.multi_modal_condense_plus_context import MultiModalCondensePlusContextChatEngine
-from llama_index.core.chat_engine.multi_modal_context import MultiModalContextChatEngine
-from llama_index.core.chat_engine.types import StreamingAgentChatResponse
-from llama_index.core.llms.llm import ToolSelection
-from llama_index.core.llms.mock import MockFunctionCallingLLM
-from llama_index.core.query_engine import CustomQueryEngine
-from llama_index.core.retrievers import BaseRetriever
-from llama_index.core.schema import ImageNode, QueryBundle, TextNode
+from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context, HumanResponseEvent, InputRequiredEvent, JsonSerializer
 from llama_index.core.workflow.errors import WorkflowRuntimeError
@@ -37,197 +26,14 @@ from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxMemory
 from llamaindex_ctx.rounds import NO_RESULT
 from tests.llamaindex.loopback_llm import Made
+from tests.llamaindex.scripted_agents import Script, add, legal, roles, selecting
+from tests.llamaindex.talk import FACT, QUESTION, bot, user
 
 pytestmark = [
     # agents read all attributes of their own class, deprecated ones of pydantic too
     pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning"),
     pytest.mark.filterwarnings("ignore:is_running called from within a step:DeprecationWarning"),
 ]
-
-FACT = "My locker number is 4711 and it stands on the ninth floor."
-QUESTION = "What is my locker number?"
-Says = Callable[..., ChatMessage]
-
-
-@pytest.fixture
-def server() -> Iterator[ModelServer]:
-    with ModelServer(model="lookup", context_window=8_000, reasoning=True) as running:
-        yield running
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[CtxMemory]:
-    with CtxMemory.from_defaults("s", store=f"sqlite:///{tmp_path / 'chat.db'}", context_window=4_000) as made:
-        yield made
-
-
-def user(text: str) -> ChatMessage:
-    return ChatMessage(role="user", content=text)
-
-
-def bot(text: str) -> ChatMessage:
-    return ChatMessage(role="assistant", content=text)
-
-
-def selecting(*calls: tuple[str, str, dict[str, Any]], text: str = "") -> ChatMessage:
-    """As LlamaIndex's scripted model calls tools: beside the message, not in blocks."""
-    chosen = [ToolSelection(tool_id=i, tool_name=name, tool_kwargs=kwargs) for i, name, kwargs in calls]
-    return ChatMessage(role="assistant", content=text, additional_kwargs={"tool_calls": chosen})
-
-
-class Script(MockFunctionCallingLLM):
-    """LlamaIndex's scripted model, one answer after the other; keeps what it was sent."""
-
-    def __init__(self, *answers: ChatMessage) -> None:
-        super().__init__(response_generator=self._next)
-        self._answers = list(answers)
-        self._sent: list[list[ChatMessage]] = []
-
-    def _next(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatMessage:
-        self._sent.append(list(messages))
-        return self._answers[min(len(self._sent), len(self._answers)) - 1]
-
-    @property
-    def sent(self) -> list[list[ChatMessage]]:
-        return self._sent
-
-
-def roles(messages: Sequence[ChatMessage]) -> list[str]:
-    return [m.role.value for m in messages]
-
-
-def legal(memory: CtxMemory) -> bool:
-    """Whether every call of the window is answered right behind it, and every result has its call."""
-    waiting: set[str] = set()
-    for message in memory.context.window().messages:
-        if message.role == "tool":
-            if not {r.call_id for r in message.tool_results} <= waiting:
-                return False
-            waiting -= {r.call_id for r in message.tool_results}
-        elif waiting:
-            return False
-        else:
-            waiting = {c.id for c in message.tool_calls}
-    return not waiting
-
-
-# chat engines
-
-
-class Echo(CustomQueryEngine):
-    """Answers with the query that it was given, so that condensing shows."""
-
-    streaming: bool = False
-
-    def custom_query(self, query_str: str) -> Any:
-        if not self.streaming:
-            return Response(response=f"Asked: {query_str}")
-        return StreamingResponse(response_gen=iter(["Asked: ", query_str]))  # type: ignore[arg-type]
-
-
-def test_condense_question_chat_and_stream(server: ModelServer, llms: Made, memory: CtxMemory) -> None:
-    llm = llms(server)
-    engine = CondenseQuestionChatEngine.from_defaults(query_engine=Echo(), llm=llm, memory=memory)
-    assert engine.chat(FACT).response == f"Asked: {FACT}"
-    engine.chat("And where is the canteen?")
-    assert FACT in str(llm.sent[-1][-1].content)
-    assert roles(memory.get_all()) == ["user", "assistant"] * 2
-    streaming = CondenseQuestionChatEngine.from_defaults(query_engine=Echo(streaming=True), llm=llm, memory=memory)
-    answer = streaming.stream_chat("And the library?")
-    text = "".join(answer.response_gen)
-    assert text.startswith("Asked: ")
-    assert roles(memory.get_all()) == ["user", "assistant"] * 3
-    assert memory.get_all()[-1].content == text
-    engine.reset()
-    assert memory.get() == engine.chat_history == []
-
-
-async def test_condense_question_async(server: ModelServer, llms: Made, memory: CtxMemory) -> None:
-    engine = CondenseQuestionChatEngine.from_defaults(query_engine=Echo(), llm=llms(server), memory=memory)
-    assert (await engine.achat(FACT)).response == f"Asked: {FACT}"
-    await engine.achat(QUESTION)
-    assert roles(await memory.aget_all()) == ["user", "assistant"] * 2
-
-
-class Album(BaseRetriever):
-    """A text and a picture."""
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        nodes = [
-            TextNode(text="The canteen opens at half past seven."),
-            ImageNode(image="aGk=", image_mimetype="image/png"),
-        ]
-        return [NodeWithScore(node=node, score=1.0) for node in nodes]
-
-
-@pytest.mark.parametrize("kind", [MultiModalContextChatEngine, MultiModalCondensePlusContextChatEngine])
-def test_multi_modal_engines(kind: Any, server: ModelServer, llms: Made, memory: CtxMemory) -> None:
-    llm = llms(server)
-    engine = kind.from_defaults(retriever=Album(), multi_modal_llm=llm, memory=memory, system_prompt="Be brief.")
-    engine.chat(FACT)
-    assert [b.block_type for b in llm.sent[-1][-1].blocks] == ["image", "text"]
-    engine.chat(QUESTION)
-    assert FACT in [m.content for m in llm.sent[-1]]
-    streamed = engine.stream_chat("And the library?")
-    text = "".join(streamed.response_gen)
-    assert memory.get_all()[-1].content == text
-    assert roles(memory.get_all()) == ["user", "assistant"] * 3
-    engine.reset()
-    assert engine.chat_history == []
-
-
-@pytest.mark.parametrize("kind", [MultiModalContextChatEngine, MultiModalCondensePlusContextChatEngine])
-async def test_multi_modal_engines_async(kind: Any, server: ModelServer, llms: Made, memory: CtxMemory) -> None:
-    engine = kind.from_defaults(
-        retriever=Album(), multi_modal_llm=llms(server), memory=memory, system_prompt="Be brief."
-    )
-    given = [user(FACT), bot("Noted.")]
-    assert (await engine.achat(QUESTION, chat_history=given)).response == memory.get()[-1].content
-    streamed = await engine.astream_chat("And the library?")
-    text = "".join([piece async for piece in streamed.async_response_gen()])
-    if streamed.awrite_response_to_history_task is not None:
-        await streamed.awrite_response_to_history_task
-    assert [m.content for m in await memory.aget_all()][:2] == [FACT, "Noted."]
-    assert (await memory.aget_all())[-1].content == text
-
-
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-async def test_a_streamed_reply_keeps_its_thinking(is_async: bool, memory: CtxMemory) -> None:
-    from llama_index.core.base.llms.types import ChatResponse, TextBlock
-
-    def whole() -> ChatResponse:
-        blocks = [ThinkingBlock(content="hm", additional_information={"signature": "s"}), TextBlock(text="hello there")]
-        beside = {"reasoning_content": "hm"}  # the engine keeps one text block and these
-        message = ChatMessage(role="assistant", blocks=blocks, additional_kwargs=beside)
-        return ChatResponse(message=message, delta="hello there")
-
-    async def later() -> Any:
-        yield whole()
-
-    if is_async:
-        await StreamingAgentChatResponse(achat_stream=later()).awrite_response_to_history(memory)
-    else:
-        StreamingAgentChatResponse(chat_stream=iter([whole()])).write_response_to_history(memory)
-    assert memory.get_all()[0].content == "hello there"
-    assert memory.context.messages()[0].reasoning == "hm"
-
-
-async def test_an_engine_and_an_agent_take_turns(server: ModelServer, llms: Made, memory: CtxMemory) -> None:
-    llm = llms(server)
-    engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory)
-    engine.chat(FACT)
-    agent = FunctionAgent(tools=[add], llm=llm)
-    await agent.run('Please call add with {"a": 40, "b": 2}', memory=memory)
-    assert "4711" in (await engine.achat(QUESTION)).response
-    assert legal(memory)
-
-
-# agents
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
 
 
 async def test_an_agent_over_llamaindex_own_scripted_model(memory: CtxMemory) -> None:
@@ -350,6 +156,16 @@ async def test_thinking_travels_to_the_stream_and_back_to_the_model(
     sent = [m for m in llm.sent[-1] if any(isinstance(b, ToolCallBlock) for b in m.blocks)]
     assert any(isinstance(b, ThinkingBlock) for b in sent[0].blocks)
     assert sent[0].additional_kwargs["reasoning_content"]
+
+
+async def test_an_engine_and_an_agent_take_turns(server: ModelServer, llms: Made, memory: CtxMemory) -> None:
+    llm = llms(server)
+    engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory)
+    engine.chat(FACT)
+    agent = FunctionAgent(tools=[add], llm=llm)
+    await agent.run('Please call add with {"a": 40, "b": 2}', memory=memory)
+    assert "4711" in (await engine.achat(QUESTION)).response
+    assert legal(memory)
 
 
 # what goes wrong in a run
