@@ -14,6 +14,7 @@ from ctxfold.flow import Flow
 from ctxfold.history.cuts import complete_prefix
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import (
+    Cleared,
     Compacted,
     Draft,
     Forked,
@@ -31,6 +32,7 @@ from ctxfold.history.view import Entry, View
 from ctxfold.journal import Journal, closing, decided, draft, known_records
 from ctxfold.messages import Message, Role
 from ctxfold.ports import Document, Ports
+from ctxfold.zones.leaving import taken_out
 from ctxfold.zones.ranking import ranked
 from ctxfold.zones.recall import document
 
@@ -252,5 +254,13 @@ def documents_of(key: SessionKey, records: Sequence[Record]) -> tuple[Document, 
                     found[entry.seq] = document(entry.seq, message)
         elif isinstance(body, MessageAdded) and body.shown is not None:
             found[record.seq] = document(record.seq, body.message)
+        elif isinstance(body, Cleared | MessageRemoved) and record.id not in state.undone:
+            found |= {d.seq: d for d in taken_out(state.view(), body, again=_put_back(records, body))}
         state.apply((record,))
     return tuple(found.values())
+
+
+def _put_back(records: Sequence[Record], body: Cleared | MessageRemoved) -> frozenset[str]:
+    """Ids of the messages that were put in place of all with the edit."""
+    names = frozenset((isinstance(body, Cleared) and body.replaced_by) or ())
+    return frozenset(r.body.message.id for r in records if r.id in names and isinstance(r.body, MessageAdded))

@@ -37,6 +37,8 @@ from ctxfold.history.revise import inserted, popped, removed, replaced, retained
 from ctxfold.history.view import Entry, View
 from ctxfold.journal import Journal, append, decided, draft, opened_rules, record_names, unknown, without
 from ctxfold.messages import Message, Role, validated
+from ctxfold.ports import Document
+from ctxfold.zones.leaving import taken_out
 
 __all__ = [
     "clear",
@@ -70,16 +72,19 @@ def edit(
 ) -> Flow[E | None]:
     """One edit of the live conversation, decided on the newest view; None when there was nothing to change."""
     done: list[E] = []
+    gone: list[Document] = []
 
     def drafts(state: SessionState) -> list[Draft]:
         done.clear()
-        changed = change(state.view())
+        view = state.view()
+        changed = change(view)
         if changed is None:
             return []
         done.append(changed[1])
+        gone[:] = taken_out(view, changed[0])
         return [draft(engine.ports, changed[0], record_id=record_id)]
 
-    yield from decided(journal, drafts, engine.ports)
+    yield from decided(journal, drafts, engine.ports, documents=lambda: gone)
     for event in done:
         engine.events.emit(event)
     return done[0] if done else None
@@ -183,12 +188,14 @@ def set_all(
     whole = len(fresh) if not pending else max(i for i, m in enumerate(fresh) if m.tool_calls)
     names = yield from record_names(journal, ids)
     turn = engine.ports.ids.new() if pending else None
-    drafts = [draft(engine.ports, Cleared(prompts or None, tuple(names[i] for i in ids) or None))]
+    cleared = Cleared(prompts or None, tuple(names[i] for i in ids) or None)
+    drafts = [draft(engine.ports, cleared)]
     for index, (m, shown) in enumerate(sized(fresh, rules=journal.rules(), counter=engine.ports.counter)):
         place = turn if index >= whole else None
         drafts.append(draft(engine.ports, MessageAdded(m, shown), turn_id=place, record_id=names[m.id]))
-    gone = tuple(e.message for e in (*(journal.view().system if prompts else ()), *journal.view().live))
-    yield from append(journal, drafts, engine.ports)
+    view = journal.view()
+    gone = tuple(e.message for e in (*(view.system if prompts else ()), *view.live))
+    yield from append(journal, drafts, engine.ports, documents=taken_out(view, cleared, again=ids))
     if gone:
         engine.events.emit(Removed(journal.key.session, gone, "cleared"))
     if fresh:

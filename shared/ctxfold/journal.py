@@ -226,9 +226,13 @@ def _take_in(journal: Journal, records: Sequence[Record], ports: Ports) -> Flow[
 
 
 def decided(
-    journal: Journal, decide: Callable[[SessionState], Sequence[Draft]], ports: Ports
+    journal: Journal,
+    decide: Callable[[SessionState], Sequence[Draft]],
+    ports: Ports,
+    *,
+    documents: Callable[[], Sequence[Document]] = tuple,
 ) -> Flow[tuple[Record, ...]]:
-    """Store what `decide` makes of the newest state; when another writer is first, it decides anew on the new head."""
+    """Store what `decide` makes of the newest state, and index `documents`; when another writer is first, it decides anew."""
     for _ in range(DECIDE_TRIES):
         with journal.lock:
             head = journal.state.head
@@ -236,7 +240,7 @@ def decided(
         if not drafts:
             return ()
         try:
-            return (yield from append(journal, drafts, ports, expect=head))
+            return (yield from append(journal, drafts, ports, expect=head, documents=documents()))
         except HeadMovedError:
             yield from refresh(journal, ports)
     raise StoreUnavailableError(

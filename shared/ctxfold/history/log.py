@@ -37,7 +37,7 @@ from ctxfold.messages import Message, Usage, is_final
 __all__ = ["CLOSED_TURNS_KEPT", "OpenTurn", "SessionState"]
 
 CLOSED_TURNS_KEPT = 256
-REMOVED_KEPT = 4_096  # ids; they stand in every snapshot
+REMOVED_KEPT = 4_096  # ids, and as many records; they stand in every snapshot
 
 
 @dataclass(slots=True)
@@ -82,6 +82,7 @@ class SessionState:
         self.edits = 0
         self.cleared_seq = 0
         self.removed: dict[str, None] = {}  # ids that an edit took out: they may come again
+        self.taken_out: dict[int, None] = {}  # their records, cleared ones too: recall does not bring them back
         self.fixed: tuple[str, ...] = ()  # policy fields that were set at run time
         self.excerpts = False  # whether an original was ever too large to be shown
         self.usage = Usage()
@@ -152,6 +153,7 @@ class SessionState:
         twin.calibrations, twin.deferred = dict(self.calibrations), dict(self.deferred)
         twin.closed, twin.pins, twin.removed = dict(self.closed), dict(self.pins), dict(self.removed)
         twin.revertible, twin.undone = list(self.revertible), set(self.undone)
+        twin.taken_out = dict(self.taken_out)
         return twin
 
     def entry(self, message_id: str) -> Entry | None:
@@ -189,6 +191,7 @@ class SessionState:
                     self._forget(ids)
                 self._edited(record, revertible=not prompt)
             case Cleared(prompts=prompts):
+                self._take_out(self.live)
                 self.compressed, self.live, self.pins = [], [], {}
                 self.goal, self.deferred = GoalSet(), {}
                 self.summary_turn = -1
@@ -304,6 +307,7 @@ class SessionState:
         message = body.message
         entry = replace(self._entry(record, message), seq=body.seq or record.seq)
         self.removed.pop(message.id, None)
+        self.taken_out.pop(entry.seq, None)
         if any(e.id == message.id for e in self.live):
             self._replace({message.id: entry})
             self._edited(record, revertible=False)
@@ -316,6 +320,11 @@ class SessionState:
         self.removed.update(dict.fromkeys(ids))
         while len(self.removed) > REMOVED_KEPT:
             del self.removed[next(iter(self.removed))]
+
+    def _take_out(self, entries: Iterable[Entry]) -> None:
+        self.taken_out.update(dict.fromkeys(e.seq for e in entries if e.message.kind == "message"))
+        while len(self.taken_out) > REMOVED_KEPT:
+            del self.taken_out[next(iter(self.taken_out))]
 
     def _insert(self, entry: Entry, before: str | None) -> None:
         self.removed.pop(entry.id, None)
@@ -342,6 +351,7 @@ class SessionState:
             self.replies += 1
 
     def _remove(self, ids: frozenset[str]) -> None:
+        self._take_out(e for e in self.live if e.id in ids)
         self.system = [e for e in self.system if e.id not in ids]
         self.compressed = [e for e in self.compressed if e.id not in ids]
         self.live = [e for e in self.live if e.id not in ids]

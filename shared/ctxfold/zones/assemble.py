@@ -74,7 +74,7 @@ def recalled(journal: Journal, view: View, ports: Ports, *, question: Message | 
     known = remembered(journal, question.id, question)
     if known is not None and ports.counter.count_text(known) <= share:
         return known
-    visible = frozenset(e.seq for e in view if not e.shown_seq)
+    visible = frozenset(e.seq for e in view if not e.shown_seq) | journal.state.taken_out.keys()
     found = yield from recall(
         journal.key,
         question.text,
