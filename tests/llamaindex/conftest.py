@@ -1,4 +1,4 @@
-"""LLMs and stores for the tests of this folder, closed when the test ends."""
+"""LLMs, a server, stores and a memory for the tests of this folder, closed when the test ends; sync and async calls."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ctxfold.ports import Store
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxMemory
 from tests.llamaindex.loopback_llm import LoopbackLLM, Made
+from tests.llamaindex.twins import Driver
 
 
 @pytest_asyncio.fixture
@@ -52,3 +53,8 @@ def server() -> Iterator[ModelServer]:
 def memory(tmp_path: Path) -> Iterator[CtxMemory]:
     with CtxMemory.from_defaults("s", store=f"sqlite:///{tmp_path / 'chat.db'}", context_window=4_000) as made:
         yield made
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def call(request: pytest.FixtureRequest) -> Driver:
+    return Driver(request.param)

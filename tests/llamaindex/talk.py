@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 
 FACT = "My locker number is 4711 and it stands on the ninth floor."
@@ -22,8 +25,22 @@ def calling(*ids: str) -> ChatMessage:
     )
 
 
-def result(call_id: str) -> ChatMessage:
-    return ChatMessage(role="tool", content=f"found {call_id}", additional_kwargs={"tool_call_id": call_id})
+def searching(call_id: str, **kwargs: Any) -> ChatMessage:
+    return ChatMessage(
+        role="assistant", blocks=[ToolCallBlock(tool_call_id=call_id, tool_name="search", tool_kwargs=kwargs)]
+    )
+
+
+def result(call_id: str, text: str = "") -> ChatMessage:
+    return ChatMessage(role="tool", content=text or f"found {call_id}", additional_kwargs={"tool_call_id": call_id})
+
+
+def words(word: str, count: int) -> str:
+    return " ".join([word] * count)
+
+
+def contents(messages: Sequence[ChatMessage]) -> list[str | None]:
+    return [m.content for m in messages]
 
 
 def parking(i: int) -> list[ChatMessage]:

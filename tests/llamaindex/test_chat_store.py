@@ -7,7 +7,7 @@ import copy
 import json
 import pickle
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +27,13 @@ from llamaindex_ctx import CtxChatStore, CtxMemory, register_store
 from tests.core.postgres_schema import fresh_schema
 from tests.llamaindex.loopback_llm import Made
 from tests.llamaindex.talk import bot, calling, result, user
+from tests.llamaindex.twins import Driver
 
 pytestmark = [
     # agents read all attributes of their own class, deprecated ones of pydantic too
     pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning"),
     pytest.mark.filterwarnings("ignore:is_running called from within a step:DeprecationWarning"),
 ]
-
-NAMES = {"add_message": "async_add_message"}
-
-
-class Driver:
-    """Calls the sync method or its async twin."""
-
-    def __init__(self, is_async: bool) -> None:
-        self.is_async = is_async
-
-    async def __call__(self, store: CtxChatStore, name: str, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_async:
-            return getattr(store, name)(*args, **kwargs)
-        method: Callable[..., Awaitable[Any]] = getattr(store, NAMES.get(name, f"a{name}"))
-        return await method(*args, **kwargs)
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def call(request: pytest.FixtureRequest) -> Driver:
-    return Driver(request.param)
 
 
 @pytest.fixture

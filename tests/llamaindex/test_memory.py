@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ctxfold.errors import (
     WindowTooSmallError,
 )
 from llamaindex_ctx import CtxMemory
+from tests.llamaindex.twins import Driver
 
 
 def user(text: str, **kwargs: Any) -> ChatMessage:
@@ -46,24 +46,6 @@ def result(call_id: str, text: str = "found") -> ChatMessage:
 
 def texts(messages: list[ChatMessage]) -> list[str]:
     return [m.content or "" for m in messages]
-
-
-class Driver:
-    """Calls the sync method or its async twin."""
-
-    def __init__(self, is_async: bool) -> None:
-        self.is_async = is_async
-
-    async def __call__(self, memory: CtxMemory, name: str, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_async:
-            return getattr(memory, name)(*args, **kwargs)
-        method: Callable[..., Awaitable[Any]] = getattr(memory, f"a{name}")
-        return await method(*args, **kwargs)
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def call(request: pytest.FixtureRequest) -> Driver:
-    return Driver(request.param)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
