@@ -6,7 +6,7 @@ SOURCES := shared langchain_ctx llamaindex_ctx
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest lint types bench notebooks clean
+.PHONY: help setup demo test test-oldest test-newest lint types bench notebooks clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -30,12 +30,21 @@ demo: setup  ## a conversation that outgrows its window, without key or network
 test: setup  ## all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-OLDEST := .venv/oldest
+LANGCHAIN_TESTS := langchain-tests langchain-openai langchain-deepseek langchain-anthropic langchain-classic langgraph-checkpoint-sqlite \
+	langmem hypothesis pytest pytest-asyncio pytest-xdist
+
 test-oldest: setup  ## the LangChain tests on the oldest LangChain allowed
-	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet -e ".[langchain,llamaindex]" "langchain-core==1.6.13" "langchain==1.4.7" \
-		langchain-tests langchain-openai langchain-deepseek langchain-anthropic langgraph-checkpoint-sqlite langmem hypothesis pytest pytest-asyncio pytest-xdist
-	@$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/langchain $(ARGS)
+	@$(MAKE) --no-print-directory langchain-on NAME=oldest ON="langchain-core==1.6.13 langchain==1.4.7"
+
+test-newest: setup  ## the LangChain tests on the newest LangChain that installs
+	@$(MAKE) --no-print-directory langchain-on NAME=newest ON="langchain-core langchain langgraph"
+
+.PHONY: langchain-on
+langchain-on:
+	@test -x .venv/$(NAME)/bin/python || $(PYTHON) -m venv .venv/$(NAME)
+	.venv/$(NAME)/bin/python -m pip install --quiet --upgrade -e ".[langchain,llamaindex]" $(ON) $(LANGCHAIN_TESTS)
+	@.venv/$(NAME)/bin/python -m pip list 2>/dev/null | grep -E "^lang(chain|graph)(-core)? "
+	@.venv/$(NAME)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/langchain $(ARGS)
 
 lint: setup  ## ruff, formatting, import contracts
 	$(BIN)/ruff check .
