@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
-from ctxfold import AgentContext, Case, Hold, MemoryStore, Store, text_counter
+from ctxfold import AgentContext, Case, ContextService, Hold, MemoryStore, Store, text_counter
 from ctxfold.budget import MessageCounter
 from ctxfold.compaction.plan import Decision
 from ctxfold.flow import run as driven
@@ -17,7 +20,22 @@ from ctxfold.zones.recall import document, recall
 from tests.benchmarks.data import bfcl, plain
 from tests.benchmarks.sheets import Cell, Sheet
 
-__all__ = ["BUDGETS", "CJK", "Archive", "Shares", "cjk_found", "measured", "run"]
+__all__ = [
+    "BUDGETS",
+    "CJK",
+    "Archive",
+    "Ask",
+    "Opened",
+    "Shares",
+    "archived",
+    "cjk_found",
+    "measured",
+    "prepared",
+    "prepared_by",
+    "run",
+    "settings",
+    "through",
+]
 
 BUDGETS = (1_000, 2_000)
 CJK = {  # said, question, what must be found
@@ -131,37 +149,61 @@ class HalfTail:
         return case.drop(case.older_than(kept), "half for the tail")
 
 
-def prepared(budgets: Sequence[int] = BUDGETS) -> list[Shares]:
-    """The same questions, asked through `prepare_context` of a session that holds the person's messages."""
+Ask: TypeAlias = Callable[[str], str]
+Opened: TypeAlias = Callable[[Sequence[str], int], AbstractContextManager[Ask]]
+
+
+def through(opened: Opened, budgets: Sequence[int] = BUDGETS) -> list[Shares]:
+    """The same questions; `opened` makes of a person's messages and a budget what answers each with all that is shown."""
     said, questions = bfcl()
     found: list[Shares] = []
     for budget in budgets:
         both = 0
         for name, texts in said.items():
-            with _session(texts, budget) as context:
+            with opened(texts, budget) as ask:
                 for q in (q for q in questions if q.scenario == name):
-                    delta = context.service.prepare_context(q.question)
-                    assert delta.used_tokens <= delta.budget_tokens
-                    recalled = re.sub(r"(?m)^- #\d+ \w+: ", "", delta.recalled)
-                    shown = plain("\n".join([*(m.text for m in delta.messages), recalled]))
+                    shown = plain(re.sub(r"(?m)^- #\d+ \w+: ", "", ask(q.question)))
                     both += all(p in shown for p in q.pieces)
         found.append(Shares(budget, len(questions), 0, both))
     return found
 
 
-def _session(texts: Sequence[str], budget: int) -> AgentContext:
-    context = AgentContext(
-        context_window=budget + QUESTION_TOKENS + 1,
-        max_tokens=1,
-        strategy=HalfTail(budget),
-        recall_ratio=(budget // 2) / (budget + QUESTION_TOKENS),
-        auto_compact=False,
-        tool_result_ratio=0.99,
-    )
+def prepared(budgets: Sequence[int] = BUDGETS) -> list[Shares]:
+    """Asked through `prepare_context` of a session that holds the person's messages."""
+    return through(_session, budgets)
+
+
+@contextmanager
+def _session(texts: Sequence[str], budget: int) -> Iterator[Ask]:
+    with AgentContext(**settings(budget)) as context:
+        archived(context, texts)
+        yield partial(prepared_by, context.service)
+
+
+def prepared_by(service: ContextService, question: str) -> str:
+    """All that `prepare_context` hands out for the question."""
+    delta = service.prepare_context(question)
+    assert delta.used_tokens <= delta.budget_tokens
+    return "\n".join([*(m.text for m in delta.messages), delta.recalled])
+
+
+def settings(budget: int) -> dict[str, Any]:
+    """Of a session in whose window half of the budget is for the newest messages, half for recall; the question comes on top."""
+    return {
+        "context_window": budget + QUESTION_TOKENS + 1,
+        "max_tokens": 1,
+        "strategy": HalfTail(budget),
+        "recall_ratio": (budget // 2) / (budget + QUESTION_TOKENS),
+        "auto_compact": False,
+        "tool_result_ratio": 0.99,
+    }
+
+
+def archived(context: AgentContext, texts: Sequence[str]) -> None:
+    """Put a person's messages in, and all but the newest into the archive."""
     context.add([user(text, id=f"m{n}") for n, text in enumerate(texts)])
     context.set_policy(auto_compact=True)
     context.service.compact_context()
-    return context
 
 
 def cjk_found(language: str, store: Store | None = None) -> tuple[int, list[list[str]]]:
