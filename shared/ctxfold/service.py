@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, TypeVar
 from ctxfold import editing, injection
 from ctxfold.compaction.apply import Outcome
 from ctxfold.compaction.goal import refresh_goal
-from ctxfold.compaction.on_demand import BetweenRounds, Newest, Trim
+from ctxfold.compaction.on_demand import BetweenRounds, Focus, Newest, Trim
 from ctxfold.compaction.pairs import flush_pairs, summarise_pairs
 from ctxfold.engine import Engine
 from ctxfold.events import SectionInjected, SectionSkipped
@@ -158,12 +158,20 @@ class ContextService:
     async def amaybe_compact(self, *, session: str | None = None, owner: str | None = None) -> Tier:
         return await self._arun(session, owner, _maintained)
 
-    def compact_context(self, *, session: str | None = None, owner: str | None = None) -> Outcome:
-        """Compact now, whatever the triggers say; the outcome says what became of it."""
-        return self._run(session, owner, lambda e, j: e.room.compact(j))
+    def compact_context(
+        self, *, focus: bool | str = False, session: str | None = None, owner: str | None = None
+    ) -> Outcome:
+        """Compact now, whatever the triggers say; the outcome says what became of it.
 
-    async def acompact_context(self, *, session: str | None = None, owner: str | None = None) -> Outcome:
-        return await self._arun(session, owner, lambda e, j: e.room.compact(j))
+        With `focus`, older exchanges that bear on that topic stay word for word; True: on the goal and step in force, or the
+        newest question.
+        """
+        return self._run(session, owner, lambda e, j: e.room.compact(j, strategy=_focus(focus)))
+
+    async def acompact_context(
+        self, *, focus: bool | str = False, session: str | None = None, owner: str | None = None
+    ) -> Outcome:
+        return await self._arun(session, owner, lambda e, j: e.room.compact(j, strategy=_focus(focus)))
 
     def maybe_soft_compact_mid_iteration(self, *, session: str | None = None, owner: str | None = None) -> bool:
         """Between tool rounds of a turn, above the soft ratio: its older outputs give way. Once a turn, never with a model."""
@@ -173,15 +181,28 @@ class ContextService:
         return await self._arun(session, owner, _between_rounds)
 
     def maybe_proactive_compress(
-        self, threshold_ratio: float = 0.75, *, session: str | None = None, owner: str | None = None
+        self,
+        threshold_ratio: float = 0.75,
+        *,
+        focus: bool | str = False,
+        session: str | None = None,
+        owner: str | None = None,
     ) -> bool:
-        """Compact ahead of the triggers, without cooldown, when more than that share of the budget is used; whether it did."""
-        return self._run(session, owner, lambda e, j: _ahead(e, j, threshold_ratio))
+        """Compact ahead of the triggers, without cooldown, when more than that share of the budget is used; whether it did.
+
+        `focus` is that of `compact_context`.
+        """
+        return self._run(session, owner, lambda e, j: _ahead(e, j, threshold_ratio, focus))
 
     async def amaybe_proactive_compress(
-        self, threshold_ratio: float = 0.75, *, session: str | None = None, owner: str | None = None
+        self,
+        threshold_ratio: float = 0.75,
+        *,
+        focus: bool | str = False,
+        session: str | None = None,
+        owner: str | None = None,
     ) -> bool:
-        return await self._arun(session, owner, lambda e, j: _ahead(e, j, threshold_ratio))
+        return await self._arun(session, owner, lambda e, j: _ahead(e, j, threshold_ratio, focus))
 
     # tool pairs, goals, skills
 
@@ -215,6 +236,15 @@ class ContextService:
 
     async def amaybe_refresh_goal(self, *, session: str | None = None, owner: str | None = None) -> str:
         return await self._arun(session, owner, _refreshed)
+
+    maybe_refresh_task_goal, amaybe_refresh_task_goal = maybe_refresh_goal, amaybe_refresh_goal
+
+    def maybe_refresh_subgoal(self, *, session: str | None = None, owner: str | None = None) -> str:
+        """As `maybe_refresh_goal`, which finds out both at once; the step under way, "" for none."""
+        return self._run(session, owner, _refreshed_step)
+
+    async def amaybe_refresh_subgoal(self, *, session: str | None = None, owner: str | None = None) -> str:
+        return await self._arun(session, owner, _refreshed_step)
 
     def disambiguate_skills(self, question: str, skills: Mapping[str, str]) -> tuple[str, ...] | None:
         """The names of skills, those that a model finds to apply first; None when it fails: keep your own order."""
@@ -262,12 +292,16 @@ def _between_rounds(engine: Engine, journal: Journal) -> Flow[bool]:
     return outcome.compacted
 
 
-def _ahead(engine: Engine, journal: Journal, threshold_ratio: float) -> Flow[bool]:
+def _focus(focus: bool | str) -> Focus | None:
+    return Focus(focus if isinstance(focus, str) else "") if focus else None
+
+
+def _ahead(engine: Engine, journal: Journal, threshold_ratio: float, focus: bool | str) -> Flow[bool]:
     turn_id = next(reversed(journal.state.open), None)
     used = journal.view(turn_id).tokens + journal.overhead_tokens
     if used <= threshold_ratio * journal.rules().budget_tokens:
         return False
-    outcome = yield from engine.room.compact(journal, turn_id=turn_id)
+    outcome = yield from engine.room.compact(journal, turn_id=turn_id, strategy=_focus(focus))
     return outcome.compacted
 
 
@@ -275,6 +309,12 @@ def _refreshed(engine: Engine, journal: Journal) -> Flow[str]:
     for event in (yield from refresh_goal(journal, engine.ports)):
         engine.events.emit(event)
     return journal.state.goal.goal
+
+
+def _refreshed_step(engine: Engine, journal: Journal) -> Flow[str]:
+    yield from _refreshed(engine, journal)
+    step = journal.state.goal.subgoals[-1:]
+    return step[0].text if step and not step[0].completed else ""
 
 
 def _prepared(engine: Engine, journal: Journal, question: str, assembly: Assembly) -> Flow[ContextDelta]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -302,6 +303,19 @@ def test_proactive_compression_does_not_wait_for_a_trigger(make: Make) -> None:
     assert not service.maybe_proactive_compress(0.9)
     assert service.maybe_proactive_compress(0.05)
     assert not service.maybe_proactive_compress(0.9)
+
+
+def test_goal_and_step_are_found_out_at_once(make: Make) -> None:
+    backend = scripted("GOAL: open the gate\nSTEP: find the guard\nSAME: no")
+    ctx = make(None, summarizer=backend, context_window=20_000, pruning_order="task_aware", background=False)
+    service = Service(ctx)
+    ctx.add(user("Open the gate.", id="q"))
+    assert service.maybe_refresh_subgoal() == ""
+    deadline = time.monotonic() + 10
+    while not (step := service.maybe_refresh_subgoal()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (step, service.maybe_refresh_task_goal()) == ("find the guard", "open the gate")
+    assert len(backend.requests) == 1
 
 
 def test_tool_pairs_and_goals_are_reached(make: Make) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ctxfold.compaction.clear_tools import clear_tools
 from ctxfold.compaction.plan import Decision, Hold, Plan
+from ctxfold.compaction.scoring import bearing
 from ctxfold.compaction.strategy import Case, Strategy
 from ctxfold.history.cuts import kept, legal_cuts
+from ctxfold.history.view import Entry
 
-__all__ = ["BetweenRounds", "Newest", "Trim"]
+__all__ = ["BetweenRounds", "Focus", "Newest", "Trim"]
+
+FLOOR = 0.2  # of the score of what bears most on a topic; what is below does not bear on it
+MOST = 0.5  # of the older tokens that a topic may keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,33 @@ class Newest:
 
 
 @dataclass(frozen=True, slots=True)
+class Focus:
+    """A summary takes the place of all that is older than the newest messages, but for exchanges that bear on a topic.
+
+    An exchange is a user message with all that answers it: it stays whole or goes whole. Those that bear most come first, up to
+    half of the older tokens. Without a `topic`, it is the goal and the step under way, or the newest question.
+    """
+
+    topic: str = ""
+    name: str = "focus"
+
+    def plan(self, case: Case) -> Decision:
+        exchanges = _exchanges(case.older_than(case.rules.keep_last))
+        topic = self.topic or _under_way(case)
+        scores = bearing(["\n".join(_said(e) for e in x) for x in exchanges], topic)
+        room = MOST * sum(e.tokens for x in exchanges for e in x)
+        stay: set[int] = set()
+        for i in sorted(range(len(exchanges)), key=lambda i: (-scores[i], -i)):
+            room -= sum(e.tokens for e in exchanges[i])
+            if scores[i] <= 0 or scores[i] < FLOOR * max(scores) or room < 0:
+                break
+            stay.add(i)
+        gone = [e for i, x in enumerate(exchanges) if i not in stay for e in x]
+        reason = f"focus: {len(stay)} of {len(exchanges)} older exchanges bear on it"
+        return case.summarize(gone, reason) if gone else Hold(f"{reason}; nothing else is left to summarise")
+
+
+@dataclass(frozen=True, slots=True)
 class BetweenRounds:
     """Above the soft ratio, tool outputs of the turn under way but its newest round's give way to excerpts: once a turn, and
     without a model."""
@@ -78,7 +111,30 @@ class BetweenRounds:
         return min(plans, key=lambda p: p.tokens_after, default=Hold("no output of this turn is worth clearing"))
 
 
+def _exchanges(entries: Sequence[Entry]) -> list[list[Entry]]:
+    found: list[list[Entry]] = []
+    for entry in entries:
+        if not found or (entry.message.role == "user" and entry.message.kind == "message"):
+            found.append([])
+        found[-1].append(entry)
+    return found
+
+
+def _said(entry: Entry) -> str:
+    message = entry.message
+    return "\n".join([message.text, *(f"{c.name} {c.arguments}" for c in message.tool_calls)])
+
+
+def _under_way(case: Case) -> str:
+    facts = case.facts
+    step = next((s.text for s in facts.subgoals[-1:] if not s.completed), "")
+    newest = (e.message for e in reversed((*case.view.live, *case.view.turn)))
+    question = next((m.text for m in newest if m.role == "user" and m.kind == "message"), "")
+    return f"{facts.goal} {step}".strip() or question
+
+
 if TYPE_CHECKING:
     _: Strategy = Trim(1)
     _ = Newest(2)
+    _ = Focus()
     _ = BetweenRounds()

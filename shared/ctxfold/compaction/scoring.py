@@ -13,7 +13,7 @@ from ctxfold.history.records import Subgoal
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
 
-__all__ = ["MIG_LIMIT", "PruningKind", "pruning_order"]
+__all__ = ["MIG_LIMIT", "PruningKind", "bearing", "pruning_order"]
 
 PruningKind: TypeAlias = PruningOrder
 
@@ -105,6 +105,15 @@ def _vectors(entries: Sequence[Entry]) -> list[Vector]:
         if message.role == "tool":
             calls = (asked.get(r.call_id, "") for r in message.tool_results)
             counts.append(term_counts("\n".join([message.text, *calls])))
+    return _weighted(counts)
+
+
+def bearing(texts: Sequence[str], topic: str) -> list[float]:
+    """How much each text bears on the topic, among these texts: 0 where they share no word, 1 where they say the same."""
+    return _relevance(_weighted([term_counts(t) for t in texts]), topic)
+
+
+def _weighted(counts: Sequence[Counter[str]]) -> list[Vector]:
     documents = Counter(term for c in counts for term in c)
     idf = {term: math.log(1 + len(counts) / n) for term, n in documents.items()}
     return [_unit({t: (1 + math.log(n)) * idf[t] for t, n in c.items()}) for c in counts]
