@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -174,7 +174,7 @@ def prepared(budgets: Sequence[int] = BUDGETS) -> list[Shares]:
 
 
 @contextmanager
-def _session(texts: Sequence[str], budget: int) -> Iterator[Ask]:
+def _session(texts: Sequence[str], budget: int) -> Generator[Ask]:
     with AgentContext(**settings(budget)) as context:
         archived(context, texts)
         yield partial(prepared_by, context.service)

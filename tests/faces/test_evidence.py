@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -13,6 +13,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from pydantic import SecretStr
 
 from ctxfold import AgentContext, MemoryStore
 from ctxfold.testing import ModelServer, Scripted
@@ -34,7 +35,7 @@ class Listening:
         return Scripted("ok")
 
     def model(self) -> ChatOpenAI:
-        return ChatOpenAI(model="m", base_url=self.server.base_url, api_key="x", max_retries=0)
+        return ChatOpenAI(model="m", base_url=self.server.base_url, api_key=SecretStr("x"), max_retries=0)
 
     def shown(self, question: str) -> str:
         """All that stood beside the question."""
@@ -44,7 +45,7 @@ class Listening:
 
 
 @contextmanager
-def langchain_prepared(texts: Sequence[str], budget: int) -> Iterator[Ask]:
+def langchain_prepared(texts: Sequence[str], budget: int) -> Generator[Ask]:
     heard = Listening()
     with heard.server:
         chat = with_context(heard.model(), session="s", **settings(budget))
@@ -54,7 +55,7 @@ def langchain_prepared(texts: Sequence[str], budget: int) -> Iterator[Ask]:
 
 
 @contextmanager
-def langchain_sent(texts: Sequence[str], budget: int) -> Iterator[Ask]:
+def langchain_sent(texts: Sequence[str], budget: int) -> Generator[Ask]:
     """Each question is asked of a fork, so that none sees those before it."""
     heard, names = Listening(), map("q{}".format, count())
     with heard.server:
@@ -72,18 +73,19 @@ def langchain_sent(texts: Sequence[str], budget: int) -> Iterator[Ask]:
 
 
 @contextmanager
-def langchain_agent(texts: Sequence[str], budget: int) -> Iterator[Ask]:
+def langchain_agent(texts: Sequence[str], budget: int) -> Generator[Ask]:
     """As an agent's model gets it, also each from a fork."""
     heard, names, store = Listening(), map("q{}".format, count()), MemoryStore()
-    rules = {**settings(budget), "auto_compact": True}
+    rules: dict[str, Any] = {**settings(budget), "auto_compact": True, "history_tools": False}
     with heard.server, AgentContext(session="s", store=store, **settings(budget)) as context:
         archived(context, texts)
 
         def ask(question: str) -> str:
             name = next(names)
             context.fork(name)
-            middleware = ContextMiddleware(store=store, session=name, history_tools=False, **rules)
-            create_agent(heard.model(), [], middleware=[middleware]).invoke({"messages": [HumanMessage(question)]})
+            middleware = ContextMiddleware(store=store, session=name, **rules)
+            agent: Any = create_agent(heard.model(), [], middleware=[middleware])
+            agent.invoke({"messages": [HumanMessage(question)]})
             return heard.shown(question)
 
         yield ask
@@ -96,13 +98,13 @@ def _memory(texts: Sequence[str], budget: int) -> CtxMemory:
 
 
 @contextmanager
-def llamaindex_prepared(texts: Sequence[str], budget: int) -> Iterator[Ask]:
+def llamaindex_prepared(texts: Sequence[str], budget: int) -> Generator[Ask]:
     with _memory(texts, budget) as memory:
         yield functools.partial(prepared_by, memory.context.service)
 
 
 @contextmanager
-def llamaindex_window(texts: Sequence[str], budget: int) -> Iterator[Ask]:
+def llamaindex_window(texts: Sequence[str], budget: int) -> Generator[Ask]:
     with _memory(texts, budget) as memory:
 
         def ask(question: str) -> str:
