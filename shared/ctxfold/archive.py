@@ -14,6 +14,7 @@ from ctxfold.flow import Flow
 from ctxfold.history.cuts import complete_prefix
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import (
+    Body,
     Cleared,
     Compacted,
     Draft,
@@ -242,7 +243,7 @@ def documents_of(key: SessionKey, records: Sequence[Record]) -> tuple[Document, 
     """What the index of a log with these records holds: each original that is not in the view, or only as an excerpt."""
     state = SessionState(key, lambda _: 0)
     state.undone = {r.body.record_id for r in records if isinstance(r.body, Undone)}
-    stored = {r.seq: r for r in records}
+    stored, named = {r.seq: r for r in records}, {r.id: r.body for r in records}
     found: dict[int, Document] = {}
     for record in records:
         body = record.body
@@ -255,12 +256,13 @@ def documents_of(key: SessionKey, records: Sequence[Record]) -> tuple[Document, 
         elif isinstance(body, MessageAdded) and body.shown is not None:
             found[record.seq] = document(record.seq, body.message)
         elif isinstance(body, Cleared | MessageRemoved) and record.id not in state.undone:
-            found |= {d.seq: d for d in taken_out(state.view(), body, again=_put_back(records, body))}
+            found |= {d.seq: d for d in taken_out(state.view(), body, again=_put_back(named, body))}
         state.apply((record,))
     return tuple(found.values())
 
 
-def _put_back(records: Sequence[Record], body: Cleared | MessageRemoved) -> frozenset[str]:
+def _put_back(named: Mapping[str, Body], body: Cleared | MessageRemoved) -> frozenset[str]:
     """Ids of the messages that were put in place of all with the edit."""
-    names = frozenset((isinstance(body, Cleared) and body.replaced_by) or ())
-    return frozenset(r.body.message.id for r in records if r.id in names and isinstance(r.body, MessageAdded))
+    names = body.replaced_by or () if isinstance(body, Cleared) else ()
+    found = (named.get(name) for name in names)
+    return frozenset(b.message.id for b in found if isinstance(b, MessageAdded))

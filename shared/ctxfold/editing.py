@@ -195,7 +195,7 @@ def set_all(
         drafts.append(draft(engine.ports, MessageAdded(m, shown), turn_id=place, record_id=names[m.id]))
     view = journal.view()
     gone = tuple(e.message for e in (*(view.system if prompts else ()), *view.live))
-    yield from append(journal, drafts, engine.ports, documents=taken_out(view, cleared, again=ids))
+    yield from append(journal, drafts, engine.ports, documents=taken_out(view, cleared, again=frozenset(ids)))
     if gone:
         engine.events.emit(Removed(journal.key.session, gone, "cleared"))
     if fresh:
