@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, TypeVar
 
 from ctxfold import text_counter
 from tests.benchmarks.conversation import WINDOW, texts
@@ -20,6 +20,7 @@ LLAMA_ACTIVE = 1_000  # messages of ours that fill its share for history, 0.7
 BUFFER_LIMIT = 3_000  # and for ChatMemoryBuffer
 NO_LIMIT = 10**9
 
+T = TypeVar("T")
 Peer = Callable[[int], Callable[[int], object]]
 
 
@@ -139,6 +140,18 @@ def llama_history(size: int) -> list[Any]:
     ]
 
 
+def driven(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """Its result; work that is cut off half-way is ended first, so that it gives its connections back."""
+    task = loop.create_task(work)
+    try:
+        return loop.run_until_complete(task)
+    except BaseException:
+        task.cancel()
+        with suppress(BaseException):
+            loop.run_until_complete(task)
+        raise
+
+
 def llama_memory(size: int, limit: int, loop: asyncio.AbstractEventLoop, stack: ExitStack) -> Callable[[int], object]:
     """One event loop and one SQLite database in memory for all turns; what is over the limit was archived before."""
     from llama_index.core.base.llms.types import ChatMessage
@@ -148,9 +161,9 @@ def llama_memory(size: int, limit: int, loop: asyncio.AbstractEventLoop, stack: 
     engine = create_async_engine("sqlite+aiosqlite:///:memory:")
     stack.callback(lambda: loop.run_until_complete(engine.dispose()))
     memory = Memory.from_defaults(session_id="bench", token_limit=limit, async_engine=engine)
-    loop.run_until_complete(memory.aset(llama_history(size)))
+    driven(loop, memory.aset(llama_history(size)))
     if limit < NO_LIMIT and size > LLAMA_ACTIVE:
-        loop.run_until_complete(memory.sql_store.archive_oldest_messages("bench", n=size - LLAMA_ACTIVE))
+        driven(loop, memory.sql_store.archive_oldest_messages("bench", n=size - LLAMA_ACTIVE))
 
     async def together(n: int) -> object:
         question, answer = texts(n)
@@ -159,7 +172,7 @@ def llama_memory(size: int, limit: int, loop: asyncio.AbstractEventLoop, stack: 
         await memory.aput(ChatMessage(role="assistant", content=answer))
         return seen
 
-    return lambda n: loop.run_until_complete(together(n))
+    return lambda n: driven(loop, together(n))
 
 
 def llama_buffer(size: int, limit: int) -> Callable[[int], object]:

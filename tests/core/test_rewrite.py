@@ -14,6 +14,7 @@ from ctxfold.events import (
     HistoryCompacted,
     Inserted,
     MessagesRestored,
+    PinsChanged,
     Removed,
     RewriteRefused,
     SessionLoaded,
@@ -103,6 +104,7 @@ def test_every_change_is_an_event(make: Make, tmp_path: Any) -> None:
     kinds = [(type(e), getattr(e, "how", "")) for e in events if type(e).__name__ != "TurnEnded"]
     assert kinds == [
         (Appended, ""),
+        (PinsChanged, ""),
         (Updated, ""),
         (Inserted, ""),
         (Removed, "removed"),
