@@ -104,7 +104,8 @@ class Policy(BaseModel):
         default=0.75, ge=0, le=1, description="from here on a summary is prepared in the background; 0 turns it off"
     )
     tool_summaries: bool = Field(
-        default=False, description="older tool outputs are summarised ahead, and the summaries shown when room is needed"
+        default=False,
+        description="older tool outputs are summarised ahead, and the summaries shown when room is needed",
     )
     references: bool = Field(
         default=True,

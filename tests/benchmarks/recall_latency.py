@@ -21,7 +21,7 @@ QUESTIONS = {
     "recall, a long question": "I would like to know about message {n}: was the box KX-{n}, that we noted with further words of "
     "ordinary length, really to stand in hall 7, or in hall 8, or was another hall noted for it?",
 }
-QUICK = Plan(turns=20, block=5, least=1, slow_s=0.1, limit_s=3.0)
+QUICK = Plan(turns=20, block=5, least=1, slow_s=0.1, limit_s=60.0)
 
 
 def run(*, quick: bool = False) -> list[Sheet]:

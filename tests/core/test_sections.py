@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -392,20 +391,3 @@ def no_threads_left() -> Iterator[None]:
     while any(t.name == "ctxfold-apart" for t in threading.enumerate()):
         assert time.monotonic() < deadline, "a source's thread is still there"
         time.sleep(0.01)
-
-
-def test_the_examples_of_the_page_run() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "sections.md").read_text(encoding="utf-8")
-    blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]
-    backend = scripted(*REPLIES)
-
-    class Index:
-        def search(self, text: str, limit: int) -> list[tuple[str, str]]:
-            return [("handbook/returns.md", "Goods may be returned within 15 days of delivery.")]
-
-    names: dict[str, Any] = {"backend": backend, "index": Index(), "item_id": "none"}
-    for block in blocks[:2]:
-        exec(compile(block, "docs/sections.md", "exec"), names)
-    shown = page.split("```\n")[2].strip()
-    assert sections_in(backend.requests[0].messages) == [shown], "what the page shows is what is sent"
-    names["ctx"].close()
