@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llama_index.core.agent.workflow.prompts import DEFAULT_EARLY_STOPPING_PROMPT
+
 from ctxfold.closing import Closing
 from ctxfold.connect import open_store
 from ctxfold.messages import Message, content_key
@@ -20,6 +22,7 @@ from llamaindex_ctx.instrumentation import tell
 __all__ = ["Run", "Sessions"]
 
 MAX_RUNS = 256  # those that are gone on with, newest ones
+_STOP_BEGINS, _STOP_ENDS = DEFAULT_EARLY_STOPPING_PROMPT.split("{max_iterations}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Sessions(Closing):
         self._owns_store = store is None or isinstance(store, str)
         self._first: AgentContext | None = None
         self._runs: OrderedDict[str, list[AgentContext]] = OrderedDict()
+        # by a question, the newest list that went on from it, and the ids that came with that
+        self._rounds: OrderedDict[str, tuple[tuple[Message, ...], frozenset[str]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def at(self, session: str, owner: str) -> AgentContext:
@@ -59,6 +64,26 @@ class Sessions(Closing):
         if self._first is None:
             return await asyncio.to_thread(self.at, session, owner)
         return self.at(session, owner)
+
+    def rounds_of(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], frozenset[str]] | None:
+        """The question with the tool rounds that it has led to, and the ids that came with them, for an agent that asks without.
+
+        One that has to stop early asks for an answer from "the information gathered so far" with what its memory has, which is
+        nothing of this run.
+        """
+        if not _stops_early(messages):
+            return None
+        with self._lock:
+            return self._rounds.get(_digest(messages[:-1]))
+
+    def keep_rounds(self, messages: Sequence[Message], given: frozenset[str]) -> None:
+        """Note the tool rounds that a question has led to so far."""
+        asked = max((i for i, m in enumerate(messages) if m.role == "user"), default=len(messages)) + 1
+        if asked < len(messages) and not _stops_early(messages):
+            with self._lock:
+                self._rounds[_digest(messages[:asked])] = (tuple(messages), given)
+                while len(self._rounds) > MAX_RUNS:
+                    self._rounds.popitem(last=False)
 
     def take_run(self, messages: Sequence[Message]) -> Run:
         """The run that these messages go on with, or a new one; what it knows is left out."""
@@ -94,6 +119,12 @@ class Sessions(Closing):
     async def aclose(self) -> None:
         if self._owns_store:
             await self.store.aclose()
+
+
+def _stops_early(messages: Sequence[Message]) -> bool:
+    """Whether the list ends as LlamaIndex's agents end it at their last iteration with `early_stopping_method="generate"`."""
+    text = messages[-1].text if messages and messages[-1].role == "system" else ""
+    return text.startswith(_STOP_BEGINS) and text.endswith(_STOP_ENDS)
 
 
 def _digest(messages: Sequence[Message]) -> str:

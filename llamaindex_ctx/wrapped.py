@@ -122,6 +122,7 @@ class _Asked:
     question: Question
     call: Call
     listed: tuple[Message, ...]
+    given: frozenset[str]
 
 
 class ContextLLM(FunctionCallingLLM, Closing):
@@ -219,7 +220,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
         self._went(asked, replies[0])
 
     def _asked(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> _Asked:
-        call, said = Call.of(kwargs), _Said.of(messages)
+        call, said = Call.of(kwargs), _Said.of(messages).with_rounds(self._kept())
         if self.session is not None:
             return said.in_session(self._kept().at(self.session, self.owner), call)
         run = self._kept().take_run(said.listed)
@@ -228,7 +229,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
         return said.in_run(run, call)
 
     async def _aasked(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> _Asked:
-        call, said = Call.of(kwargs), _Said.of(messages)
+        call, said = Call.of(kwargs), _Said.of(messages).with_rounds(self._kept())
         if self.session is not None:
             return said.in_session(await self._kept().aat(self.session, self.owner), call)
         run = self._kept().take_run(said.listed)
@@ -243,6 +244,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
         return response
 
     def _went(self, asked: _Asked, reply: Reply) -> None:
+        self._kept().keep_rounds(asked.listed, asked.given)
         if self.session is None:
             self._kept().keep_run(asked.context, asked.listed, reply.message)
 
@@ -322,14 +324,22 @@ class _Said:
         prompts = tuple(dict.fromkeys(m.text for m in taken[:lead]))
         return cls(prompts or None, listed, injected, given)
 
+    def with_rounds(self, kept: Sessions) -> _Said:
+        """With the tool rounds of the run, where an agent that stops early leaves them out."""
+        found = kept.rounds_of(self.listed)
+        if found is None:
+            return self
+        messages, given = found
+        return replace(self, listed=(*messages, self.listed[-1]), given=self.given | given)
+
     def in_session(self, context: AgentContext, call: Call) -> _Asked:
         """Of the list, what the session does not have is new."""
         key = SessionKey(context.owner, context.session)
         options = call.options(self.injected)
         question = Question(key, self.listed, options, self.prompts, given_ids=self.given, reply_id=call.reply_id)
-        return _Asked(context, question, call, self.listed)
+        return _Asked(context, question, call, self.listed, self.given)
 
     def in_run(self, run: Run, call: Call) -> _Asked:
         key = SessionKey(run.context.owner, run.context.session)
         question = Question(key, run.fresh, call.options(self.injected), self.prompts, reply_id=call.reply_id)
-        return _Asked(run.context, question, call, self.listed)
+        return _Asked(run.context, question, call, self.listed, self.given)
