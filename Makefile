@@ -42,7 +42,7 @@ test-newest: setup  ## the LangChain tests on the newest LangChain that installs
 .PHONY: langchain-on
 langchain-on:
 	@test -x .venv/$(NAME)/bin/python || $(PYTHON) -m venv .venv/$(NAME)
-	.venv/$(NAME)/bin/python -m pip install --quiet --upgrade -e ".[langchain,llamaindex]" $(ON) $(LANGCHAIN_TESTS)
+	.venv/$(NAME)/bin/python -m pip install --quiet --upgrade -e ".[langchain,llamaindex,postgres]" $(ON) $(LANGCHAIN_TESTS)
 	@.venv/$(NAME)/bin/python -m pip list 2>/dev/null | grep -E "^lang(chain|graph)(-core)? "
 	@.venv/$(NAME)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/langchain $(ARGS)
 
