@@ -13,6 +13,7 @@ import pytest
 
 from ctxfold.errors import ConfigError
 from ctxfold.testing import ErrorReply, ModelServer, PrefixStats, RawReply, Scripted, ScriptedCall
+from ctxfold.testing.http import loopback_socket
 from tests.core.chat_client import (
     Json,
     assistant,
@@ -340,3 +341,21 @@ class TestStrict:
             assert "modified" in error(server, [asked, {**reply, "reasoning_content": "other"}, *tail])["message"]
             foreign = assistant("", tool_calls=[call("elsewhere")], reasoning_content=" ")
             assert say(server, [asked, foreign, result("elsewhere"), assistant("plain"), user("z")])
+
+
+def test_a_port_is_not_given_twice() -> None:
+    """Clients that are cached by address, closed ones among them, would be taken for those of the next server."""
+
+    class Given(set[int]):
+        asked: list[int]
+
+        def __contains__(self, port: object) -> bool:
+            self.asked.append(int(str(port)))
+            return len(self.asked) <= 3
+
+    given = Given()
+    given.asked = []
+    with loopback_socket(given) as bound:
+        port = bound.getsockname()[1]
+    assert len(set(given.asked)) == 4
+    assert (given.asked[-1], list(given)) == (port, [port])

@@ -1,4 +1,4 @@
-"""The evidence for a question is in the window through every face: as often as in the engine's own, question by question."""
+"""The evidence for a question is in the window through every face, as often as in the engine's own."""
 
 from __future__ import annotations
 

@@ -138,3 +138,25 @@ async def reset(writer: asyncio.StreamWriter) -> None:
     if raw is not None and not writer.is_closing():
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+_given: set[int] = set()  # of the whole process, as the caches of clients are
+_BINDINGS = 64
+
+
+def loopback_socket(given: set[int] = _given) -> socket.socket:
+    """A socket bound to a free port of 127.0.0.1 that is not in `given`, where it is noted: no server of this process gets the
+    port of an earlier one, whose clients, cached by address and closed, would be taken for its own (langchain-openai does that).
+    """
+    passed: list[socket.socket] = []
+    try:
+        while True:
+            bound = socket.create_server(("127.0.0.1", 0))
+            port = int(bound.getsockname()[1])
+            if port not in given or len(passed) == _BINDINGS:
+                given.add(port)
+                return bound
+            passed.append(bound)  # held, or it would be given out again
+    finally:
+        for other in passed:
+            other.close()

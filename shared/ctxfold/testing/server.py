@@ -168,7 +168,7 @@ class ModelServer:
             reader = http.WatchedReader(limit=http.HEAD_LIMIT, loop=loop)
             return asyncio.StreamReaderProtocol(reader, self._connected, loop=loop)
 
-        listener = await loop.create_server(protocol, "127.0.0.1", 0, backlog=_BACKLOG)
+        listener = await loop.create_server(protocol, sock=http.loopback_socket(), backlog=_BACKLOG)
         ready.set_result(listener.sockets[0].getsockname()[1])
         await self._stopping.wait()
         listener.close()
