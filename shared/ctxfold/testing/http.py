@@ -151,7 +151,9 @@ def loopback_socket(given: set[int] = _given) -> socket.socket:
     passed: list[socket.socket] = []
     try:
         while True:
-            bound = socket.create_server(("127.0.0.1", 0))
+            # its protocol by name: asyncio turns Nagle's algorithm off for such sockets alone, and a frame is to leave at once
+            bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            bound.bind(("127.0.0.1", 0))
             port = int(bound.getsockname()[1])
             if port not in given or len(passed) == _BINDINGS:
                 given.add(port)
