@@ -35,7 +35,8 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.revise import inserted, popped, removed, replaced, retained
 from ctxfold.history.view import Entry, View
-from ctxfold.journal import Journal, append, decided, draft, opened_rules, record_names, unknown, without
+from ctxfold.journal import Journal, append, decided, draft, opened_rules, record_names, unknown
+from ctxfold.loading import without
 from ctxfold.messages import Message, Role, validated
 from ctxfold.ports import Document
 from ctxfold.zones.leaving import taken_out

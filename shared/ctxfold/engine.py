@@ -42,13 +42,13 @@ from ctxfold.journal import (
     closing,
     decided,
     draft,
-    load,
     opened_rules,
     refresh,
     stale_turns,
     turn_of,
     unknown,
 )
+from ctxfold.loading import load
 from ctxfold.messages import Message, is_final, system, validated
 from ctxfold.ports import Ports
 from ctxfold.room import Room

@@ -22,6 +22,7 @@ from ctxfold.events import OutputsPrepared, Rewriter
 from ctxfold.flow import Flow
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixTracker
+from ctxfold.history.readings import Readings
 from ctxfold.history.records import (
     Body,
     Draft,
@@ -37,7 +38,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.snapshot import dump_state
 from ctxfold.history.view import View
-from ctxfold.loading import load, without
+from ctxfold.loading import load
 from ctxfold.messages import Message, Usage, content_key
 from ctxfold.ports import Document, Ports
 from ctxfold.vectors import Vectors
@@ -51,7 +52,6 @@ __all__ = [
     "decided",
     "draft",
     "known_records",
-    "load",
     "opened_rules",
     "record_names",
     "refresh",
@@ -59,7 +59,6 @@ __all__ = [
     "stale_turns",
     "turn_of",
     "unknown",
-    "without",
 ]
 
 SNAPSHOT_EVERY = 1_000  # records
@@ -123,6 +122,7 @@ class Journal:
     overhead_tokens: int = 0  # what the newest request held besides the view, so that triggers see what is sent
     held: tuple[int, int, str] | None = None  # epoch, tokens and policy at which compaction could not help
     vectors: Vectors = field(default_factory=Vectors)  # of what was said, where there is an embedder
+    readings: Readings = field(default_factory=Readings)  # of what recall looked at last
     scratch: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict[str, tuple[str, str]])
 
     @property
@@ -132,6 +132,7 @@ class Journal:
     def forget_texts(self) -> None:
         """After an erasure: nothing that was made from the conversation may be used any more."""
         self.erasures += 1
+        self.readings = Readings()
         self.scratch.clear()
         self.pairs.unwritten.clear()
         self.ahead.ready = self.aim.ready = self.held = None

@@ -10,6 +10,7 @@ import pytest
 
 from ctxfold.budget import MessageCounter
 from ctxfold.flow import run
+from ctxfold.history.readings import Readings
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import user
 from ctxfold.ports import Document, Ports, Postings
@@ -122,6 +123,7 @@ def test_sentences_near_a_hit_are_found_less_with_each_step() -> None:
 
     text = "Zero here. One here. Two here. Three here. The zebra came. Five here. Six here. Seven here. Eight here."
     record = Record(1, "m:x", MessageAdded(user(text, id="x")))
-    found = {p.place: p.score for p in passages([record], {1: 1.0}, {"zebra": 8.0})}
+    read = Readings().keep([record])
+    found = {p.place: p.score for p in passages(read, {1: 1.0}, {"zebra": 8.0})}
     assert sorted(found) == [1, 2, 3, 4, 5, 6, 7]
     assert found[4] > found[3] > found[2] > found[1] == found[7]

@@ -35,7 +35,7 @@ from ctxfold.stores.sql_engine import (
     transaction,
     translated,
 )
-from ctxfold.stores.sql_rows import Rows, encoded, stored_record
+from ctxfold.stores.sql_rows import Hits, Rows, encoded, stored_record
 
 if TYPE_CHECKING:
     from ctxfold.ports import Store
@@ -256,19 +256,16 @@ class SqlStore(BaseStore):
         names = {term: indexed_term(term) for term in terms}
         wanted = sorted({name for name in names.values() if name})
 
-        def work(connection: Driven) -> tuple[Any, list[Any]]:
+        def work(connection: Driven) -> tuple[Any, dict[str, Hits]]:
             totals = connection.execute(self._sql.archive, tuple(key)).fetchone()
             if among is not None:
                 return totals, self._rows.hits_among(connection, key, wanted, among)
             if newest is not None:
                 return totals, self._rows.newest_hits(connection, key, wanted, newest)
-            return totals, self._rows.listed(connection, self._sql.postings_in, key, wanted, order=1)
+            return totals, self._rows.hits(connection, key, wanted)
 
-        totals, rows = self._read(work)
-        by_name: dict[str, list[tuple[int, int, int]]] = {}
-        for name, seq, count, length in rows:
-            by_name.setdefault(name, []).append((seq, count, length))
-        by_term = {term: tuple(by_name.get(name, ())) for term, name in names.items()}
+        totals, by_name = self._read(work)
+        by_term = {term: by_name.get(name, ()) for term, name in names.items()}
         documents, length = (0, 0) if totals is None else (int(totals[0]), int(totals[1]))
         return Postings(documents, length, by_term)
 

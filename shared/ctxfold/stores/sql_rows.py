@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctxfold.errors import HeadMovedError, InvalidTextError, StoreCorruptError
 from ctxfold.history.records import NUMBERED, Body, Record, SessionKey, decode_body, encode_body, fingerprint
@@ -17,9 +17,11 @@ from ctxfold.stores.sql_memory import without_sources
 if TYPE_CHECKING:
     from ctxfold.stores.sql_schema import Statements
 
-__all__ = ["Rows", "encoded", "stored_record"]
+__all__ = ["Hits", "Rows", "encoded", "stored_record"]
 
 _CHUNK = 500
+
+Hits: TypeAlias = tuple[tuple[int, int, int], ...]  # (seq, count, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +124,25 @@ class Rows:
             rows.sort(key=lambda row: row[order])
         return rows
 
-    def newest_hits(self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int) -> list[Any]:
-        """One short walk down the primary key per term, however many hits it has."""
-        rows: list[Any] = []
-        for term in terms:
-            rows += reversed(connection.execute(self.sql.newest_hits, (*key, term, newest)).fetchall())
-        return rows
+    def hits(self, connection: Driven, key: SessionKey, terms: Sequence[str]) -> dict[str, Hits]:
+        """All hits of each term, oldest first."""
+        found: dict[str, list[tuple[int, int, int]]] = {}
+        for term, *hit in self.listed(connection, self.sql.postings_in, key, terms, order=1):
+            found.setdefault(term, []).append((hit[0], hit[1], hit[2]))
+        return {term: tuple(hits) for term, hits in found.items()}
 
-    def hits_among(self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]) -> list[Any]:
-        rows: list[Any] = []
+    def newest_hits(self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int) -> dict[str, Hits]:
+        """One short walk down the primary key per term, however many hits it has."""
+        found: dict[str, Hits] = {}
         for term in terms:
-            rows += self.listed(connection, self.sql.hits_among_in, (*key, term), sorted(set(seqs)))
-        return sorted(rows, key=lambda row: row[1])
+            found[term] = tuple(connection.execute(self.sql.newest_hits, (*key, term, newest)).fetchall()[::-1])
+        return found
+
+    def hits_among(
+        self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]
+    ) -> dict[str, Hits]:
+        wanted = sorted(set(seqs))
+        return {t: tuple(self.listed(connection, self.sql.hits_among_in, (*key, t), wanted, order=0)) for t in terms}
 
     def rewrite(self, connection: Driven, change: Rewrite) -> None:
         """What an erasure wants of one session; HeadMovedError when its log does not end where it should."""

@@ -282,7 +282,7 @@ class Statements:
     indexed_in: str = f"SELECT seq FROM ctxfold_terms WHERE {_MINE} AND term = '' AND seq IN "
     postings_in: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term IN "
     newest_hits: str = (
-        f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? ORDER BY seq DESC LIMIT ?"
+        f"SELECT seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? ORDER BY seq DESC LIMIT ?"
     )
     take_lease: str = (
         "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (?, ?, ?, ?, ?) "
@@ -317,7 +317,7 @@ class Statements:
         "state = excluded.state, payload = excluded.payload"
     )
     drop_memory: str = "DELETE FROM ctxfold_memory WHERE owner = ? AND item_id = ?"
-    hits_among_in: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? AND seq IN "
+    hits_among_in: str = f"SELECT seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? AND seq IN "
 
     @classmethod
     def of(cls, dialect: str) -> Statements:

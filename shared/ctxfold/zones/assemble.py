@@ -82,6 +82,7 @@ def recalled(journal: Journal, view: View, ports: Ports, *, question: Message | 
         visible=visible,
         counter=ports.counter,
         near=(yield from _near(journal, question.text, ports, visible)),
+        readings=journal.readings,
     )
     return remember(journal, question.id, question, render(found))
 

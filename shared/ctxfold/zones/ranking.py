@@ -18,11 +18,12 @@ __all__ = ["bm25", "frequencies", "idf", "ranked"]
 
 K1, B = 1.2, 0.75  # the usual BM25 parameters (Robertson and Zaragoza, 2009)
 PROBE = 256  # newest hits of each term that are read first, fewer of each in a question of many; a term below is known in full
-LEAST_PROBE, PROBED = 32, 512
+LEAST_PROBE, PROBED = 16, 256
 HITS = 4_096  # further hits that are read of rare terms: some milliseconds
 RARE = 16  # a term that stands in more than one of so many documents tells too little to be read in full
-LOOKED_UP = 96  # best documents in which common terms are looked up,
-TELLING = 4  # and how many of those, least common first; the rest says next to nothing
+LOOKED_UP = 48  # best documents in which common terms are looked up,
+TELLING = 4  # and how many of those, least common first; the rest says next to nothing,
+LEAST_TOLD = 0.02  # as does one that can add no more than this much of the best score
 
 Ranking = list[tuple[int, float]]
 
@@ -55,9 +56,11 @@ def ranked(
     weights = idf(hits, {t: n + sum(t in d.terms for d in beside) for t, n in known.items()})
     best = bm25(hits, weights)
     rest = [t for t in common if t not in rare]
-    if rest:
+    floor = LEAST_TOLD * best[0][1]
+    told = [t for t in rest[:TELLING] if weights[t] * (K1 + 1) > floor]
+    if told:
         seqs = [seq for seq, _ in best[:LOOKED_UP]]
-        found = (yield from Search(key, rest[:TELLING], among=seqs)).by_term
+        found = (yield from Search(key, told, among=seqs)).by_term
         by_term |= {t: found.get(t, ()) for t in rest}
         best = bm25(_joined(first, by_term, beside), weights)
     return best, weights

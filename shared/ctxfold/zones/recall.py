@@ -8,10 +8,10 @@ from functools import lru_cache
 
 from ctxfold.effects import FetchLog
 from ctxfold.flow import Flow
-from ctxfold.history.data import as_data, without_private_keys
-from ctxfold.history.records import Record, SessionKey
-from ctxfold.history.snapshot import stored_message
-from ctxfold.history.terms import sentences, term_counts
+from ctxfold.history.data import as_data
+from ctxfold.history.readings import Reading, Readings
+from ctxfold.history.records import SessionKey
+from ctxfold.history.terms import term_counts
 from ctxfold.messages import Message
 from ctxfold.ports import Document, TokenCounter
 from ctxfold.zones.ranking import ranked
@@ -53,10 +53,12 @@ def recall(
     visible: Collection[int],
     counter: TokenCounter,
     near: Sequence[Passage] = (),
+    readings: Readings | None = None,
 ) -> Flow[tuple[Passage, ...]]:
     """The best passages for `query` that fit, in the order of the conversation; records in `visible` are left out.
 
-    `near` are passages found by meaning, the nearest first; with them, the two rankings are fused.
+    `near` are passages found by meaning, the nearest first; with them, the two rankings are fused. `readings` are those of
+    the session, which need not be read again.
     """
     wanted = term_counts(query)
     if not wanted or budget_tokens <= 0:
@@ -65,8 +67,11 @@ def recall(
     best = dict([item for item in ranking if item[0] not in visible][:CANDIDATES])
     if not best:
         return _fitting(fused((), near), budget_tokens, counter)
-    records = yield from FetchLog(key, tuple(sorted(best)))
-    found = passages(records, best, weights)
+    readings = readings or Readings()
+    known = readings.known(best)
+    if len(known) < len(best):
+        known |= readings.keep((yield from FetchLog(key, tuple(sorted(best.keys() - known.keys())))))
+    found = passages(known, best, weights)
     return _fitting(fused(found, near) if near else found, budget_tokens, counter)
 
 
@@ -83,7 +88,9 @@ def fused(by_words: Sequence[Passage], by_meaning: Sequence[Passage]) -> list[Pa
     return [replace(places[p], score=scores[p]) for p in ranked_places]
 
 
-def passages(records: Sequence[Record], scores: Mapping[int, float], weights: Mapping[str, float]) -> list[Passage]:
+def passages(
+    readings: Mapping[int, Reading], scores: Mapping[int, float], weights: Mapping[str, float]
+) -> list[Passage]:
     """Sentences that bear on the query, best first.
 
     The terms that a sentence holds count once each; the best of its neighbours by half, a quarter or an eighth as they are one, two
@@ -91,24 +98,15 @@ def passages(records: Sequence[Record], scores: Mapping[int, float], weights: Ma
     evidence`): any reach of 2 or 3 with weights of 0.5 to 0.7 finds more than the direct neighbours alone.
     """
     found: list[Passage] = []
-    for record in records:
-        message = stored_message(record)
-        if message is None:
-            continue
-        texts = _told(message.text)
-        held = [sum(weights[t] for t in found_terms & weights.keys()) for _, found_terms in texts]
-        for place, (text, _) in enumerate(texts):
+    wanted = frozenset(weights)
+    for seq, each in readings.items():
+        held = [sum(map(weights.__getitem__, terms & wanted)) for _, terms in each.sentences]
+        for place, (text, _) in enumerate(each.sentences):
             near = held[place] + _beside(held, place)
             if near > 0:
-                score = near + MESSAGE * scores[record.seq]
-                found.append(Passage(record.number, message.id, message.role, place, text, score))
+                score = near + MESSAGE * scores[seq]
+                found.append(Passage(each.number, each.message_id, each.role, place, text, score))
     return sorted(found, key=lambda p: (-p.score, -p.number, p.place))
-
-
-@lru_cache(maxsize=512)  # what answered one question often bears on the next
-def _told(text: str) -> tuple[tuple[str, frozenset[str]], ...]:
-    """The sentences of a message, each with its terms."""
-    return tuple((each, frozenset(term_counts(each))) for each in sentences(without_private_keys(text)))
 
 
 def _beside(held: Sequence[float], place: int) -> float:
@@ -119,14 +117,17 @@ def _beside(held: Sequence[float], place: int) -> float:
 
 
 def render(found: Sequence[Passage]) -> str:
-    """The passages as one text that marks them as data, with a reference to the message each comes from; "" without any."""
+    """The passages as one text that marks them as data, with a reference to the message each comes from; "" without any.
+
+    `- #17 user: text`; the number reads the whole message back (`AgentContext.get("#17")`).
+    """
     if not found:
         return ""
-    return "\n".join([HEADING, *map(render_line, found)])
+    return "\n".join([HEADING, *(_line(p.number, p.role, p.text) for p in found)])
 
 
 def _fitting(found: Sequence[Passage], budget_tokens: int, counter: TokenCounter) -> tuple[Passage, ...]:
-    used = counter.count_text(HEADING) + 8
+    used = _cost(HEADING, counter) + 8
     floor = FLOOR * found[0].score if found else 0.0
     chosen: list[Passage] = []
     said: set[str] = set()
@@ -135,7 +136,7 @@ def _fitting(found: Sequence[Passage], budget_tokens: int, counter: TokenCounter
             break
         if passage.text in said:
             continue
-        cost = counter.count_text(render_line(passage)) + 1
+        cost = _cost(_line(passage.number, passage.role, passage.text), counter) + 1
         if used + cost > budget_tokens:
             continue
         used += cost
@@ -144,7 +145,11 @@ def _fitting(found: Sequence[Passage], budget_tokens: int, counter: TokenCounter
     return tuple(sorted(chosen, key=lambda p: (p.number, p.place)))
 
 
-@lru_cache(maxsize=1_024)  # first to see whether it fits, then to show it
-def render_line(passage: Passage) -> str:
-    """`- #17 user: text`; the number reads the whole message back (`AgentContext.get("#17")`)."""
-    return f"- #{passage.number} {passage.role}: {as_data(passage.text)}"
+@lru_cache(maxsize=1_024)  # first to see whether it fits, then to show it, and to the next question often again
+def _line(number: int, role: str, text: str) -> str:
+    return f"- #{number} {role}: {as_data(text)}"
+
+
+@lru_cache(maxsize=1_024)
+def _cost(line: str, counter: TokenCounter) -> int:
+    return counter.count_text(line)
