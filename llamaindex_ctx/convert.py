@@ -39,7 +39,7 @@ from ctxfold.messages import (
     ToolResultPart,
 )
 from llamaindex_ctx.media import MEDIA_BLOCKS, media_block, media_part, plain_media_block
-from llamaindex_ctx.rounds import paired
+from llamaindex_ctx.rounds import calls_beside, paired
 
 __all__ = [
     "ID_KEY",
@@ -115,6 +115,9 @@ def from_chat_message(message: ChatMessage, id: str) -> Message:
     """One message under the id that it carries, else under `id`. UnknownRoleError for a function's without call id."""
     role, kwargs = _role(message), _kwargs(message)
     carried = message.additional_kwargs.get(ID_KEY)
+    text = None if kwargs or KIND_KEY in message.additional_kwargs else _only_text(message)
+    if text is not None and role != "tool" and message.role is _SHOWN[role]:
+        return Message(str(carried) if carried else id, role, (TextPart(text),))
     reading = _Reading(str(carried) if carried else id, role, kwargs)
     for block in message.blocks:
         reading.take(block)
@@ -127,6 +130,12 @@ def from_chat_message(message: ChatMessage, id: str) -> Message:
         return plain
     beside = json.dumps({"role": message.role.value, "kwargs": kwargs, "blocks": reading.spec})
     return replace(plain, parts=(*plain.parts, Opaque(NAMESPACE, beside)))
+
+
+def _only_text(message: ChatMessage) -> str | None:
+    """Of a message that is one text block and nothing else."""
+    block = message.blocks[0] if len(message.blocks) == 1 else None
+    return block.text if isinstance(block, TextBlock) and block == TextBlock(text=block.text) else None
 
 
 def _role(message: ChatMessage) -> Role:
@@ -236,7 +245,7 @@ class _Reading:
             self.parts.insert(0, ReasoningPart(reasoning))
             self.spec.insert(0, {"k": "hidden"})
         known = {p.id for p in self.parts if isinstance(p, ToolCallPart)}
-        for number, call in enumerate(_calls_beside(self.kwargs.get("tool_calls"))):
+        for number, call in enumerate(calls_beside(self.kwargs.get("tool_calls"))):
             if call.id not in known:
                 named = call if call.id else replace(call, id=self._call_id(None, number))
                 self._put(named, {"k": "hidden"})
@@ -252,23 +261,6 @@ def _from_thinking(block: ThinkingBlock) -> tuple[ReasoningPart, Json]:
     )
     rest = to_jsonable_python(info, fallback=str)
     return part, {"k": "thinking", "none": block.content is None, "num": block.num_tokens, "info": rest}
-
-
-def _calls_beside(value: Any) -> Iterable[ToolCallPart]:
-    """Tool calls as LLM classes note them beside a message: in OpenAI's shape, Anthropic's, or LlamaIndex's own selection."""
-    for item in cast("list[object]", value) if isinstance(value, list) else ():
-        call = cast("Json", item) if isinstance(item, dict) else {}
-        inner = call.get("function")
-        source = cast("Json", inner) if isinstance(inner, dict) else call
-        name = _first(source, "name", "tool_name")
-        if isinstance(name, str):
-            given = _first(source, "arguments", "input", "tool_kwargs")
-            text = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
-            yield ToolCallPart(str(_first(call, "id", "tool_id") or ""), name, text or "{}")
-
-
-def _first(source: Json, *names: str) -> Any:
-    return next((source[name] for name in names if name in source), None)
 
 
 def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:

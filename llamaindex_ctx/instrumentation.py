@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.span_handlers import NullSpanHandler
 from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import Dispatcher
 
 from ctxfold.events import Event
 
-__all__ = ["SessionEvent", "dispatcher", "tell"]
+__all__ = ["SessionEvent", "dispatcher", "span", "tell"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 dispatcher = get_dispatcher("llamaindex_ctx")
 
@@ -35,11 +42,42 @@ def tell(event: Event) -> None:
         dispatcher.event(SessionEvent(session=event.session, name=type(event).__name__, event=event))
 
 
+def span(method: F) -> F:
+    """A method that is a span of LlamaIndex's dispatcher where anybody listens; else it is just called."""
+    told: Any = dispatcher.span(method)
+
+    def bound(self: object) -> Any:
+        return (told if _heard() or _traced() else method).__get__(self, type(self))
+
+    if inspect.iscoroutinefunction(method):
+
+        @wraps(method)
+        async def awaited(self: object, *args: Any, **kwargs: Any) -> Any:
+            return await bound(self)(*args, **kwargs)
+
+        return cast("F", awaited)
+
+    @wraps(method)
+    def called(self: object, *args: Any, **kwargs: Any) -> Any:
+        return bound(self)(*args, **kwargs)
+
+    return cast("F", called)
+
+
 def _heard() -> bool:
     """Whether anybody listens: most processes have no handler, and an event costs more than the look."""
+    return any(place.event_handlers for place in _places())
+
+
+def _traced() -> bool:
+    handlers: list[object] = [handler for place in _places() for handler in cast("list[object]", place.span_handlers)]
+    return any(not isinstance(handler, NullSpanHandler) for handler in handlers)
+
+
+def _places() -> Iterator[Dispatcher]:
+    """The dispatchers that hear of what is told here."""
     place = dispatcher
-    while not place.event_handlers:
-        if not place.propagate:
-            return False
+    yield place
+    while place.propagate:
         place = place.parent
-    return True
+        yield place

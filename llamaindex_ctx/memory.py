@@ -24,10 +24,10 @@ from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from ctxfold.vectors import Embedder
 from llamaindex_ctx.convert import ID_KEY, from_chat_messages, is_section, is_summary, section, to_chat_messages
-from llamaindex_ctx.instrumentation import dispatcher
+from llamaindex_ctx.instrumentation import span
 from llamaindex_ctx.memory_blocks import Block, asking
 from llamaindex_ctx.opening import FunctionCounter, Tokenizer, live_at, open_live, source_of, window_rules
-from llamaindex_ctx.registry import Live, find_live, forget, name_of, stored_name
+from llamaindex_ctx.registry import Live, drop_live, find_live, forget, name_of, stored_name
 from llamaindex_ctx.rounds import finished, unanswered
 
 __all__ = ["CtxMemory"]
@@ -138,7 +138,7 @@ class CtxMemory(BaseMemory, Closing):
 
     # reading
 
-    @dispatcher.span
+    @span
     def get(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **kwargs: Any
     ) -> list[ChatMessage]:
@@ -153,7 +153,7 @@ class CtxMemory(BaseMemory, Closing):
         self._feed()
         return _with_recalled(to_chat_messages(finished(window.messages)), window.recalled)
 
-    @dispatcher.span
+    @span
     async def aget(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **kwargs: Any
     ) -> list[ChatMessage]:
@@ -210,7 +210,7 @@ class CtxMemory(BaseMemory, Closing):
     async def aput(self, message: ChatMessage | str) -> None:
         await self.aput_messages([message])
 
-    @dispatcher.span
+    @span
     def put_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         """Store messages in one step: all of them, or on an error none."""
         self._put(messages)
@@ -222,7 +222,7 @@ class CtxMemory(BaseMemory, Closing):
         if fresh:
             self._live.waiting = self.context.add(fresh, known_ids=_carry_ids(messages)).turn_id is not None
 
-    @dispatcher.span
+    @span
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         await (asyncio.to_thread(self._put, messages) if _heavy(messages) else self._aput(messages))
         await self._afeed()
@@ -234,7 +234,7 @@ class CtxMemory(BaseMemory, Closing):
             added = await self.context.aadd(fresh, known_ids=_carry_ids(messages))
             self._live.waiting = added.turn_id is not None
 
-    @dispatcher.span
+    @span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
         """Put messages in place of all others, at once; on an error nothing has changed. The archive keeps the old ones."""
         self._set(messages)
@@ -245,7 +245,7 @@ class CtxMemory(BaseMemory, Closing):
         self.context.set_messages(fresh, prompts=True)
         self._live.waiting = bool(unanswered(fresh))
 
-    @dispatcher.span
+    @span
     async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
         await (asyncio.to_thread(self._set, messages) if _heavy(messages) else self._aset(messages))
         await self._afeed()
@@ -337,6 +337,8 @@ class CtxMemory(BaseMemory, Closing):
 
     def _ended(self) -> None:
         forget(self._live.source)
+        if self._live.opened is not None:
+            drop_live(self._live)
         if self._live.blocks is not None:
             self._live.blocks.side.close()
 

@@ -20,6 +20,7 @@ from llamaindex_ctx.memory_blocks import Block, Blocks
 __all__ = [
     "Live",
     "Source",
+    "drop_live",
     "find_live",
     "find_source",
     "forget",
@@ -125,6 +126,12 @@ def keep_live(live: Live) -> None:
     """Remember an engine for as long as a memory holds it."""
     with _lock:
         _live[live.key] = live
+
+
+def drop_live(live: Live) -> None:
+    """Its store is closed: what is opened from a dict from now on opens the store anew."""
+    with _lock:
+        _live.pop(live.key, None)
 
 
 def find_live(key: str) -> Live | None:

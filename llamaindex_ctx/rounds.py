@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, tool_result
 
-__all__ = ["NO_RESULT", "as_text", "finished", "paired", "unanswered"]
+__all__ = ["NO_RESULT", "as_text", "calls_beside", "finished", "paired", "unanswered"]
 
 NO_RESULT = "(no result: the run ended before this call returned)"
 
@@ -82,3 +84,20 @@ def finished(messages: Sequence[Message]) -> Sequence[Message]:
         return messages
     last = max(i for i, m in enumerate(messages) if m.role != "tool")
     return messages[:last]
+
+
+def calls_beside(value: Any) -> Iterable[ToolCallPart]:
+    """Tool calls as LLM classes note them beside a message: in OpenAI's shape, Anthropic's, or LlamaIndex's own selection."""
+    for item in cast("list[object]", value) if isinstance(value, list) else ():
+        call = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+        inner = call.get("function")
+        source = cast("dict[str, Any]", inner) if isinstance(inner, dict) else call
+        name = _first(source, "name", "tool_name")
+        if isinstance(name, str):
+            given = _first(source, "arguments", "input", "tool_kwargs")
+            text = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+            yield ToolCallPart(str(_first(call, "id", "tool_id") or ""), name, text or "{}")
+
+
+def _first(source: dict[str, Any], *names: str) -> Any:
+    return next((source[name] for name in names if name in source), None)

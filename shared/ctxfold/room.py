@@ -90,7 +90,7 @@ class Room:
         wanted = sections
         if wanted is None:
             wanted = [s for s in self.sections if question is not None or s.lifetime == "request"]
-        room -= self.ports.counter.count_text(text)
+        room -= self.ports.counter.count_text(text) if wanted else 0
         beside = yield from self._travelling(journal, view, wanted, asking, room, turn_id)
         return Window(view, "\n\n".join(t for t in (text, beside) if t))
 

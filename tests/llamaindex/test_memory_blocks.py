@@ -252,10 +252,12 @@ def test_blocks_come_with_a_registered_store(tmp_path: Path) -> None:
         data = json.loads(json.dumps(memory.to_dict()))
         assert "ann's" in beside(CtxMemory.from_dict(data).get("Whose?"))
         assert list(made) == ["ann"]
+    with CtxMemory.from_dict(data) as again:  # the closed one is still there, and is not taken
+        assert "ann's" in beside(again.get("Whose?"))
     del memory
     gc.collect()  # as in a new process
-    with CtxMemory.from_dict(data) as again:
-        assert "ann's" in beside(again.get("Whose?"))
+    with CtxMemory.from_dict(data) as another:
+        assert "ann's" in beside(another.get("Whose?"))
 
 
 def test_a_sync_engine_runs_with_blocks(llms: Made) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -127,7 +127,7 @@ def render(found: Sequence[Passage]) -> str:
 
 
 def _fitting(found: Sequence[Passage], budget_tokens: int, counter: TokenCounter) -> tuple[Passage, ...]:
-    used = _cost(HEADING, counter) + 8
+    used = _cost(HEADING, counter.count_text) + 8
     floor = FLOOR * found[0].score if found else 0.0
     chosen: list[Passage] = []
     said: set[str] = set()
@@ -136,7 +136,7 @@ def _fitting(found: Sequence[Passage], budget_tokens: int, counter: TokenCounter
             break
         if passage.text in said:
             continue
-        cost = _cost(_line(passage.number, passage.role, passage.text), counter) + 1
+        cost = _cost(_line(passage.number, passage.role, passage.text), counter.count_text) + 1
         if used + cost > budget_tokens:
             continue
         used += cost
@@ -151,5 +151,5 @@ def _line(number: int, role: str, text: str) -> str:
 
 
 @lru_cache(maxsize=1_024)
-def _cost(line: str, counter: TokenCounter) -> int:
-    return counter.count_text(line)
+def _cost(line: str, count: Callable[[str], int]) -> int:
+    return count(line)
