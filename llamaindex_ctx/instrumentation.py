@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from llama_index.core.instrumentation.event_handlers import NullEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.span_handlers import NullSpanHandler
 from llama_index_instrumentation import get_dispatcher
@@ -66,12 +67,12 @@ def span(method: F) -> F:
 
 def _heard() -> bool:
     """Whether anybody listens: most processes have no handler, and an event costs more than the look."""
-    return any(place.event_handlers for place in _places())
+    return any(not isinstance(h, NullEventHandler) for place in _places() for h in place.event_handlers)
 
 
 def _traced() -> bool:
-    handlers: list[object] = [handler for place in _places() for handler in cast("list[object]", place.span_handlers)]
-    return any(not isinstance(handler, NullSpanHandler) for handler in handlers)
+    handlers = (h for place in _places() for h in cast("list[object]", place.span_handlers))
+    return any(not isinstance(h, NullSpanHandler) for h in handlers)
 
 
 def _places() -> Iterator[Dispatcher]:

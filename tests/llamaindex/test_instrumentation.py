@@ -14,7 +14,7 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMChatStartEvent
 from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
-from llama_index_instrumentation.dispatcher import instrument_tags
+from llama_index_instrumentation.dispatcher import Dispatcher, instrument_tags
 from pydantic import PrivateAttr
 
 from ctxfold.events import Appended, HistoryCompacted
@@ -156,3 +156,16 @@ def test_an_event_names_the_span_in_which_it_happened(heard: Heard, spans: Spans
     CtxMemory.from_defaults("s", context_window=4_000).put(ChatMessage("One."))
     told = next(e for e in heard._events if isinstance(e, SessionEvent))
     assert told.span_id == spans.entered[0][0]
+
+
+def test_nothing_is_told_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event and a span cost more than the look whether anybody hears them."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("told to nobody")
+
+    monkeypatch.setattr(Dispatcher, "event", fail)
+    monkeypatch.setattr(Dispatcher, "span_enter", fail)
+    memory = CtxMemory.from_defaults("s", context_window=4_000)
+    memory.put("Where is the key?")
+    assert [m.content for m in memory.get()] == ["Where is the key?"]
