@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from ctxfold.errors import ConfigError
-from ctxfold.flow import Effect
+from ctxfold.flow import Effect, Flow, arun, run
 from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.ports import (
     AsyncChunkStream,
@@ -31,6 +32,7 @@ __all__ = [
     "EraseOwner",
     "FetchLog",
     "FindLog",
+    "LookedUp",
     "NumberedRecord",
     "OpenStream",
     "ReadHead",
@@ -39,6 +41,17 @@ __all__ = [
     "Sessions",
     "SnapshotBefore",
 ]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@runtime_checkable
+class _OffLoop(Protocol):
+    """A store that runs its sync methods away from the loop, as those of `stores` do."""
+
+    async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +168,22 @@ class Search(Effect[Postings]):
 
     async def aperform(self, ports: Ports) -> Postings:
         return await ports.store.apostings(self.key, self.terms, newest=self.newest, among=self.among)
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp(Effect[T]):
+    """What a flow finds that asks nothing but the store; on a loop it runs in one thread where the store's calls would take one
+    each. A cancelled caller leaves it to its end."""
+
+    flow: Flow[T]
+
+    def perform(self, ports: Ports) -> T:
+        return run(self.flow, ports)
+
+    async def aperform(self, ports: Ports) -> T:
+        if isinstance(ports.store, _OffLoop):
+            return await ports.store.offload(run, self.flow, ports)
+        return await arun(self.flow, ports)
 
 
 @dataclass(frozen=True, slots=True)

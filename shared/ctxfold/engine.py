@@ -105,10 +105,7 @@ class Engine:
 
         SessionNotFoundError when it does not exist and `create` is off.
         """
-        with self._lock:
-            journal = self._journals.get(key)
-            if journal is not None:
-                self._journals.move_to_end(key)
+        journal = self.known(key)
         if journal is not None:
             try:
                 yield from refresh(journal, self.ports)
@@ -120,6 +117,14 @@ class Engine:
             journal = yield from self._open_new(key, create)
         if prompts is not None:
             yield from self._set_prompts(journal, prompts)
+        return journal
+
+    def known(self, key: SessionKey) -> Journal | None:
+        """The session as it was last seen; its log may have grown since."""
+        with self._lock:
+            journal = self._journals.get(key)
+            if journal is not None:
+                self._journals.move_to_end(key)
         return journal
 
     def forget(self, gone: Callable[[SessionKey], bool]) -> None:
@@ -156,7 +161,7 @@ class Engine:
 
         Only those are touched that were set this way: system messages that came with the conversation stay.
         """
-        if [e.message.text for e in journal.view().system] == list(prompts):
+        if journal.view().prompts == tuple(prompts):
             return
         self._check_prompts(prompts, journal.rules())
         yield from decided(
@@ -182,12 +187,13 @@ class Engine:
         new_turn: str | None = None,
         hold: bool = False,
         known_ids: bool = True,
+        expect: int | None = None,
     ) -> Flow[Added]:
         """Store messages and, when they complete a turn, make room where the rules ask for it.
 
         Messages go to the open turn that waits for their tool results, else to `turn_id`, else straight into the view. With
         `hold` they stay in an open turn until it is closed; a turn that has to be opened is called `new_turn`.
-        `known_ids` False says that all ids are newly made.
+        `known_ids` False says that all ids are newly made. With `expect`, HeadMovedError when the log does not end there.
         """
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
@@ -200,9 +206,9 @@ class Engine:
             return Added((), turn if turn in journal.state.open else None)
         pieces = (fresh,) if hold else self._pieces(journal, fresh, turn)
         if len(pieces) > 1:
-            place = yield from self._add_in_turn(journal, pieces, turn, ids=ids, new_turn=new_turn)
+            place = yield from self._add_in_turn(journal, pieces, turn, ids=ids, new_turn=new_turn, expect=expect)
         else:
-            place = yield from self._store(journal, fresh, turn, hold=hold, ids=ids, new_turn=new_turn)
+            place = yield from self._store(journal, fresh, turn, hold=hold, ids=ids, new_turn=new_turn, expect=expect)
         if not hold and place is None and fresh[-1].role in ("user", "tool"):
             yield from self.room.make_room(journal)
         return Added(tuple(fresh), place)
@@ -228,12 +234,14 @@ class Engine:
         *,
         ids: Mapping[str, str],
         new_turn: str | None,
+        expect: int | None,
     ) -> Flow[str | None]:
         """Store a turn piece by piece, with room made before each reply; nobody sees it before it is whole."""
         place = turn or new_turn or self.ports.ids.new()
         try:
             for piece in pieces[:-1]:
-                yield from self._store(journal, piece, place, hold=True, ids=ids)
+                yield from self._store(journal, piece, place, hold=True, ids=ids, expect=expect)
+                expect = None
                 yield from self.room.make_room(journal, turn_id=place)
             return (yield from self._store(journal, pieces[-1], place, hold=False, ids=ids))
         except GeneratorExit:
@@ -252,10 +260,11 @@ class Engine:
         hold: bool,
         ids: Mapping[str, str],
         new_turn: str | None = None,
+        expect: int | None = None,
     ) -> Flow[str | None]:
         """Append new messages; the open turn that they are in, if any."""
         place, drafts = self._drafts(journal, fresh, turn, hold=hold, record_ids=ids, new_turn=new_turn)
-        stored = yield from append(journal, drafts, self.ports)
+        stored = yield from append(journal, drafts, self.ports, expect=expect)
         check_open(journal, place)
         self.events.emit(Appended(journal.key.session, tuple(fresh)))
         yield from index_oversized(journal, drafts, stored, self.ports)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from ctxfold import archive, editing, erase
@@ -14,7 +16,14 @@ from ctxfold.compaction.goal import set_goal, set_subgoal
 from ctxfold.compaction.pairs import summarise_pairs
 from ctxfold.engine import Added, Engine
 from ctxfold.erase import Age, Erasure
-from ctxfold.errors import EmptyMessagesError, NotEnoughHistoryError
+from ctxfold.errors import (
+    BudgetError,
+    EmptyMessagesError,
+    HeadMovedError,
+    MessageError,
+    NotEnoughHistoryError,
+    SessionError,
+)
 from ctxfold.flow import Flow, arun, run
 from ctxfold.follow import Line, Listed, Trail, follow, trail
 from ctxfold.history.records import GoalSet, SessionKey
@@ -101,10 +110,17 @@ class SessionHandle:
         return await self._arun(self._add(messages, visibility, known_ids))
 
     def _add(self, content: Input, visibility: Visibility | None, known_ids: bool) -> Flow[Added]:
-        journal = yield from self._journal()
         messages = _seen_by(visibility, self._messages(content))
         known_ids = known_ids and not isinstance(content, str)
-        added = yield from self._engine.add(journal, messages, turn_id=self._turn, known_ids=known_ids)
+        add = partial(self._engine.add, messages=messages, turn_id=self._turn, known_ids=known_ids)
+        journal = self._engine.known(self._key)
+        added: Added | None = None
+        if journal is not None and self._prompts in (None, journal.view().prompts):
+            # mostly nobody else has written since: then nothing needs to be read first
+            with suppress(BudgetError, HeadMovedError, MessageError, SessionError):
+                added = yield from add(journal, expect=journal.state.head)
+        if added is None:
+            added = yield from add((yield from self._journal()))
         self._turn = added.turn_id
         return added
 

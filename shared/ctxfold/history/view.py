@@ -87,6 +87,10 @@ class View:
         return chain(self.system, self.compressed, self.live, self.turn)
 
     @property
+    def prompts(self) -> tuple[str, ...]:
+        return tuple(e.message.text for e in self.system)
+
+    @property
     def messages(self) -> tuple[Message, ...]:
         return tuple(entry.message for entry in self)
 

@@ -62,7 +62,7 @@ class BaseStore(ABC, Closing):
     """
 
     @abstractmethod
-    async def _offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` without blocking the loop."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class BaseStore(ABC, Closing):
     def close(self) -> None: ...
 
     async def ahead(self, key: SessionKey) -> Head | None:
-        return await self._offload(self.head, key)
+        return await self.offload(self.head, key)
 
     async def aappend(
         self,
@@ -146,61 +146,61 @@ class BaseStore(ABC, Closing):
         known_id: str | None = None,
     ) -> tuple[Record, ...]:
         """As `append`; when cancelled it may or may not have been written: read the head again."""
-        return await self._offload(
+        return await self.offload(
             self.append, key, drafts, known=known, expect=expect, documents=documents, known_id=known_id
         )
 
     async def aread(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
-        return await self._offload(self.read, key, after=after, upto=upto)
+        return await self.offload(self.read, key, after=after, upto=upto)
 
     async def afetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
-        return await self._offload(self.fetch, key, seqs)
+        return await self.offload(self.fetch, key, seqs)
 
     async def afind(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
-        return await self._offload(self.find, key, ids)
+        return await self.offload(self.find, key, ids)
 
     async def anumbered(self, key: SessionKey, number: int) -> Record | None:
-        return await self._offload(self.numbered, key, number)
+        return await self.offload(self.numbered, key, number)
 
     async def asnapshot_before(self, key: SessionKey, seq: int) -> int:
-        return await self._offload(self.snapshot_before, key, seq)
+        return await self.offload(self.snapshot_before, key, seq)
 
     async def apostings(
         self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
     ) -> Postings:
-        return await self._offload(self.postings, key, terms, newest=newest, among=among)
+        return await self.offload(self.postings, key, terms, newest=newest, among=among)
 
     async def alease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
-        return await self._offload(self.lease, key, name, holder, now_s=now_s, ttl_s=ttl_s)
+        return await self.offload(self.lease, key, name, holder, now_s=now_s, ttl_s=ttl_s)
 
     async def arelease(self, key: SessionKey, name: str, holder: str) -> None:
-        await self._offload(self.release, key, name, holder)
+        await self.offload(self.release, key, name, holder)
 
     async def asessions(self, owner: str) -> tuple[str, ...]:
-        return await self._offload(self.sessions, owner)
+        return await self.offload(self.sessions, owner)
 
     async def acopies(self, key: SessionKey) -> tuple[str, ...]:
-        return await self._offload(self.copies, key)
+        return await self.offload(self.copies, key)
 
     async def aerase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool:
-        return await self._offload(self.erase, rewrites, gone=gone)
+        return await self.offload(self.erase, rewrites, gone=gone)
 
     async def aerase_owner(self, owner: str) -> bool:
-        return await self._offload(self.erase_owner, owner)
+        return await self.offload(self.erase_owner, owner)
 
     async def aremember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
-        return await self._offload(self.remember, owner, items)
+        return await self.offload(self.remember, owner, items)
 
     async def amemories(
         self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
     ) -> tuple[MemoryItem, ...]:
-        return await self._offload(self.memories, owner, kinds=kinds, newest=newest, everything=everything)
+        return await self.offload(self.memories, owner, kinds=kinds, newest=newest, everything=everything)
 
     async def aforget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
-        return await self._offload(self.forget, owner, ids)
+        return await self.offload(self.forget, owner, ids)
 
     async def aclose(self) -> None:
-        await self._offload(self.close)
+        await self.offload(self.close)
 
 
 def checked_key(key: SessionKey) -> SessionKey:

@@ -98,7 +98,7 @@ class MemoryStore(BaseStore):
     def __repr__(self) -> str:
         return "MemoryStore()"
 
-    async def _offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         # microseconds of work: a thread would cost more than it saves
         return work(*args, **kwargs)
 

@@ -83,7 +83,7 @@ class SqlStore(BaseStore):
     def __repr__(self) -> str:
         return f"SqlStore({self._place.name!r})"
 
-    async def _offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         # a cancelled caller leaves the thread to finish its transaction
         return await asyncio.to_thread(work, *args, **kwargs)
 

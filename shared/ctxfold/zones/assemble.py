@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from ctxfold.budget import Policy
+from ctxfold.effects import LookedUp
 from ctxfold.errors import BudgetError, ContextOverflowError, MessageTooLargeError
 from ctxfold.flow import Flow
 from ctxfold.history.view import View
@@ -75,7 +76,7 @@ def recalled(journal: Journal, view: View, ports: Ports, *, question: Message | 
     if known is not None and ports.counter.count_text(known) <= share:
         return known
     visible = frozenset(e.seq for e in view if not e.shown_seq) | journal.state.taken_out.keys()
-    found = yield from recall(
+    looking = recall(
         journal.key,
         question.text,
         budget_tokens=share,
@@ -84,6 +85,7 @@ def recalled(journal: Journal, view: View, ports: Ports, *, question: Message | 
         near=(yield from _near(journal, question.text, ports, visible)),
         readings=journal.readings,
     )
+    found = yield from LookedUp(looking)
     return remember(journal, question.id, question, render(found))
 
 
