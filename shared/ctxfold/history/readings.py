@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ctxfold.history.data import without_private_keys
+from ctxfold.history.hits import Hits
 from ctxfold.history.records import Record
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import sentences, term_counts
@@ -28,9 +29,10 @@ class Reading:
 
 
 class Readings:
-    """The readings of one session that were used last, by seq; safe across threads."""
+    """The readings of one session that were used last, by seq, and `hits` of its index; safe across threads."""
 
     def __init__(self, size: int = SIZE) -> None:
+        self.hits = Hits()
         self._size = size
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Reading] = OrderedDict()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ctxfold.effects import Search
 from ctxfold.flow import Flow
+from ctxfold.history.hits import Hit, Hits
 from ctxfold.history.records import SessionKey
 from ctxfold.ports import Document, Postings
 
@@ -21,7 +22,7 @@ PROBE = 256  # newest hits of each term that are read first, fewer of each in a 
 LEAST_PROBE, PROBED = 16, 256
 HITS = 4_096  # further hits that are read of rare terms: some milliseconds
 RARE = 16  # a term that stands in more than one of so many documents tells too little to be read in full
-LOOKED_UP = 48  # best documents in which common terms are looked up,
+LOOKED_UP = 32  # best documents in which common terms are looked up,
 TELLING = 4  # and how many of those, least common first; the rest says next to nothing,
 LEAST_TOLD = 0.02  # as does one that can add no more than this much of the best score
 
@@ -29,41 +30,68 @@ Ranking = list[tuple[int, float]]
 
 
 def ranked(
-    key: SessionKey, terms: Sequence[str], *, beside: Sequence[Document] = (), probe: int | None = None
+    key: SessionKey,
+    terms: Sequence[str],
+    *,
+    beside: Sequence[Document] = (),
+    probe: int | None = None,
+    hits: Hits | None = None,
 ) -> Flow[tuple[Ranking, Mapping[str, float]]]:
     """(seq, score) of documents that hold a term, best first, and the weight of each term.
 
-    `beside` are documents that count as if they were indexed too; `probe` is how many hits of each term are read first. Exact while
-    no term has more than that; beyond, a term too common to be read in full counts in the best documents of the others, and the
-    commonest nowhere.
+    `beside` are documents that count as if they were indexed too; `probe` is how many hits of each term are read first, and
+    `hits` are those of the session that need not be read again. Exact while no term has more than `probe`; beyond, a term too
+    common to be read in full counts in the best documents of the others, and the commonest nowhere.
     """
     probe = probe or max(LEAST_PROBE, min(PROBE, PROBED // max(1, len(terms))))
-    first = yield from Search(key, terms, newest=probe)
+    known_hits = hits or Hits()
+    first = yield from _newest(key, terms, probe, known_hits)
     common = [t for t in terms if len(first.by_term[t]) >= probe]
     if not common:
-        hits = _joined(first, first.by_term, beside)
-        weights = idf(hits, frequencies(hits))
-        return bm25(hits, weights), weights
+        joined = _joined(first, first.by_term, beside)
+        weights = idf(joined, frequencies(joined))
+        return bm25(joined, weights), weights
     guessed = frequencies(first, at_most=probe)
     common.sort(key=lambda t: (guessed[t], t))
     rare = _worth_reading(common, guessed, first.documents, alone=len(common) == len(terms))
     by_term = dict(first.by_term)
     if rare:
         by_term |= (yield from Search(key, rare, newest=HITS)).by_term
-    hits = Postings(first.documents, first.total_length, by_term)
-    known = guessed | frequencies(hits, at_most=HITS, terms=rare)
-    hits = _joined(first, by_term, beside)
-    weights = idf(hits, {t: n + sum(t in d.terms for d in beside) for t, n in known.items()})
-    best = bm25(hits, weights)
+    read = Postings(first.documents, first.total_length, by_term)
+    known = guessed | frequencies(read, at_most=HITS, terms=rare)
+    joined = _joined(first, by_term, beside)
+    weights = idf(joined, {t: n + sum(t in d.terms for d in beside) for t, n in known.items()})
+    best = bm25(joined, weights)
     rest = [t for t in common if t not in rare]
     floor = LEAST_TOLD * best[0][1]
     told = [t for t in rest[:TELLING] if weights[t] * (K1 + 1) > floor]
     if told:
         seqs = [seq for seq, _ in best[:LOOKED_UP]]
-        found = (yield from Search(key, told, among=seqs)).by_term
+        found = yield from _among(key, told, sorted(seqs), known_hits)
         by_term |= {t: found.get(t, ()) for t in rest}
         best = bm25(_joined(first, by_term, beside), weights)
     return best, weights
+
+
+def _newest(key: SessionKey, terms: Sequence[str], probe: int, hits: Hits) -> Flow[Postings]:
+    """The newest hits of each term, of those that are not known from an index of the same size."""
+    known = hits.newest(terms, probe)
+    found = yield from Search(key, [t for t in terms if t not in known], newest=probe)
+    if not hits.keep((found.documents, found.total_length), found.by_term, probe) and known:
+        return (yield from _newest(key, terms, probe, hits))
+    both = known | dict(found.by_term)
+    return Postings(found.documents, found.total_length, {t: both[t] for t in terms})
+
+
+def _among(key: SessionKey, terms: Sequence[str], seqs: Sequence[int], hits: Hits) -> Flow[dict[str, tuple[Hit, ...]]]:
+    """The hits of the terms in these documents."""
+    found, unknown = hits.among(terms, seqs)
+    if not unknown:
+        return found
+    read = (yield from Search(key, terms, among=unknown)).by_term
+    hits.keep_among(read, unknown)
+    new = frozenset(unknown)
+    return {t: tuple(sorted((*(h for h in found[t] if h[0] not in new), *read[t]))) for t in terms}
 
 
 def _joined(

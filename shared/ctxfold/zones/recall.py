@@ -63,11 +63,11 @@ def recall(
     wanted = term_counts(query)
     if not wanted or budget_tokens <= 0:
         return _fitting(fused((), near), budget_tokens, counter) if budget_tokens > 0 else ()
-    ranking, weights = yield from ranked(key, tuple(wanted))
+    readings = readings or Readings()
+    ranking, weights = yield from ranked(key, tuple(wanted), hits=readings.hits)
     best = dict([item for item in ranking if item[0] not in visible][:CANDIDATES])
     if not best:
         return _fitting(fused((), near), budget_tokens, counter)
-    readings = readings or Readings()
     known = readings.known(best)
     if len(known) < len(best):
         known |= readings.keep((yield from FetchLog(key, tuple(sorted(best.keys() - known.keys())))))
