@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -15,8 +13,9 @@ from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import ChatSummaryMemoryBuffer
 
 from llamaindex_ctx import CtxMemory
+from tests.benchmarks.apart import Make, race_apart
 from tests.benchmarks.conversation import BATCH, WINDOW, database, label, texts
-from tests.benchmarks.lanes import Lane, OverLimitError, Plan, limited, race
+from tests.benchmarks.lanes import Lane, Plan
 from tests.benchmarks.peers import LLAMA_LIMIT, NO_LIMIT, llama_buffer, llama_history, llama_memory
 from tests.benchmarks.sheets import Cell, Sheet, times
 
@@ -26,50 +25,45 @@ SIZES, QUICK_SIZES = (100, 1_000, 10_000, 50_000), (100, 400)
 FULL = Plan(turns=100, block=10, limit_s=180.0)
 QUICK = Plan(turns=10, block=5, least=1, slow_s=0.1, limit_s=60.0)
 PLAIN, OURS = "CtxMemory without recall, SQLite file", "CtxMemory, SQLite file"
+ASYNC = "CtxMemory, SQLite file, async"
+NAMES = (
+    PLAIN,
+    OURS,
+    ASYNC,
+    "Memory, untrimmed",
+    "Memory, limit 30,000, rest archived",
+    "ChatMemoryBuffer, untrimmed",
+    "ChatMemoryBuffer, limit 3,000",
+    "ChatSummaryMemoryBuffer, untrimmed",
+    "ChatSummaryMemoryBuffer, limit 2,000",
+)
 BUFFER_LIMIT, SUMMARY_LIMIT = 3_000, 2_000  # theirs: the defaults of ChatMemoryBuffer and ChatSummaryMemoryBuffer
 
 Turn = Callable[[int], object]
-Make = Callable[[int], Turn]
 
 
 def run(*, quick: bool = False) -> list[Sheet]:
-    """Every memory at every size, measured in turns of one run."""
+    """Every memory at every size, measured in turns of one run, each memory in a process of its own."""
     sizes, plan = (QUICK_SIZES, QUICK) if quick else (SIZES, FULL)
-    with tempfile.TemporaryDirectory() as folder, closing(asyncio.new_event_loop()) as loop, ExitStack() as stack:
-        makers: dict[str, Make] = {
-            PLAIN: lambda n: _ours(database(Path(folder), f"plain{n}"), n, stack, recall=False),
-            OURS: lambda n: _ours(database(Path(folder), f"sync{n}"), n, stack),
-            "CtxMemory, SQLite file, async": lambda n: _ours_async(database(Path(folder), f"async{n}"), n, loop, stack),
-            "Memory, untrimmed": lambda n: llama_memory(n, NO_LIMIT, loop, stack),
-            "Memory, limit 30,000, rest archived": lambda n: llama_memory(n, LLAMA_LIMIT, loop, stack),
-            "ChatMemoryBuffer, untrimmed": lambda n: llama_buffer(n, NO_LIMIT),
-            "ChatMemoryBuffer, limit 3,000": lambda n: llama_buffer(n, BUFFER_LIMIT),
-            "ChatSummaryMemoryBuffer, untrimmed": lambda n: _summaries(n, NO_LIMIT),
-            "ChatSummaryMemoryBuffer, limit 2,000": lambda n: _summaries(n, SUMMARY_LIMIT),
-        }
-        lanes = [lane for name, make in makers.items() for lane in _built(name, make, sizes, plan)]
-        race([lane for lane in lanes if not lane.cut], plan)
-        return [_sheet(lanes, sizes)]
+    return [_sheet(race_apart(maker, NAMES, sizes, plan), sizes)]
 
 
-def _built(name: str, make: Make, sizes: Sequence[int], plan: Plan) -> list[Lane]:
-    """The lanes of one memory; where one takes too long to fill or for a single turn, it and all larger ones are cut."""
-    lanes: list[Lane] = []
-    cut = ""
-    for size in sizes:
-        lane = Lane(name, size, lambda _: None, cut=cut)
-        lanes.append(lane)
-        if cut:
-            continue
-        start = time.perf_counter()
-        try:
-            with limited(plan.limit_s):
-                lane.turn = make(size)
-                lane.once()
-        except OverLimitError:
-            lane.cut = cut = f">{time.perf_counter() - start:.0f} s, cut"
-            gc.collect()
-    return lanes
+def maker(name: str, stack: ExitStack) -> Make:
+    """What makes the turns of that memory."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    loop = stack.enter_context(closing(asyncio.new_event_loop()))
+    makers: dict[str, Make] = {
+        PLAIN: lambda n: _ours(database(folder, f"plain{n}"), n, stack, recall=False),
+        OURS: lambda n: _ours(database(folder, f"sync{n}"), n, stack),
+        ASYNC: lambda n: _ours_async(database(folder, f"async{n}"), n, loop, stack),
+        "Memory, untrimmed": lambda n: llama_memory(n, NO_LIMIT, loop, stack),
+        "Memory, limit 30,000, rest archived": lambda n: llama_memory(n, LLAMA_LIMIT, loop, stack),
+        "ChatMemoryBuffer, untrimmed": lambda n: llama_buffer(n, NO_LIMIT),
+        "ChatMemoryBuffer, limit 3,000": lambda n: llama_buffer(n, BUFFER_LIMIT),
+        "ChatSummaryMemoryBuffer, untrimmed": lambda n: _summaries(n, NO_LIMIT),
+        "ChatSummaryMemoryBuffer, limit 2,000": lambda n: _summaries(n, SUMMARY_LIMIT),
+    }
+    return makers[name]
 
 
 def _ours(url: str, size: int, stack: ExitStack, *, recall: bool = True) -> Turn:
@@ -165,5 +159,5 @@ def _sheet(lanes: Sequence[Lane], sizes: Sequence[int]) -> Sheet:
         tuple(rows),
         "Target: at 10,000 messages Memory takes at least 200 x as long, and CtxMemory as long as with 1,000. None of the others "
         "looks anything up, hence the row without recall. The stock buffers keep their messages in the process, CtxMemory in a "
-        "file; at 100 it has compacted nothing yet.",
+        "file; at 100 it has compacted nothing yet. Each memory runs in a process of its own.",
     )
