@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadHead, ReadLog
+from ctxfold.effects import AppendLog, EraseLogs, FetchLog, FindLog, ReadHead, ReadLog
 from ctxfold.engine import Engine
-from ctxfold.errors import ContextOverflowError, MessageError, SessionExistsError
+from ctxfold.errors import ContextOverflowError, MessageError, SessionExistsError, SessionNotFoundError
 from ctxfold.events import MessagesRestored
 from ctxfold.explain import original_record
 from ctxfold.flow import Flow
@@ -30,7 +30,7 @@ from ctxfold.history.records import (
 from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.terms import sentences, term_counts
 from ctxfold.history.view import Entry, View
-from ctxfold.journal import Journal, closing, decided, draft, known_records
+from ctxfold.journal import Journal, closing, decided, draft, known_records, refresh
 from ctxfold.messages import Message, Role
 from ctxfold.ports import Document, Ports
 from ctxfold.zones.leaving import taken_out
@@ -209,6 +209,20 @@ def fork(engine: Engine, journal: Journal, session: str, *, at: str | None) -> F
     """A session of the same owner with this one's log up to and with message `at` (all of it without): originals,
     summaries, pins and rules come along, and every `#seq` means the same there. SessionExistsError when it is taken.
     """
+    while True:
+        erasures = journal.erasures
+        key = yield from _forked(engine, journal, session, at=at)
+        try:
+            yield from refresh(journal, engine.ports)
+        except SessionNotFoundError:
+            yield from EraseLogs((), (key,))
+            raise
+        if journal.erasures == erasures:
+            return key
+        yield from EraseLogs((), (key,))  # it may hold what was erased while it was made
+
+
+def _forked(engine: Engine, journal: Journal, session: str, *, at: str | None) -> Flow[SessionKey]:
     key = SessionKey(journal.key.owner, session)
     if (yield from ReadHead(key)) is not None:
         raise SessionExistsError(f"session {session!r} of owner {key.owner!r} exists already: fork into a new name")

@@ -104,17 +104,15 @@ def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
     """Remove a session with all that belongs to it; from its forks, what they took over from it."""
     for _ in range(TRIES):
         records = yield from ReadLog(key)
-        rewrites: list[Rewrite] = []
-        for name in (yield from forks(key)):
-            copied = yield from ReadLog(SessionKey(key.owner, name))
-            ids = frozenset(i for i in _shared(records, copied, None) if not i.startswith(PROMPT_ID))
-            rewrites += yield from _rewrite(engine.ports, SessionKey(key.owner, name), copied, ids)
+        names = yield from forks(key)
+        rewrites = yield from _taken_over(engine.ports, key, records, None, names)
         rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites, whole=True)
         try:
             settled = yield from EraseLogs(tuple(rewrites), (key,))
         except HeadMovedError:
             continue
         engine.forget(lambda k: k == key)
+        rewrites += yield from _made_meanwhile(engine.ports, key, records, None, names)
         _report(engine, rewrites)
         sessions = tuple(r.key.session for r in rewrites)
         return Erasure((), sessions, (key.session,) if records else (), settled)
@@ -143,19 +141,61 @@ def _erased(engine: Engine, key: SessionKey, choose: _Choice) -> Flow[Erasure]:
         stored = first_records(records)
         gone = choose(records) & stored.keys()
         rewrites = yield from _rewrite(engine.ports, key, records, gone)
-        for name in (yield from Copies(key)) if gone else ():
-            copied = yield from ReadLog(SessionKey(key.owner, name))
-            theirs = whole_rounds(copied, _shared(records, copied, gone))
-            rewrites += yield from _rewrite(engine.ports, SessionKey(key.owner, name), copied, theirs)
+        names = (yield from Copies(key)) if gone else ()
+        rewrites += yield from _taken_over(engine.ports, key, records, gone, names)
         rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites)
         try:
             settled = yield from EraseLogs(tuple(rewrites))
         except HeadMovedError:
             continue
+        if gone:
+            rewrites += yield from _made_meanwhile(engine.ports, key, records, gone, names)
         _report(engine, rewrites)
         ids = tuple(i for i in stored if i in gone)
         return Erasure(ids, tuple(r.key.session for r in rewrites), settled=settled)
     raise _busy(key)
+
+
+def _taken_over(
+    ports: Ports, key: SessionKey, records: Sequence[Record], gone: frozenset[str] | None, names: Sequence[str]
+) -> Flow[list[Rewrite]]:
+    """The logs of these sessions without what they took over from `records` of what is gone, or of all but the prompts."""
+    found: list[Rewrite] = []
+    for name in names:
+        copied = yield from ReadLog(SessionKey(key.owner, name))
+        ids = _shared(records, copied, gone)
+        if gone is None:
+            ids = frozenset(i for i in ids if not i.startswith(PROMPT_ID))
+        else:
+            ids = whole_rounds(copied, ids)
+        found += yield from _rewrite(ports, SessionKey(key.owner, name), copied, ids)
+    return found
+
+
+def _made_meanwhile(
+    ports: Ports, key: SessionKey, records: Sequence[Record], gone: frozenset[str] | None, seen: Sequence[str]
+) -> Flow[list[Rewrite]]:
+    """What was erased from sessions that were forked while the erasure was under way; one forked later finds it gone."""
+    for _ in range(TRIES):
+        made = (yield from _forks_of_gone(key)) if gone is None else (yield from Copies(key))
+        names = [name for name in made if name not in seen]
+        rewrites = yield from _taken_over(ports, key, records, gone, names)
+        try:
+            if rewrites:
+                yield from EraseLogs(tuple(rewrites))
+        except HeadMovedError:
+            continue
+        return rewrites
+    raise _busy(key)
+
+
+def _forks_of_gone(key: SessionKey) -> Flow[tuple[str, ...]]:
+    """As `forks`, of a session that is no more: nothing in the store leads from it to them."""
+    found: list[str] = []
+    for name in (yield from Sessions(key.owner)):
+        if key.session in (yield from origins_of(SessionKey(key.owner, name))):
+            found.append(name)
+    return tuple(found)
 
 
 def _recalled_elsewhere(
