@@ -191,11 +191,10 @@ def _made_meanwhile(
 
 def _forks_of_gone(key: SessionKey) -> Flow[tuple[str, ...]]:
     """As `forks`, of a session that is no more: nothing in the store leads from it to them."""
-    found: list[str] = []
+    origins: dict[str, tuple[str, ...]] = {}
     for name in (yield from Sessions(key.owner)):
-        if key.session in (yield from origins_of(SessionKey(key.owner, name))):
-            found.append(name)
-    return tuple(found)
+        origins[name] = yield from origins_of(SessionKey(key.owner, name))
+    return tuple(name for name, known in origins.items() if key.session in known)
 
 
 def _recalled_elsewhere(

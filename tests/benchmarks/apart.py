@@ -83,7 +83,8 @@ def _serve(connection: Connection, maker: Maker, name: str, sizes: Sequence[int]
 
 
 def _built(name: str, make: Make, sizes: Sequence[int], plan: Plan) -> list[Lane]:
-    """The lanes of one memory; where one takes too long to fill or for a single turn, it and all larger ones are cut."""
+    """The lanes of one memory; where one would take longer than it may, to fill and for its turns, it and all larger ones are
+    cut."""
     lanes: list[Lane] = []
     cut = ""
     for size in sizes:
@@ -95,7 +96,9 @@ def _built(name: str, make: Make, sizes: Sequence[int], plan: Plan) -> list[Lane
         try:
             with limited(plan.limit_s):
                 lane.turn = make(size)
-                lane.once()
+                turn_s, _ = lane.once()
+            if turn_s * (1 + plan.least) > plan.limit_s:
+                lane.cut = cut = f"{turn_s:.0f} s a turn, cut"
         except OverLimitError:
             lane.cut = cut = f">{time.perf_counter() - start:.0f} s, cut"
             gc.collect()

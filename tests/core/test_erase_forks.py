@@ -36,7 +36,7 @@ def broken_into(flow: Flow[Any], at: type[Effect[Any]], ctx: AgentContext, betwe
                 between()
             try:
                 result = effect.perform(ports)
-            except Exception as error:  # noqa: BLE001 - the flow decides
+            except Exception as error:
                 effect = flow.throw(error)
             else:
                 effect = flow.send(result)

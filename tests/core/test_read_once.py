@@ -99,8 +99,10 @@ def test_what_is_remembered_is_bounded() -> None:
     hits.keep((1, 1), {f"t{n}": ((1, 1, 1),) for n in range(TERMS + 10)}, 5)
     assert len(hits.newest([f"t{n}" for n in range(TERMS + 10)], 5)) == TERMS
     assert hits.newest(["t300"], 6) == {}, "more are wanted than were read"
-    hits.keep_among({"a": [(1, 1, 1)]}, range(SINGLE + 5))
-    assert hits.among(["a"], range(SINGLE + 5))[1] == (0, 1, 2, 3, 4)
+    hits.keep_among({"a": [(1, 1, 1)]}, range(SINGLE))
+    assert hits.among(["a"], [1, 2, SINGLE]) == ({"a": ((1, 1, 1),)}, (SINGLE,))
+    hits.keep_among({"a": []}, [SINGLE])
+    assert hits.among(["a"], [1, 2, SINGLE])[1] == (1, 2)
     readings = Readings(size=2)
     records = [Record(n, f"m:{n}", MessageAdded(user(f"Text {n}.", id=str(n)))) for n in (1, 2, 3)]
     assert [r.sentences[0][0] for r in readings.keep(records).values()] == ["Text 1.", "Text 2.", "Text 3."]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 __all__ = ["Hit", "Hits"]
 
 Hit: TypeAlias = tuple[int, int, int]  # seq, count of the term in it, its length
-TERMS, SINGLE = 256, 4_096  # that are kept
+TERMS, SINGLE = 256, 512  # that are kept: terms, and single hits of each
 
 
 class Hits:
@@ -23,7 +23,7 @@ class Hits:
         self._lock = threading.Lock()
         self._size = (0, 0)
         self._newest: OrderedDict[str, tuple[int, tuple[Hit, ...]]] = OrderedDict()
-        self._single: OrderedDict[tuple[str, int], Hit | None] = OrderedDict()
+        self._single: OrderedDict[str, dict[int, Hit | None]] = OrderedDict()
 
     def newest(self, terms: Sequence[str], at_most: int) -> dict[str, tuple[Hit, ...]]:
         """The newest hits, at most so many, of those terms of which they are known, as of the size of the newest reading."""
@@ -47,17 +47,23 @@ class Hits:
     def among(self, terms: Sequence[str], seqs: Sequence[int]) -> tuple[dict[str, tuple[Hit, ...]], tuple[int, ...]]:
         """The hits of the terms in these documents, and the documents in which not all of them are known."""
         with self._lock:
-            unknown = tuple(seq for seq in seqs if any((t, seq) not in self._single for t in terms))
-            found = {t: tuple(hit for seq in seqs if (hit := self._single.get((t, seq))) is not None) for t in terms}
-        return found, unknown
+            known = [self._single.get(term, {}) for term in terms]
+            unknown = tuple(seq for each in known for seq in seqs if seq not in each)
+            found = {
+                term: tuple([hit for seq in seqs if (hit := each.get(seq)) is not None])
+                for term, each in zip(terms, known, strict=True)
+            }
+        return found, tuple(sorted(set(unknown)))
 
     def keep_among(self, found: Mapping[str, Sequence[Hit]], seqs: Sequence[int]) -> None:
         """All hits of terms in these documents; a document that is not among them does not hold the term."""
         with self._lock:
             for term, hits in found.items():
                 held = {hit[0]: hit for hit in hits}
-                self._single.update({(term, seq): held.get(seq) for seq in seqs})
-            _bound(self._single, SINGLE)
+                new = {seq: held.get(seq) for seq in seqs}
+                both = self._single.pop(term, {}) | new
+                self._single[term] = both if len(both) <= SINGLE else new
+            _bound(self._single, TERMS)
 
 
 def _bound(kept: OrderedDict[Any, Any], size: int) -> None:

@@ -198,12 +198,13 @@ class SqlStore(BaseStore):
 
         def work(connection: Driven) -> tuple[Record, ...]:
             head, snapshot, archived, length, numbered = self._rows.locked(connection, key)
-            if known_id is not None and self._rows.record_id(connection, key, known) != known_id:
+            ids = [*(() if known_id is None else (known_id,)), *(item.draft.id for item in ready)]
+            there = self._rows.fingerprints(connection, key, ids) if head else {}
+            if known_id is not None and there.get(known_id, ("", 0))[1] != known:
                 raise erased_meanwhile(key)
             if expect is not None and expect != head:
                 raise HeadMovedError(expect, head)
-            stored = self._rows.fingerprints(connection, key, [item.draft.id for item in ready]) if head else {}
-            new = unseen(ready, stored)
+            new = unseen(ready, {name: fingerprint for name, (fingerprint, _) in there.items()})
             records = self._rows.insert(connection, key, head, new, payloads, numbered=numbered)
             added = self._rows.index(connection, key, documents) if documents else ()
             if new or added:

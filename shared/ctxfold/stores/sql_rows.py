@@ -44,8 +44,10 @@ class Rows:
         row = connection.execute(self.sql.record_id, (*key, seq)).fetchone()
         return None if row is None else str(row[0])
 
-    def fingerprints(self, connection: Driven, key: SessionKey, ids: Sequence[str]) -> dict[str, str]:
-        return {str(row[0]): str(row[1]) for row in self.listed(connection, self.sql.fingerprints_in, key, ids)}
+    def fingerprints(self, connection: Driven, key: SessionKey, ids: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Fingerprint and seq of those records that are there."""
+        rows = self.listed(connection, self.sql.fingerprints_in, key, ids)
+        return {str(row[0]): (str(row[1]), int(row[2])) for row in rows}
 
     def insert(
         self,

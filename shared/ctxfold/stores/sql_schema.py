@@ -276,7 +276,9 @@ class Statements:
         "INSERT INTO ctxfold_terms (owner, session, term, seq, count, length) VALUES (?, ?, ?, ?, ?, ?) "
         "ON CONFLICT DO NOTHING"
     )
-    fingerprints_in: str = f"SELECT record_id, fingerprint FROM ctxfold_records WHERE {_MINE_C} AND record_id{{c}} IN "
+    fingerprints_in: str = (
+        f"SELECT record_id, fingerprint, seq FROM ctxfold_records WHERE {_MINE_C} AND record_id{{c}} IN "
+    )
     fetch_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq IN "
     find_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE_C} AND record_id{{c}} IN "
     indexed_in: str = f"SELECT seq FROM ctxfold_terms WHERE {_MINE} AND term = '' AND seq IN "
