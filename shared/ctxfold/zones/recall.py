@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import fsum
 
 from ctxfold.effects import FetchLog
 from ctxfold.flow import Flow
@@ -100,7 +101,8 @@ def passages(
     found: list[Passage] = []
     wanted = frozenset(weights)
     for seq, each in readings.items():
-        held = [sum(map(weights.__getitem__, terms & wanted)) for _, terms in each.sentences]
+        # exactly, as the order of a set differs from process to process
+        held = [fsum(map(weights.__getitem__, terms & wanted)) for _, terms in each.sentences]
         for place, (text, _) in enumerate(each.sentences):
             near = held[place] + _beside(held, place)
             if near > 0:
