@@ -71,6 +71,7 @@ _ROLES: Final[Mapping[MessageRole, Role]] = {
     MessageRole.FUNCTION: "tool",
 }
 _SHOWN: Final[Mapping[Role, MessageRole]] = {role: MessageRole(role) for role in _ROLES.values()}
+_BLANK: Final = {role: ChatMessage(role=shown, blocks=[], additional_kwargs={}) for role, shown in _SHOWN.items()}
 Block: TypeAlias = ContentBlock
 Json: TypeAlias = dict[str, Any]
 _block: TypeAdapter[Block] = TypeAdapter(ContentBlock)
@@ -279,9 +280,9 @@ def to_chat_message(message: Message) -> ChatMessage:
     """One message, exactly as it came when it came from LlamaIndex; its id in `additional_kwargs["ctxfold_id"]`."""
     only = message.parts[0] if len(message.parts) == 1 else None
     if type(only) is TextPart and not message.name and message.kind == "message":  # most are so, and windows are long
-        return ChatMessage(
-            role=_SHOWN[message.role], blocks=[TextBlock(text=only.text)], additional_kwargs={ID_KEY: message.id}
-        )
+        plain = _BLANK[message.role].model_copy()  # cheaper than to check what is right by construction
+        vars(plain).update(blocks=[TextBlock(text=only.text)], additional_kwargs={ID_KEY: message.id})
+        return plain
     beside: Json | None = message.opaque(NAMESPACE)
     parts = [p for p in message.parts if not isinstance(p, Opaque)]
     marks = {ID_KEY: message.id, **({KIND_KEY: message.kind} if message.kind != "message" else {})}

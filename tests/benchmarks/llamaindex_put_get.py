@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import ChatSummaryMemoryBuffer
 
 from llamaindex_ctx import CtxMemory
 from tests.benchmarks.apart import Make, race_apart
-from tests.benchmarks.conversation import BATCH, WINDOW, database, label, texts
+from tests.benchmarks.conversation import BATCH, WINDOW, database, label
 from tests.benchmarks.lanes import Lane, Plan
-from tests.benchmarks.peers import LLAMA_LIMIT, NO_LIMIT, llama_buffer, llama_history, llama_memory
+from tests.benchmarks.peers import LLAMA_LIMIT, NO_LIMIT, llama_buffer, llama_exchanges, llama_history, llama_memory
 from tests.benchmarks.sheets import Cell, Sheet, times
 
 __all__ = ["run"]
@@ -69,9 +68,10 @@ def maker(name: str, stack: ExitStack) -> Make:
 def _ours(url: str, size: int, stack: ExitStack, *, recall: bool = True) -> Turn:
     memory = _filled(url, size, stack)
     memory.recall = recall
+    said = llama_exchanges(size)
 
     def turn(n: int) -> object:
-        question, answer = _exchange(size + n)
+        question, answer = said[n]
         memory.put(question)
         seen = memory.get()
         memory.put(answer)
@@ -82,9 +82,10 @@ def _ours(url: str, size: int, stack: ExitStack, *, recall: bool = True) -> Turn
 
 def _ours_async(url: str, size: int, loop: asyncio.AbstractEventLoop, stack: ExitStack) -> Turn:
     memory = _filled(url, size, stack)
+    said = llama_exchanges(size)
 
     async def together(n: int) -> object:
-        question, answer = _exchange(size + n)
+        question, answer = said[n]
         await memory.aput(question)
         seen = await memory.aget()
         await memory.aput(answer)
@@ -107,20 +108,16 @@ def _summaries(size: int, limit: int) -> Turn:
     buffer = ChatSummaryMemoryBuffer.from_defaults(
         chat_history=llama_history(size), llm=MockLLM(max_tokens=100), token_limit=limit
     )
+    said = llama_exchanges(size)
 
     def turn(n: int) -> object:
-        question, answer = _exchange(size + n)
+        question, answer = said[n]
         buffer.put(question)
         seen = buffer.get()
         buffer.put(answer)
         return seen
 
     return turn
-
-
-def _exchange(n: int) -> tuple[ChatMessage, ChatMessage]:
-    asked, answered = texts(n)
-    return ChatMessage(role="user", content=asked), ChatMessage(role="assistant", content=answered)
 
 
 def _sheet(lanes: Sequence[Lane], sizes: Sequence[int]) -> Sheet:

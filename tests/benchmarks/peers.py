@@ -12,7 +12,16 @@ from ctxfold import text_counter
 from tests.benchmarks.conversation import WINDOW, texts
 from tests.benchmarks.lanes import Lane
 
-__all__ = ["LLAMA_LIMIT", "NO_LIMIT", "Peer", "llama_buffer", "llama_history", "llama_memory", "peer_lanes"]
+__all__ = [
+    "LLAMA_LIMIT",
+    "NO_LIMIT",
+    "Peer",
+    "llama_buffer",
+    "llama_exchanges",
+    "llama_history",
+    "llama_memory",
+    "peer_lanes",
+]
 
 BUDGET = WINDOW * 4 // 5  # what ctxfold, too, leaves for the prompt
 LLAMA_LIMIT = 30_000  # LlamaIndex' own default for Memory
@@ -154,7 +163,6 @@ def driven(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
 
 def llama_memory(size: int, limit: int, loop: asyncio.AbstractEventLoop, stack: ExitStack) -> Callable[[int], object]:
     """One event loop and one SQLite database in memory for all turns; what is over the limit was archived before."""
-    from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.memory import Memory
     from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -165,27 +173,40 @@ def llama_memory(size: int, limit: int, loop: asyncio.AbstractEventLoop, stack: 
     if limit < NO_LIMIT and size > LLAMA_ACTIVE:
         driven(loop, memory.sql_store.archive_oldest_messages("bench", n=size - LLAMA_ACTIVE))
 
+    said = llama_exchanges(size)
+
     async def together(n: int) -> object:
-        question, answer = texts(n)
-        await memory.aput(ChatMessage(role="user", content=question))
+        question, answer = said[n]
+        await memory.aput(question)
         seen = await memory.aget()
-        await memory.aput(ChatMessage(role="assistant", content=answer))
+        await memory.aput(answer)
         return seen
 
     return lambda n: driven(loop, together(n))
 
 
 def llama_buffer(size: int, limit: int) -> Callable[[int], object]:
-    from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.memory import ChatMemoryBuffer
 
     buffer = ChatMemoryBuffer.from_defaults(chat_history=llama_history(size), token_limit=limit)
 
+    said = llama_exchanges(size)
+
     def turn(n: int) -> object:
-        asked, answered = texts(n)
-        buffer.put(ChatMessage(role="user", content=asked))
+        question, answer = said[n]
+        buffer.put(question)
         seen = buffer.get()
-        buffer.put(ChatMessage(role="assistant", content=answered))
+        buffer.put(answer)
         return seen
 
     return turn
+
+
+def llama_exchanges(size: int, turns: int = 400) -> list[tuple[Any, Any]]:
+    """Questions and answers of the turns that follow, made beforehand: what they cost is not the memory's."""
+    from llama_index.core.base.llms.types import ChatMessage
+
+    pairs = (texts(size + n) for n in range(turns))
+    return [
+        (ChatMessage(role="user", content=asked), ChatMessage(role="assistant", content=said)) for asked, said in pairs
+    ]

@@ -138,6 +138,7 @@ def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
     setup: tuple[str, ...]
     if place.sqlite:
         options["connect_args"] = {"timeout": timeout_s, "check_same_thread": False}
+        options["pool_reset_on_return"] = None  # `connected` gives no transaction back
         # the index of record ids is hit at random: with the default 2 MB, appends slow down as it grows
         # text that gives way, also within a page, must not stay behind in the file
         setup = ("PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-32000", "PRAGMA secure_delete=ON")
