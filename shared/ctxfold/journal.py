@@ -385,9 +385,8 @@ def _check_same(journal: Journal, message: Message, records: Sequence[Record]) -
 def turn_of(journal: Journal, message_id: str) -> str | None:
     """The open turn that holds a message."""
     with journal.lock:
-        return next(
-            (t for t, turn in journal.state.open.items() if any(e.id == message_id for e in turn.entries)), None
-        )
+        turns = journal.state.open.items()
+        return next((t for t, turn in turns if any(e.id == message_id for e in turn.entries)), None)
 
 
 def check_open(journal: Journal, turn_id: str | None) -> None:
