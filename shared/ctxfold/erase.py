@@ -112,10 +112,11 @@ def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
         except HeadMovedError:
             continue
         engine.forget(lambda k: k == key)
-        rewrites += yield from _made_meanwhile(engine.ports, key, records, None, names)
+        late, late_settled = yield from _made_meanwhile(engine.ports, key, records, None, names)
+        rewrites += late
         _report(engine, rewrites)
         sessions = tuple(r.key.session for r in rewrites)
-        return Erasure((), sessions, (key.session,) if records else (), settled)
+        return Erasure((), sessions, (key.session,) if records else (), settled and late_settled)
     raise _busy(key)
 
 
@@ -149,7 +150,9 @@ def _erased(engine: Engine, key: SessionKey, choose: _Choice) -> Flow[Erasure]:
         except HeadMovedError:
             continue
         if gone:
-            rewrites += yield from _made_meanwhile(engine.ports, key, records, gone, names)
+            late, late_settled = yield from _made_meanwhile(engine.ports, key, records, gone, names)
+            rewrites += late
+            settled = settled and late_settled
         _report(engine, rewrites)
         ids = tuple(i for i in stored if i in gone)
         return Erasure(ids, tuple(r.key.session for r in rewrites), settled=settled)
@@ -174,19 +177,24 @@ def _taken_over(
 
 def _made_meanwhile(
     ports: Ports, key: SessionKey, records: Sequence[Record], gone: frozenset[str] | None, seen: Sequence[str]
-) -> Flow[list[Rewrite]]:
-    """What was erased from sessions that were forked while the erasure was under way; one forked later finds it gone."""
+) -> Flow[tuple[list[Rewrite], bool]]:
+    """What was erased from sessions that were forked while the erasure was under way, and whether that is settled.
+
+    One that is forked later finds it gone.
+    """
+    names: list[str] = []
     for _ in range(TRIES):
         made = (yield from _forks_of_gone(key)) if gone is None else (yield from Copies(key))
         names = [name for name in made if name not in seen]
         rewrites = yield from _taken_over(ports, key, records, gone, names)
         try:
-            if rewrites:
-                yield from EraseLogs(tuple(rewrites))
+            return rewrites, not rewrites or (yield from EraseLogs(tuple(rewrites)))
         except HeadMovedError:
             continue
-        return rewrites
-    raise _busy(key)
+    raise StoreUnavailableError(
+        f"session {key.session!r} is erased, but other writers of forks that were made meanwhile were first {TRIES} times: "
+        f"erase the same in {', '.join(map(repr, names))}"
+    )
 
 
 def _forks_of_gone(key: SessionKey) -> Flow[tuple[str, ...]]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ctxfold.errors import ConfigError, HeadMovedError, InvalidTextError, StoreUnavailableError
+from ctxfold.history.hits import Hit
 from ctxfold.history.items import MemoryItem, Remembered
 from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
 from ctxfold.ports import Document, Head, Postings, Rewrite
@@ -35,7 +36,7 @@ from ctxfold.stores.sql_engine import (
     transaction,
     translated,
 )
-from ctxfold.stores.sql_rows import Hits, Rows, encoded, stored_record
+from ctxfold.stores.sql_rows import Rows, encoded, stored_record
 
 if TYPE_CHECKING:
     from ctxfold.ports import Store
@@ -257,7 +258,7 @@ class SqlStore(BaseStore):
         names = {term: indexed_term(term) for term in terms}
         wanted = sorted({name for name in names.values() if name})
 
-        def work(connection: Driven) -> tuple[Any, dict[str, Hits]]:
+        def work(connection: Driven) -> tuple[Any, dict[str, tuple[Hit, ...]]]:
             totals = connection.execute(self._sql.archive, tuple(key)).fetchone()
             if among is not None:
                 return totals, self._rows.hits_among(connection, key, wanted, among)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ctxfold.errors import HeadMovedError, InvalidTextError, StoreCorruptError
+from ctxfold.history.hits import Hit
 from ctxfold.history.records import NUMBERED, Body, Record, SessionKey, decode_body, encode_body, fingerprint
 from ctxfold.ports import Document, Rewrite
 from ctxfold.stores.base import Fresh, checked_drafts, indexed_term
@@ -17,11 +18,9 @@ from ctxfold.stores.sql_memory import without_sources
 if TYPE_CHECKING:
     from ctxfold.stores.sql_schema import Statements
 
-__all__ = ["Hits", "Rows", "encoded", "stored_record"]
+__all__ = ["Rows", "encoded", "stored_record"]
 
 _CHUNK = 500
-
-Hits: TypeAlias = tuple[tuple[int, int, int], ...]  # (seq, count, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +125,25 @@ class Rows:
             rows.sort(key=lambda row: row[order])
         return rows
 
-    def hits(self, connection: Driven, key: SessionKey, terms: Sequence[str]) -> dict[str, Hits]:
+    def hits(self, connection: Driven, key: SessionKey, terms: Sequence[str]) -> dict[str, tuple[Hit, ...]]:
         """All hits of each term, oldest first."""
-        found: dict[str, list[tuple[int, int, int]]] = {}
+        found: dict[str, list[Hit]] = {}
         for term, *hit in self.listed(connection, self.sql.postings_in, key, terms, order=1):
             found.setdefault(term, []).append((hit[0], hit[1], hit[2]))
         return {term: tuple(hits) for term, hits in found.items()}
 
-    def newest_hits(self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int) -> dict[str, Hits]:
+    def newest_hits(
+        self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int
+    ) -> dict[str, tuple[Hit, ...]]:
         """One short walk down the primary key per term, however many hits it has."""
-        found: dict[str, Hits] = {}
+        found: dict[str, tuple[Hit, ...]] = {}
         for term in terms:
             found[term] = tuple(connection.execute(self.sql.newest_hits, (*key, term, newest)).fetchall()[::-1])
         return found
 
     def hits_among(
         self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]
-    ) -> dict[str, Hits]:
+    ) -> dict[str, tuple[Hit, ...]]:
         wanted = sorted(set(seqs))
         return {t: tuple(self.listed(connection, self.sql.hits_among_in, (*key, t), wanted, order=0)) for t in terms}
 
