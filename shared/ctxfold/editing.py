@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from random import uniform
+from time import sleep
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from ctxfold.budget import Policy, policy
@@ -11,14 +14,17 @@ from ctxfold.effects import FindLog
 from ctxfold.engine import Engine
 from ctxfold.errors import (
     ContextOverflowError,
+    HeadMovedError,
     MessageConflictError,
     MessageIndexError,
     MessageNotFoundError,
     NothingToUndoError,
     PinBudgetError,
+    StoreUnavailableError,
 )
 from ctxfold.events import Appended, EditUndone, Event, Inserted, PinsChanged, Removed, RulesChanged, Updated
-from ctxfold.flow import Flow
+from ctxfold.explain import conversation, seen_by_user, with_hidden
+from ctxfold.flow import Call, Flow
 from ctxfold.history.cuts import check_sequence, round_of
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import (
@@ -35,13 +41,14 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.revise import inserted, popped, removed, replaced, retained
 from ctxfold.history.view import Entry, View
-from ctxfold.journal import Journal, append, decided, draft, opened_rules, record_names, unknown
+from ctxfold.journal import Journal, append, decided, draft, opened_rules, record_names, refresh, unknown
 from ctxfold.loading import without
 from ctxfold.messages import Message, Role, validated
 from ctxfold.ports import Document
 from ctxfold.zones.leaving import taken_out
 
 __all__ = [
+    "Change",
     "clear",
     "edit",
     "insert",
@@ -52,6 +59,7 @@ __all__ = [
     "reopen",
     "retain",
     "revert",
+    "revise",
     "set_all",
     "set_policy",
     "undo",
@@ -61,7 +69,8 @@ __all__ = [
 
 E = TypeVar("E", bound=Event)
 How: TypeAlias = Literal["removed", "popped", "retained", "cleared"]
-RENAME_TRIES = 8
+Change: TypeAlias = Callable[[tuple[Message, ...]], Sequence[Message] | None]
+RENAME_TRIES, REVISE_TRIES = 8, 32
 
 
 def edit(
@@ -129,9 +138,9 @@ def insert(engine: Engine, journal: Journal, index: int, message: Message) -> Fl
     yield from edit(engine, journal, change, record_id=names[new.id])
 
 
-def remove(engine: Engine, journal: Journal, index: int) -> Flow[tuple[Message, ...]]:
-    """Remove the live message at `index`, with its tool round; what went."""
-    anchor = _anchor(journal, index)
+def remove(engine: Engine, journal: Journal, index: int | str) -> Flow[tuple[Message, ...]]:
+    """Remove the live message at `index`, or with that id, with its tool round; what went."""
+    anchor = index if isinstance(index, str) else _anchor(journal, index)
     return (yield from _remove(engine, journal, lambda live: removed(live, _place(live, anchor)), "removed"))
 
 
@@ -172,12 +181,19 @@ def clear(engine: Engine, journal: Journal, *, prompts: bool = False) -> Flow[tu
 
 
 def set_all(
-    engine: Engine, journal: Journal, messages: Sequence[Message], *, prompts: bool = False
+    engine: Engine,
+    journal: Journal,
+    messages: Sequence[Message],
+    *,
+    prompts: bool = False,
+    pins: Collection[str] = (),
+    expect: int | None = None,
 ) -> Flow[str | None]:
     """Put these messages in place of the whole conversation, at once; what was there stays in the log.
 
     A tool round at the end that still waits for results goes into an open turn, whose id is returned. With `prompts` the
     system prompts are replaced too; without, system messages that stand among them already are not put there twice.
+    Of `pins` those stay that are among the messages. With `expect`, HeadMovedError when the log does not end there.
     """
     kept = set[str]() if prompts else {e.message.text for e in journal.view().system}
     fresh = [m for m in map(validated, messages) if m.role != "system" or m.text not in kept]
@@ -194,15 +210,43 @@ def set_all(
     for index, (m, shown) in enumerate(sized(fresh, rules=journal.rules(), counter=engine.ports.counter)):
         place = turn if index >= whole else None
         drafts.append(draft(engine.ports, MessageAdded(m, shown), turn_id=place, record_id=names[m.id]))
+    if again := tuple(p for p in pins if p in names):
+        drafts.append(draft(engine.ports, Pinned(again)))
     view = journal.view()
     gone = tuple(e.message for e in (*(view.system if prompts else ()), *view.live))
-    yield from append(journal, drafts, engine.ports, documents=taken_out(view, cleared, again=frozenset(ids)))
+    out = taken_out(view, cleared, again=frozenset(ids))
+    yield from append(journal, drafts, engine.ports, expect=expect, documents=out)
     if gone:
         engine.events.emit(Removed(journal.key.session, gone, "cleared"))
     if fresh:
         engine.events.emit(Appended(journal.key.session, tuple(fresh)))
     yield from engine.room.maintain(journal)
     return turn
+
+
+def revise(engine: Engine, journal: Journal, change: Change, *, turn_id: str | None) -> Flow[str | None]:
+    """Put what `change` makes of the conversation, as the user sees it, in its place; made anew where somebody was first.
+
+    What is for the model only stays where it stood, and pins stay. `turn_id` is the turn whose messages belong to it; the turn
+    that is under way afterwards is returned.
+    """
+    for attempt in range(REVISE_TRIES):
+        with journal.lock:
+            head, pins = journal.state.head, tuple(journal.state.pins)
+        held = yield from conversation(journal, turn_id)
+        changed = change(seen_by_user(held))
+        if changed is None:
+            return turn_id
+        try:
+            whole = with_hidden(held, changed)
+            return (yield from set_all(engine, journal, whole, prompts=True, pins=pins, expect=head))
+        except HeadMovedError:
+            # reading it all takes longer than adding to it: who adds is let finish
+            yield from Call(partial(sleep, uniform(0.0, 0.002 * 2 ** min(attempt, 5))))
+            yield from refresh(journal, engine.ports)
+    raise StoreUnavailableError(
+        f"other writers of session {journal.key.session!r} were first {REVISE_TRIES} times; nothing was written: try again"
+    )
 
 
 def pin(engine: Engine, journal: Journal, ids: Sequence[str]) -> Flow[None]:
@@ -340,5 +384,5 @@ def _anchor(journal: Journal, index: int) -> str:
 def _place(live: Sequence[Entry], message_id: str) -> int:
     place = next((i for i, e in enumerate(live) if e.id == message_id), None)
     if place is None:
-        raise MessageNotFoundError(f"message {message_id!r} has just left the live conversation: look at it anew")
+        raise MessageNotFoundError(f"message {message_id!r} is not in the live conversation: look at it anew")
     return place

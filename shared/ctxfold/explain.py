@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -30,6 +30,8 @@ __all__ = [
     "explain_message",
     "original",
     "original_record",
+    "seen_by_user",
+    "with_hidden",
 ]
 
 Where: TypeAlias = Literal["visible", "excerpt", "compacted", "removed", "hidden", "open turn"]
@@ -209,9 +211,33 @@ def conversation(journal: Journal, turn_id: str | None = None, audience: Audienc
     state.apply(records)
     stored = {r.seq: r for r in records}
     messages = [message_in(stored[e.seq], e.id) or e.message for e in state.view(turn_id)]
-    if audience == "user":
-        messages = [m for m in messages if m.visibility != "model" and m.kind == "message"]
-    return tuple(messages)
+    return seen_by_user(messages) if audience == "user" else tuple(messages)
+
+
+def seen_by_user(messages: Iterable[Message]) -> tuple[Message, ...]:
+    return tuple(m for m in messages if m.visibility != "model" and m.kind == "message")
+
+
+def with_hidden(held: Sequence[Message], changed: Sequence[Message]) -> list[Message]:
+    """The changed messages, and of those held that the user does not see each behind the one that it stood behind.
+
+    A result goes where its call went, or has got another one.
+    """
+    places = {m.id: i for i, m in enumerate(changed)}
+    callers = {c.id: i for i, m in enumerate(changed) for c in m.tool_calls}
+    seen = {m.id for m in seen_by_user(held)}
+    hidden = [m for m in held if m.id not in seen and m.id not in places]
+    answered = {r.call_id for m in changed for r in m.tool_results}
+    waiting = (callers.keys() | {c.id for m in hidden for c in m.tool_calls}) - answered
+    behind: dict[int, list[Message]] = {}
+    last = -1
+    for message in held:
+        if message.id in places:
+            last = places[message.id]
+        elif message.id not in seen and all(r.call_id in waiting for r in message.tool_results):
+            called = max((callers.get(r.call_id, -1) for r in message.tool_results), default=-1)
+            behind.setdefault(max(last, called), []).append(message)
+    return [*behind.get(-1, ()), *(each for i, m in enumerate(changed) for each in (m, *behind.get(i, ())))]
 
 
 def _block(zone: str, entry: Entry, record: Record | None, pinned: bool) -> Block:

@@ -10,8 +10,8 @@ from typing import Any, Self
 from ctxfold import editing
 from ctxfold.closing import Closing
 from ctxfold.connect import LineCodec
+from ctxfold.erasing import SessionErasing
 from ctxfold.flow import Call, Flow, in_thread
-from ctxfold.handle import SessionHandle
 from ctxfold.intake import import_jsonl
 from ctxfold.jsonl import write_lines
 from ctxfold.messages import Message
@@ -23,7 +23,7 @@ __all__ = ["SessionFiles"]
 Path = str | PathLike[str]
 
 
-class SessionFiles(SessionHandle, Closing):
+class SessionFiles(SessionErasing, Closing):
     """What a session's handle can do with files."""
 
     def export_jsonl(self, path: Path, *, zone: Zone = "all", native: bool = False) -> int:

@@ -63,6 +63,13 @@ class Trail:
         names = ("root", "session", "head", "head_id", "before", "digest")
         return {**{name: getattr(self, name) for name in names}, "handed": dict(self.handed)}
 
+    def leads(self, listed: Listed) -> bool:
+        """Whether the list only goes on from here: nothing of it was changed, removed or put in between."""
+        ids, end = listed.ids, self.before + len(self.handed)
+        if len(ids) <= end or [*ids[self.before : end]] != [*self.handed] or _digest(ids[: self.before]) != self.digest:
+            return False
+        return all(listed.version(self.before + i) == v for i, v in enumerate(self.handed.values()))
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trail | None:
         """None where another version has kept something else: the list is followed by its ids then."""

@@ -8,14 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from ctxfold import archive, editing, erase
+from ctxfold import archive, editing
 from ctxfold.archive import Hit
 from ctxfold.budget import Policy
 from ctxfold.compaction.apply import Outcome
 from ctxfold.compaction.goal import set_goal, set_subgoal
 from ctxfold.compaction.pairs import summarise_pairs
 from ctxfold.engine import Added, Engine
-from ctxfold.erase import Age, Erasure
 from ctxfold.errors import (
     BudgetError,
     EmptyMessagesError,
@@ -26,6 +25,7 @@ from ctxfold.errors import (
 )
 from ctxfold.flow import Flow, arun, run
 from ctxfold.follow import Line, Listed, Trail, follow, trail
+from ctxfold.history.cuts import open_calls
 from ctxfold.history.records import GoalSet, SessionKey
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, Role, Visibility, system, tool_result, user
@@ -129,10 +129,20 @@ class SessionHandle:
 
         What was there stays in the archive.
         """
-        self._turn = self._run(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
+        self._run(self._anew(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
 
     async def aset_messages(self, messages: Sequence[Message], *, prompts: bool = False) -> None:
-        self._turn = await self._arun(self._edit(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
+        await self._arun(self._anew(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
+
+    def revise(self, change: editing.Change) -> None:
+        """Put what `change` makes of the conversation, as the user sees it, in its place at once; None leaves it as it is.
+
+        System prompts are part of it. Where somebody else writes meanwhile, `change` is asked anew: nothing of theirs is lost.
+        """
+        self._run(self._anew(lambda e, j: editing.revise(e, j, change, turn_id=self._turn), whole=False))
+
+    async def arevise(self, change: editing.Change) -> None:
+        await self._arun(self._anew(lambda e, j: editing.revise(e, j, change, turn_id=self._turn), whole=False))
 
     def update(self, index: int, message: Message) -> Message:
         """Replace the live message at `index`; the old one is returned."""
@@ -148,11 +158,11 @@ class SessionHandle:
     async def ainsert(self, index: int, message: Message) -> None:
         await self._arun(self._edit(lambda e, j: editing.insert(e, j, index, message)))
 
-    def remove(self, index: int) -> tuple[Message, ...]:
-        """Remove live message `index`, with its tool round; what went."""
+    def remove(self, index: int | str) -> tuple[Message, ...]:
+        """Remove a live message, by its index or id, with its tool round; what went. MessageNotFoundError when it is not live."""
         return self._run(self._edit(lambda e, j: editing.remove(e, j, index)))
 
-    async def aremove(self, index: int) -> tuple[Message, ...]:
+    async def aremove(self, index: int | str) -> tuple[Message, ...]:
         return await self._arun(self._edit(lambda e, j: editing.remove(e, j, index)))
 
     def pop(self) -> tuple[Message, ...]:
@@ -170,11 +180,11 @@ class SessionHandle:
         return await self._arun(self._edit(lambda e, j: editing.retain(e, j, role)))
 
     def clear(self, *, prompts: bool = False) -> tuple[Message, ...]:
-        """Empty the conversation, system prompts only with `prompts`; the archive keeps what was there."""
-        return self._run(self._edit(lambda e, j: editing.clear(e, j, prompts=prompts)))
+        """Empty the conversation, system prompts only with `prompts`; what went. The archive keeps what was there."""
+        return self._run(self._cleared(prompts))
 
     async def aclear(self, *, prompts: bool = False) -> tuple[Message, ...]:
-        return await self._arun(self._edit(lambda e, j: editing.clear(e, j, prompts=prompts)))
+        return await self._arun(self._cleared(prompts))
 
     def pin(self, *message_ids: str) -> None:
         """Keep messages verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
@@ -270,47 +280,7 @@ class SessionHandle:
     async def atrail(self, line: SessionKey, listed: Listed) -> Trail:
         return await self._arun(trail(self._engine, self._key, line, listed))
 
-    # erasing
-
-    def erase(self, *references: str) -> Erasure:
-        """Take messages, by id or `#17`, out of everything that is stored, with their tool rounds: the log, the index,
-        summaries, forks. There is no undo. MessageNotFoundError, and nothing is done, for one that never was."""
-        return self._run(self._edit(lambda e, j: erase.erase(e, j, references)))
-
-    async def aerase(self, *references: str) -> Erasure:
-        return await self._arun(self._edit(lambda e, j: erase.erase(e, j, references)))
-
-    def erase_older_than(self, age: Age) -> Erasure:
-        """Erase what was said longer ago than a timedelta, or before a datetime; system prompts stay."""
-        return self._run(self._edit(lambda e, j: erase.erase_older_than(e, j, age)))
-
-    async def aerase_older_than(self, age: Age) -> Erasure:
-        return await self._arun(self._edit(lambda e, j: erase.erase_older_than(e, j, age)))
-
-    def erase_session(self) -> Erasure:
-        """Remove the session, and from its forks what they took over; used again, it begins empty."""
-        self._turn = None
-        return self._run(erase.erase_session(self._engine, self._key))
-
-    async def aerase_session(self) -> Erasure:
-        self._turn = None
-        return await self._arun(erase.erase_session(self._engine, self._key))
-
-    def erase_owner(self) -> bool:
-        """Remove every session of this context's owner, and all else that is theirs. False as `Erasure.settled` says."""
-        self._turn = None
-        return self._run(erase.erase_owner(self._engine, self._key.owner))
-
-    async def aerase_owner(self) -> bool:
-        self._turn = None
-        return await self._arun(erase.erase_owner(self._engine, self._key.owner))
-
-    def forks(self) -> tuple[str, ...]:
-        """The names of the sessions that were forked from this one, directly or not."""
-        return self._run(erase.forks(self._key))
-
-    async def aforks(self) -> tuple[str, ...]:
-        return await self._arun(erase.forks(self._key))
+    # compacting
 
     def compact(self) -> Outcome:
         """Compact now, a turn under way included; NotEnoughHistoryError when nothing may be compacted."""
@@ -355,6 +325,32 @@ class SessionHandle:
     def _edit(self, change: Callable[[Engine, Journal], Flow[T]]) -> Flow[T]:
         journal = yield from self._journal()
         return (yield from change(self._engine, journal))
+
+    def _anew(self, change: Callable[[Engine, Journal], Flow[str | None]], *, whole: bool = True) -> Flow[None]:
+        """A change that leaves another turn under way, or none: the one before is dropped, with the calls that wait in it.
+
+        One of the `whole` conversation drops every turn that waits for results, whoever opened it.
+        """
+        journal = yield from self._journal()
+        before, self._turn = self._turn, (yield from change(self._engine, journal))
+        for turn in self._waiting(journal, before, whole=whole):
+            if turn != self._turn:
+                yield from self._engine.close(journal, turn, "discarded")
+
+    def _waiting(self, journal: Journal, own: str | None, *, whole: bool = True) -> list[str]:
+        """The turns that go when a conversation is put aside."""
+        with journal.lock:
+            return [t for t, turn in journal.state.open.items() if t == own or (whole and open_calls(turn.entries))]
+
+    def _cleared(self, prompts: bool) -> Flow[tuple[Message, ...]]:
+        gone: list[Message] = []
+
+        def change(engine: Engine, journal: Journal) -> Flow[None]:
+            waiting = [e.message for t in self._waiting(journal, self._turn) for e in journal.view(t).turn]
+            gone.extend((*(yield from editing.clear(engine, journal, prompts=prompts)), *waiting))
+
+        yield from self._anew(change)
+        return tuple(gone)
 
     def _run(self, flow: Flow[T]) -> T:
         return run(flow, self._engine.ports)

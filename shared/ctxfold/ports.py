@@ -89,6 +89,7 @@ class Chunk:
     """One piece of a streamed answer, translated; `raw` is the provider's own object.
 
     `sealed` is a block that came whole and only its provider can read; it keeps its place between text and reasoning.
+    `whole` is the finished message where a source knows it; its id, model and usage are not read.
     """
 
     reasoning: str = ""
@@ -102,6 +103,7 @@ class Chunk:
     finish_reason: str | None = None
     model: str | None = None
     raw: Any = None
+    whole: Message | None = None
 
 
 class ChunkStream(Protocol):

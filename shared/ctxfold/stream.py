@@ -66,6 +66,7 @@ class Fold:
         self._usage: Usage | None = None
         self._finish: str | None = None
         self._raw: Any = None
+        self._whole: Message | None = None
 
     def feed(self, chunk: Chunk) -> tuple[StreamEvent, ...]:
         """The events of one chunk: tool calls, then thinking, then content; none for an empty chunk."""
@@ -100,6 +101,8 @@ class Fold:
             self._finish, self._raw = chunk.finish_reason, chunk.raw
         if self._model is None and chunk.model:
             self._model = chunk.model
+        if chunk.whole is not None:
+            self._whole = chunk.whole
 
     def _segment(self, *, thinking: bool) -> _Segment:
         last = self._segments[-1] if self._segments else None
@@ -115,7 +118,21 @@ class Fold:
         When the answer was cut short, a call whose arguments are incomplete is left out.
         """
         calls = self._calls.close(self._id, cut_short=self._finish in _CUT_SHORT)
-        return Reply(self._message(self._parts(calls)), self._usage, self._finish, self._raw)
+        given = self._given(tuple(call for _, call in calls))
+        parts = self._parts(calls) if given is None else (*given, *self._refused())
+        return Reply(self._message(parts), self._usage, self._finish, self._raw)
+
+    def _given(self, calls: tuple[ToolCallPart, ...]) -> tuple[Part, ...] | None:
+        """The parts of the message that came whole; None when it does not hold what was streamed."""
+        whole = self._whole
+        if whole is None or whole.tool_calls != calls:
+            return None
+        said = "".join(s.text() for s in self._segments if not s.thinking)
+        thought = "".join(s.text() for s in self._segments if s.thinking)
+        reasoning = whole.reasoning
+        if whole.text != said or len(reasoning) < len(thought) or reasoning != _repaired(reasoning):
+            return None
+        return whole.parts
 
     def partial(self) -> Message | None:
         """Text and reasoning so far, never a tool call; None when there is neither."""
@@ -140,10 +157,11 @@ class Fold:
                 parts.append(TextPart(segment.text()))
         if details is not None:
             parts.insert(0, ReasoningPart("", None, details))
-        if self._refusal:
-            # a refusal is no content: it stays beside the message, and the finish reason tells
-            parts.append(Opaque(REFUSAL, json.dumps(_repaired("".join(self._refusal)))))
-        return (*parts, *(call for after, call in calls if after > signed))
+        return (*parts, *self._refused(), *(call for after, call in calls if after > signed))
+
+    def _refused(self) -> tuple[Part, ...]:
+        """A refusal is no content: it stays beside the message, and the finish reason tells."""
+        return (Opaque(REFUSAL, json.dumps(_repaired("".join(self._refusal)))),) if self._refusal else ()
 
 
 @dataclass(slots=True)

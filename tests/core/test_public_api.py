@@ -36,6 +36,7 @@ def test_every_method_that_waits_has_an_async_twin() -> None:
         "send_stream",
         "add",
         "set_messages",
+        "revise",
         "update",
         "insert",
         "remove",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxfold.errors import BackendError
-from ctxfold.messages import ReasoningPart, TextPart, Usage, validated
+from ctxfold.messages import Message, ReasoningPart, TextPart, ToolCallPart, Usage, validated
 from ctxfold.ports import Chunk, ToolCallDelta
 from ctxfold.stream import Content, ContentFirst, Fold, Thinking, ToolCalls
 
@@ -204,3 +204,32 @@ def test_interleaved_calls_keep_their_own_arguments(texts: list[str], rng: Any) 
     while any(tails):
         mixed.append(rng.choice([tail for tail in tails if tail]).pop(0))
     assert calls(*mixed) == [(f"id{i}", f"f{i}", text) for i, text in enumerate(texts)]
+
+
+def test_a_message_that_came_whole_gives_the_parts_and_nothing_else() -> None:
+    parts = (ReasoningPart("t1", "S1"), TextPart("hello"), ReasoningPart("t2", "S2"))
+    whole = Message("other", "assistant", parts, model="other", usage=Usage(9), finish_reason="other")
+    fold = Fold("a1", "m")
+    for chunk in (Chunk(reasoning="t1"), Chunk(content="hello"), Chunk(usage=Usage(1), finish_reason="stop")):
+        fold.feed(chunk)
+    fold.feed(Chunk(refusal="no", whole=whole))
+    message = fold.close().message
+    assert message.parts[:3] == parts
+    assert message.opaque("refusal") == "no"
+    assert (message.id, message.model, message.usage, message.finish_reason) == ("a1", "m", Usage(1), "stop")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (ReasoningPart("th"), TextPart("hel")),
+        (TextPart("hello"),),
+        (ReasoningPart("\ud800?"), TextPart("hello")),
+        (ReasoningPart("th"), TextPart("hello"), ToolCallPart("c", "f", "{}")),
+    ],
+)
+def test_a_whole_message_that_lacks_what_was_streamed_is_not_taken(parts: Any) -> None:
+    fold = Fold("a1")
+    for chunk in (Chunk(reasoning="th"), Chunk(content="hello"), Chunk(whole=Message("x", "assistant", parts))):
+        fold.feed(chunk)
+    assert fold.close().message.parts == (ReasoningPart("th"), TextPart("hello"))

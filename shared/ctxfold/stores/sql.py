@@ -7,8 +7,8 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ctxfold.errors import ConfigError, HeadMovedError, InvalidTextError, StoreUnavailableError
@@ -29,6 +29,7 @@ from ctxfold.stores.base import (
 from ctxfold.stores.sql_engine import (
     Driven,
     Dropped,
+    Place,
     connected,
     is_passing,
     make_engine,
@@ -47,6 +48,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TRIES = 12
+
+
+class _Queue:
+    """Where threads that share a store wait for each other, but no longer than the store may."""
+
+    def __init__(self, place: Place, timeout_s: float) -> None:
+        self._lock = threading.Lock()
+        self._place = place
+        self._timeout_s = timeout_s
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=self._timeout_s):
+            raise StoreUnavailableError(
+                f"{self._place.name} was busy for {self._timeout_s:g} s with other threads: raise timeout_s"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class SqlStore(BaseStore):
@@ -77,8 +96,9 @@ class SqlStore(BaseStore):
         self._closed = False
         self._ready = False
         self._creation = threading.Lock()
-        # SQLite lets waiting writers poll; threads of one process queue here instead
-        self._turn = threading.Lock() if self._place.sqlite else None
+        self._beside = nullcontext()
+        # SQLite lets waiting writers poll; threads that share this store queue here instead
+        self._alone = _Queue(self._place, timeout_s) if self._place.sqlite else self._beside
         self._finalizer = weakref.finalize(self, self._engine.dispose)
 
     def __repr__(self) -> str:
@@ -95,25 +115,24 @@ class SqlStore(BaseStore):
             with transaction(connection, self._place):
                 return work(connection)
 
-        with self._in_use():
-            return self._tried(within, alone=True)
+        return self._call(within, alone=True)
 
     def _read(self, work: Callable[[Driven], T]) -> T:
-        with self._in_use():
-            return self._tried(work, alone=self._place.in_memory)
+        return self._call(work, alone=self._place.in_memory)
 
-    @contextmanager
-    def _in_use(self) -> Generator[None, None, None]:
+    def _call(self, work: Callable[[Driven], T], *, alone: bool) -> T:
+        """Do the work where the tables are; `close` waits for it."""
         with self._state:
             self._check_open()
             self._busy += 1
         try:
             self._prepare()
-            yield
+            return self._tried(work, alone=alone)
         finally:
             with self._state:
                 self._busy -= 1
-                self._state.notify_all()
+                if self._closed:
+                    self._state.notify_all()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -124,7 +143,7 @@ class SqlStore(BaseStore):
         deadline_s = time.monotonic() + self._timeout_s
         for attempt in range(1, _TRIES + 1):
             try:
-                with self._my_turn(alone), connected(self._engine) as connection:
+                with self._alone if alone else self._beside, connected(self._engine) as connection:
                     return work(connection)
             except self._failures as error:
                 if attempt == _TRIES or not is_passing(error) or time.monotonic() > deadline_s:
@@ -133,20 +152,6 @@ class SqlStore(BaseStore):
                 raise InvalidTextError("an id or term holds a lone surrogate: decode the text properly") from None
             time.sleep(random.uniform(0.001, 0.005 * 2 ** min(attempt, 6)))
         raise AssertionError("unreachable")
-
-    @contextmanager
-    def _my_turn(self, alone: bool) -> Generator[None, None, None]:
-        if self._turn is None or not alone:
-            yield
-            return
-        if not self._turn.acquire(timeout=self._timeout_s):
-            raise StoreUnavailableError(
-                f"{self._place.name} was busy for {self._timeout_s:g} s with other threads: raise timeout_s"
-            )
-        try:
-            yield
-        finally:
-            self._turn.release()
 
     def _prepare(self) -> None:
         if self._ready:
@@ -348,8 +353,7 @@ class SqlStore(BaseStore):
             return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
         try:
-            with self._in_use():
-                return self._tried(settle, alone=True)
+            return self._call(settle, alone=True)
         except StoreUnavailableError:
             return False  # what was asked for is written; the files follow
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import TypeAlias
 
 from ctxfold.effects import Search
 from ctxfold.flow import Flow
@@ -26,7 +28,7 @@ LOOKED_UP = 32  # best documents in which common terms are looked up,
 TELLING = 4  # and how many of those, least common first; the rest says next to nothing,
 LEAST_TOLD = 0.02  # as does one that can add no more than this much of the best score
 
-Ranking = list[tuple[int, float]]
+Ranking: TypeAlias = Sequence[tuple[int, float]]
 
 
 def ranked(
@@ -59,17 +61,18 @@ def ranked(
         by_term |= (yield from Search(key, rare, newest=HITS)).by_term
     read = Postings(first.documents, first.total_length, by_term)
     known = guessed | frequencies(read, at_most=HITS, terms=rare)
-    joined = _joined(first, by_term, beside)
-    weights = idf(joined, {t: n + sum(t in d.terms for d in beside) for t, n in known.items()})
-    best = bm25(joined, weights)
     rest = [t for t in common if t not in rare]
+    newest = _joined(first, {t: by_term.pop(t) for t in rest}, beside)
+    in_full = _joined(first, by_term, beside)
+    weights = idf(in_full, {t: n + sum(t in d.terms for d in beside) for t, n in known.items()})
+    sure = bm25(in_full, weights)
+    best = bm25(newest, weights, onto=sure)
     floor = LEAST_TOLD * best[0][1]
     told = [t for t in rest[:TELLING] if weights[t] * (K1 + 1) > floor]
     if told:
         seqs = [seq for seq, _ in best[:LOOKED_UP]]
         found = yield from _among(key, told, sorted(seqs), known_hits)
-        by_term |= {t: found.get(t, ()) for t in rest}
-        best = bm25(_joined(first, by_term, beside), weights)
+        best = bm25(_joined(first, {t: found.get(t, ()) for t in rest}, beside), weights, onto=sure)
     return best, weights
 
 
@@ -139,13 +142,13 @@ def idf(postings: Postings, frequency: Mapping[str, int]) -> dict[str, float]:
     return {t: math.log(1 + (total - n + 0.5) / (n + 0.5)) for t, n in frequency.items()}
 
 
-def bm25(postings: Postings, weights: Mapping[str, float]) -> Ranking:
-    """(seq, score) of every document among the hits, best first; of equals the newer."""
+def bm25(postings: Postings, weights: Mapping[str, float], *, onto: Ranking = ()) -> Ranking:
+    """(seq, score) of every document among the hits, best first, of equals the newer; `onto` is what other terms gave."""
     average = postings.total_length / max(1, postings.documents) or 1.0
     base, per_token = K1 * (1 - B), K1 * B / average
-    scores: defaultdict[int, float] = defaultdict(float)
+    scores = defaultdict[int, float](float, onto)
     for term, hits in postings.by_term.items():
         weight = weights[term] * (K1 + 1)
         for seq, count, length in hits:
             scores[seq] += weight * count / (count + base + per_token * length)
-    return sorted(scores.items(), key=lambda item: (-item[1], -item[0]))
+    return sorted(scores.items(), key=itemgetter(1, 0), reverse=True)
