@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from llamaindex_ctx.backend import LlamaIndexBackend
     from llamaindex_ctx.blocks import CtxMemoryBlock
     from llamaindex_ctx.chat_store import CtxAsyncChatStore, CtxChatStore
-    from llamaindex_ctx.convert import from_chat_messages, to_chat_messages
+    from llamaindex_ctx.convert import from_chat_messages
     from llamaindex_ctx.embedding import LlamaIndexEmbedder
     from llamaindex_ctx.instrumentation import SessionEvent
     from llamaindex_ctx.llm import CtxLLM
     from llamaindex_ctx.memory import CtxMemory
     from llamaindex_ctx.reasoning import with_reasoning
     from llamaindex_ctx.registry import register_store
+    from llamaindex_ctx.revert import to_chat_messages
     from llamaindex_ctx.sections import section_from
     from llamaindex_ctx.summarizer import LlmSummarizer
     from llamaindex_ctx.wrapped import ContextLLM, with_context
@@ -36,7 +37,7 @@ _WHERE = {
     "history_tools": "agent_tools",
     "register_store": "registry",
     "section_from": "sections",
-    "to_chat_messages": "convert",
+    "to_chat_messages": "revert",
     "with_context": "wrapped",
     "with_reasoning": "reasoning",
 }

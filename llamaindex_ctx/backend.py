@@ -15,8 +15,9 @@ from ctxfold.connect import foreign_failure
 from ctxfold.errors import BackendError, ConfigError, MessageError
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
-from llamaindex_ctx.convert import ID_KEY, KIND_KEY, to_chat_messages
 from llamaindex_ctx.foreign import CumulativeChunks, whole_reply
+from llamaindex_ctx.marks import ID_KEY, KIND_KEY
+from llamaindex_ctx.revert import to_chat_messages
 
 __all__ = ["AsyncForeignStream", "ForeignStream", "LlamaIndexBackend", "bare_messages"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory.memory import BaseMemoryBlock
@@ -44,6 +44,10 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
     def __init__(self, memory: CtxMemory, **fields: Any) -> None:
         super().__init__(**fields)
         self._memory = memory
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        # the memory and its sessions are shared: they cannot be copied
+        return self.model_copy()
 
     def session(self, session_id: str | None = None) -> CtxMemory:
         """The memory behind a session of the `Memory` above; without one, the memory that was given."""

@@ -17,8 +17,8 @@ from ctxfold.exchange import Options
 from ctxfold.messages import ToolSpec
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
 from llamaindex_ctx.backend import AsyncForeignStream, ForeignStream, LlamaIndexBackend, bare_messages
-from llamaindex_ctx.convert import ID_KEY
 from llamaindex_ctx.foreign import whole_reply
+from llamaindex_ctx.marks import ID_KEY
 
 __all__ = ["ONE_CALL", "Call", "CallersBackend", "failing_as_it_did"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,20 +17,24 @@ from llama_index.core.storage.chat_store.loading import RECOGNIZED_CHAT_STORES
 from pydantic import Field, PrivateAttr, computed_field
 
 from ctxfold.closing import Closing
+from ctxfold.errors import MessageNotFoundError
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, Opaque
 from ctxfold.ports import Store
 from ctxfold.session import AgentContext
-from llamaindex_ctx.convert import from_chat_messages, is_section, to_chat_message, to_chat_messages, without_marks
+from llamaindex_ctx.convert import from_chat_messages
+from llamaindex_ctx.marks import is_section, without_marks
 from llamaindex_ctx.opening import source_of
 from llamaindex_ctx.recent import Recent
 from llamaindex_ctx.registry import Source, find_source, forget, name_of, stored_name
+from llamaindex_ctx.revert import to_chat_message, to_chat_messages
 from llamaindex_ctx.rounds import as_text, unanswered
 
 __all__ = ["CtxAsyncChatStore", "CtxChatStore"]
 
 ARCHIVED = "/archived"
 AS_PUT = "llama_index:as_put"  # what a message was before it was told in another role
+TURNS = 64  # histories that share one wait for each other's writers
 WINDOW = 1_000_000  # nothing is ever compacted here: the memory above trims, or a CtxMemory that opens the session
 
 _alive: weakref.WeakValueDictionary[str, _Shared] = weakref.WeakValueDictionary()
@@ -44,6 +49,8 @@ class _Shared:
     ours: bool
     first: AgentContext | None = None
     handles: Recent[SessionKey, AgentContext] = field(default_factory=Recent[SessionKey, AgentContext])
+    # who changes a whole history would be overtaken again and again by who adds to it; other processes may do so still
+    turns: tuple[threading.Lock, ...] = field(default_factory=lambda: tuple(threading.Lock() for _ in range(TURNS)))
 
     def opened(self, key: SessionKey) -> AgentContext:
         """The session; one that is there keeps the rules that a memory has given it."""
@@ -99,6 +106,9 @@ class CtxChatStore(BaseChatStore, Closing):
         name = SessionKey(self.owner, key)
         return self._shared.handles.get(name, lambda: self._shared.opened(name))
 
+    def _turn(self, key: str) -> threading.Lock:
+        return self._shared.turns[hash((self.owner, key)) % TURNS]
+
     # reading
 
     def get_messages(self, key: str) -> list[ChatMessage]:
@@ -123,36 +133,50 @@ class CtxChatStore(BaseChatStore, Closing):
     def set_messages(self, key: str, messages: Sequence[ChatMessage]) -> None:
         """Put messages in place of the key's history, at once."""
         context = self.context(key)
-        fresh = _taken(messages, context)
-        context.set_messages(list({m.id: m for m in fresh}.values()), prompts=True)
+        with self._turn(key):
+            context.set_messages(_told_anew(messages, context), prompts=True)
 
     def add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
         """Store a message at the end, or before the one at `idx`."""
-        if idx is not None:
-            held = [_as_put(m, keep_id=True) for m in self._stored(key)]
-            held.insert(idx, message)
-            self.set_messages(key, held)
+        if idx is None:
+            self.add_messages(key, [message])
             return
-        self.add_messages(key, [message])
+        context = self.context(key)
+
+        def inserted(held: Sequence[Message]) -> list[Message]:
+            before, after = held[:idx], held[idx:]
+            return _told_anew([*map(_kept, before), message, *map(_kept, after)], context)
+
+        with self._turn(key):
+            context.revise(inserted)
 
     def add_messages(self, key: str, messages: Sequence[ChatMessage]) -> None:
         """Store messages at the end: all of them, or on an error none."""
         context = self.context(key)
-        fresh = _taken(messages, context, context.view().messages)
-        if fresh:
-            context.add(fresh)
+        with self._turn(key):
+            fresh = _taken(messages, context, context.view().messages)
+            if fresh:
+                context.add(fresh)
 
     def move_oldest(self, key: str, count: int, *, to: str | None = None) -> list[ChatMessage]:
         """Take the oldest messages out of a history, and put them at the end of another one first; what was moved."""
-        held = self._stored(key)
-        gone, rest = held[: max(0, count)], held[max(0, count) :]
+        gone = self._stored(key)[: max(0, count)]
         if gone and to is not None:
-            self.add_messages(to, [_as_put(m, keep_id=True) for m in gone])
-        if gone and rest:
-            self.set_messages(key, [_as_put(m, keep_id=True) for m in rest])
-        elif gone:
-            self.context(key).clear(prompts=True)
+            self.add_messages(to, [_kept(m) for m in gone])
+        if gone:
+            self._drop(key, frozenset(m.id for m in gone))
         return [_as_put(m) for m in gone]
+
+    def _drop(self, key: str, ids: frozenset[str]) -> None:
+        """Take out these messages and no other, whoever writes meanwhile; what is left of a tool round is told anew."""
+        context = self.context(key)
+
+        def rest(held: Sequence[Message]) -> list[Message] | None:
+            left = [_kept(m) for m in held if m.id not in ids]
+            return None if len(left) == len(held) else _told_anew(left, context)
+
+        with self._turn(key):
+            context.revise(rest)
 
     async def async_add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
         await asyncio.to_thread(self.add_message, key, message, idx)
@@ -162,7 +186,8 @@ class CtxChatStore(BaseChatStore, Closing):
         held = self.get_messages(key)
         if not held:
             return None
-        self.context(key).clear(prompts=True)
+        with self._turn(key):
+            self.context(key).clear(prompts=True)
         return held
 
     def delete_message(self, key: str, idx: int) -> ChatMessage | None:
@@ -171,14 +196,17 @@ class CtxChatStore(BaseChatStore, Closing):
         if not -len(held) <= idx < len(held):
             return None
         gone = held[idx]
-        context = self.context(key)
-        place = next((i for i, e in enumerate(context.view().live) if e.id == gone.id), None)
-        if place is not None and not gone.tool_calls and not gone.tool_results:
-            context.remove(place)
-        else:
-            # the engine takes out whole tool rounds only: what is left of this one is told anew
-            self.set_messages(key, [_as_put(m, keep_id=True) for m in held if m.id != gone.id])
+        if gone.tool_calls or gone.tool_results or not self._taken_out(key, gone.id):
+            self._drop(key, frozenset([gone.id]))
         return _as_put(gone)
+
+    def _taken_out(self, key: str, message_id: str) -> bool:
+        """Whether the engine took the message out, which it does where it is live; tool rounds only go as a whole there."""
+        try:
+            with self._turn(key):
+                return bool(self.context(key).remove(message_id))
+        except MessageNotFoundError:
+            return False
 
     def delete_last_message(self, key: str) -> ChatMessage | None:
         return self.delete_message(key, -1)
@@ -316,6 +344,11 @@ def _taken(messages: Sequence[ChatMessage], context: AgentContext, view: Sequenc
     return from_chat_messages(given, context.new_id, unanswered(view), stray=_told)
 
 
+def _told_anew(messages: Sequence[ChatMessage], context: AgentContext) -> list[Message]:
+    """The messages as a history of their own, each id once."""
+    return list({m.id: m for m in _taken(messages, context)}.values())
+
+
 def _told(message: Message) -> Message:
     """A result that answers no call, as a user message that remembers what it was."""
     told = as_text(message)
@@ -327,6 +360,11 @@ def _as_put(message: Message, *, keep_id: bool = False) -> ChatMessage:
     before = message.opaque(AS_PUT)
     found = to_chat_messages([message])[0] if before is None else ChatMessage.model_validate(before)
     return without_marks(found, keep_id=keep_id)
+
+
+def _kept(message: Message) -> ChatMessage:
+    """As it was put, to be put under its own id again."""
+    return _as_put(message, keep_id=True)
 
 
 # so that ChatMemoryBuffer.from_dict knows the class by its name

@@ -1,4 +1,4 @@
-"""LlamaIndex messages and ctxfold messages, both ways, without loss.
+"""LlamaIndex messages as ctxfold keeps them, without loss; `revert` is the way back.
 
 What a model can see becomes parts; what only LlamaIndex knows (split points, token counts, roles such as "developer", further
 `additional_kwargs`) travels beside them, and is left out where the parts alone give the same message back. Two things
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -22,7 +21,6 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from ctxfold.errors import UnknownRoleError
@@ -38,26 +36,13 @@ from ctxfold.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from llamaindex_ctx.media import MEDIA_BLOCKS, media_block, media_part, plain_media_block
+from llamaindex_ctx.marks import ID_KEY, KIND_KEY, NAMESPACE, REASONING_KEY, Json
+from llamaindex_ctx.media import MEDIA_BLOCKS, media_part
+from llamaindex_ctx.revert import to_chat_message
 from llamaindex_ctx.rounds import calls_beside, paired
 
-__all__ = [
-    "ID_KEY",
-    "KIND_KEY",
-    "from_chat_message",
-    "from_chat_messages",
-    "is_section",
-    "is_summary",
-    "section",
-    "to_chat_message",
-    "to_chat_messages",
-    "without_marks",
-]
+__all__ = ["from_chat_message", "from_chat_messages"]
 
-ID_KEY: Final = "ctxfold_id"
-KIND_KEY: Final = "ctxfold_kind"
-NAMESPACE: Final = "llama_index"
-REASONING_KEY: Final = "reasoning_content"  # where OpenAI-like integrations look for it
 _DROPPED: Final = frozenset({ID_KEY, KIND_KEY, "thinking_delta", "images"})
 
 _ROLES: Final[Mapping[MessageRole, Role]] = {
@@ -70,26 +55,6 @@ _ROLES: Final[Mapping[MessageRole, Role]] = {
     MessageRole.TOOL: "tool",
     MessageRole.FUNCTION: "tool",
 }
-_SHOWN: Final[Mapping[Role, MessageRole]] = {role: MessageRole(role) for role in _ROLES.values()}
-_BLANK: Final = {role: ChatMessage(role=shown, blocks=[], additional_kwargs={}) for role, shown in _SHOWN.items()}
-Block: TypeAlias = ContentBlock
-Json: TypeAlias = dict[str, Any]
-_block: TypeAdapter[Block] = TypeAdapter(ContentBlock)
-
-
-def is_section(message: ChatMessage) -> bool:
-    """Whether an engine injected the message for one request: it is never stored."""
-    return message.additional_kwargs.get(KIND_KEY) == "section"
-
-
-def is_summary(message: ChatMessage) -> bool:
-    """Whether an engine wrote the message to stand for older ones."""
-    return message.additional_kwargs.get(KIND_KEY) == "summary"
-
-
-def section(text: str) -> ChatMessage:
-    """Text for one request only, in the user role, marked so that it is never stored."""
-    return ChatMessage(role=MessageRole.USER, content=text, additional_kwargs={KIND_KEY: "section"})
 
 
 def _new_id() -> str:
@@ -117,7 +82,7 @@ def from_chat_message(message: ChatMessage, id: str) -> Message:
     role, kwargs = _role(message), _kwargs(message)
     carried = message.additional_kwargs.get(ID_KEY)
     text = None if kwargs or KIND_KEY in message.additional_kwargs else _only_text(message)
-    if text is not None and role != "tool" and message.role is _SHOWN[role]:
+    if text is not None and role != "tool" and message.role.value == role:
         return Message(str(carried) if carried else id, role, (TextPart(text),))
     reading = _Reading(str(carried) if carried else id, role, kwargs)
     for block in message.blocks:
@@ -181,7 +146,7 @@ class _Reading:
     spec: list[Json] = field(default_factory=list[Json])
     texts: list[str] = field(default_factory=list[str])
 
-    def take(self, block: Block) -> None:
+    def take(self, block: ContentBlock) -> None:
         match block:
             case TextBlock() if self.role == "tool":
                 self.texts.append(block.text)
@@ -208,10 +173,14 @@ class _Reading:
         inner = getattr(block, "cited_content", None) or getattr(block, "content", None) or ()
         held = cast("list[object]", inner) if isinstance(inner, list) else [inner]
         texts = [b.text for b in held if isinstance(b, TextBlock)]
-        if texts and self.role != "tool":
-            self._put(TextPart("\n".join(texts)), {**note, "shown": True})
-        else:
+        joined = "\n".join(texts)
+        if not texts:
             self.spec.append(note)
+        elif self.role == "tool":
+            self.texts.append(joined)
+            self.spec.append({**note, "n": len(joined), "told": True})
+        else:
+            self._put(TextPart(joined), {**note, "shown": True})
 
     def _from_call(self, block: ToolCallBlock) -> tuple[ToolCallPart, Json]:
         number = sum(isinstance(p, ToolCallPart) for p in self.parts)
@@ -262,128 +231,3 @@ def _from_thinking(block: ThinkingBlock) -> tuple[ReasoningPart, Json]:
     )
     rest = to_jsonable_python(info, fallback=str)
     return part, {"k": "thinking", "none": block.content is None, "num": block.num_tokens, "info": rest}
-
-
-def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
-    """The messages as LlamaIndex knows them, each a new object; one for each tool result."""
-    found: list[ChatMessage] = []
-    for message in messages:
-        results = message.tool_results if len(message.parts) > 1 else ()
-        if len(results) > 1:
-            found += [to_chat_message(replace(message, parts=(result,))) for result in results]
-        else:
-            found.append(to_chat_message(message))
-    return found
-
-
-def to_chat_message(message: Message) -> ChatMessage:
-    """One message, exactly as it came when it came from LlamaIndex; its id in `additional_kwargs["ctxfold_id"]`."""
-    only = message.parts[0] if len(message.parts) == 1 else None
-    if type(only) is TextPart and not message.name and message.kind == "message":  # most are so, and windows are long
-        plain = _BLANK[message.role].model_copy()  # cheaper than to check what is right by construction
-        vars(plain).update(blocks=[TextBlock(text=only.text)], additional_kwargs={ID_KEY: message.id})
-        return plain
-    beside: Json | None = message.opaque(NAMESPACE)
-    parts = [p for p in message.parts if not isinstance(p, Opaque)]
-    marks = {ID_KEY: message.id, **({KIND_KEY: message.kind} if message.kind != "message" else {})}
-    blocks = None if beside is None else _restored(parts, cast("list[Json]", beside["blocks"]))
-    if beside is None or blocks is None:
-        return _plain(message, parts, marks)
-    return ChatMessage(role=MessageRole(beside["role"]), blocks=blocks, additional_kwargs={**beside["kwargs"], **marks})
-
-
-def without_marks(message: ChatMessage, *, keep_id: bool = False) -> ChatMessage:
-    """The message without what was noted on it here."""
-    marks = {KIND_KEY} if keep_id else {ID_KEY, KIND_KEY}
-    kwargs = {k: v for k, v in message.additional_kwargs.items() if k not in marks}
-    return message.model_copy(update={"additional_kwargs": kwargs})
-
-
-def _plain(message: Message, parts: Sequence[Part], marks: Json) -> ChatMessage:
-    kwargs: Json = {}
-    results = message.tool_results
-    if results:
-        kwargs["tool_call_id"] = results[0].call_id
-    name = message.name or (results[0].name if results else None)
-    if name:
-        kwargs["name"] = name
-    if message.reasoning:
-        # streaming chat engines keep one text block and the kwargs, nothing else
-        kwargs[REASONING_KEY] = message.reasoning
-    blocks = [b for p in parts if (b := _plain_block(p)) is not None]
-    return ChatMessage(role=MessageRole(message.role), blocks=blocks, additional_kwargs={**kwargs, **marks})
-
-
-def _plain_block(part: Part) -> Block | None:
-    match part:
-        case TextPart(text=text) | ToolResultPart(content=text):
-            return TextBlock(text=text)
-        case ReasoningPart():
-            info = {"signature": part.signature, "details": part.details}
-            return ThinkingBlock(
-                content=part.text, additional_information={k: v for k, v in info.items() if v is not None}
-            )
-        case ToolCallPart():
-            return ToolCallBlock(tool_call_id=part.id, tool_name=part.name, tool_kwargs=_arguments(part.arguments))
-        case MediaPart():
-            return plain_media_block(part)
-        case Opaque():
-            return None
-
-
-def _arguments(text: str) -> Json | str:
-    """The arguments decoded; as they are where that fails, for the engine to refuse."""
-    try:
-        value: object = json.loads(text)
-    except ValueError:
-        return text
-    return cast("Json", value) if isinstance(value, dict) else text
-
-
-def _restored(parts: Sequence[Part], spec: Sequence[Json]) -> list[Block] | None:
-    """The blocks as they were; None when the parts are no longer those that the notes speak of."""
-    results = [p for p in parts if isinstance(p, ToolResultPart)]
-    slices = _slices(results[0].content, [n["n"] for n in spec if n["k"] == "slice"]) if results else deque[str]()
-    queue = deque(p for p in parts if not isinstance(p, ToolResultPart))
-    blocks: list[Block] = [TextBlock(text=results[0].content)] if slices is None else []
-    for note in spec:
-        if note["k"] == "slice":
-            if slices:
-                blocks.append(TextBlock(text=slices.popleft()))
-        elif note["k"] == "raw" and not note.get("shown"):
-            blocks.append(_block.validate_python(note["block"]))
-        elif not queue:
-            return None
-        elif (block := _noted_block(queue.popleft(), note)) is not None:
-            blocks.append(block)
-    return None if queue else blocks
-
-
-def _slices(content: str, lengths: Sequence[int]) -> deque[str] | None:
-    """The texts that were joined into a tool's result; None when it is shown as an excerpt now."""
-    if sum(lengths) + max(0, len(lengths) - 1) != len(content):
-        return None
-    found: deque[str] = deque()
-    at = 0
-    for length in lengths:
-        found.append(content[at : at + length])
-        at += length + 1
-    return found
-
-
-def _noted_block(part: Part, note: Json) -> Block | None:
-    match note["k"], part:
-        case "raw", _:
-            return _block.validate_python(note["block"])
-        case "thinking", ReasoningPart():
-            content = None if note["none"] and not part.text else part.text
-            return ThinkingBlock(content=content, num_tokens=note["num"], additional_information=note["info"])
-        case "call", ToolCallPart():
-            kwargs = note["text"] if "text" in note else _arguments(part.arguments)
-            return ToolCallBlock(tool_call_id=note["id"], tool_name=part.name, tool_kwargs=kwargs)
-        case "media", MediaPart():
-            return media_block(part, note["fields"])
-        case "text", TextPart():
-            return TextBlock(text=part.text)
-        case _:
-            return None

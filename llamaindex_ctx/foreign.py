@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import cast
 
-from llama_index.core.base.llms.types import ChatResponse, ThinkingBlock
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock, ThinkingBlock
 
 from ctxfold.messages import ReasoningPart, Usage
 from ctxfold.ports import Chunk, Reply, ToolCallDelta
@@ -16,6 +16,10 @@ from llamaindex_ctx.convert import from_chat_message
 from llamaindex_ctx.llm_reply import noted
 
 __all__ = ["CumulativeChunks", "whole_reply"]
+
+_INPUT = ("prompt_tokens", "input_tokens", "prompt_token_count", "prompt_eval_count")
+_OUTPUT = ("completion_tokens", "output_tokens", "candidates_token_count", "eval_count")
+_CACHE = ("cache_read_input_tokens", "cache_creation_input_tokens")  # Anthropic's: not within its `input_tokens`
 
 
 def whole_reply(response: ChatResponse, model: str) -> Reply:
@@ -33,7 +37,7 @@ class CumulativeChunks:
         self._model = model
         self._text = ""
         self._thought = ""
-        self._signed = False
+        self._signature: str | None = None
         self._last: ChatResponse | None = None
 
     def read(self, response: ChatResponse) -> Iterator[Chunk]:
@@ -46,7 +50,7 @@ class CumulativeChunks:
         if piece:
             self._thought += piece
             yield Chunk(reasoning=piece, raw=response.raw)
-        text = response.delta if response.delta is not None else (response.message.content or "")[len(self._text) :]
+        text = response.delta if response.delta is not None else _text(response)[len(self._text) :]
         if text:
             yield from self._seal(response)
             self._text += text
@@ -54,22 +58,18 @@ class CumulativeChunks:
 
     def _seal(self, response: ChatResponse) -> Iterator[Chunk]:
         """The thinking's signature, before any text: behind it, it would belong to a thought of its own."""
-        if self._signed or self._text:
+        if self._signature is not None or self._text:
             return
-        blocks = (b for b in response.message.blocks if isinstance(b, ThinkingBlock))
-        signature = next(
-            (s for b in blocks if isinstance(s := _field(b.additional_information, "signature"), str)), None
-        )
-        if signature is not None:
-            self._signed = True
-            yield Chunk(signature=signature, raw=response.raw)
+        self._signature = _signature(response)
+        if self._signature is not None:
+            yield Chunk(signature=self._signature, raw=response.raw)
 
     def end(self) -> Iterator[Chunk]:
-        """What only the whole response tells: the rest of the text, details, tool calls, usage, finish reason."""
+        """What only the whole response tells: the rest of the text, details, tool calls, usage, finish reason, and itself."""
         if self._last is None:
             return
         yield from self._seal(self._last)
-        reply = whole_reply(self._last, self._model)
+        reply = whole_reply(self._last.model_copy(update={"message": self._thoughtful(self._last)}), self._model)
         whole = reply.message
         details = [d for p in whole.parts if isinstance(p, ReasoningPart) and p.details for d in json.loads(p.details)]
         yield Chunk(
@@ -82,7 +82,33 @@ class CumulativeChunks:
             finish_reason=reply.finish_reason,
             model=whole.model,
             raw=self._last.raw,
+            whole=whole,
         )
+
+    def _thoughtful(self, last: ChatResponse) -> ChatMessage:
+        """The last message, with the thinking and the signature that came before where it has lost them."""
+        message, signature = last.message, _signature(last)
+        if len(_thinking(last)) >= len(self._thought) and (self._signature is None or signature is not None):
+            return message
+        info: dict[str, object] = {}
+        for block in message.blocks:
+            if isinstance(block, ThinkingBlock):
+                info |= block.additional_information
+        if self._signature is not None:
+            info["signature"] = self._signature
+        thinking = ThinkingBlock(content=self._thought, additional_information=info)
+        others = [b for b in message.blocks if not isinstance(b, ThinkingBlock)]
+        return message.model_copy(update={"blocks": [thinking, *others]})
+
+
+def _text(response: ChatResponse) -> str:
+    return "".join(b.text for b in response.message.blocks if isinstance(b, TextBlock))
+
+
+def _signature(response: ChatResponse) -> str | None:
+    """The first of its thinking."""
+    blocks = (b for b in response.message.blocks if isinstance(b, ThinkingBlock))
+    return next((s for b in blocks if isinstance(s := _field(b.additional_information, "signature"), str)), None)
 
 
 def _thinking(response: ChatResponse) -> str:
@@ -92,21 +118,29 @@ def _thinking(response: ChatResponse) -> str:
 def _usage(response: ChatResponse) -> Usage | None:
     """Tokens under the names in use: beside the message (ours and others), or in the provider's own object."""
     raw: object = response.raw
-    beside = noted(response)
-    for source in (beside, _field(raw, "usage"), _field(raw, "usage_metadata")):
-        into = _first(source, "prompt_tokens", "input_tokens", "prompt_token_count", "prompt_eval_count")
-        out = _first(source, "completion_tokens", "output_tokens", "candidates_token_count", "eval_count")
-        if into is not None or out is not None:
-            details = _field(source, "prompt_tokens_details")
-            told = _field(source, "completion_tokens_details")
-            return Usage(
-                into or 0,
-                out or 0,
-                _first(source, "cache_read_tokens", "cache_read_input_tokens") or _first(details, "cached_tokens") or 0,
-                _first(source, "cache_write_tokens", "cache_creation_input_tokens") or 0,
-                _first(source, "reasoning_tokens") or _first(told, "reasoning_tokens") or 0,
-            )
+    beside, told = noted(response), _field(raw, "usage")
+    for source in (beside, told, _field(raw, "usage_metadata")):
+        into, out = _first(source, *_INPUT), _first(source, *_OUTPUT)
+        if into is None and out is None:
+            continue
+        # an integration may copy the provider's `input_tokens` alone, and leave the cache where it stood
+        copied = source is beside and into == _input_tokens(told) and not any(_first(source, n) for n in _CACHE)
+        read, written = (_first(told if copied else source, name) or 0 for name in _CACHE)
+        excluded = into is not None and (source is beside or _input_tokens(source) is not None)
+        details, thought = _field(source, "prompt_tokens_details"), _field(source, "completion_tokens_details")
+        return Usage(
+            (into or 0) + (read + written if excluded else 0),
+            out or 0,
+            _first(source, "cache_read_tokens") or read or _first(details, "cached_tokens") or 0,
+            _first(source, "cache_write_tokens") or written,
+            _first(source, "reasoning_tokens") or _first(thought, "reasoning_tokens") or 0,
+        )
     return None
+
+
+def _input_tokens(source: object) -> int | None:
+    """The input under Anthropic's name alone; `prompt_tokens` in a provider's own object includes the cache."""
+    return None if _first(source, "prompt_tokens") is not None else _first(source, "input_tokens")
 
 
 def _finish(response: ChatResponse) -> str | None:

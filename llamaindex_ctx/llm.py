@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -31,6 +32,7 @@ from ctxfold.errors import ContextOverflowError, MessageError
 from ctxfold.ports import UuidIds
 from llamaindex_ctx.llm_reply import Answer, chat_response, noted, tool_selections
 from llamaindex_ctx.llm_request import tool_rows, write_request
+from llamaindex_ctx.media import names_files
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
@@ -272,6 +274,12 @@ class CtxLLM(FunctionCallingLLM):
         }
         return write_request(messages, {**defaults, **options}, extra=self.extra_body)
 
+    async def _arequest(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Request:
+        """As `_request`; in a thread where files are read."""
+        if any(map(names_files, messages)):
+            return await asyncio.to_thread(self._request, messages, options)
+        return self._request(messages, options)
+
     def _chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponse:
         request = self._request(messages, options)
         with self._overflow_typed():
@@ -279,7 +287,7 @@ class CtxLLM(FunctionCallingLLM):
         return chat_response(reply, one_call=_one_call(options))
 
     async def _achat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponse:
-        request = self._request(messages, options)
+        request = await self._arequest(messages, options)
         with self._overflow_typed():
             reply = await self.backend.asend(request)
         return chat_response(reply, one_call=_one_call(options))
@@ -299,7 +307,7 @@ class CtxLLM(FunctionCallingLLM):
         yield answer.close()
 
     async def _astream(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponseAsyncGen:
-        request = self._request(messages, options)
+        request = await self._arequest(messages, options)
         answer = Answer(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
         with self._overflow_typed():
             stream = await self.backend.aopen_stream(request)

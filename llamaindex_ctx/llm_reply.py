@@ -24,7 +24,7 @@ from ctxfold.errors import InvalidToolArgumentsError
 from ctxfold.messages import Part, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.ports import Chunk, ToolCallDelta
 from ctxfold.stream import REFUSAL
-from llamaindex_ctx.convert import to_chat_message
+from llamaindex_ctx.revert import to_chat_message
 
 __all__ = ["Answer", "chat_response", "noted", "tool_selections"]
 

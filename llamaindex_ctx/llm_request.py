@@ -14,7 +14,9 @@ from ctxfold import Message, Request, ToolSpec
 from ctxfold.errors import ConfigError
 from ctxfold.messages import ToolCallPart
 from ctxfold.ports import UuidIds
-from llamaindex_ctx.convert import from_chat_message, is_section
+from llamaindex_ctx.convert import from_chat_message
+from llamaindex_ctx.marks import is_section
+from llamaindex_ctx.media import with_files
 from llamaindex_ctx.rounds import paired
 
 __all__ = ["tool_rows", "write_request"]
@@ -44,9 +46,9 @@ def write_request(messages: Sequence[ChatMessage], options: Mapping[str, Any], *
 
 
 def _sent(messages: Sequence[ChatMessage]) -> list[Message]:
-    """The messages with every call answered, as strict providers demand; what a memory injected is sent as well."""
+    """The messages with every call answered, as strict providers demand; files and what a memory injected are sent as well."""
     new_id = UuidIds().new
-    taken = [_with_extras(from_chat_message(message, new_id()), message) for message in messages]
+    taken = [_with_extras(from_chat_message(with_files(message), new_id()), message) for message in messages]
     for index, message in enumerate(messages):
         if is_section(message):
             # a round begins at a user's message, not at recalled text

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import base64
 import json
+import mimetypes
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from llama_index.core.base.llms.types import AudioBlock, DocumentBlock, ImageBlock, TextBlock, VideoBlock
+from llama_index.core.base.llms.types import (
+    AudioBlock,
+    ChatMessage,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    TextBlock,
+    VideoBlock,
+)
 from pydantic import ValidationError
 
+from ctxfold.errors import MessageError
 from ctxfold.messages import MediaPart
 
-__all__ = ["MEDIA_BLOCKS", "MediaBlock", "media_block", "media_part", "plain_media_block"]
+__all__ = [
+    "MEDIA_BLOCKS",
+    "MediaBlock",
+    "media_block",
+    "media_part",
+    "names_files",
+    "plain_media_block",
+    "with_files",
+]
 
 MediaBlock: TypeAlias = ImageBlock | AudioBlock | VideoBlock | DocumentBlock
 MEDIA_BLOCKS: Final = (ImageBlock, AudioBlock, VideoBlock, DocumentBlock)
@@ -27,6 +45,49 @@ _TYPES: Final[Mapping[str, type[MediaBlock]]] = {
 _BYTES: Final = {"image": "image", "audio": "audio", "video": "video", "document": "data"}
 _MIME: Final = {"image": "image_mimetype", "video": "video_mimetype", "document": "document_mimetype"}
 _FALLBACK_MIME: Final = {"image": "image/png", "video": "video/mp4", "document": "application/octet-stream"}
+_HEAD: Final = 8192  # bytes that tell what kind of file it is
+
+
+def names_files(message: ChatMessage) -> bool:
+    """Whether a block of the message names a file here instead of holding its bytes."""
+    return any(_file_of(block) is not None for block in message.blocks)
+
+
+def with_files(message: ChatMessage) -> ChatMessage:
+    """A copy whose blocks hold the bytes of the files that they name: a service cannot read them here.
+
+    MessageError when a file is gone, empty or not to be read. A message without files comes back as it is.
+    """
+    if not names_files(message):
+        return message
+    return message.model_copy(update={"blocks": [_with_bytes(block) for block in message.blocks]})
+
+
+def _file_of(block: ContentBlock) -> Path | None:
+    if not isinstance(block, MEDIA_BLOCKS) or not block.path or getattr(block, _BYTES[block.block_type]):
+        return None
+    return Path(block.path)
+
+
+def _with_bytes(block: ContentBlock) -> ContentBlock:
+    path = _file_of(block)
+    if path is None:
+        return block
+    kind = block.block_type
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise MessageError(
+            f"{kind} {str(path)!r} cannot be read ({error.strerror}): put the file back, or give its bytes or a url"
+        ) from error
+    if not data:
+        raise MessageError(f"{kind} {str(path)!r} has 0 bytes: give a file that holds something")
+    fields: dict[str, Any] = {_BYTES[kind]: base64.b64encode(data), "path": None}
+    named = _MIME.get(kind, "format")
+    if not getattr(block, named):
+        head = _TYPES[kind].model_validate({_BYTES[kind]: data[:_HEAD]})
+        fields[named] = getattr(head, named) or (mimetypes.guess_type(path.name)[0] if kind in _MIME else None)
+    return block.model_copy(update=fields)
 
 
 def media_part(block: MediaBlock) -> tuple[MediaPart, dict[str, Any]]:

@@ -23,11 +23,13 @@ from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from ctxfold.vectors import Embedder
-from llamaindex_ctx.convert import ID_KEY, from_chat_messages, is_section, is_summary, section, to_chat_messages
+from llamaindex_ctx.convert import from_chat_messages
 from llamaindex_ctx.instrumentation import span
+from llamaindex_ctx.marks import ID_KEY, is_section, is_summary, section
 from llamaindex_ctx.memory_blocks import Block, asking
 from llamaindex_ctx.opening import FunctionCounter, Tokenizer, live_at, open_live, source_of, window_rules
 from llamaindex_ctx.registry import Live, drop_live, find_live, forget, name_of, stored_name
+from llamaindex_ctx.revert import to_chat_messages
 from llamaindex_ctx.rounds import finished, unanswered
 
 __all__ = ["CtxMemory"]
@@ -258,9 +260,11 @@ class CtxMemory(BaseMemory, Closing):
     def reset(self) -> None:
         """Empty the conversation, system messages too; the archive keeps what was there."""
         self.context.clear(prompts=True)
+        self._live.waiting = False
 
     async def areset(self) -> None:
         await self.context.aclear(prompts=True)
+        self._live.waiting = False
 
     def _needs_view(self, messages: Sequence[ChatMessage | str]) -> bool:
         """Whether calls wait for results, or the messages are such that a memory gave out itself."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, cast
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
@@ -21,13 +22,15 @@ from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.events import Event, HistoryCompacted
 from ctxfold.messages import Message
 from ctxfold.session import AgentContext
-from llamaindex_ctx.convert import to_chat_messages, without_marks
+from llamaindex_ctx.marks import without_marks
+from llamaindex_ctx.revert import to_chat_messages
 
 __all__ = ["Block", "Blocks", "asking"]
 
 _log = logging.getLogger("ctxfold")
 T = TypeVar("T")
 Block: TypeAlias = BaseMemoryBlock[Any]
+Owed: TypeAlias = tuple[int, ChatMessage]  # a message and the number of its batch
 SHARE = 0.3  # of the prompt's budget, at most, for each block: what `Memory` leaves to all of them
 
 
@@ -62,7 +65,7 @@ class SideLoop:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may close it wherever this thread is
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -71,33 +74,45 @@ class SideLoop:
         if threading.current_thread() is self._thread:
             work.close()
             raise ConfigError("a memory block called its memory synchronously: await aput, aget, ... there")
-        return asyncio.run_coroutine_threadsafe(work, self._running()).result()
+        with self._lock:  # so that the work stands before the end in the loop's queue
+            begun = asyncio.run_coroutine_threadsafe(work, self._running())
+        return begun.result()
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name="ctxfold-blocks", daemon=True)
-                self._thread.start()
-            return self._loop
+        loop = self._loop
+        if loop is None:
+            self._loop = loop = asyncio.new_event_loop()
+            self._thread = thread = threading.Thread(target=_run, args=(loop,), name="ctxfold-blocks", daemon=True)
+            thread.start()
+        return loop
 
     def close(self) -> None:
         """End the loop; who still waits for something on it gets a cancellation."""
         with self._lock:
             loop, self._loop, self._thread = self._loop, None, None
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
+            if loop is not None:
+                loop.call_soon_threadsafe(loop.stop)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    loop.run_until_complete(_end_tasks())
     loop.run_until_complete(loop.shutdown_default_executor())
+    loop.run_until_complete(_end_tasks())  # those that its threads have begun meanwhile
     loop.close()
+
+
+async def _end_tasks() -> None:
+    """Cancel all other tasks, and those that they begin while they end, until none is left: none is waited for in vain."""
+    while True:
+        await asyncio.sleep(0)  # what stands in the queue may begin one
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 @dataclass(eq=False)
@@ -111,7 +126,9 @@ class Blocks:
     side: SideLoop = field(default_factory=SideLoop)
     _session: tuple[str, str] | None = None
     _covered: deque[str] = field(default_factory=deque[str])
-    _owed: dict[str, list[ChatMessage]] = field(default_factory=dict[str, list[ChatMessage]])
+    _batches: int = 0
+    _owed: dict[str, list[Owed]] = field(default_factory=dict[str, list[Owed]])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         names = [_kind(block.name) for block in self.blocks]
@@ -150,10 +167,7 @@ class Blocks:
             self.side.run(self.afeed(context))
 
     async def afeed(self, context: AgentContext) -> None:
-        ids: list[str] = []
-        with suppress(IndexError):
-            while True:
-                ids.append(self._covered.popleft())
+        number, ids = self._taken()
         if not ids:
             return
         try:
@@ -162,21 +176,41 @@ class Blocks:
             self._covered.extendleft(reversed(ids))
             raise
         messages = [without_marks(m) for m in to_chat_messages(m for m in found if m is not None)]
+        for block in self.blocks:  # before anything is awaited: whoever is cancelled then owes them still
+            self._owe(block, [(number, m.model_copy(deep=True)) for m in messages])
         name = _name(context.owner, context.session)
-        await asyncio.gather(*(self._give(block, messages, name) for block in self.blocks))
+        await asyncio.gather(*(self._give(block, name) for block in self.blocks))
 
-    async def _give(self, block: Block, messages: Sequence[ChatMessage], session: str) -> None:
-        owed = [*self._owed.pop(block.name, []), *(m.model_copy(deep=True) for m in messages)]
+    def _taken(self) -> tuple[int, list[str]]:
+        """What was compacted and is in no batch yet, and the number of its batch: later ones have higher numbers."""
+        ids: list[str] = []
+        with self._lock:
+            self._batches += 1
+            with suppress(IndexError):
+                while True:
+                    ids.append(self._covered.popleft())
+            return self._batches, ids
+
+    def _owe(self, block: Block, messages: Sequence[Owed]) -> None:
+        with self._lock:
+            owed = [*self._owed.get(block.name, ()), *messages]
+            self._owed[block.name] = sorted(owed, key=itemgetter(0))  # batches may fail out of order
+
+    async def _give(self, block: Block, session: str) -> None:
+        with self._lock:
+            owed = self._owed.pop(block.name, [])
+        if not owed:
+            return  # another batch's turn has handed it over
         try:
-            await block.aput(owed, from_short_term_memory=True, session_id=session)
+            await block.aput([message for _, message in owed], from_short_term_memory=True, session_id=session)
         except Exception as error:  # noqa: BLE001 - logged; the messages themselves are stored
             # what it says may quote a message: that is for those who have asked for it
             told = "memory block %r did not take %d compacted messages: %s (why: at level DEBUG)"
             _log.error(told, block.name, len(owed), error if isinstance(error, ConfigError) else type(error).__name__)
             _log.debug("memory block %r", block.name, exc_info=True)
-            self._owed[block.name] = owed
+            self._owe(block, owed)
         except BaseException:
-            self._owed[block.name] = owed
+            self._owe(block, owed)
             raise
 
 

@@ -18,7 +18,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms.llm import LLM
 
 from ctxfold.errors import ConfigError
-from llamaindex_ctx.convert import REASONING_KEY
+from llamaindex_ctx.marks import REASONING_KEY
 
 __all__ = ["check_reasoning", "replay", "returning", "with_reasoning"]
 

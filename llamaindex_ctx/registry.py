@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ class Source:
     store: str | Store
     llm: LLM | None = None
     memory_blocks: Callable[[str], Sequence[Block]] | None = None
+    name: str = ""  # that it was registered under
 
     def open(self) -> tuple[Store, bool]:
         """The store, and whether it was opened here."""
@@ -59,8 +61,12 @@ class Live:
     waiting: bool = False  # whether the newest messages put are calls without results
 
 
+PROCESS = "process-"  # how names begin that are made up
+MADE_UP = 64  # of those that are kept, with their stores: the newest
+
 _lock = threading.Lock()
-_sources: dict[str, Source] = {}
+_given: dict[str, Source] = {}
+_made_up: OrderedDict[str, Source] = OrderedDict()
 _live: weakref.WeakValueDictionary[str, Live] = weakref.WeakValueDictionary()
 
 
@@ -79,19 +85,24 @@ def register_store(
     if not name or "://" in name:
         raise ConfigError(f"store name {name.partition('://')[0]!r}: give a plain name such as 'chats', not a URL")
     with _lock:
-        _sources[name] = Source(store, llm, memory_blocks)
+        _given[name] = Source(store, llm, memory_blocks, name)
 
 
 def find_source(name: str) -> Source:
-    """What was registered under the name."""
+    """What was registered under the name, or it was made up for."""
     with _lock:
-        source = _sources.get(name)
-    if source is None:
+        source = _given.get(name) or _made_up.get(name)
+    if source is not None:
+        return source
+    if name.startswith(PROCESS):
         raise ConfigError(
-            f"no store is registered as {name!r} in this process: call "
-            f"llamaindex_ctx.register_store({name!r}, url_or_store) before this memory is opened"
+            f"this memory's store was never registered, and is closed, another process's, or older than the newest {MADE_UP} "
+            "such: call llamaindex_ctx.register_store(name, url_or_store) and open memories with store=name"
         )
-    return source
+    raise ConfigError(
+        f"no store is registered as {name!r} in this process: call "
+        f"llamaindex_ctx.register_store({name!r}, url_or_store) before this memory is opened"
+    )
 
 
 def stored_name(name: object) -> str:
@@ -104,22 +115,34 @@ def stored_name(name: object) -> str:
 
 
 def name_of(source: Source) -> str:
-    """The name of a source; one is made up, for this process, if it has none."""
+    """The name of a source: its own, else a registered one of the same store; one is made up, for this process, without."""
     with _lock:
-        for name, known in _sources.items():
-            same_url = isinstance(source.store, str) and known.store == source.store
-            if same_url or known.store is source.store:
+        own = _given.get(source.name)
+        if own is not None and _same_store(own, source):
+            return source.name
+        for name, known in (*_given.items(), *_made_up.items()):
+            if _same_store(known, source):
+                if name in _made_up:
+                    _made_up.move_to_end(name)
                 return name
-        name = f"process-{uuid.uuid4().hex}"
-        _sources[name] = source
+        name = f"{PROCESS}{uuid.uuid4().hex}"
+        _made_up[name] = source
+        while len(_made_up) > MADE_UP:
+            _made_up.popitem(last=False)
         return name
 
 
 def forget(source: Source) -> None:
-    """Drop a name that was made up for the source."""
+    """Drop a name that was made up for the source, or for its Store."""
     with _lock:
-        for name in [n for n, s in _sources.items() if n.startswith("process-") and s.store is source.store]:
-            del _sources[name]
+        for name, known in list(_made_up.items()):
+            if known is source or (not isinstance(source.store, str) and known.store is source.store):
+                del _made_up[name]
+
+
+def _same_store(one: Source, other: Source) -> bool:
+    same_url = isinstance(one.store, str) and isinstance(other.store, str) and one.store == other.store
+    return same_url or one.store is other.store
 
 
 def keep_live(live: Live) -> None:
@@ -129,9 +152,12 @@ def keep_live(live: Live) -> None:
 
 
 def drop_live(live: Live) -> None:
-    """Its store is closed: what is opened from a dict from now on opens the store anew."""
+    """Its store is closed: what is opened from a dict from now on opens the store anew, in the other sessions over it too."""
     with _lock:
         _live.pop(live.key, None)
+        if live.opened is not None:
+            for key in [key for key, known in _live.items() if known.opened is live.opened]:
+                _live.pop(key, None)
 
 
 def find_live(key: str) -> Live | None:

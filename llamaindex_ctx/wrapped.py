@@ -37,10 +37,11 @@ from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from ctxfold.vectors import Embedder
 from llamaindex_ctx.calling import ONE_CALL, Call, CallersBackend, failing_as_it_did
-from llamaindex_ctx.convert import ID_KEY, from_chat_messages
+from llamaindex_ctx.convert import from_chat_messages
 from llamaindex_ctx.embedding import as_embedder
+from llamaindex_ctx.marks import ID_KEY
 from llamaindex_ctx.reasoning import check_reasoning, returning
-from llamaindex_ctx.runs import Run, Sessions
+from llamaindex_ctx.runs import Run, Sessions, Whose
 from llamaindex_ctx.summarizer import LlmSummarizer
 
 if TYPE_CHECKING:
@@ -121,8 +122,7 @@ class _Asked:
     context: AgentContext
     question: Question
     call: Call
-    listed: tuple[Message, ...]
-    given: frozenset[str]
+    said: _Said
 
 
 class ContextLLM(FunctionCallingLLM, Closing):
@@ -220,7 +220,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
         self._went(asked, replies[0])
 
     def _asked(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> _Asked:
-        call, said = Call.of(kwargs), _Said.of(messages).with_rounds(self._kept())
+        call, said = Call.of(kwargs), self._said(messages)
         if self.session is not None:
             return said.in_session(self._kept().at(self.session, self.owner), call)
         run = self._kept().take_run(said.listed)
@@ -229,13 +229,16 @@ class ContextLLM(FunctionCallingLLM, Closing):
         return said.in_run(run, call)
 
     async def _aasked(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> _Asked:
-        call, said = Call.of(kwargs), _Said.of(messages).with_rounds(self._kept())
+        call, said = Call.of(kwargs), self._said(messages)
         if self.session is not None:
             return said.in_session(await self._kept().aat(self.session, self.owner), call)
         run = self._kept().take_run(said.listed)
         if run.earlier:
             await run.context.aadd(run.earlier)
         return said.in_run(run, call)
+
+    def _said(self, messages: Sequence[ChatMessage]) -> _Said:
+        return _Said.of(messages, Whose.here(self.owner, self.session)).with_rounds(self._kept())
 
     def _answered(self, asked: _Asked, reply: Reply) -> ChatResponse:
         self._went(asked, reply)
@@ -244,9 +247,10 @@ class ContextLLM(FunctionCallingLLM, Closing):
         return response
 
     def _went(self, asked: _Asked, reply: Reply) -> None:
-        self._kept().keep_rounds(asked.listed, asked.given)
+        said = asked.said
+        self._kept().keep_rounds(said.whose, said.listed, said.given, reply.message)
         if self.session is None:
-            self._kept().keep_run(asked.context, asked.listed, reply.message)
+            self._kept().keep_run(asked.context, said.listed, reply.message)
 
     # what belongs to the inner LLM
 
@@ -300,13 +304,14 @@ class ContextLLM(FunctionCallingLLM, Closing):
 class _Said:
     """One call's list: leading system prompts, the conversation, and what a memory injected for this request alone."""
 
+    whose: Whose
     prompts: tuple[str, ...] | None
     listed: tuple[Message, ...]
     injected: str
     given: frozenset[str]
 
     @classmethod
-    def of(cls, messages: Sequence[ChatMessage]) -> _Said:
+    def of(cls, messages: Sequence[ChatMessage], whose: Whose) -> _Said:
         given = frozenset(str(m.additional_kwargs[ID_KEY]) for m in messages if m.additional_kwargs.get(ID_KEY))
         for message in messages:
             if message.role == MessageRole.TOOL:
@@ -322,11 +327,11 @@ class _Said:
         injected = "\n\n".join(m.text for m in rest if m.kind == "section")
         # once each: an agent's prompt comes again from a memory over the same session
         prompts = tuple(dict.fromkeys(m.text for m in taken[:lead]))
-        return cls(prompts or None, listed, injected, given)
+        return cls(whose, prompts or None, listed, injected, given)
 
     def with_rounds(self, kept: Sessions) -> _Said:
         """With the tool rounds of the run, where an agent that stops early leaves them out."""
-        found = kept.rounds_of(self.listed)
+        found = kept.rounds_of(self.whose, self.listed)
         if found is None:
             return self
         messages, given = found
@@ -337,9 +342,9 @@ class _Said:
         key = SessionKey(context.owner, context.session)
         options = call.options(self.injected)
         question = Question(key, self.listed, options, self.prompts, given_ids=self.given, reply_id=call.reply_id)
-        return _Asked(context, question, call, self.listed, self.given)
+        return _Asked(context, question, call, self)
 
     def in_run(self, run: Run, call: Call) -> _Asked:
         key = SessionKey(run.context.owner, run.context.session)
         question = Question(key, run.fresh, call.options(self.injected), self.prompts, reply_id=call.reply_id)
-        return _Asked(run.context, question, call, self.listed, self.given)
+        return _Asked(run.context, question, call, self)

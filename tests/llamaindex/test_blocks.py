@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import copy
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.memory import Memory
@@ -121,3 +123,25 @@ async def test_nothing_flushed_is_nothing_said(engine: AsyncEngine) -> None:
     await block.aput([], session_id="s")
     assert await block.aget([user("Well?")], session_id="s") == ""
     assert await small(engine, block).aget() == []
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda block: block.model_copy(deep=True)])
+async def test_a_copy_is_the_same_memory(copied: Callable[[CtxMemoryBlock], CtxMemoryBlock]) -> None:
+    block = CtxMemoryBlock(archive(), name="Before", priority=2)
+    await block.aput([user("The fern stands on the sill."), bot("Noted.")], session_id="ann")
+    twin = copied(block)
+    assert twin is not block
+    assert twin == block
+    assert (twin.name, twin.priority) == ("Before", 2)
+    assert "sill" in await twin.aget([user("Where is the fern?")], session_id="ann")
+    await twin.aput([user("It moved."), bot("Noted.")], session_id="ann")
+    assert twin.session("ann") is block.session("ann")
+    assert len(block.session("ann").get_all()) == 4
+
+
+async def test_their_memory_is_copied_with_the_block() -> None:
+    block = CtxMemoryBlock(archive())
+    memory = copy.deepcopy(Memory.from_defaults("ann", token_limit=900, memory_blocks=[block]))
+    held = memory.memory_blocks[0]
+    assert isinstance(held, CtxMemoryBlock)
+    assert held.session() is block.session()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import copy
+import json
+import pickle
 from io import BytesIO
 from typing import Any
 
@@ -30,13 +33,16 @@ from ctxfold.messages import (
     Message,
     Opaque,
     ReasoningPart,
+    Role,
     TextPart,
     ToolCallPart,
     ToolResultPart,
     assistant,
 )
 from llamaindex_ctx import CtxMemory, from_chat_messages, to_chat_messages
-from llamaindex_ctx.convert import from_chat_message, section, to_chat_message
+from llamaindex_ctx.convert import from_chat_message
+from llamaindex_ctx.marks import section
+from llamaindex_ctx.revert import to_chat_message
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -92,6 +98,26 @@ MESSAGES = {
     ),
     "tool with image": ChatMessage(
         role="tool", blocks=[TextBlock(text="a"), ImageBlock(image=PNG)], additional_kwargs={"tool_call_id": "c1"}
+    ),
+    "tool with citable": ChatMessage(
+        role="tool",
+        blocks=[CitableBlock(title="t", source="s", content=[TextBlock(text="said"), TextBlock(text="so")])],
+        additional_kwargs={"tool_call_id": "c1"},
+    ),
+    "tool with much": ChatMessage(
+        role="tool",
+        blocks=[
+            TextBlock(text="a"),
+            CitableBlock(title="t", source="s", content=[TextBlock(text="said")]),
+            ImageBlock(image=PNG),
+            CitableBlock(title="none", source="s", content=[ImageBlock(image=PNG)]),
+            CachePoint(cache_control=CacheControl(type="ephemeral")),
+            CitationBlock(
+                cited_content=TextBlock(text=""), source="s", title="empty", additional_location_info={"p": 1}
+            ),
+            TextBlock(text="b"),
+        ],
+        additional_kwargs={"tool_call_id": "c1"},
     ),
     "image": ChatMessage(role="user", blocks=[TextBlock(text="see"), ImageBlock(image=PNG, detail="low")]),
     "image url": ChatMessage(role="user", blocks=[ImageBlock(url="https://example.org/a.png")]),
@@ -225,6 +251,48 @@ def test_an_excerpt_is_shown_not_what_it_stands_for() -> None:
     assert to_chat_message(Message("m", "tool", parts)).content == "excerpt of a and b"
 
 
+def test_what_a_tool_cites_is_its_result() -> None:
+    assert from_chat_message(MESSAGES["tool with citable"], "m").tool_results[0].content == "said\nso"
+    assert from_chat_message(MESSAGES["tool with much"], "m").tool_results[0].content == "a\nsaid\n\nb"
+
+
+def test_an_excerpt_of_cited_text_is_shown_alone() -> None:
+    stored = from_chat_message(MESSAGES["tool with much"], "m")
+    parts = tuple(ToolResultPart("c1", "in short") if isinstance(p, ToolResultPart) else p for p in stored.parts)
+    shown = to_chat_message(Message("m", "tool", parts))
+    assert shown.content == "in short"
+    assert [b.block_type for b in shown.blocks] == ["text", "image", "citable", "cache"]
+    assert "said" not in shown.model_dump_json()
+
+
+def test_cited_results_of_a_tool_that_were_stored_without_their_text_come_back() -> None:
+    cited = CitableBlock(title="t", source="s", content=[TextBlock(text="said")])
+    notes = [{"k": "slice", "n": 1}, {"k": "raw", "block": cited.model_dump(mode="json")}]
+    beside = {"role": "tool", "kwargs": {"tool_call_id": "c1"}, "blocks": notes}
+    stored = Message("m", "tool", (ToolResultPart("c1", "a"), Opaque("llama_index", json.dumps(beside))))
+    assert to_chat_message(stored).blocks == [TextBlock(text="a"), cited]
+
+
+def test_a_large_cited_result_is_counted_and_cut_and_found() -> None:
+    text = "Nothing to report here. " * 2_000 + "The heron nests at weir nine. " + "All quiet. " * 2_000
+    cited = CitableBlock(title="t", source="s", content=[TextBlock(text=text)])
+    call = ToolCallBlock(tool_call_id="c1", tool_name="look", tool_kwargs={})
+    memory = CtxMemory.from_defaults(token_limit=2_000)
+    memory.put_messages(
+        [
+            ChatMessage(role="user", content="q"),
+            ChatMessage(role="assistant", blocks=[call]),
+            ChatMessage(role="tool", blocks=[cited], additional_kwargs={"tool_call_id": "c1"}),
+            ChatMessage(role="assistant", content="a"),
+        ]
+    )
+    shown = sum(len(m.model_dump_json()) for m in memory.get())
+    assert shown < 2_000 * 8
+    assert memory.context.view().tokens <= 2_000
+    assert [b for m in memory.get_all() for b in m.blocks if isinstance(b, CitableBlock)] == [cited]
+    assert "heron" in memory.context.search("heron weir")[0].excerpt
+
+
 def test_parallel_results_without_ids_go_to_their_calls_in_order() -> None:
     calls = [ToolCallBlock(tool_name="look", tool_kwargs={}), ToolCallBlock(tool_name="look", tool_kwargs={})]
     results = [ChatMessage(role="tool", content=text) for text in ("1", "2")]
@@ -287,3 +355,17 @@ def test_a_section_is_sent_but_never_stored() -> None:
     memory.put(message)
     memory.set([message])
     assert memory.get_all() == []
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_a_plain_message_is_what_llamaindex_itself_would_make(role: Role) -> None:
+    made = to_chat_messages([Message("m1", role, (TextPart("a word"),)), Message("m2", role, (TextPart("a word"),))])
+    checked = ChatMessage(role=role, blocks=[TextBlock(text="a word")], additional_kwargs={"ctxfold_id": "m1"})
+    for twin in (made[0], pickle.loads(pickle.dumps(made[0])), copy.deepcopy(made[0]), made[0].model_copy()):
+        assert twin == checked
+        assert twin.__getstate__() == checked.__getstate__()
+        assert twin.model_dump_json(exclude_unset=True) == checked.model_dump_json(exclude_unset=True)
+    made[0].blocks.append(TextBlock(text="more"))
+    made[0].additional_kwargs["mine"] = True
+    assert made[1].content == "a word"
+    assert made[1].additional_kwargs == {"ctxfold_id": "m2"}

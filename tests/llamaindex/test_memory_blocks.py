@@ -197,6 +197,64 @@ async def test_a_block_that_fails_costs_only_itself(caplog: pytest.LogCaptureFix
         assert [m.content for m in bad._given] == [m.content for m in good._given]
 
 
+class Waiting(Notes):
+    """Fails only when it is let go on."""
+
+    _let_go: asyncio.Queue[asyncio.Event] = PrivateAttr(default_factory=asyncio.Queue)
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        if self.fails:
+            let_go = asyncio.Event()
+            self._let_go.put_nowait(let_go)
+            await let_go.wait()
+        await super()._aput(messages)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_what_fails_at_once_is_given_later_whole_and_in_order(order: tuple[int, int]) -> None:
+    notes = Waiting(name="notes", fails=True)
+    with CtxMemory.from_defaults("s", token_limit=400, memory_blocks=[notes]) as memory:
+        begun: list[tuple[asyncio.Task[None], asyncio.Event]] = []
+        for start in (0, 20):
+            many = [m for i in range(start, start + 20) for m in parking(i)]
+            begun.append((asyncio.create_task(memory.aput_messages(many)), await notes._let_go.get()))
+        for i in order:
+            putting, let_go = begun[i]
+            let_go.set()
+            await putting
+        notes.fails = False
+        await fill(memory, 20)
+        given = [m.content for m in notes._given]
+        assert len(given) > 60
+        assert given == [m.content for m in memory.get_all()][: len(given)]
+
+
+class Cancelling(Notes):
+    """Cancels who is putting, once."""
+
+    _putting: asyncio.Task[None] | None = PrivateAttr(default=None)
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        putting, self._putting = self._putting, None
+        if putting is not None:
+            putting.cancel()
+        await super()._aput(messages)
+
+
+async def test_what_is_cancelled_before_it_is_begun_is_given_later() -> None:
+    first, second = Cancelling(name="first"), Notes(name="second")
+    with CtxMemory.from_defaults("s", token_limit=400, memory_blocks=[first, second]) as memory:
+        first._putting = asyncio.create_task(memory.aput_messages([m for i in range(20) for m in parking(i)]))
+        with pytest.raises(asyncio.CancelledError):
+            await first._putting
+        await fill(memory, 20)
+        everything = [m.content for m in memory.get_all()]
+        for notes in (first, second):
+            given = [m.content for m in notes._given]
+            assert len(given) > 20
+            assert given == everything[: len(given)]
+
+
 async def test_blocks_in_order_of_priority_within_the_room() -> None:
     long = " ".join(f"fact{i}" for i in range(400))
     blocks = [

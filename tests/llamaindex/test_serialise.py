@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from workflows.context.serializers import PickleSerializer
 from ctxfold import MemoryStore, SqlStore
 from ctxfold.errors import ConfigError
 from ctxfold.testing import ModelServer
-from llamaindex_ctx import CtxMemory, register_store
+from llamaindex_ctx import CtxChatStore, CtxMemory, register_store
+from llamaindex_ctx.registry import MADE_UP
 from tests.llamaindex.loopback_llm import Made
 
 pytestmark = [
@@ -66,6 +68,31 @@ def test_a_url_that_was_registered_goes_by_its_name(tmp_path: Path) -> None:
         assert memory.to_dict()["store"] == "named"
 
 
+def test_of_two_names_of_one_url_a_memory_keeps_its_own(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'two.db'}"
+    register_store("two-chats", url)
+    register_store("two-support", url, llm=MockLLM())
+    with CtxMemory.from_defaults("s1", store="two-support") as memory:
+        assert memory.to_dict()["store"] == "two-support"
+        register_store("two-support", url, llm=MockLLM())  # as a module that is loaded again does
+        assert memory.to_dict()["store"] == "two-support"
+        register_store("two-support", MemoryStore())
+        assert memory.to_dict()["store"] == "two-chats"
+
+
+def test_a_url_may_be_registered_after_it_was_serialised(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'late.db'}"
+    with CtxMemory.from_defaults("s1", store=url, context_window=2_000) as memory:
+        before = memory.to_dict()
+        register_store("late", url)
+        assert memory.to_dict()["store"] == "late"
+        with CtxMemory.from_defaults("s2", store="late", context_window=2_000) as other:
+            assert other.to_dict()["store"] == "late"
+        memory.put(ChatMessage(role="user", content="hello"))
+        with CtxMemory.from_dict({**before, "engine": ""}) as again:  # what was said before holds
+            assert said(again) == ["hello"]
+
+
 def test_an_unknown_store_name_says_what_to_call() -> None:
     memory = CtxMemory.from_defaults("s1", context_window=2_000)
     data = {**memory.to_dict(), "store": "elsewhere", "engine": ""}
@@ -103,6 +130,50 @@ def test_store_objects_get_a_name_for_this_process(tmp_path: Path) -> None:
         two.close()
         with pytest.raises(ConfigError, match="register_store"):
             CtxMemory.from_dict({**data, "engine": ""})
+
+
+def test_what_was_only_serialised_is_found_again_until_too_many_are() -> None:
+    store = MemoryStore()
+    gone = weakref.ref(store)
+    memory = CtxMemory.from_defaults("s1", store=store, context_window=2_000, llm=MockLLM())
+    memory.put(ChatMessage(role="user", content="hello"))
+    histories = CtxChatStore(store)
+    data = memory.to_dict()
+    assert data["store"] in repr(histories)
+    del store, memory, histories
+    gc.collect()
+    assert said(CtxMemory.from_dict(data)) == ["hello"]
+    for n in range(MADE_UP):
+        CtxMemory.from_defaults(f"other {n}", context_window=2_000).to_dict()
+    gc.collect()
+    assert gone() is None
+    with pytest.raises(ConfigError, match=f"older than the newest {MADE_UP} such"):
+        CtxMemory.from_dict(data)
+
+
+def test_a_store_in_memory_is_found_while_any_session_of_it_is_held() -> None:
+    one = CtxMemory.from_defaults("s1", context_window=2_000)
+    one.put(ChatMessage(role="user", content="hello"))
+    data, other = one.to_dict(), one.at("s2")
+    del one
+    gc.collect()
+    assert said(CtxMemory.from_dict(data)) == ["hello"]
+    assert other.to_dict()["store"] == data["store"]
+    for n in range(MADE_UP):
+        CtxMemory.from_defaults(f"other {n}", context_window=2_000).to_dict()
+    assert CtxMemory.from_dict(other.to_dict()).context is other.context
+
+
+def test_a_closed_memory_ends_the_other_sessions_of_its_store(tmp_path: Path) -> None:
+    register_store("siblings", f"sqlite:///{tmp_path / 'e.db'}")
+    one = CtxMemory.from_defaults("s1", store="siblings", context_window=2_000)
+    other = one.at("s2")
+    other.put(ChatMessage(role="user", content="hello"))
+    data = other.to_dict()
+    one.close()
+    with CtxMemory.from_dict(data) as again:
+        assert again.context is not other.context
+        assert said(again) == ["hello"]
 
 
 @pytest.mark.parametrize("serializer", [JsonSerializer(), PickleSerializer()], ids=["json", "pickle"])
