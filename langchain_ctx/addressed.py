@@ -18,8 +18,10 @@ class AddressedChatModel(BaseChatModel, ABC):
     """A chat model all of whose entrances pass the config's session on, as an argument of the call."""
 
     @abstractmethod
-    def _addressed(self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any]) -> builtins.dict[str, Any]:
-        """The call's arguments with its session among them."""
+    def _addressed(
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], given: object
+    ) -> builtins.dict[str, Any]:
+        """The call's arguments with its session among them; `given` is what it is asked."""
 
     def invoke(
         self,
@@ -29,7 +31,7 @@ class AddressedChatModel(BaseChatModel, ABC):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        return super().invoke(input, config, stop=stop, **self._addressed(config, kwargs))
+        return super().invoke(input, config, stop=stop, **self._addressed(config, kwargs, input))
 
     async def ainvoke(
         self,
@@ -39,7 +41,7 @@ class AddressedChatModel(BaseChatModel, ABC):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        return await super().ainvoke(input, config, stop=stop, **self._addressed(config, kwargs))
+        return await super().ainvoke(input, config, stop=stop, **self._addressed(config, kwargs, input))
 
     def stream(
         self,
@@ -49,7 +51,7 @@ class AddressedChatModel(BaseChatModel, ABC):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        return super().stream(input, config, stop=stop, **self._addressed(config, kwargs))
+        return super().stream(input, config, stop=stop, **self._addressed(config, kwargs, input))
 
     def astream(
         self,
@@ -59,19 +61,19 @@ class AddressedChatModel(BaseChatModel, ABC):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
-        return super().astream(input, config, stop=stop, **self._addressed(config, kwargs))
+        return super().astream(input, config, stop=stop, **self._addressed(config, kwargs, input))
 
     if not TYPE_CHECKING:  # the base has overloads by version, which hold here too
 
         def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
             """Events of one call; version="v3" gives a ChatModelStream, whose message has the id that a session stores."""
-            return super().stream_events(input, config, **self._addressed_events(config, kwargs))
+            return super().stream_events(input, config, **self._addressed_events(config, kwargs, input))
 
         def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-            return super().astream_events(input, config, **self._addressed_events(config, kwargs))
+            return super().astream_events(input, config, **self._addressed_events(config, kwargs, input))
 
     def _addressed_events(
-        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any]
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], given: object
     ) -> builtins.dict[str, Any]:
         """Versions 1 and 2 come through `stream`, which sees to it; version 3 goes past it."""
-        return self._addressed(config, kwargs) if kwargs.get("version") == "v3" else kwargs
+        return self._addressed(config, kwargs, given) if kwargs.get("version") == "v3" else kwargs

@@ -117,7 +117,9 @@ class AnsweringChatModel(AddressedChatModel):
     ) -> asking.Call:
         """An event stream is given its run: LangChain names its message after that."""
         run_id: uuid.UUID | None = None if run is None else run.run_id
-        return asking.Call.of(cast("ChatCtx", self), messages, stop, self._addressed(None, kwargs), run=run_id)
+        return asking.Call.of(
+            cast("ChatCtx", self), messages, stop, self._addressed(None, kwargs, messages), run=run_id
+        )
 
     def _at(self, key: SessionKey) -> AgentContext:
         if self._sessions is None:

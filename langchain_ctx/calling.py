@@ -125,7 +125,10 @@ class CallersSummarizer(CallersModel):
 
 def keeps_sessions(model: BaseChatModel) -> bool:
     """Whether the model keeps conversations itself: two sessions behind one call would each cut the other's window."""
-    return any(getattr(model, name, None) is not None for name in ("session", "sessions", "store"))
+    said: list[object] = [getattr(model, name, None) for name in ("session", "sessions", "store")]
+    return any(
+        s is not None and not isinstance(s, bool) for s in said
+    )  # `store=False` of ChatOpenAI is about its service
 
 
 def model_name(model: BaseChatModel) -> str:

@@ -24,7 +24,7 @@ from langchain_ctx import asking, structured
 from langchain_ctx.answering import AnsweringChatModel
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.described import model_profile, package_version
-from langchain_ctx.history import session_key
+from langchain_ctx.history import called_key, session_key
 from langchain_ctx.sessions import Sessions
 from langchain_ctx.tools import bound_tools, choice, specs
 
@@ -212,15 +212,14 @@ class ChatCtx(AnsweringChatModel, Closing):
         key = session_key(session, owner)
         return key.session, key.owner
 
-    def _addressed(self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any]) -> builtins.dict[str, Any]:
+    def _addressed(
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], given: object
+    ) -> builtins.dict[str, Any]:
         """The call's arguments with its session among them: `_generate` is not given the config."""
         if self._sessions is None or asking.SESSION in kwargs:
             return kwargs
-        named = ensure_config(config).get("configurable", {})
-        session = named.get("session_id", named.get("thread_id", self.session))
-        if session is None:
-            return kwargs
-        return {**kwargs, asking.SESSION: list(self._named(session, named.get("owner", self.owner)))}
+        key = called_key(ensure_config(config).get("configurable", {}), self.session, self.owner, given)
+        return kwargs if key is None else {**kwargs, asking.SESSION: [key.session, key.owner]}
 
     # tools
 

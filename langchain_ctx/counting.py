@@ -14,7 +14,7 @@ from ctxfold.ports import TokenCounter
 from ctxfold.tokens import TextCounter
 from langchain_ctx.calling import model_name
 from langchain_ctx.convert import from_langchain
-from langchain_ctx.tools import specs
+from langchain_ctx.tools import counted
 
 __all__ = ["MessageTokens", "token_counter"]
 
@@ -46,7 +46,7 @@ class MessageTokens:
 
     def __init__(self, counter: TokenCounter, tools: Sequence[Any] = ()) -> None:
         self._counter = counter
-        self._tools_tokens = counter.count_tools(specs(tools))
+        self._tools_tokens = counter.count_tools(counted(tools))
         self._known: dict[int, int] = {}
 
     def __call__(self, messages: Iterable[MessageLikeRepresentation], *, tools: Sequence[Any] | None = None) -> int:
@@ -57,7 +57,7 @@ class MessageTokens:
             key = hash(_counted(message))
             tokens = known.get(key)
             total += self._count(key, message) if tokens is None else tokens
-        return total + (self._counter.count_tools(specs(tools)) if tools else 0)
+        return total + (self._counter.count_tools(counted(tools)) if tools else 0)
 
     def _count(self, key: int, message: BaseMessage) -> int:
         try:

@@ -9,15 +9,15 @@ from typing import Annotated, Any, NotRequired, cast
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, ensure_config
 
 from ctxfold.follow import BRANCH, Trail
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message
 from langchain_ctx.convert import from_langchain
-from langchain_ctx.history import WITHIN, placed_key
+from langchain_ctx.history import RUN, WITHIN, first_id, placed_key
 
-__all__ = ["KEPT", "ContextState", "Listing", "kept_in", "root_of", "sessions_of"]
+__all__ = ["KEPT", "ContextState", "Listing", "is_place", "kept_in", "root_of", "sessions_of"]
 
 KEPT = "ctxfold"
 
@@ -68,17 +68,39 @@ def kept_in(state: object) -> Trail | None:
     return None if found is None else Trail.from_dict(found)
 
 
-def root_of(config: RunnableConfig, messages: Sequence[BaseMessage], *, session: str | None, owner: str) -> SessionKey:
-    """The session that a run asks for by its settings, its thread, or else its first message."""
+def root_of(
+    config: RunnableConfig,
+    messages: Sequence[BaseMessage],
+    state: Mapping[str, Any],
+    *,
+    session: str | None,
+    owner: str,
+) -> SessionKey:
+    """The session that a run asks for by its settings, its thread, or else its first message.
+
+    In a sub-graph the first message of its `state` counts, too: what middleware adds to a request has another id each time.
+    """
     told = config.get("configurable", {})
     name = session or told.get("thread_id")
     if name is None:
-        name = f"run-{next(m.id for m in messages if m.type != 'system')}"
-    return placed_key(name, told, owner)
+        name = f"run-{first_id(messages)}"
+    root = placed_key(name, told, owner, None if session else first_id(state.get("messages")))
+    left = kept_in(state)
+    beside = left is not None and session is None and _placed(told) and left.root.startswith(f"{root.session}{BRANCH}")
+    return SessionKey(root.owner, left.root) if left and beside else root
+
+
+def is_place() -> bool:
+    """Whether this runs in a sub-graph that LangGraph begins anew with each run of its caller."""
+    return _placed(ensure_config().get("configurable", {}))
+
+
+def _placed(told: Mapping[str, Any]) -> bool:
+    return RUN in str(told.get("checkpoint_ns") or "").rpartition(WITHIN)[0]
 
 
 def sessions_of(thread: str, names: Iterable[str]) -> list[str]:
     """Of these sessions those of a thread: its own, its branches', its sub-agents' and their branches'."""
     branch = rf"({BRANCH}[0-9a-f]{{8}})?"
-    pattern = re.compile(rf"{re.escape(thread)}{branch}({re.escape(WITHIN)}.+)?")
+    pattern = re.compile(rf"{re.escape(thread)}{branch}({re.escape(WITHIN)}.+)?", re.DOTALL)
     return [name for name in names if pattern.fullmatch(name)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.prompt_values import PromptValue
 
 from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
@@ -23,9 +24,19 @@ from langchain_ctx.errors import translated
 from langchain_ctx.recognise import incoming
 from langchain_ctx.sessions import Sessions
 
-__all__ = ["WITHIN", "CtxChatMessageHistory", "HistoryFactory", "placed_key", "session_key"]
+__all__ = [
+    "RUN",
+    "WITHIN",
+    "CtxChatMessageHistory",
+    "HistoryFactory",
+    "called_key",
+    "first_id",
+    "placed_key",
+    "session_key",
+]
 
 WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
+RUN = ":"  # between a node of such a place and its run
 
 MirrorOf: TypeAlias = Callable[[str, str], BaseChatMessageHistory]
 
@@ -304,10 +315,32 @@ def session_key(session: object, owner: object) -> SessionKey:
     return SessionKey(*names)
 
 
-def placed_key(name: object, configurable: Mapping[str, Any], owner: str) -> SessionKey:
+def placed_key(name: object, configurable: Mapping[str, Any], owner: str, first: str | None = None) -> SessionKey:
     """The key of a graph's session; `configurable["owner"]` beats `owner`.
 
-    A sub-graph runs on its caller's thread: what names its session is its place there, less the node that is running.
+    A sub-graph runs on its caller's thread: what names its session is its place there, less the node that is running. LangGraph
+    names such a place anew for each run, unless it has a memory of its own. So the id of the conversation's `first` message
+    stands for the run: messages that the caller shares keep theirs, and what is asked of an isolated sub-agent gets a new one.
     """
     place = str(configurable.get("checkpoint_ns") or "").rpartition(WITHIN)[0]
+    if first and RUN in place:
+        place = WITHIN.join([*(part.partition(RUN)[0] for part in place.split(WITHIN)), first])
     return session_key(f"{name}{WITHIN}{place}" if place else name, configurable.get("owner", owner))
+
+
+def called_key(configurable: Mapping[str, Any], session: str | None, owner: str, given: object) -> SessionKey | None:
+    """The key that the call of a model names, or its field does; a thread's has its place in the graph, other names are whole."""
+    if "session_id" not in configurable and "thread_id" in configurable:
+        thread = configurable["thread_id"]
+        return None if thread is None else placed_key(thread, configurable, owner, first_id(given))
+    name = configurable.get("session_id", session)
+    return None if name is None else session_key(name, configurable.get("owner", owner))
+
+
+def first_id(given: object) -> str | None:
+    """The id that a conversation's first message came with, system messages aside."""
+    messages: Any = given.to_messages() if isinstance(given, PromptValue) else given
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return None
+    found = (convert_to_messages([one])[0] for one in cast("list[Any]", messages))
+    return next((m.id for m in found if m.type != "system"), None)

@@ -21,10 +21,11 @@ from ctxfold.tokens import TextCounter
 from langchain_ctx.calling import Caller, CallersModel, CallersSummarizer, calling, failing_as_it_did, keeps_sessions
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import as_backend_error, translated
-from langchain_ctx.following import KEPT, ContextState, Listing, kept_in, root_of, sessions_of
+from langchain_ctx.following import KEPT, ContextState, Listing, is_place, kept_in, root_of, sessions_of
 from langchain_ctx.history import session_key
 from langchain_ctx.model_call import ModelCall, conversation, model_call, response_of, told
 from langchain_ctx.own_history import own_history_tools, takes_tools
+from langchain_ctx.places import Places
 from langchain_ctx.reasoning import returning
 from langchain_ctx.reporting import annotated, listen, reporting
 from langchain_ctx.sessions import Sessions
@@ -81,6 +82,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         self._session = session
         self._owner = owner
         self._writer = CallersSummarizer()
+        self._places = Places()
         self._sessions = Sessions(
             store=store,
             context_window=context_window,
@@ -115,8 +117,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         request, messages = self._offering(request), conversation(request)
         if not messages:
             return handler(request)
-        root, model, left = self._root(messages), self._model(request), self._left(request)
-        listed = Listing(messages)
+        place, model, listed = self._root(request, messages), self._model(request), Listing(messages)
 
         def send(window: Request) -> Reply:
             report.tell()
@@ -128,8 +129,12 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             failing_as_it_did(),
             calling(Caller(model, send=send)),
             reporting(getattr(request.runtime, "stream_writer", None)) as report,
+            self._places.holding(place) as held,
         ):
+            root, left, new = self._begun(request, place, listed, held)
             context = self._sessions.at(root.session, root.owner)
+            if new:
+                context = context.at(self._places.free(place, context.view(), listed).session)
             context.subscribe(listen)
             line = context.follow(listed, left)
             session = context.at(line.key.session)
@@ -142,7 +147,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             report.tell()
             if self._session:
                 return answer
-            return _beside(answer, context.trail(line.key, listed.and_then(answer.result)))
+            return self._ended(answer, place, context.trail(line.key, listed.and_then(answer.result)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -150,8 +155,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         request, messages = self._offering(request), conversation(request)
         if not messages:
             return await handler(request)
-        root, model, left = self._root(messages), self._model(request), self._left(request)
-        listed = Listing(messages)
+        place, model, listed = self._root(request, messages), self._model(request), Listing(messages)
 
         async def asend(window: Request) -> Reply:
             await report.atell()
@@ -163,8 +167,12 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             failing_as_it_did(),
             calling(Caller(model, asend=asend)),
             reporting(getattr(request.runtime, "stream_writer", None)) as report,
+            self._places.holding(place) as held,
         ):
+            root, left, new = self._begun(request, place, listed, held)
             context = await self._sessions.aat(root.session, root.owner)
+            if new:
+                context = context.at(self._places.free(place, await context.aview(), listed).session)
             context.subscribe(listen)
             line = await context.afollow(listed, left)
             session = context.at(line.key.session)
@@ -177,15 +185,31 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             await report.atell()
             if self._session:
                 return answer
-            return _beside(answer, await context.atrail(line.key, listed.and_then(answer.result)))
+            return self._ended(answer, place, await context.atrail(line.key, listed.and_then(answer.result)))
 
-    def _root(self, messages: Sequence[BaseMessage]) -> SessionKey:
-        return root_of(ensure_config(), messages, session=self._session, owner=self._owner)
+    def _root(self, request: ModelRequest[Any], messages: Sequence[BaseMessage]) -> SessionKey:
+        return root_of(ensure_config(), messages, request.state, session=self._session, owner=self._owner)
+
+    def _begun(
+        self, request: ModelRequest[Any], place: SessionKey, listed: Listing, held: list[Trail | None]
+    ) -> tuple[SessionKey, Trail | None, bool]:
+        """The session's root, what was left of it, and whether the store is to say if a place's session can go on."""
+        left = self._left(request)
+        if left is not None or self._session or not is_place():
+            return place, left, False
+        return self._places.take(place, listed, held)
+
+    def _ended(self, answer: ModelResponse[Any], place: SessionKey, trail: Trail) -> ExtendedModelResponse[Any]:
+        """The answer, with what the state is to keep beside it; in a sub-graph that state may end with the run."""
+        if is_place():
+            self._places.put(place, trail)
+        return ExtendedModelResponse(answer, Command(update={KEPT: trail.to_dict()}))
 
     def _context_of(self, runtime: ToolRuntime[Any, Any]) -> AgentContext:
         """The session of the agent that calls a tool."""
-        root = root_of(runtime.config, runtime.state["messages"], session=self._session, owner=self._owner)
-        kept = None if self._session else kept_in(runtime.state)
+        state = runtime.state
+        root = root_of(runtime.config, state["messages"], state, session=self._session, owner=self._owner)
+        kept = None if self._session else kept_in(state)
         return self._sessions.at(root.session if kept is None else kept.session, root.owner)
 
     def _offering(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
@@ -243,8 +267,3 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
 
     async def aclose(self) -> None:
         await self._sessions.aclose()
-
-
-def _beside(answer: ModelResponse[Any], trail: Trail) -> ExtendedModelResponse[Any]:
-    """The answer, with what the state is to keep beside it."""
-    return ExtendedModelResponse(answer, Command(update={KEPT: trail.to_dict()}))

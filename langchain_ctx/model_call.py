@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,14 +12,14 @@ from langchain.agents.middleware.types import ExtendedModelResponse, ModelReques
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 
-from ctxfold.errors import ConfigError, CtxError
+from ctxfold.errors import CtxError
 from ctxfold.exchange import Options, Question
 from ctxfold.follow import Line
 from ctxfold.messages import Message, ToolSpec, is_final
 from ctxfold.ports import Reply, Request
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.foreign import asked
-from langchain_ctx.tools import specs
+from langchain_ctx.tools import counted
 
 __all__ = ["Answered", "ModelCall", "conversation", "model_call", "response_of", "told"]
 
@@ -125,15 +124,8 @@ def _once(message: Message, line: Line) -> Message:
 
 def _tools(request: ModelRequest[Any]) -> tuple[ToolSpec, ...]:
     """What the tools cost; tools that run at the provider cost their description, structured answers their schema."""
-    found: list[ToolSpec] = []
-    for tool in request.tools:
-        try:
-            found += specs([tool])
-        except ConfigError:
-            found.append(ToolSpec("provider", json.dumps(tool, default=str), {}))
-    for spec in getattr(request.response_format, "schema_specs", ()):
-        found.append(ToolSpec(spec.name, spec.description, spec.json_schema))
-    return tuple(found)
+    answers = getattr(request.response_format, "schema_specs", ())
+    return (*counted(request.tools), *(ToolSpec(a.name, a.description, a.json_schema) for a in answers))
 
 
 def told(response: Answered) -> Reply:

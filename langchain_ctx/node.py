@@ -20,10 +20,10 @@ from ctxfold.tokens import TextCounter
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import translated
 from langchain_ctx.foreign import asked
-from langchain_ctx.history import placed_key, session_key
+from langchain_ctx.history import first_id, placed_key, session_key
 from langchain_ctx.naming import named
 from langchain_ctx.sessions import Sessions
-from langchain_ctx.tools import specs
+from langchain_ctx.tools import counted
 
 __all__ = ["ContextNode"]
 
@@ -80,7 +80,7 @@ class ContextNode(Runnable[Any, Any], Closing):
     ) -> None:
         self._session = session
         self._owner = owner
-        self._options = Options(tools=specs(tools), overhead_tokens=overhead_tokens)
+        self._options = Options(tools=counted(tools), overhead_tokens=overhead_tokens)
         self._messages_key = messages_key
         self._output_key = output_key
         self._sessions = Sessions(
@@ -141,7 +141,7 @@ class ContextNode(Runnable[Any, Any], Closing):
     def _key(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> SessionKey:
         told = ensure_config(config).get("configurable", {})
         session = self._session or told.get("session_id", told.get("thread_id"))
-        first = next((m.id for m in messages if m.type != "system"), None)
+        first = first_id(messages)
         if session is None and first:  # a graph without checkpointer: its messages have ids that nobody else has
             session = f"run-{first}"
         if session is None:

@@ -123,21 +123,21 @@ def _returning_class(cls: type[BaseChatModel]) -> type[BaseChatModel]:
 
 def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage]) -> None:
     """Reasoning into the request's assistant messages, in order; once one has it, services want the field in all."""
-    answers = [m for m in messages if isinstance(m, AIMessage)]
+    answers = [m for m in messages if isinstance(m, AIMessage) or getattr(m, "role", None) == "assistant"]
     places = [m for m in sent if m.get("role") == "assistant"]
+    thoughts = [_thought(m) for m in answers]
+    if not any(t is not None for t in thoughts):
+        return
     if len(answers) != len(places):
         raise ConfigError(
             f"the request holds {len(places)} assistant messages for {len(answers)} given: reasoning cannot be put back; "
             "use ChatCtx from langchain_ctx"
         )
-    thoughts = [_thought(m) for m in answers]
-    if not any(t is not None for t in thoughts):
-        return
     for place, thought in zip(places, thoughts, strict=True):
         place.setdefault(FIELD, thought or "")
 
 
-def _thought(message: AIMessage) -> str | None:
+def _thought(message: BaseMessage) -> str | None:
     known: object = message.additional_kwargs.get(FIELD)
     if isinstance(known, str):
         return known

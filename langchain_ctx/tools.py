@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from ctxfold.errors import ConfigError
 from ctxfold.messages import ToolSpec
 
-__all__ = ["bound_tools", "choice", "specs"]
+__all__ = ["bound_tools", "choice", "counted", "specs"]
 
 
 def bound_tools(tools: Iterable[Any], *, strict: bool | None = None) -> list[dict[str, Any]]:
@@ -20,6 +21,17 @@ def bound_tools(tools: Iterable[Any], *, strict: bool | None = None) -> list[dic
 
 def specs(tools: Sequence[Any] | None) -> tuple[ToolSpec, ...]:
     return tuple(_spec(tool) for tool in tools or ())
+
+
+def counted(tools: Sequence[Any] | None) -> tuple[ToolSpec, ...]:
+    """Tools for what they cost alone: those that run at the provider, or that are in a form of its own, by their description."""
+    found: list[ToolSpec] = []
+    for tool in tools or ():
+        try:
+            found.append(_spec(tool))
+        except (ConfigError, ValueError):
+            found.append(ToolSpec("provider", json.dumps(tool, default=str), {}))
+    return tuple(found)
 
 
 def _spec(tool: Any) -> ToolSpec:

@@ -45,11 +45,11 @@ from langchain_ctx.calling import (
 from langchain_ctx.convert import from_langchain, given_ids
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.foreign import asked
-from langchain_ctx.history import session_key
+from langchain_ctx.history import called_key, session_key
 from langchain_ctx.reasoning import check_reasoning, returning
 from langchain_ctx.sessions import Sessions
 from langchain_ctx.streaming import InnerStream, Pieces
-from langchain_ctx.tools import specs
+from langchain_ctx.tools import counted
 
 __all__ = ["ContextChatModel", "with_context"]
 
@@ -179,19 +179,19 @@ class ContextChatModel(AddressedChatModel):
 
     # whose session
 
-    def _addressed(self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any]) -> builtins.dict[str, Any]:
+    def _addressed(
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], given: object
+    ) -> builtins.dict[str, Any]:
         if SESSION in kwargs:
             return kwargs
-        named = ensure_config(config).get("configurable", {})
-        session = named.get("session_id", named.get("thread_id", self.session))
-        if session is None:
-            return kwargs
-        key = session_key(session, named.get("owner", self.owner))
-        return {**kwargs, SESSION: [key.session, key.owner]}
+        key = called_key(ensure_config(config).get("configurable", {}), self.session, self.owner, given)
+        return kwargs if key is None else {**kwargs, SESSION: [key.session, key.owner]}
 
-    def _parted(self, kwargs: builtins.dict[str, Any]) -> tuple[SessionKey | None, builtins.dict[str, Any]]:
+    def _parted(
+        self, messages: Sequence[BaseMessage], kwargs: builtins.dict[str, Any]
+    ) -> tuple[SessionKey | None, builtins.dict[str, Any]]:
         """The call's session, and the arguments for the model."""
-        kwargs = self._addressed(None, kwargs)
+        kwargs = self._addressed(None, kwargs, messages)
         named = kwargs.get(SESSION)
         rest = {name: value for name, value in kwargs.items() if name != SESSION}
         return (None if named is None else SessionKey(named[1], named[0])), rest
@@ -224,7 +224,7 @@ class ContextChatModel(AddressedChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        key, rest = self._parted(kwargs)
+        key, rest = self._parted(messages, kwargs)
         inner: Any = self.inner
 
         def send(window: Request) -> Reply:
@@ -245,7 +245,7 @@ class ContextChatModel(AddressedChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        key, rest = self._parted(kwargs)
+        key, rest = self._parted(messages, kwargs)
         inner: Any = self.inner
 
         async def asend(window: Request) -> Reply:
@@ -271,7 +271,7 @@ class ContextChatModel(AddressedChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        key, rest = self._parted(kwargs)
+        key, rest = self._parted(messages, kwargs)
         inner: Any = self.inner
         pieces = Pieces(_new_id(run_manager))
 
@@ -302,7 +302,7 @@ class ContextChatModel(AddressedChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        key, rest = self._parted(kwargs)
+        key, rest = self._parted(messages, kwargs)
         inner: Any = self.inner
         pieces = Pieces(_new_id(run_manager))
 
@@ -374,7 +374,7 @@ def _question(
     if not rest:
         raise EmptyMessagesError("a session needs more than system messages: add the user's message")
     limit = kwargs.get("max_tokens")
-    options = Options(tools=specs(kwargs.get("tools")), max_tokens=limit if isinstance(limit, int) else None)
+    options = Options(tools=counted(kwargs.get("tools")), max_tokens=limit if isinstance(limit, int) else None)
     prompts = tuple(m.text for m in messages[:lead]) or None
     return Question(key, rest, options, prompts, given_ids=given_ids(messages), reply_id=reply_id)
 

@@ -114,7 +114,7 @@ def test_sub_agents_have_sessions_of_their_own() -> None:
         names = store.sessions("default")
         assert len(names) == 3
         assert names[0] == "t"
-        assert all(re.fullmatch(r"t\|tools:[0-9a-f-]+", n) for n in names[1:])
+        assert all(re.fullmatch(r"t\|tools\|[0-9a-f-]+", n) for n in names[1:])
         for name in names[1:]:
             usage = middleware.context(name).usage()
             assert usage.turns == 1

@@ -12,7 +12,7 @@ from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.caches import InMemoryCache
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, ChatMessage, HumanMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import ConfigurableField
@@ -23,9 +23,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from openai import BadRequestError, UnprocessableEntityError
 from pydantic import BaseModel
 
-from ctxfold.errors import ConfigError
+from ctxfold.errors import ConfigError, MessageTooLargeError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, with_context, with_reasoning
+from langchain_ctx import ChatCtx, ContextMiddleware, with_context, with_reasoning
 
 ROUNDS = 20
 Maker = Callable[[ModelServer], BaseChatModel]
@@ -145,6 +145,20 @@ def test_answers_from_before_get_an_empty_thought() -> None:
         with_reasoning(model).invoke([("user", "a"), first, ("user", "b"), ("ai", "No thought."), ("user", "c")])
         sent = [m for m in server.requests[-1].body["messages"] if m["role"] == "assistant"]
         assert [m["reasoning_content"] for m in sent] == ["Hm.", ""]
+
+
+def test_an_answer_of_another_class_is_one_without_a_thought() -> None:
+    told = ChatMessage(role="assistant", content="b")
+    with serving(openai, lambda _: Scripted("Hi.", reasoning="Hm.")) as (server, model):
+        first = with_reasoning(model).invoke("a")
+        with_reasoning(model).invoke([("user", "a"), told, ("user", "b"), first, ("user", "c")])
+        sent = [m for m in server.requests[-1].body["messages"] if m["role"] == "assistant"]
+        assert [m["reasoning_content"] for m in sent] == ["", "Hm."]
+    with ModelServer(model="m", script=lambda _: Scripted("Hi.")) as server:
+        plain: Any = openai(server)
+        assert with_reasoning(plain).invoke([("user", "a"), told, ("user", "c")]).text == "Hi."
+        assert "reasoning_content" not in server.requests[-1].body["messages"][1]
+        plain.root_client.close()
 
 
 def test_reasoning_in_content_blocks() -> None:
@@ -268,6 +282,24 @@ def test_tools_structured_output_and_profile_are_the_models() -> None:
         assert chat.context().usage().replies == 6
         assert len(server.requests[-1].body["messages"]) > 2
         assert chat.profile == model.profile
+
+
+def test_tools_that_run_at_the_provider_are_the_models_affair() -> None:
+    search = {"type": "web_search", "filters": {"allowed_domains": ["example.org"] * 40}}
+    chat = with_context(FakeListChatModel(responses=["found"]), session="s", context_window=8_000)
+    assert chat.bind(tools=[search, look]).invoke("Search.").text == "found"
+    small = with_context(FakeListChatModel(responses=["found"]), session="s", context_window=200)
+    with pytest.raises(MessageTooLargeError, match="with system prompt and tools it takes"):
+        small.bind(tools=[search]).invoke("Search.")
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_a_models_own_field_called_store_is_not_a_session_store(store: bool) -> None:
+    with serving(lambda s: openai(s, store=store), lambda _: Scripted("Hi.")) as (server, model):
+        assert with_context(model, session="s", context_window=8_000).invoke("hello").text == "Hi."
+        agent = create_agent(model, [], middleware=[ContextMiddleware(context_window=8_000)])
+        assert agent.invoke({"messages": [HumanMessage("hello")]})["messages"][-1].text == "Hi."
+        assert [r.body["store"] for r in server.requests] == [store, store]
 
 
 def test_the_models_cache_and_rate_limiter_still_work() -> None:

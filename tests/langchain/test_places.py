@@ -1,0 +1,265 @@
+"""Whose session it is in a sub-graph: sub-agents, agents as nodes, runs side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Send
+
+from ctxfold import MemoryStore
+from ctxfold.errors import BackendError
+from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
+from langchain_ctx import ChatCtx, with_context
+from tests.langchain.running import Running, T, play
+
+
+def boss_and_researcher(body: Any) -> Scripted:
+    messages = body["messages"]
+    if messages[0]["content"] == "RESEARCHER":
+        return Scripted("Found it.")
+    if messages[-1]["role"] == "tool":
+        return Scripted("Told.")
+    return Scripted(tool_calls=(ScriptedCall("research", '{"q": "private question"}'),))
+
+
+def model_on(kind: str, url: str, store: MemoryStore) -> Any:
+    if kind == "ChatCtx":
+        return ChatCtx(model="m", base_url=url, api_key="x", store=store, context_window=8_000)  # type: ignore[arg-type]
+    return with_context(ChatOpenAI(model="m", base_url=url, api_key="x"), store=store, context_window=8_000)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("kind", ["with_context", "ChatCtx"])
+async def test_a_sub_agent_on_the_same_model_sees_only_its_own(kind: str, how: str) -> None:
+    with ModelServer(model="m", script=boss_and_researcher, strict="openai") as server:
+        store = MemoryStore()
+        model = model_on(kind, server.base_url, store)
+        inner: Any = create_agent(model, [], system_prompt="RESEARCHER")
+
+        @tool
+        async def research(q: str) -> str:
+            """Looks it up."""
+            asked = {"messages": [("human", q)]}
+            state = inner.invoke(asked) if how == "invoke" else await inner.ainvoke(asked)
+            return str(state["messages"][-1].text)
+
+        @tool("research")
+        def research_now(q: str) -> str:
+            """Looks it up."""
+            return str(inner.invoke({"messages": [("human", q)]})["messages"][-1].text)
+
+        tools = [research_now if how == "invoke" else research]
+        app: Any = create_agent(model, tools, system_prompt="BOSS", checkpointer=InMemorySaver())
+        for turn in (1, 2):
+            given = {"messages": [("human", f"go {turn}")]}
+            state = app.invoke(given, T) if how == "invoke" else await app.ainvoke(given, T)
+            assert state["messages"][-1].text == "Told."
+        bodies = [r.body["messages"] for r in server.requests]
+        assert len(bodies) == 6
+        for body in bodies:
+            users = [m["content"] for m in body if m["role"] == "user"]
+            if body[0]["content"] == "RESEARCHER":
+                assert users == ["private question"]
+                assert len(body) == 2
+            else:
+                assert users == [f"go {n}" for n in range(1, len(users) + 1)]
+        assert [m["role"] for m in bodies[-1][1:]] == [
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+            "user",
+            "assistant",
+            "tool",
+        ]
+        names = store.sessions("default")
+        assert len(names) == 3
+        assert names[0] == "t"
+        assert all(n.startswith("t|tools|") for n in names[1:])
+
+
+def as_node(on: Running, *names: str) -> Any:
+    """A graph whose nodes are agents that share its messages."""
+    graph: Any = StateGraph(MessagesState)
+    for before, name in zip((START, *names), names, strict=False):
+        graph.add_node(name, create_agent(on.chat, [], system_prompt="AGENT", middleware=[on.middleware]))
+        graph.add_edge(before, name)
+    return graph.compile(checkpointer=on.saver)
+
+
+def test_an_agent_as_a_node_goes_on_with_its_session() -> None:
+    """As many model calls as the same agent makes by itself: the past is not summarised anew at each turn."""
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        store, calls = MemoryStore(), dict[str, list[int]]()
+        alone = Running(server, InMemorySaver(), window=1_500)
+        placed = Running(server, InMemorySaver(), window=1_500, store=store)
+        for name, app in (("alone", alone.agent), ("placed", as_node(placed, "ag"))):
+            calls[name] = []
+            for number in range(14):
+                before = len(server.requests)
+                app.invoke({"messages": [HumanMessage(f"Q{number:03}")]}, T)
+                calls[name].append(len(server.requests) - before)
+        assert calls["placed"] == calls["alone"]
+        (name,) = store.sessions("default")
+        assert name.startswith("t|ag|")
+        assert placed.middleware.context(name).usage().turns == 14
+        assert placed.middleware.erase("t") == (name,)
+        assert store.sessions("default") == ()
+        alone.close()
+        placed.close()
+
+
+def test_two_agents_as_nodes_keep_two_sessions() -> None:
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        store = MemoryStore()
+        on = Running(server, InMemorySaver(), store=store)
+        app = as_node(on, "one", "two")
+        for number in range(4):
+            app.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)
+            assert on.questions() == [f"Q{n:03}" for n in range(number + 1)]
+        assert store.sessions("default") == ("t|one|q0", "t|two|q0")
+        on.close()
+
+
+def test_a_new_process_goes_on_with_the_session_of_a_place(store_url: str) -> None:
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        saver = InMemorySaver()
+        for number in range(4):
+            on = Running(server, saver, store=store_url)
+            as_node(on, "ag").invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)
+            assert on.questions() == [f"Q{n:03}" for n in range(number + 1)]
+            assert on.middleware.context("t|ag|q0").usage().turns == number + 1
+            on.close()
+
+
+def test_a_list_that_was_changed_takes_up_no_other() -> None:
+    """Edits, removals and earlier checkpoints of the caller: what is asked is the caller's list as it is now."""
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        on = Running(server, InMemorySaver(), store=MemoryStore())
+        app = as_node(on, "ag")
+        for number in range(3):
+            app.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)
+        early = [s.config for s in app.get_state_history(T) if not s.next][-1]
+        app.update_state(T, {"messages": [HumanMessage("EDITED", id="q2")]})
+        app.invoke({"messages": [HumanMessage("Q003", id="q3")]}, T)
+        assert on.questions() == ["Q000", "Q001", "EDITED", "Q003"]
+        app.update_state(T, {"messages": [RemoveMessage("q1")]})
+        app.invoke({"messages": [HumanMessage("Q004")]}, T)
+        assert on.questions() == ["Q000", "EDITED", "Q003", "Q004"]
+        app.invoke({"messages": [HumanMessage("Q005", id="q5")]}, T)
+        assert on.questions() == ["Q000", "EDITED", "Q003", "Q004", "Q005"]
+        app.invoke({"messages": [HumanMessage("Back.")]}, early)
+        assert on.questions() == ["Q000", "Back."]
+        on.close()
+
+
+async def test_a_failed_run_gives_its_session_back() -> None:
+    """The run that is taken up again goes on with it."""
+    failed = set[str]()
+
+    def down_at_first(body: Any) -> Any:
+        question = str(body["messages"][-1]["content"])
+        if question in failed:
+            return play(body)
+        failed.add(question)
+        return ErrorReply(400, "down")
+
+    with ModelServer(model="m", script=down_at_first, strict="openai") as server:
+        store = MemoryStore()
+        on = Running(server, InMemorySaver(), store=store)
+        app = as_node(on, "ag")
+        for number in range(3):
+            with pytest.raises(BackendError, match="down"):
+                await app.ainvoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)
+            await app.ainvoke(None, T)
+            assert on.questions() == [f"Q{n:03}" for n in range(number + 1)]
+        assert store.sessions("default") == ("t|ag|q0",)
+        await on.chat.aclose()
+        on.close()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_parallel_sends_do_not_meet(own: bool) -> None:
+    """Each run is asked its own list, and none fails, also where they begin alike."""
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        on = Running(server, InMemorySaver(), store=MemoryStore())
+
+        def fan(state: MessagesState) -> list[Send]:
+            shared = state["messages"]
+            parts = [[HumanMessage(f"part{n}", id=f"p{n}-{len(shared)}")] if own else [] for n in range(4)]
+            return [Send("ag", {"messages": [*shared, *part]}) for part in parts]
+
+        agent = create_agent(on.chat, [], system_prompt="AGENT", middleware=[on.middleware])
+        graph: Any = StateGraph(MessagesState).add_node("ag", agent).add_conditional_edges(START, fan, ["ag"])
+        app = graph.compile(checkpointer=on.saver)
+        for turn in range(4):
+            before, sent = app.get_state(T).values.get("messages", []), len(server.requests)
+            state = app.invoke({"messages": [HumanMessage(f"Q{turn}", id=f"q{turn}")]}, T)
+            asked = [[m["content"] for m in r.body["messages"][1:]] for r in server.requests[sent:]]
+            base = [*(m.text for m in before), f"Q{turn}"]
+            assert sorted(asked) == [[*base, f"part{n}"] if own else base for n in range(4)]
+            assert len(state["messages"]) == len(before) + 1 + (8 if own else 4)
+        on.middleware.erase("t")
+        on.close()
+
+
+@pytest.mark.parametrize("kind", ["with_context", "ChatCtx"])
+def test_where_a_model_is_called_in_a_graph(kind: str) -> None:
+    """In a node of the top graph the session is the thread's; in a sub-graph the place's, by run where messages have no id."""
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        store = MemoryStore()
+        model = model_on(kind, server.base_url, store)
+
+        def call(state: MessagesState) -> Any:
+            return {"messages": [model.invoke(state["messages"])]}
+
+        def bare(state: MessagesState) -> Any:
+            model.invoke("Nobody knows me.", {"configurable": {"session_id": "other"}})
+            return {"messages": [model.invoke("Hello.")]}
+
+        def graph(node: Any) -> Any:
+            return StateGraph(MessagesState).add_node("node", node).add_edge(START, "node")
+
+        given: Any = {"messages": [HumanMessage("Hi.", id="q")]}
+        graph(call).compile(checkpointer=InMemorySaver()).invoke(given, T)
+        assert store.sessions("default") == ("t",)
+        app = graph(graph(call).compile()).compile(checkpointer=InMemorySaver())
+        for number in range(2):
+            app.invoke({"messages": [HumanMessage("Hi.", id=f"q{number}")]}, T)
+        assert store.sessions("default") == ("t", "t|node|q0")
+        graph(graph(bare).compile()).compile(checkpointer=InMemorySaver()).invoke(given, T)
+        fixed, *rest = store.sessions("default")
+        assert fixed == "other"
+        assert sum(n.startswith("t|node:") for n in rest) == 1
+
+
+@pytest.mark.parametrize("kind", ["with_context", "ChatCtx"])
+def test_a_thread_that_is_none_names_no_session(kind: str) -> None:
+    store = MemoryStore()
+    with ModelServer(model="m", script=lambda _: Scripted("Hi.")) as server:
+        model = model_on(kind, server.base_url, store)
+        for text in ("mine", "yours"):
+            assert model.invoke(text, {"configurable": {"thread_id": None}}).text == "Hi."
+        assert [len(r.body["messages"]) for r in server.requests] == [1, 1]
+        assert store.sessions("default") == ()
+
+
+def test_a_new_process_sees_an_answer_that_was_edited(store_url: str) -> None:
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        saver = InMemorySaver()
+        for number in range(3):
+            on = Running(server, saver, store=store_url)
+            app = as_node(on, "ag")
+            state = app.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)
+            if number == 1:
+                app.update_state(T, {"messages": [AIMessage("EDITED ANSWER", id=state["messages"][-1].id)]})
+            on.close()
+        said = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "assistant"]
+        assert said[-1] == "EDITED ANSWER"
