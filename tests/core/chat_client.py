@@ -11,6 +11,7 @@ import httpx
 from ctxfold.testing import ModelServer
 
 Json = dict[str, Any]
+PATIENCE_S = 60
 
 
 def user(text: str) -> Json:
@@ -35,7 +36,8 @@ def tool(name: str, parameters: Json | None = None) -> Json:
 
 def post(server: ModelServer, messages: list[Json], **more: Any) -> httpx.Response:
     body = {"model": "lookup", "messages": messages, **more}
-    return httpx.post(f"{server.base_url}/chat/completions", json=body, headers={"Authorization": "Bearer k"})
+    headers = {"Authorization": "Bearer k"}
+    return httpx.post(f"{server.base_url}/chat/completions", json=body, headers=headers, timeout=PATIENCE_S)
 
 
 def say(server: ModelServer, messages: list[Json], **more: Any) -> Json:
@@ -63,7 +65,7 @@ def deltas(chunks: list[Json], key: str) -> str:
 
 
 def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, f"nothing happened within {PATIENCE_S} s"
         time.sleep(0.01)

@@ -127,7 +127,7 @@ class TestTransport:
             RawReply(frames=frames, then="abort"),
             RawReply(frames=frames, then="hang"),
         ]
-        with ModelServer(script=script) as server, httpx.Client(timeout=0.3) as client:
+        with ModelServer(script=script) as server, httpx.Client(timeout=60) as client:
             url, body = f"{server.base_url}/chat/completions", {"messages": [user("hi")]}
             assert client.post(url, json=body).content == b"".join(frames)
             seen = b""
@@ -140,7 +140,7 @@ class TestTransport:
             assert seen == b"".join(frames)
             assert server.cancelled == 0
             with pytest.raises(httpx.ReadTimeout):
-                client.post(url, json=body)
+                client.post(url, json=body, timeout=httpx.Timeout(60, read=0.3))
             wait_for(lambda: server.cancelled == 1)
 
     def test_a_raw_reply_may_bring_its_own_length(self) -> None:
@@ -151,7 +151,7 @@ class TestTransport:
 
     def test_one_connection_carries_many_requests_also_chunked_ones(self, lookup: ModelServer) -> None:
         body = json.dumps({"messages": [user("Hello.")]}).encode()
-        with httpx.Client() as client:
+        with httpx.Client(timeout=60) as client:
             ports = set[Any]()
             for content in (body, iter([body[:10], body[10:]]), body):
                 with client.stream("POST", f"{lookup.base_url}/chat/completions", content=content) as response:
@@ -194,8 +194,8 @@ class TestTransport:
             assert (len(server.requests), server.cancelled) == (200, 0)
 
     async def test_a_client_that_leaves_is_counted_and_frees_the_server(self) -> None:
-        slow = Scripted("word " * 400, chunk_delay_s=0.05)
-        async with ModelServer(script=[slow, Scripted("next")]) as server, httpx.AsyncClient() as client:
+        slow = Scripted("word " * 400, chunk_delay_s=600)
+        async with ModelServer(script=[slow, Scripted("next")]) as server, httpx.AsyncClient(timeout=60) as client:
             url = f"{server.base_url}/chat/completions"
             async with client.stream("POST", url, json={"messages": [user("hi")], "stream": True}) as response:
                 await anext(response.aiter_bytes())
@@ -203,14 +203,40 @@ class TestTransport:
             again = await client.post(url, json={"messages": [user("hi")]})
             assert again.json()["choices"][0]["message"]["content"] == "next"
 
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_held_reply_waits_for_its_event_alone(self, stream: bool) -> None:
+        held = threading.Event()
+        script = [Scripted("late", held=held), Scripted("soon"), Scripted("never", held=threading.Event())]
+        async with ModelServer(script=script) as server, httpx.AsyncClient(timeout=60) as client:
+            url, body = f"{server.base_url}/chat/completions", {"messages": [user("hi")], "stream": stream}
+            late = asyncio.create_task(client.post(url, json=body))
+            await asyncio.to_thread(wait_for, lambda: len(server.requests) == 1)
+            assert "soon" in (await client.post(url, json=body)).text
+            assert not late.done()
+            held.set()
+            assert "late" in (await late).text
+            left = asyncio.create_task(client.post(url, json=body))
+            await asyncio.to_thread(wait_for, lambda: len(server.requests) == 3)
+            left.cancel()
+            await asyncio.to_thread(wait_for, lambda: server.cancelled == 1)
+
+    async def test_closing_does_not_wait_for_a_held_reply(self) -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            async with ModelServer(script=[Scripted("never", held=threading.Event())]) as server:
+                url = f"{server.base_url}/chat/completions"
+                asked = asyncio.create_task(client.post(url, json={"messages": [user("hi")]}))
+                await asyncio.to_thread(wait_for, lambda: server.requests)
+            with pytest.raises(httpx.TransportError):
+                await asked
+
     def test_closing_leaves_no_thread_also_with_a_hanging_client(self) -> None:
-        before = threading.active_count()
+        before = set(threading.enumerate())
         server = ModelServer(script=[RawReply(then="hang")]).start()
         url = f"{server.base_url}/chat/completions"
-        with httpx.Client() as client, client.stream("POST", url, json={"messages": []}):
+        with httpx.Client(timeout=60) as client, client.stream("POST", url, json={"messages": []}):
             server.close()
             server.close()
-        assert threading.active_count() == before
+        assert not any(t.name == "ctxfold-model-server" for t in set(threading.enumerate()) - before)
         with pytest.raises(httpx.ConnectError):
             httpx.get(url)
         with pytest.raises(ConfigError, match="not running"):

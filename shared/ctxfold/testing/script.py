@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -21,7 +22,11 @@ class ScriptedCall:
 
 @dataclass(frozen=True, slots=True)
 class Scripted:
-    """A model's reply, rendered as JSON or SSE, whichever the request asked for."""
+    """A model's reply, rendered as JSON or SSE, whichever the request asked for.
+
+    With `held` a test says when the model has done its work, instead of guessing how long a machine takes for something else;
+    a client that leaves and a server that closes do not wait for it.
+    """
 
     content: str = ""
     reasoning: str = ""
@@ -31,6 +36,7 @@ class Scripted:
     delay_s: float = 0.0  # before the first byte
     chunks: int | None = None  # content deltas when streamed; None: a few words each
     chunk_delay_s: float = 0.0  # between two deltas
+    held: threading.Event | None = None  # nothing is sent before it is set
 
     @property
     def finish(self) -> str:

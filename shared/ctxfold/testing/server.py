@@ -34,6 +34,7 @@ from ctxfold.testing.values import as_mapping
 _BACKLOG = 4096
 _REMEMBERED_CALLS = 65_536
 _PATIENCE_S = 30.0
+_GLANCE_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +301,8 @@ class ModelServer:
                 self._produced.popitem(last=False)
         if reply.delay_s:
             await asyncio.sleep(reply.delay_s)
+        while reply.held is not None and not reply.held.is_set():  # noqa: ASYNC110  # another thread sets it
+            await asyncio.sleep(_GLANCE_S)
         if not body.get("stream"):
             writer.write(http.plain(200, render.as_json(completion)))
             await writer.drain()
