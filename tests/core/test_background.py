@@ -19,7 +19,7 @@ from ctxfold.ports import Reply, Request
 from ctxfold.tasks import LocalTasks
 from tests.core.driven import context, scripted
 
-DELAY_S = 0.15
+PATIENCE_S = 60
 
 
 def so_far(request: Request) -> str:
@@ -29,15 +29,21 @@ def so_far(request: Request) -> str:
 
 
 class Slow:
-    """A summariser that takes its time and keeps where it was called from, and when."""
+    """A summariser that answers once `gate` is open, and keeps where it was called from.
+
+    Only a test opens the gate, and never while a turn is on: a turn that waited for a summary would end with this one's error.
+    """
 
     model, context_window, scratch_role = "slow", 50_000, "user"
 
-    def __init__(self, delay_s: float = DELAY_S, error: BackendError | None = None) -> None:
+    def __init__(self, *, held: bool = True, error: BackendError | None = None) -> None:
         self.backend = scripted(*[so_far] * 50)
-        self.delay_s, self.error = delay_s, error
+        self.error = error
+        self.gate = threading.Event()
         self.callers: list[Any] = []
-        self.under_way = 0
+        self.under_way = self.cancelled = 0
+        if not held:
+            self.gate.set()
 
     def _begin(self, caller: Any) -> None:
         self.callers.append(caller)
@@ -47,15 +53,19 @@ class Slow:
     def send(self, request: Request) -> Reply:
         self._begin(threading.current_thread())
         self.under_way += 1
-        time.sleep(self.delay_s)
+        opened = self.gate.wait(PATIENCE_S)
         self.under_way -= 1
+        assert opened, f"nobody opened the gate within {PATIENCE_S} s"
         return self.backend.send(request)
 
     async def asend(self, request: Request) -> Reply:
         self._begin(asyncio.current_task())
         self.under_way += 1
         try:
-            await asyncio.sleep(self.delay_s)
+            await aopened(self.gate)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         finally:
             self.under_way -= 1
         return await self.backend.asend(request)
@@ -83,71 +93,101 @@ def compactions(ctx: AgentContext) -> list[HistoryCompacted]:
     return found
 
 
+def wait_for(check: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not check():
+        assert time.monotonic() < until, f"nothing happened within {PATIENCE_S} s"
+        time.sleep(0.01)
+
+
+async def await_for(check: Callable[[], bool]) -> None:
+    """The same beside other tasks of the loop."""
+    until = time.monotonic() + PATIENCE_S
+    while not check():
+        assert time.monotonic() < until, f"nothing happened within {PATIENCE_S} s"
+        await asyncio.sleep(0.001)
+
+
+async def aopened(gate: threading.Event) -> None:
+    await await_for(gate.is_set)
+
+
+def busy(ctx: AgentContext) -> bool:
+    """Whether something is under way in the background."""
+    tasks = ctx._engine.ports.tasks
+    return tasks is not None and tasks.running > 0
+
+
+def quiet(ctx: AgentContext) -> None:
+    """Until nothing is under way in the background."""
+    wait_for(lambda: not busy(ctx))
+
+
+TURNS_AT_ONCE = 3  # that end while one summary is held: as many as there is room for
+
+
 def test_no_summary_call_on_the_hot_path_of_a_steady_conversation_in_threads() -> None:
-    slow = Slow()
+    slow, ended = Slow(), 0
     with session(slow) as ctx:
         events = compactions(ctx)
-        longest = 0.0
         for number in range(60):
-            begun = time.perf_counter()
             ctx.send(talk(number))
-            longest = max(longest, time.perf_counter() - begun)
-            time.sleep(0.03)  # a user thinks
+            ended += busy(ctx)
+            if ended % TURNS_AT_ONCE == 0:
+                slow.gate.set()
+                quiet(ctx)
+                slow.gate.clear()
+        slow.gate.set()
+        assert ended >= 2 * TURNS_AT_ONCE, "turns end while a summary is being written"
         assert len(events) >= 2
         assert all(e.rung == "model" and "background" in e.reason for e in events)
         assert threading.main_thread() not in slow.callers
-        assert longest < DELAY_S
 
 
 async def test_nor_on_a_loop_where_it_is_a_task_of_the_same_loop() -> None:
-    slow = Slow()
+    slow, ended = Slow(), 0
     async with session(slow) as ctx:
-        events = compactions(ctx)
-        me, longest = asyncio.current_task(), 0.0
+        events, me = compactions(ctx), asyncio.current_task()
         for number in range(60):
-            begun = time.perf_counter()
             await ctx.asend(talk(number))
-            longest = max(longest, time.perf_counter() - begun)
-            await asyncio.sleep(0.03)
+            ended += busy(ctx)
+            if ended % TURNS_AT_ONCE == 0:
+                slow.gate.set()
+                await await_for(lambda: not busy(ctx))
+                slow.gate.clear()
+        slow.gate.set()
+        assert ended >= 2 * TURNS_AT_ONCE
         assert len(events) >= 2
         assert all(e.rung == "model" and "background" in e.reason for e in events)
         assert me not in slow.callers
         assert all(isinstance(c, asyncio.Task) for c in slow.callers)
-        assert longest < DELAY_S
-
-
-def wait_for(check: Callable[[], bool]) -> None:
-    until = time.monotonic() + 5
-    while not check():
-        assert time.monotonic() < until, "nothing happened within 5 s"
-        time.sleep(0.01)
 
 
 def test_what_was_prepared_is_thrown_away_when_its_source_changed() -> None:
-    slow = Slow(0.0)
+    slow = Slow(held=False)
     with session(slow) as ctx:
         events = compactions(ctx)
         number = 0
         while not slow.callers:
             ctx.send(talk(number))
             number += 1
-            wait_for(lambda: not any(t.name == "ctxfold-background" for t in threading.enumerate()))
+            quiet(ctx)
         assert not events
         ctx.update(0, ctx.user_message("Point 0 is Y0 now. " + "filler " * 20))
         while not events:
             ctx.send(talk(number))
             number += 1
-            time.sleep(0.02)
+            quiet(ctx)
         assert "Y0" in str(slow.backend.requests[-1].messages)
 
 
 def test_a_failure_falls_back_to_the_ordinary_path() -> None:
-    broken = Slow(0.0, BackendError("down", kind="server"))
+    broken = Slow(error=BackendError("down", kind="server"))
     with session(broken) as ctx:
         events = compactions(ctx)
         for number in range(40):
             ctx.send(talk(number))
-            time.sleep(0.005)
+            quiet(ctx)
         assert events
         assert events[0].rung == "extractive"
         assert "down" in str(events[0].problems)
@@ -155,7 +195,7 @@ def test_a_failure_falls_back_to_the_ordinary_path() -> None:
 
 def test_it_is_opt_in_and_the_mark_may_be_zero() -> None:
     for settings in ({"background": False}, {"prepare_ratio": 0.0}):
-        slow = Slow(0.0)
+        slow = Slow(held=False)
         with session(slow, **settings) as ctx:
             for number in range(40):
                 ctx.send(talk(number))
@@ -163,44 +203,51 @@ def test_it_is_opt_in_and_the_mark_may_be_zero() -> None:
             assert set(slow.callers) == {threading.current_thread()}
 
 
-def begun(ctx: AgentContext, slow: Slow) -> None:
-    number = 0
-    while not slow.under_way:
+def begun(slow: Slow) -> AgentContext:
+    """A session in whose background a summary is held."""
+    ctx = session(slow)
+    for number in range(60):
         ctx.send(talk(number))
-        number += 1
-        time.sleep(0.01)
-        assert number < 60
+        if busy(ctx):
+            break
+    wait_for(lambda: slow.under_way == 1)
+    return ctx
 
 
 def test_closing_waits_or_does_not() -> None:
-    slow = Slow(0.4)
-    ctx = session(slow)
-    begun(ctx, slow)
-    ctx.close(wait=True)
-    assert slow.under_way == 0
-    slow = Slow(0.4)
-    ctx = session(slow)
-    begun(ctx, slow)
-    at = time.perf_counter()
-    ctx.close(wait=False)
-    assert time.perf_counter() - at < 0.3
+    slow = Slow()
+    closing = threading.Thread(target=begun(slow).close, kwargs={"wait": True})
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    slow.gate.set()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert (slow.under_way, len(slow.backend.requests)) == (0, 1)
+    slow = Slow()
+    begun(slow).close(wait=False)
+    assert slow.under_way == 1, "closed while it is held"
+    slow.gate.set()
     wait_for(lambda: slow.under_way == 0)
 
 
-async def test_aclose_waits_or_cancels() -> None:
-    for wait in (True, False):
-        slow = Slow(0.3)
-        ctx = session(slow)
-        number = 0
-        while not slow.under_way:
-            await ctx.asend(talk(number))
-            await asyncio.sleep(0.01)
-            number += 1
-        at = time.perf_counter()
-        await ctx.aclose(wait=wait)
-        assert slow.under_way == 0
-        assert (time.perf_counter() - at > 0.1) is wait
-        assert len(slow.backend.requests) == (1 if wait else 0)
+@pytest.mark.parametrize("wait", [True, False])
+async def test_aclose_waits_or_cancels(wait: bool) -> None:
+    slow = Slow()
+    ctx = session(slow)
+    for number in range(60):
+        await ctx.asend(talk(number))
+        if busy(ctx):
+            break
+    await await_for(lambda: slow.under_way == 1)
+    closing = asyncio.create_task(ctx.aclose(wait=wait))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not (wait and closing.done())
+    if wait:
+        slow.gate.set()
+    await closing
+    assert (slow.under_way, slow.cancelled, len(slow.backend.requests)) == ((0, 0, 1) if wait else (0, 1, 0))
 
 
 async def test_tasks_take_nothing_more_once_closed() -> None:
@@ -241,20 +288,35 @@ def test_postgres_leases(postgres_url: str) -> None:
         store.release(KEY, "summary", "b")
 
 
+class Watched(SqlStore):
+    """Tells when another worker has what is wanted here."""
+
+    def __init__(self, url: str, refused: Callable[[], None]) -> None:
+        super().__init__(url)
+        self.refused = refused
+
+    def lease(self, *args: Any, **kwargs: Any) -> bool:
+        got = super().lease(*args, **kwargs)
+        if not got:
+            self.refused()
+        return got
+
+
 def test_two_workers_never_summarise_one_span(tmp_path: Any) -> None:
     """Two handles with stores of their own, as two processes have; one's summary is under way when the other needs one."""
     url = f"sqlite:///{tmp_path}/two.db"
-    slow, other = Slow(0.5), Slow(0.0)
-    settings: dict[str, Any] = {"store": url, "session": "s", "background": False}
-    with session(slow, **settings, auto_compact=True) as first:
-        for number in range(30):
+    slow, other = Slow(), Slow(held=False)
+    settings: dict[str, Any] = {"session": "s", "background": False}
+    with session(slow, store=url, **settings, auto_compact=False) as first:
+        for number in range(60):  # more than the window holds
             first.add([first.user_message(talk(number))])
-        with session(other, **settings) as second:
+        with Watched(url, slow.gate.set) as store, session(other, store=store, **settings) as second:
             second.view()
             worker = threading.Thread(target=first.compact)
             worker.start()
             wait_for(lambda: slow.under_way > 0)
             second.send("and now?")
             worker.join()
+            assert slow.gate.is_set(), "the other has asked for the lease"
             assert other.callers == []
             assert second.usage().compactions == 1

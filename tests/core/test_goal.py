@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from ctxfold.events import GoalRefreshed
 from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
 from ctxfold.ports import Request
 from tests.core.driven import Driven, context, scripted, turns
-from tests.core.test_background import Slow, wait_for
+from tests.core.test_background import Slow, quiet
 
 Make = Callable[..., Driven]
 ANSWER = "GOAL: book the hotel Ribeira in Porto\nSTEP: compare rooms\nSAME: no"
@@ -41,11 +40,6 @@ def heard(ctx: Any) -> list[GoalRefreshed]:
 
 def excerpts(ctx: Any) -> list[str]:
     return [e.id for e in ctx.view() if e.shown_seq]
-
-
-def quiet(ctx: AgentContext) -> None:
-    """Until nothing is under way in the background."""
-    wait_for(lambda: ctx._engine.ports.tasks is not None and ctx._engine.ports.tasks.running == 0)  # type: ignore[attr-defined]
 
 
 def test_what_the_user_has_set_stays_and_travels(make: Make, tmp_path: Any) -> None:
@@ -131,14 +125,14 @@ def test_outputs_of_a_step_outlive_those_that_were_written_for_none() -> None:
 
 
 def test_a_model_is_asked_in_the_background_and_its_answer_applied_at_the_next_turn() -> None:
-    slow = Slow(0.2)
+    slow = Slow()
     slow.backend = scripted(*[ANSWER] * 9)
     with context(scripted(*["noted"] * 9), summarizer=slow, pruning_order="subgoal_mig", context_window=4_000) as ctx:
         events = heard(ctx)
-        begun = time.perf_counter()
         ctx.send("I need a place to stay in Porto.")
-        assert time.perf_counter() - begun < 0.2, "the turn does not wait"
+        assert slow.backend.requests == [], "the turn does not wait"
         assert ctx.goal().goal == ""
+        slow.gate.set()
         quiet(ctx)
         ctx.send("With breakfast, please.")
         goal = ctx.goal()
@@ -153,7 +147,7 @@ def test_a_model_is_asked_in_the_background_and_its_answer_applied_at_the_next_t
 
 
 async def test_on_a_loop_it_is_a_task_of_that_loop() -> None:
-    slow = Slow(0.05)
+    slow = Slow(held=False)
     slow.backend = scripted(*[ANSWER] * 9)
     async with context(
         scripted(*["noted"] * 9), summarizer=slow, pruning_order="task_aware", context_window=4_000

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, HistoryCompacted, MemoryStore
+from ctxfold import HistoryCompacted, MemoryStore
 from ctxfold.errors import BackendError, StoreUnavailableError
 from ctxfold.events import OutputsPrepared
 from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
 from ctxfold.ports import Request
 from tests.core.driven import Driven, context, scripted, text_of
-from tests.core.test_background import Slow, wait_for
+from tests.core.test_background import Slow, await_for, quiet, wait_for
 
 Make = Callable[..., Driven]
 
@@ -45,10 +44,6 @@ def short(request: Request) -> str:
 def filled(ctx: Any, count: int, start: int = 0) -> None:
     for number in range(start, start + count):
         ctx.add(looked_up(number))
-
-
-def quiet(ctx: AgentContext) -> None:
-    wait_for(lambda: ctx._engine.ports.tasks is not None and ctx._engine.ports.tasks.running == 0)  # type: ignore[attr-defined]
 
 
 def heard(ctx: Any, *kinds: type) -> list[Any]:
@@ -260,13 +255,15 @@ def test_the_calls_are_counted_once(make: Make) -> None:
 
 
 def test_closing_ends_what_is_under_way_and_gives_nothing_up() -> None:
-    slow = Slow(0.3)
+    slow = Slow()
     slow.backend = scripted(*[short] * 99)
     store = MemoryStore()
     ctx = context(store=store, summarizer=slow, context_window=20_000, tool_summaries=True)
     filled(ctx, 12)
     wait_for(lambda: slow.under_way > 0)
     ctx.close(wait=False)
+    assert slow.under_way > 0, "closed while it is held"
+    slow.gate.set()
     wait_for(lambda: not any(t.name == "ctxfold-background" for t in threading.enumerate()))
     with context(store=store, summarizer=scripted(*[short] * 99), context_window=20_000) as again:
         assert again.get("t0").text == output(0)
@@ -276,12 +273,11 @@ def test_closing_ends_what_is_under_way_and_gives_nothing_up() -> None:
 
 
 async def test_a_loop_that_ends_leaves_no_half_summary() -> None:
-    slow = Slow(5.0)
+    slow = Slow()
     ctx = context(summarizer=slow, context_window=20_000, tool_summaries=True)
     for number in range(8):
         await ctx.aadd(looked_up(number))
-    await asyncio.sleep(0.05)
-    assert slow.under_way == 1
+    await await_for(lambda: slow.under_way == 1)
     await ctx.aclose(wait=False)
-    assert slow.under_way == 0
+    assert (slow.under_way, slow.cancelled) == (0, 1)
     assert not ctx._engine._journals[ctx._key].pairs.running
