@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
+from ctxfold import HistoryCompacted
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
 
@@ -26,7 +28,7 @@ def texts(body: Any) -> str:
 
 
 def chat_on(server: ModelServer) -> ChatCtx:
-    return ChatCtx(model="m", provider="deepseek", base_url=server.base_url, api_key="x", max_retries=0)
+    return ChatCtx(model="m", provider="deepseek", base_url=server.base_url, api_key="x", max_retries=0, timeout=60)
 
 
 def asked_by_agent(server: ModelServer, mark: str = "AGENT") -> list[Any]:
@@ -277,49 +279,73 @@ def test_8_braces_in_a_prompt_of_ones_own() -> None:
         chat.close()
 
 
-SLOW_S = 1.5
+class Held:
+    """Answers the agent at once, and a request for a summary when the test says so."""
+
+    def __init__(self) -> None:
+        self.events: list[threading.Event] = []
+
+    def __call__(self, body: Any) -> Scripted:
+        if "AGENT" in texts(body).split("\n")[0]:
+            return Scripted("All right.", reasoning="Hm.")
+        self.events.append(threading.Event())
+        return Scripted(WRITING + "they talked.", reasoning="Hm.", held=self.events[-1])
+
+    @property
+    def waiting(self) -> bool:
+        return not all(e.is_set() for e in self.events)
+
+    def let_go(self) -> None:
+        for event in self.events:
+            event.set()
+
+    async def let_all_end(self, tasks: Any) -> None:
+        """Until nothing is under way in the background."""
+        while tasks.running:
+            self.let_go()
+            await asyncio.sleep(0.001)
 
 
 async def test_9_a_turn_does_not_wait_for_a_summary() -> None:
     """Theirs is written while the user waits; ours, prepared ahead, beside the turns, on a loop that stays free."""
 
-    def slow(body: Any) -> Scripted:
-        if "AGENT" in texts(body).split("\n")[0]:
-            return Scripted("All right.", reasoning="Hm.")
-        return Scripted(WRITING + "they talked.", reasoning="Hm.", delay_s=SLOW_S)
+    def turn(agent: Any, number: int) -> Any:
+        return agent.ainvoke({"messages": [HumanMessage(f"MARK{number:04} " + "and so on " * 30)]}, THREAD)
 
-    loop = asyncio.get_running_loop()
-
-    async def longest(agent: Any) -> float:
-        waits: list[float] = []
-        for number in range(30):
-            before = loop.time()
-            await agent.ainvoke({"messages": [HumanMessage(f"MARK{number:04} " + "and so on " * 30)]}, THREAD)
-            waits.append(loop.time() - before)
-            await asyncio.sleep(0.15)  # somebody reads the answer
-        return max(waits)
-
-    async def tick(gaps: list[float]) -> None:
-        while True:
-            before = loop.time()
-            await asyncio.sleep(0.01)
-            gaps.append(loop.time() - before)
-
-    with ModelServer(model="m", script=slow, strict="deepseek") as server:
+    held, waited = Held(), 0
+    with ModelServer(model="m", script=held, strict="deepseek") as server:
         chat, agent = agent_with_theirs(server, trigger=("messages", 30), keep=("messages", 4))
-        assert await longest(agent) >= SLOW_S
+        for number in range(30):
+            asked = asyncio.create_task(turn(agent, number))
+            while not (held.waiting or asked.done()):
+                await asyncio.sleep(0.001)
+            if held.waiting:
+                waited += 1
+                await asyncio.sleep(0.1)
+                assert not asked.done()
+                held.let_go()
+            await asked
+        assert waited == len(asked_for_summary(server)) > 0
         await chat.aclose()
         chat.close()
-    with ModelServer(model="m", script=slow, strict="deepseek", context_window=4_000) as server:
+    held, ended = Held(), 0
+    with ModelServer(model="m", script=held, strict="deepseek", context_window=4_000) as server:
         middleware = ContextMiddleware(context_window=4_000, background=True, history_tools=False)
         chat, agent = agent_with(server, middleware)
-        gaps = list[float]()
-        ticking = asyncio.create_task(tick(gaps))
-        assert await longest(agent) < SLOW_S
-        ticking.cancel()
-        assert middleware.context("t").usage().compactions > 0
+        context, events = middleware.context("t"), list[HistoryCompacted]()
+        context.subscribe(lambda e: events.append(e) if isinstance(e, HistoryCompacted) else None)
+        tasks: Any = context._engine.ports.tasks
+        for number in range(40):
+            await turn(agent, number)
+            assert server.cancelled == 0, "a turn waited for a summary until it gave it up"
+            ended += tasks.running
+            if ended % 3 == 0:
+                await held.let_all_end(tasks)
+        await held.let_all_end(tasks)
+        assert ended > 3
+        assert context.usage().compactions > 0
         assert asked_for_summary(server)
-        assert max(gaps) < SLOW_S / 2
+        assert all(e.rung == "model" and "background" in e.reason for e in events)
         await middleware.aclose()
         await chat.aclose()
         chat.close()
