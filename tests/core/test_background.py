@@ -42,10 +42,12 @@ class Slow:
         self.gate = threading.Event()
         self.callers: list[Any] = []
         self.under_way = self.cancelled = 0
+        self.in_vain = False  # somebody has waited too long: no call after that waits
         if not held:
             self.gate.set()
 
     def _begin(self, caller: Any) -> None:
+        assert not self.in_vain
         self.callers.append(caller)
         if self.error is not None:
             raise self.error
@@ -55,6 +57,7 @@ class Slow:
         self.under_way += 1
         opened = self.gate.wait(PATIENCE_S)
         self.under_way -= 1
+        self.in_vain = not opened
         assert opened, f"nobody opened the gate within {PATIENCE_S} s"
         return self.backend.send(request)
 
@@ -65,6 +68,9 @@ class Slow:
             await aopened(self.gate)
         except asyncio.CancelledError:
             self.cancelled += 1
+            raise
+        except AssertionError:
+            self.in_vain = True
             raise
         finally:
             self.under_way -= 1
@@ -114,7 +120,7 @@ async def aopened(gate: threading.Event) -> None:
 
 def busy(ctx: AgentContext) -> bool:
     """Whether something is under way in the background."""
-    tasks = ctx._engine.ports.tasks
+    tasks: Any = ctx._engine.ports.tasks
     return tasks is not None and tasks.running > 0
 
 
