@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import httpx
 
 from ctxfold.testing import ModelServer
+from tests.timing import PATIENCE_S
 
 Json = dict[str, Any]
-PATIENCE_S = 60
 
 
 def user(text: str) -> Json:
@@ -62,10 +61,3 @@ def events(text: str) -> list[Json]:
 
 def deltas(chunks: list[Json], key: str) -> str:
     return "".join(chunk["choices"][0]["delta"].get(key) or "" for chunk in chunks if chunk["choices"])
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"nothing happened within {PATIENCE_S} s"
-        time.sleep(0.01)

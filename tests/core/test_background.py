@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,7 @@ from ctxfold.history.records import SessionKey
 from ctxfold.ports import Reply, Request
 from ctxfold.tasks import LocalTasks
 from tests.core.driven import context, scripted
-
-PATIENCE_S = 60
+from tests.timing import PATIENCE_S, await_for, wait_for
 
 
 def so_far(request: Request) -> str:
@@ -65,7 +63,7 @@ class Slow:
         self._begin(asyncio.current_task())
         self.under_way += 1
         try:
-            await aopened(self.gate)
+            await await_for(self.gate.is_set)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -97,25 +95,6 @@ def compactions(ctx: AgentContext) -> list[HistoryCompacted]:
     found: list[HistoryCompacted] = []
     ctx.subscribe(lambda e: found.append(e) if isinstance(e, HistoryCompacted) else None)
     return found
-
-
-def wait_for(check: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not check():
-        assert time.monotonic() < until, f"nothing happened within {PATIENCE_S} s"
-        time.sleep(0.01)
-
-
-async def await_for(check: Callable[[], bool]) -> None:
-    """The same beside other tasks of the loop."""
-    until = time.monotonic() + PATIENCE_S
-    while not check():
-        assert time.monotonic() < until, f"nothing happened within {PATIENCE_S} s"
-        await asyncio.sleep(0.001)
-
-
-async def aopened(gate: threading.Event) -> None:
-    await await_for(gate.is_set)
 
 
 def busy(ctx: AgentContext) -> bool:

@@ -26,8 +26,8 @@ from tests.core.chat_client import (
     say,
     tool,
     user,
-    wait_for,
 )
+from tests.timing import wait_for
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from ctxfold.events import OutputsPrepared
 from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
 from ctxfold.ports import Request
 from tests.core.driven import Driven, context, scripted, text_of
-from tests.core.test_background import Slow, await_for, quiet, wait_for
+from tests.core.test_background import Slow, quiet
+from tests.timing import await_for, wait_for
 
 Make = Callable[..., Driven]
 

@@ -16,6 +16,7 @@ from ctxfold.errors import ConfigError
 from ctxfold.history.sections import section_note
 from ctxfold.messages import Message
 from tests.core.driven import Driven, scripted, text_of, tool_round
+from tests.timing import wait_for
 
 Make = Callable[..., Driven]
 REPLIES = [f"reply {i}" for i in range(40)]
@@ -166,14 +167,15 @@ def test_a_head_section_stands_in_front_and_moves_in_only_where_an_epoch_begins(
 
 @pytest.mark.parametrize("kind", ["raises", "hangs", "huge", "wrong"])
 def test_a_bad_source_costs_only_its_section(make: Make, kind: str) -> None:
-    gate = threading.Event()
+    gate, back = threading.Event(), threading.Event()
 
     def bad(query: Query) -> Any:
         match kind:
             case "raises":
                 raise ValueError("no such index")
             case "hangs":
-                gate.wait(30)
+                gate.wait(60)
+                back.set()
                 return []
             case "huge":
                 return ["x" * 10_000_000, "lots " * 2_000_000]
@@ -181,12 +183,13 @@ def test_a_bad_source_costs_only_its_section(make: Make, kind: str) -> None:
                 return [17]
 
     backend = scripted(*REPLIES)
-    sections = [Section("lsp", bad, timeout_s=0.2 if kind == "hangs" else 10.0), documents("the car is red")]
+    sections = [Section("lsp", bad, timeout_s=0.2 if kind == "hangs" else 60.0), documents("the car is red")]
     ctx = make(backend, context_window=10_000, sections=sections)
     told = events_of(ctx, SectionSkipped)
-    began = time.perf_counter()
+    began = time.process_time()
     ctx.send("Which colour?")
-    took = time.perf_counter() - began
+    assert time.process_time() - began < 20
+    assert not back.is_set(), "it is not waited for"
     gate.set()
     text = text_of(backend.requests[0].messages)
     assert "the car is red" in text
@@ -197,18 +200,18 @@ def test_a_bad_source_costs_only_its_section(make: Make, kind: str) -> None:
         reasons = {"raises": "no such index", "hangs": "no answer within 0.2 s", "wrong": "int"}
         assert reasons[kind] in told[0].reason
         assert told[0].kind == "lsp"
-    assert took < 5
 
 
 def test_sources_are_asked_at_the_same_time(make: Make) -> None:
-    barrier = threading.Barrier(3, timeout=10)
+    barrier = threading.Barrier(3, timeout=60)
 
     def source(query: Query) -> list[str]:
         barrier.wait()
         return ["met"]
 
     backend = scripted(*REPLIES)
-    ctx = make(backend, context_window=10_000, sections=[Section(k, source) for k in ("code", "lsp", "documents")])
+    three = [Section(kind, source, timeout_s=60) for kind in ("code", "lsp", "documents")]
+    ctx = make(backend, context_window=10_000, sections=three)
     ctx.send("question")
     assert len(sections_in(backend.requests[0].messages)) == 3
 
@@ -225,13 +228,12 @@ def test_a_source_that_hangs_is_not_asked_for_ever(make: Make) -> None:
     told = events_of(ctx, SectionSkipped)
     for i in range(6):
         ctx.send(f"question {i}")
-    assert len(calls) == 4
+    wait_for(lambda: len(calls) == 4)
     assert "have not come back" in told[-1].reason
     gate.set()
-    deadline = time.monotonic() + 10
-    while len(calls) == 4 and time.monotonic() < deadline:
-        ctx.send("again")
-    assert len(calls) == 5, "they came back: it is asked again"
+    wait_for(lambda: not apart())
+    ctx.send("again")
+    wait_for(lambda: len(calls) == 5)
 
 
 async def test_an_async_source_is_awaited() -> None:
@@ -385,10 +387,12 @@ def test_settings_that_cannot_be_meant() -> None:
         AgentContext(context_window=1_000, sections=[Section("code", nothing), Section("code", nothing)])
 
 
+def apart() -> bool:
+    """Whether a source's thread is still there."""
+    return any(t.name == "ctxfold-apart" for t in threading.enumerate())
+
+
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
     yield
-    deadline = time.monotonic() + 10
-    while any(t.name == "ctxfold-apart" for t in threading.enumerate()):
-        assert time.monotonic() < deadline, "a source's thread is still there"
-        time.sleep(0.01)
+    wait_for(lambda: not apart())
