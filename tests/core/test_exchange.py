@@ -19,6 +19,7 @@ from ctxfold.stream import ContentFirst, Thinking
 from ctxfold.testing import ModelServer
 from tests.core.driven import Driven, call, context, scripted, text_of, turns
 from tests.properties.machine import assert_legal
+from tests.timing import await_for
 
 Make = Callable[..., Driven]
 DOWN = BackendError("down", kind="server")
@@ -142,28 +143,38 @@ async def test_a_cancelled_stream(on_abort: Any) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        for _ in range(50):
-            if len(ctx.view().messages) == (2 if on_abort == "keep_partial" else 0):
-                break
-            await asyncio.sleep(0.01)
+        await await_for(lambda: len(ctx.view().messages) == (2 if on_abort == "keep_partial" else 0))
         assert [m.text for m in ctx.view().messages] == (["hi", "a lo"] if on_abort == "keep_partial" else [])
 
 
-class SlowStore(MemoryStore):
-    """Appends that are written at once and acknowledged late, so that a cancellation falls in between."""
+class Stopping(MemoryStore):
+    """Stops at one moment of its appends: before one is written, or when it is written and not acknowledged yet."""
+
+    def __init__(self, stop_at: int) -> None:
+        super().__init__()
+        self.stop_at, self.moment = stop_at, 0
+        self.stopped, self.go_on = asyncio.Event(), asyncio.Event()
 
     async def aappend(self, *args: Any, **kwargs: Any) -> Any:
+        await self._pass()
         written = self.append(*args, **kwargs)
-        await asyncio.sleep(0.04)
+        await self._pass()
         return written
 
+    async def _pass(self) -> None:
+        self.moment += 1
+        if self.moment == self.stop_at:
+            self.stopped.set()
+            await self.go_on.wait()
 
-@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.04, 0.06, 0.07])
-async def test_a_cancellation_at_any_moment_leaves_all_or_nothing(after_s: float) -> None:
-    with SlowStore() as store, context(scripted("one", "two", "three"), store=store) as ctx:
+
+@pytest.mark.parametrize("moment", [1, 2, 3, 4])
+async def test_a_cancellation_at_any_moment_leaves_all_or_nothing(moment: int) -> None:
+    with Stopping(moment) as store, context(scripted("one", "two", "three"), store=store) as ctx:
         task = asyncio.create_task(ctx.asend("hi"))
-        await asyncio.sleep(after_s)
+        await asyncio.wait_for(store.stopped.wait(), 60)
         task.cancel()
+        store.go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert [m.text for m in ctx.view().messages] in ([], ["hi", "one"])

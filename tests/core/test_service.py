@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from ctxfold import memory_section as remembered
 from ctxfold.messages import assistant, tool_result, user
 from ctxfold.zones.section import KINDS
 from tests.core.driven import Driven, call, scripted, text_of, tool_round, turns
+from tests.timing import wait_for
 
 Make = Callable[..., Driven]
 REPLIES = [f"reply {i}" for i in range(40)]
@@ -156,7 +156,7 @@ def test_prepare_context_asks_puts_in_and_reports(make: Make) -> None:
     gate = threading.Event()
 
     def hangs(query: Query) -> list[str]:
-        gate.wait(30)
+        gate.wait(60)
         return []
 
     def raises(query: Query) -> list[str]:
@@ -311,10 +311,8 @@ def test_goal_and_step_are_found_out_at_once(make: Make) -> None:
     service = Service(ctx)
     ctx.add(user("Open the gate.", id="q"))
     assert service.maybe_refresh_subgoal() == ""
-    deadline = time.monotonic() + 10
-    while not (step := service.maybe_refresh_subgoal()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert (step, service.maybe_refresh_task_goal()) == ("find the guard", "open the gate")
+    wait_for(service.maybe_refresh_subgoal)
+    assert (service.maybe_refresh_subgoal(), service.maybe_refresh_task_goal()) == ("find the guard", "open the gate")
     assert len(backend.requests) == 1
 
 

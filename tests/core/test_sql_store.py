@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -117,7 +116,7 @@ def test_sqlalchemy_loads_on_first_construction() -> None:
         "s.SqlStore('sqlite://').close(); assert 'sqlalchemy' in sys.modules"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env=environment, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env=environment, timeout=300)
 
 
 def test_a_forgotten_store_leaves_no_open_connection(url: str) -> None:
@@ -224,7 +223,7 @@ def test_lost_version_and_lost_tables(url: str) -> None:
 @pytest.mark.usefixtures("postgres_url")
 def test_unreachable_server_hides_the_password() -> None:
     address = "postgresql://ann:tops3cret@127.0.0.1:9/db?sslpassword=0ther"
-    with SqlStore(address, timeout_s=2) as store:
+    with SqlStore(address) as store:
         with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:9/db") as caught:
             store.append(KEY, [said("a")])
         for text in (str(caught.value), repr(store)):
@@ -253,11 +252,11 @@ def test_a_lock_held_too_long(tmp_path: Path) -> None:
 
 
 def test_a_row_lock_held_too_long(postgres_url: str) -> None:
-    with fresh_schema(postgres_url) as url, SqlStore(url, timeout_s=0.2) as store:
+    with fresh_schema(postgres_url) as url, SqlStore(url, timeout_s=3) as store:
         store.append(KEY, [said("a")])
         with psycopg.connect(url.replace("+psycopg", "")) as other:
             other.execute("SELECT * FROM ctxfold_sessions FOR UPDATE")
-            with pytest.raises(StoreUnavailableError, match=r"locked for 0\.2 s"):
+            with pytest.raises(StoreUnavailableError, match=r"locked for 3 s"):
                 store.append(KEY, [said("b")])
             other.rollback()
         assert [r.seq for r in store.append(KEY, [said("b")], known=1)] == [2]
@@ -326,17 +325,15 @@ def test_numbers_beyond_a_database_are_missing(url: str) -> None:
 
 async def test_async_calls_leave_the_loop_free(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    async with SqlStore(f"sqlite:///{path}", timeout_s=5) as store:
+    async with SqlStore(f"sqlite:///{path}", timeout_s=60) as store:
         await store.aappend(KEY, [said("a")])
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             waiting = asyncio.create_task(store.aappend(KEY, [said("b")], known=1))
-            started, ticks = time.monotonic(), 0
-            while time.monotonic() - started < 0.2:
+            for _ in range(20):
                 await asyncio.sleep(0.01)
-                ticks += 1
+            assert not waiting.done()
             other.execute("COMMIT")
-        assert ticks > 5
         assert [r.seq for r in await waiting] == [2]
 
 

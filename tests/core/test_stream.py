@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from ctxfold.errors import BackendError
 from ctxfold.messages import Message, ReasoningPart, TextPart, ToolCallPart, Usage, validated
 from ctxfold.ports import Chunk, ToolCallDelta
 from ctxfold.stream import Content, ContentFirst, Fold, Thinking, ToolCalls
+from tests.timing import cpu_s
 
 D = ToolCallDelta
 
@@ -176,19 +176,16 @@ def test_surrogate_pairs_cut_by_chunks_are_joined_again() -> None:
 
 
 def test_work_per_chunk_does_not_grow() -> None:
-    def cost(count: int) -> float:
+    def work(count: int) -> None:
         fold = Fold("a1")
         block = {"type": "reasoning.text", "text": "word ", "index": 0}
-        start = time.perf_counter()
         for _ in range(count):
             fold.feed(Chunk(reasoning="word ", reasoning_details=(block,), tool_calls=(D(0, "a", "f", "word "),)))
             fold.feed(Chunk(content="word "))
         fold.feed(Chunk(finish_reason="length"))
         fold.close()
-        return (time.perf_counter() - start) / count
 
-    cost(100)
-    assert cost(20_000) < 10 * cost(1_000)
+    assert cpu_s(lambda: work(20_000)) < 10 * 20 * cpu_s(lambda: work(1_000), runs=9)
 
 
 @given(
