@@ -100,21 +100,25 @@ def restore(engine: Engine, journal: Journal, references: Sequence[str]) -> Flow
 
     What is visible in full already is left alone. ContextOverflowError, before anything is written, when they do not fit.
     """
-    wanted: dict[int, Message] = {}
+    groups: dict[
+        int, dict[int, Message]
+    ] = {}  # a round stays in its order, whichever of its messages was updated since
     for reference in references:
         record, message = yield from original_record(journal, reference)
         if message.visibility == "user":
             raise MessageError(f"message {message.id!r} is for the user only: it cannot be brought before the model")
         entry = journal.state.entry(message.id)
         if entry is not None and entry.seq == record.seq:
-            wanted[record.seq] = message
+            groups[record.seq] = {record.seq: message}
         elif entry is None:
-            wanted |= yield from _round(journal, record, message)
+            group = yield from _round(journal, record, message)
+            groups[min(group)] = group
+    wanted = [(seq, message) for _, group in sorted(groups.items()) for seq, message in group.items()]
     back: list[Message] = []
 
     def drafts(state: SessionState) -> list[Draft]:
         live = {e.id: e for e in state.live}
-        missing = {seq: m for seq, m in sorted(wanted.items()) if _lacks(state, live, m)}
+        missing = {seq: m for seq, m in wanted if _lacks(state, live, m)}
         _check_room(engine, journal, missing.values(), live)
         back[:] = missing.values()
         return _restored(engine.ports, missing)
@@ -150,7 +154,7 @@ def _restored(ports: Ports, messages: Mapping[int, Message]) -> list[Draft]:
 
 
 def _round(journal: Journal, record: Record, message: Message) -> Flow[dict[int, Message]]:
-    """The whole tool round of a message that left the view, newest versions, by record; just the message if in none."""
+    """The whole tool round of a message that left the view, newest versions in order, by record; just the message if in none."""
     if message.role == "tool":
         calls = {r.call_id for r in message.tool_results}
         caller = yield from _caller(journal, (yield from _added(journal, message.id)), calls)

@@ -29,6 +29,7 @@ from ctxfold.zones.sources import Sources
 __all__ = ["Room", "Window"]
 
 FIT_TRIES = 4
+BESIDE_TOKENS = 8  # role and gaps of the message in which recalled passages and sections travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Room:
         view = yield from self._fit(journal, turn_id, extra, allowed=allowed)
         if not recall:
             return Window(view)
-        room = rules.budget_tokens - view.tokens - extra
+        room = rules.budget_tokens - view.tokens - extra - BESIDE_TOKENS
         asking = asked or newest_question(view)
         if asking is None:
             return Window(view)
@@ -179,7 +180,8 @@ class Room:
     def recalled(self, journal: Journal, question: Message) -> Flow[str]:
         """Passages of compacted messages for a question that is not stored yet, within the room that it leaves."""
         view, rules = journal.view(), journal.rules()
-        room = rules.budget_tokens - view.tokens - journal.overhead_tokens - self.ports.counter.count(question)
+        room = rules.budget_tokens - view.tokens - journal.overhead_tokens - BESIDE_TOKENS
+        room -= self.ports.counter.count(question)
         return (yield from recalled(journal, view, self.ports, question=question, room_tokens=room))
 
     def maintain(self, journal: Journal, *, idle_s: float = 0.0) -> Flow[Outcome | None]:

@@ -163,6 +163,19 @@ def test_restore_brings_originals_back_at_the_tail(make: Make) -> None:
         ctx.restore("never")
 
 
+@pytest.mark.parametrize("updated", ["t-a", "t-r0"])
+def test_restore_keeps_a_round_in_order_whichever_message_was_updated(make: Make, updated: str) -> None:
+    ctx = make(context_window=2_000)
+    round_of_two = tool_round("t", calls=2)
+    ctx.add([*turns(1), user("go", id="g"), *round_of_two, assistant("ok", id="z"), *turns(1, start=1)])
+    place = [e.id for e in ctx.view().live].index(updated)
+    ctx.update(place, ctx.view().live[place].message)
+    ctx.add(turns(10, start=2))
+    ctx.compact()
+    assert [m.id for m in ctx.restore("t-r1", "u0")] == ["u0", *(m.id for m in round_of_two)]
+    assert_legal(ctx.view().messages)
+
+
 def test_restore_puts_a_pruned_output_back_in_place(make: Make) -> None:
     ctx = make(context_window=4_000)
     for i in range(6):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold.messages import assistant, user
+from ctxfold.messages import assistant, tool_result, user
 from tests.core.driven import Driven, scripted, text_of, tool_round
 
 
@@ -75,3 +75,20 @@ def test_tiny_windows_hold_too(make: Callable[..., Driven], limit: int) -> None:
         assert ctx.window().view.tokens <= limit - limit // 10
         ctx.add(assistant("a " * (number * 11 % 20 + 1), id=f"a{number}"))
     assert len(ctx.messages()) == 50
+
+
+def test_what_was_recalled_travels_only_while_its_message_fits(make: Callable[..., Driven]) -> None:
+    for size in range(424, 464, 4):
+        asking = tool_round("r")[0]
+        backend = scripted(asking, "done")
+        ctx = make(
+            backend, context_window=500, max_tokens=100, tool_result_ratio=0.9, summarizer=scripted(*["short"] * 9)
+        )
+        for number in range(12):
+            said_before = f"The value of key {number} is {number * 137}. " + "word " * 20
+            ctx.add([user(said_before, id=f"u{number}"), assistant("noted", id=f"a{number}")])
+        ctx.send("What is the value of key 3?")
+        ctx.send(tool_result("r-c0", "x" * size, id="r-r0"))
+        request = backend.requests[-1]
+        assert sum(map(ctx.ctx.counter.count, request.messages)) <= 400
+        assert "key 3" in request.messages[-1].text  # as much as fits

@@ -89,6 +89,8 @@ def open_calls(entries: Sequence[Entry]) -> set[str]:
         if entry.message.role == "tool":
             answered.update(r.call_id for r in entry.message.tool_results)
             continue
+        if entry.message.visibility == "user":
+            continue
         return {c.id for c in entry.message.tool_calls} - answered
     return set()
 

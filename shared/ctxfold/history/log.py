@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from ctxfold.history.cuts import complete_prefix
+from ctxfold.history.cuts import complete_prefix, open_calls
 from ctxfold.history.records import (
     AMONG_PROMPTS,
     Calibrated,
@@ -93,6 +93,7 @@ class SessionState:
         self.stale = False
         self._count = count
         self._hidden = hidden
+        self._ids: set[str] | None = None  # of the zones; made when it is needed, from then on kept within an epoch
 
     def apply(self, records: Iterable[Record]) -> None:
         """Fold records in; `stale` is set when the fold has to be built anew (after an undo)."""
@@ -241,11 +242,30 @@ class SessionState:
         if record.turn_id is None:
             self._join(entry)
         elif record.turn_id not in self.closed:
-            turn = self.open.setdefault(record.turn_id, OpenTurn())
-            turn.entries.append(entry)
-            turn.at_s = record.at_s
+            turn = self.open.get(record.turn_id) or OpenTurn()
+            if self._has_place(entry, turn.entries):
+                self.open[record.turn_id] = turn
+                turn.entries.append(entry)
+                turn.at_s = record.at_s
+
+    def _has_place(self, entry: Entry, after: Sequence[Entry]) -> bool:
+        """False for what is there already, as an edit was undone, or two writers brought a message back at once, and for a result
+        whose call went with what was undone."""
+        if self._ids is None:
+            self._ids = {e.id for zone in (self.system, self.compressed, self.live) for e in zone}
+        if entry.id in self._ids:
+            return False
+        if not self.undone:
+            return True
+        results = entry.message.tool_results
+        twice = after is not self.live and any(e.id == entry.id for e in after)
+        return not twice and (not results or {r.call_id for r in results} <= open_calls(after))
 
     def _join(self, entry: Entry) -> None:
+        if not self._has_place(entry, self.live):
+            return
+        if self._ids is not None:
+            self._ids.add(entry.id)
         leads = entry.message.role == "system" and not self.live and not self.compressed
         (self.system if leads else self.live).append(entry)
         self.tokens += entry.tokens
@@ -330,6 +350,8 @@ class SessionState:
         self.removed.pop(entry.id, None)
         if entry.message.visibility == "user" and not self._hidden:
             return
+        if not self._has_place(entry, ()):
+            return
         if before == AMONG_PROMPTS:
             self.system = [*self.system, entry]
             return
@@ -368,6 +390,7 @@ class SessionState:
 
     def _new_epoch(self, record: Record, *, revertible: bool = True) -> None:
         self.epoch += 1
+        self._ids = None
         if revertible:
             self.revertible.append(record.id)
         self.tokens = sum(e.tokens for zone in (self.system, self.compressed, self.live) for e in zone)
