@@ -19,6 +19,7 @@ from tests.core.scan import places_of
 from tests.properties.machine import assert_legal
 
 KILLS = 6
+A_RUN = 9  # erasures at the most, however late the kill: some are left at the end
 COUNT = 60
 ERASER = """
 import sys
@@ -52,7 +53,7 @@ def test_killed_erasures_are_whole_or_nothing(tmp_path: Path) -> None:
     left, begun = list(names), set[str]()
     for _ in range(KILLS):
         process = subprocess.Popen(
-            [sys.executable, "-c", ERASER, url, *left],
+            [sys.executable, "-c", ERASER, url, *left[:A_RUN]],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": path},

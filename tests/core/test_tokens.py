@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -8,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from ctxfold.errors import ConfigError
 from ctxfold.tokens import RatioCounter, TextCounter, TiktokenCounter, encoding_name, text_counter
+from tests.timing import cpu_s
 
 O200K_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
 SAMPLES = [
@@ -84,9 +85,8 @@ def test_a_megabyte_of_one_character_takes_linear_time(character: str) -> None:
     counter = TiktokenCounter(allow_download=False)
     short, long = character * 20_000, character * (1_000_000 // len(character))
     expected = counter.count(short) * len(long) / len(short)
-    start = time.process_time()
     assert counter.count(long) == pytest.approx(expected, rel=0.1)
-    assert time.process_time() - start < 10
+    assert cpu_s(lambda: counter.count(long)) < 10
 
 
 def test_lone_surrogates_and_special_tokens_are_plain_text() -> None:
@@ -189,55 +189,70 @@ def run_isolated(code: str, folder: Path, **environment: str) -> subprocess.Comp
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
 
 
 FALL_BACK = """
-import time, warnings
+import warnings
 warnings.simplefilter("always")
 from ctxfold.tokens import text_counter
-start = time.monotonic()
 print(text_counter().id, text_counter("gpt-4").id, text_counter("gpt-4").count("a" * 400))
-print(time.monotonic() - start)
 """
 
 
-def test_offline_without_files_estimates_at_once_and_warns_once(tmp_path: Path) -> None:
-    done = run_isolated(FALL_BACK, tmp_path, CTXFOLD_OFFLINE="1")
-    ids, seconds = done.stdout.splitlines()
-    assert ids == "ratio:4,0.6,0.45,1.5 ratio:4,0.6,0.45,1.5 100"
-    assert float(seconds) < 0.5
+class BlackHole(socket.socket):
+    """A proxy that lets anybody connect and never answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bind(("127.0.0.1", 0))
+        self.listen()
+        self.setblocking(False)
+        self.url = f"http://127.0.0.1:{self.getsockname()[1]}"
+
+    def callers(self) -> int:
+        """How many have connected since the last call."""
+        count = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.accept()[0].close()
+                count += 1
+        return count
+
+
+@pytest.fixture
+def black_hole() -> Iterator[BlackHole]:
+    with BlackHole() as hole:
+        yield hole
+
+
+def test_offline_without_files_estimates_at_once_and_warns_once(tmp_path: Path, black_hole: BlackHole) -> None:
+    done = run_isolated(FALL_BACK, tmp_path, CTXFOLD_OFFLINE="1", https_proxy=black_hole.url)
+    assert done.stdout.split() == ["ratio:4,0.6,0.45,1.5", "ratio:4,0.6,0.45,1.5", "100"]
+    assert black_hole.callers() == 0, "nobody was asked, so nobody was waited for"
     assert done.stderr.count("CtxWarning") == 1
     assert "downloads are switched off" in done.stderr
     assert O200K_FILE in done.stderr
     assert "TIKTOKEN_CACHE_DIR" in done.stderr
 
 
-@pytest.fixture
-def black_hole() -> Iterator[str]:
-    """A proxy address that accepts connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
-def test_a_silent_network_costs_the_deadline_once(tmp_path: Path, black_hole: str) -> None:
-    start = time.monotonic()
-    done = run_isolated(FALL_BACK.replace('"gpt-4"', "None"), tmp_path, https_proxy=black_hole)
-    assert time.monotonic() - start < 15
-    ids, seconds = done.stdout.splitlines()
-    assert ids.startswith("ratio:")
-    assert float(seconds) < 4.5
+def test_a_silent_network_costs_the_deadline_once(tmp_path: Path, black_hole: BlackHole) -> None:
+    done = run_isolated(FALL_BACK.replace('"gpt-4"', "None"), tmp_path, https_proxy=black_hole.url)
+    assert done.stdout.startswith("ratio:")
+    assert black_hole.callers() <= 1
+    assert "did not finish within 3 s" in done.stderr or "timed out" in done.stderr
     assert done.stderr.count("CtxWarning") == 1
 
 
 def test_a_refused_network_fails_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    done = run_isolated(FALL_BACK, tmp_path, https_proxy=f"http://127.0.0.1:{port}")
-    assert float(done.stdout.splitlines()[1]) < 2
+    patient = "import ctxfold.tokens; ctxfold.tokens.DOWNLOAD_DEADLINE_S = 60\n"
+    done = run_isolated(patient + FALL_BACK, tmp_path, https_proxy=f"http://127.0.0.1:{port}")
     assert "the download failed" in done.stderr
+    assert "refused" in done.stderr
 
 
 @pytest.mark.parametrize("variable", ["TIKTOKEN_CACHE_DIR", "CTXFOLD_CACHE_DIR"])
@@ -274,6 +289,7 @@ class _Files(http.server.BaseHTTPRequestHandler):
 
 DOWNLOAD = """
 import ctxfold.tokens as tokens
+tokens.DOWNLOAD_DEADLINE_S = 60
 from dataclasses import replace
 from types import MappingProxyType
 tokens._FILES = MappingProxyType({"o200k_base": replace(tokens._FILES["o200k_base"], url=URL)})
