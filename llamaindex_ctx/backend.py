@@ -16,7 +16,6 @@ from ctxfold.errors import BackendError, ConfigError, MessageError
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
 from llamaindex_ctx.foreign import CumulativeChunks, whole_reply
-from llamaindex_ctx.marks import ID_KEY, KIND_KEY
 from llamaindex_ctx.revert import to_chat_messages
 
 __all__ = ["AsyncForeignStream", "ForeignStream", "LlamaIndexBackend", "bare_messages"]
@@ -130,8 +129,7 @@ def bare_messages(messages: Sequence[Message]) -> list[ChatMessage]:
     """The messages without our own marks, which some integrations would send along."""
     found = to_chat_messages(messages)
     for message in found:
-        for mark in (ID_KEY, KIND_KEY):
-            message.additional_kwargs.pop(mark, None)
+        message.additional_kwargs = dict(message.additional_kwargs)  # the marks stay behind
     return found
 
 

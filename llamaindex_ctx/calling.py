@@ -18,7 +18,7 @@ from ctxfold.messages import ToolSpec
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
 from llamaindex_ctx.backend import AsyncForeignStream, ForeignStream, LlamaIndexBackend, bare_messages
 from llamaindex_ctx.foreign import whole_reply
-from llamaindex_ctx.marks import ID_KEY
+from llamaindex_ctx.marks import ID_KEY, mark
 
 __all__ = ["ONE_CALL", "Call", "CallersBackend", "failing_as_it_did"]
 
@@ -57,7 +57,7 @@ class Call:
         self.waiting.clear()
 
     def put(self, response: ChatResponse) -> None:
-        response.message.additional_kwargs[ID_KEY] = self.reply_id
+        mark(response.message, **{ID_KEY: self.reply_id})
         self.waiting.append(response)
 
     def take(self) -> Iterator[ChatResponse]:

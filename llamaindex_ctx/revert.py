@@ -19,7 +19,7 @@ from llama_index.core.base.llms.types import (
 from pydantic import TypeAdapter
 
 from ctxfold.messages import MediaPart, Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
-from llamaindex_ctx.marks import ID_KEY, KIND_KEY, NAMESPACE, REASONING_KEY, Json
+from llamaindex_ctx.marks import ID_KEY, KIND_KEY, NAMESPACE, REASONING_KEY, Json, Noted
 from llamaindex_ctx.media import media_block, plain_media_block
 
 __all__ = ["to_chat_message", "to_chat_messages"]
@@ -47,7 +47,7 @@ def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
 
 
 def to_chat_message(message: Message) -> ChatMessage:
-    """One message, exactly as it came when it came from LlamaIndex; its id in `additional_kwargs["ctxfold_id"]`."""
+    """One message, exactly as it came when it came from LlamaIndex; `additional_kwargs["ctxfold_id"]` tells its id beside."""
     if (text := _only_text(message)) is not None:
         return _of_text(message, TextBlock(text=text))
     beside: Json | None = message.opaque(NAMESPACE)
@@ -55,8 +55,11 @@ def to_chat_message(message: Message) -> ChatMessage:
     marks = {ID_KEY: message.id, **({KIND_KEY: message.kind} if message.kind != "message" else {})}
     blocks = None if beside is None else _restored(parts, cast("list[Json]", beside["blocks"]))
     if beside is None or blocks is None:
-        return _plain(message, parts, marks)
-    return ChatMessage(role=MessageRole(beside["role"]), blocks=blocks, additional_kwargs={**beside["kwargs"], **marks})
+        made = _plain(message, parts)
+    else:
+        made = ChatMessage(role=MessageRole(beside["role"]), blocks=blocks, additional_kwargs=beside["kwargs"])
+    made.additional_kwargs = Noted(made.additional_kwargs, marks)
+    return made
 
 
 def _only_text(message: Message) -> str | None:
@@ -68,7 +71,7 @@ def _only_text(message: Message) -> str | None:
 def _of_text(message: Message, block: TextBlock) -> ChatMessage:
     """A message that is right by construction, made as unpickling makes one: windows are long, and checking costs thrice that."""
     made = ChatMessage.__new__(ChatMessage)
-    fields = {"role": _ROLES[message.role], "additional_kwargs": {ID_KEY: message.id}, "blocks": [block]}
+    fields = {"role": _ROLES[message.role], "additional_kwargs": Noted({}, {ID_KEY: message.id}), "blocks": [block]}
     _set(made, "__dict__", fields)
     _set(made, "__pydantic_fields_set__", set(fields))
     _set(made, "__pydantic_extra__", None)
@@ -76,7 +79,7 @@ def _of_text(message: Message, block: TextBlock) -> ChatMessage:
     return made
 
 
-def _plain(message: Message, parts: Sequence[Part], marks: Json) -> ChatMessage:
+def _plain(message: Message, parts: Sequence[Part]) -> ChatMessage:
     kwargs: Json = {}
     results = message.tool_results
     if results:
@@ -88,7 +91,7 @@ def _plain(message: Message, parts: Sequence[Part], marks: Json) -> ChatMessage:
         # streaming chat engines keep one text block and the kwargs, nothing else
         kwargs[REASONING_KEY] = message.reasoning
     blocks = [b for p in parts if (b := _plain_block(p)) is not None]
-    return ChatMessage(role=MessageRole(message.role), blocks=blocks, additional_kwargs={**kwargs, **marks})
+    return ChatMessage(role=MessageRole(message.role), blocks=blocks, additional_kwargs=kwargs)
 
 
 def _plain_block(part: Part) -> ContentBlock | None:

@@ -39,7 +39,7 @@ from ctxfold.vectors import Embedder
 from llamaindex_ctx.calling import ONE_CALL, Call, CallersBackend, failing_as_it_did
 from llamaindex_ctx.convert import from_chat_messages
 from llamaindex_ctx.embedding import as_embedder
-from llamaindex_ctx.marks import ID_KEY
+from llamaindex_ctx.marks import ID_KEY, mark
 from llamaindex_ctx.reasoning import check_reasoning, returning
 from llamaindex_ctx.runs import Run, Sessions, Whose
 from llamaindex_ctx.summarizer import LlmSummarizer
@@ -243,7 +243,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
     def _answered(self, asked: _Asked, reply: Reply) -> ChatResponse:
         self._went(asked, reply)
         (response,) = asked.call.take()
-        response.message.additional_kwargs[ID_KEY] = reply.message.id
+        mark(response.message, **{ID_KEY: reply.message.id})
         return response
 
     def _went(self, asked: _Asked, reply: Reply) -> None:
@@ -314,9 +314,9 @@ class _Said:
     def of(cls, messages: Sequence[ChatMessage], whose: Whose) -> _Said:
         given = frozenset(str(m.additional_kwargs[ID_KEY]) for m in messages if m.additional_kwargs.get(ID_KEY))
         for message in messages:
-            if message.role == MessageRole.TOOL:
+            if message.role == MessageRole.TOOL and ID_KEY not in message.additional_kwargs:
                 # an agent hands the same object to its memory later: a CtxMemory over this session then knows it
-                message.additional_kwargs.setdefault(ID_KEY, uuid.uuid4().hex)
+                mark(message, **{ID_KEY: uuid.uuid4().hex})
         taken = from_chat_messages(messages)
         lead = next((i for i, m in enumerate(taken) if m.role != "system"), len(taken))
         rest = taken[lead:]

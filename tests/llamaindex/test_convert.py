@@ -41,7 +41,7 @@ from ctxfold.messages import (
 )
 from llamaindex_ctx import CtxMemory, from_chat_messages, to_chat_messages
 from llamaindex_ctx.convert import from_chat_message
-from llamaindex_ctx.marks import section
+from llamaindex_ctx.marks import mark, section
 from llamaindex_ctx.revert import to_chat_message
 
 PNG = base64.b64decode(
@@ -209,7 +209,8 @@ def test_messages_of_other_faces_are_normal_messages() -> None:
         TextBlock(text="look"),
         ToolCallBlock(tool_call_id="c1", tool_name="look", tool_kwargs={"q": "a"}),
     ]
-    assert message.additional_kwargs == {"ctxfold_id": "l1", "reasoning_content": "hm"}
+    assert message.additional_kwargs == {"reasoning_content": "hm"}
+    assert message.additional_kwargs["ctxfold_id"] == "l1"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_one_message_for_each_result() -> None:
 def test_a_summary_is_known_by_its_kind() -> None:
     message = to_chat_message(Message("s", "user", (TextPart("so far"),), kind="summary"))
     assert message.role is MessageRole.USER
-    assert message.additional_kwargs == {"ctxfold_id": "s", "ctxfold_kind": "summary"}
+    assert dict(message.additional_kwargs.items()) == {"ctxfold_id": "s", "ctxfold_kind": "summary"}
     assert from_chat_message(message, "x").kind == "summary"
 
 
@@ -360,7 +361,9 @@ def test_a_section_is_sent_but_never_stored() -> None:
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
 def test_a_plain_message_is_what_llamaindex_itself_would_make(role: Role) -> None:
     made = to_chat_messages([Message("m1", role, (TextPart("a word"),)), Message("m2", role, (TextPart("a word"),))])
-    checked = ChatMessage(role=role, blocks=[TextBlock(text="a word")], additional_kwargs={"ctxfold_id": "m1"})
+    checked = ChatMessage(role=role, blocks=[TextBlock(text="a word")])
+    assert made[0] == checked
+    mark(checked, ctxfold_id="m1")
     for twin in (made[0], pickle.loads(pickle.dumps(made[0])), copy.deepcopy(made[0]), made[0].model_copy()):
         assert twin == checked
         assert twin.__getstate__() == checked.__getstate__()
@@ -368,4 +371,4 @@ def test_a_plain_message_is_what_llamaindex_itself_would_make(role: Role) -> Non
     made[0].blocks.append(TextBlock(text="more"))
     made[0].additional_kwargs["mine"] = True
     assert made[1].content == "a word"
-    assert made[1].additional_kwargs == {"ctxfold_id": "m2"}
+    assert dict(made[1].additional_kwargs.items()) == {"ctxfold_id": "m2"}
