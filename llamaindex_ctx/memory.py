@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +13,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory.types import BaseMemory
+from llama_index.core.storage.chat_store.base_db import MessageStatus
 from pydantic import Field, PrivateAttr
 
 from ctxfold import Section
@@ -25,18 +26,25 @@ from ctxfold.tokens import TextCounter
 from ctxfold.vectors import Embedder
 from llamaindex_ctx.convert import from_chat_messages
 from llamaindex_ctx.instrumentation import span
-from llamaindex_ctx.marks import ID_KEY, is_section, is_summary, section
+from llamaindex_ctx.marks import is_section, is_summary
 from llamaindex_ctx.memory_blocks import Block, asking
 from llamaindex_ctx.opening import FunctionCounter, Tokenizer, live_at, open_live, source_of, window_rules
+from llamaindex_ctx.passing import (
+    archive_stays,
+    carry_ids,
+    heavy,
+    once,
+    question,
+    shown,
+    with_recalled,
+    with_status,
+    without_own,
+)
 from llamaindex_ctx.registry import Live, drop_live, find_live, forget, name_of, stored_name
 from llamaindex_ctx.revert import to_chat_messages
 from llamaindex_ctx.rounds import finished, unanswered
 
 __all__ = ["CtxMemory"]
-
-# from here on, converting and counting would hold up an event loop
-MANY = 200  # messages
-LONG = 200_000  # characters
 
 
 class CtxMemory(BaseMemory, Closing):
@@ -134,6 +142,11 @@ class CtxMemory(BaseMemory, Closing):
         """The session itself, for what LlamaIndex has no words for: pins, explain, usage, export, undo."""
         return self._live.context
 
+    @property
+    def token_limit(self) -> int:
+        """Tokens that the history may take."""
+        return self.context.policy.budget_tokens
+
     def at(self, session_id: str, *, owner: str | None = None) -> CtxMemory:
         """The memory of another session over the same engine and store, which is made at its first use."""
         return type(self)(live_at(self._live, session_id, owner), recall=self.recall)
@@ -151,9 +164,11 @@ class CtxMemory(BaseMemory, Closing):
         """
         self._check_room(initial_token_count)
         with self._asking(kwargs):
-            window = self.context.window(recall=self._looks, question=_text(input), overhead_tokens=initial_token_count)
+            window = self.context.window(
+                recall=self._looks, question=question(input), overhead_tokens=initial_token_count
+            )
         self._feed()
-        return _with_recalled(to_chat_messages(finished(window.messages)), window.recalled)
+        return with_recalled(to_chat_messages(finished(window.messages)), window.recalled)
 
     @span
     async def aget(
@@ -162,10 +177,10 @@ class CtxMemory(BaseMemory, Closing):
         self._check_room(initial_token_count)
         with self._asking(kwargs, on_loop=True):
             window = await self.context.awindow(
-                recall=self._looks, question=_text(input), overhead_tokens=initial_token_count
+                recall=self._looks, question=question(input), overhead_tokens=initial_token_count
             )
         await self._afeed()
-        return _with_recalled(await _shown(finished(window.messages)), window.recalled)
+        return with_recalled(await shown(finished(window.messages)), window.recalled)
 
     @property
     def _looks(self) -> bool:
@@ -189,16 +204,21 @@ class CtxMemory(BaseMemory, Closing):
         budget = self.context.policy.budget_tokens
         if tokens > budget:
             raise WindowTooSmallError(
-                f"the initial token count is {tokens}, the history's whole budget {budget}: shorten the prefix or raise "
-                "context_window (token_limit)"
+                f"Initial token count exceeds token limit: the initial token count is {tokens}, the history's whole budget "
+                f"{budget}: shorten the prefix or raise context_window (token_limit)"
             )
 
-    def get_all(self) -> list[ChatMessage]:
-        """Every message of the conversation as it was put, those that were compacted too, in order; reads the log."""
-        return to_chat_messages(self.context.messages())
+    def get_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
+        """Every message of the conversation as it was put, those that were compacted too, in order; reads the log.
 
-    async def aget_all(self) -> list[ChatMessage]:
-        return await _shown(await self.context.amessages())
+        Of LlamaIndex's own statuses, those that were compacted are ARCHIVED, all others ACTIVE.
+        """
+        view = self.context.view().messages if status else ()
+        return to_chat_messages(with_status(self.context.messages(), view, status))
+
+    async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
+        view = (await self.context.aview()).messages if status else ()
+        return await shown(with_status(await self.context.amessages(), view, status))
 
     # writing
 
@@ -220,20 +240,20 @@ class CtxMemory(BaseMemory, Closing):
 
     def _put(self, messages: Sequence[ChatMessage | str]) -> None:
         view = self.context.view().messages if self._needs_view(messages) else ()
-        fresh = _without_own(self._taken(messages, unanswered(view)), view)
+        fresh = without_own(self._taken(messages, unanswered(view)), view)
         if fresh:
-            self._live.waiting = self.context.add(fresh, known_ids=_carry_ids(messages)).turn_id is not None
+            self._live.waiting = self.context.add(fresh, known_ids=carry_ids(messages)).turn_id is not None
 
     @span
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
-        await (asyncio.to_thread(self._put, messages) if _heavy(messages) else self._aput(messages))
+        await (asyncio.to_thread(self._put, messages) if heavy(messages) else self._aput(messages))
         await self._afeed()
 
     async def _aput(self, messages: Sequence[ChatMessage | str]) -> None:
         view = (await self.context.aview()).messages if self._needs_view(messages) else ()
-        fresh = _without_own(self._taken(messages, unanswered(view)), view)
+        fresh = without_own(self._taken(messages, unanswered(view)), view)
         if fresh:
-            added = await self.context.aadd(fresh, known_ids=_carry_ids(messages))
+            added = await self.context.aadd(fresh, known_ids=carry_ids(messages))
             self._live.waiting = added.turn_id is not None
 
     @span
@@ -243,26 +263,28 @@ class CtxMemory(BaseMemory, Closing):
         self._feed()
 
     def _set(self, messages: Sequence[ChatMessage | str]) -> None:
-        fresh = _once(self._taken(messages))
+        fresh = once(self._taken(messages))
         self.context.set_messages(fresh, prompts=True)
         self._live.waiting = bool(unanswered(fresh))
 
     @span
     async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
-        await (asyncio.to_thread(self._set, messages) if _heavy(messages) else self._aset(messages))
+        await (asyncio.to_thread(self._set, messages) if heavy(messages) else self._aset(messages))
         await self._afeed()
 
     async def _aset(self, messages: Sequence[ChatMessage | str]) -> None:
-        fresh = _once(self._taken(messages))
+        fresh = once(self._taken(messages))
         await self.context.aset_messages(fresh, prompts=True)
         self._live.waiting = bool(unanswered(fresh))
 
-    def reset(self) -> None:
-        """Empty the conversation, system messages too; the archive keeps what was there."""
+    def reset(self, status: MessageStatus | None = None) -> None:
+        """Empty the conversation, system messages too; the archive keeps what was there, so that ARCHIVED is a ConfigError."""
+        archive_stays(status)
         self.context.clear(prompts=True)
         self._live.waiting = False
 
-    async def areset(self) -> None:
+    async def areset(self, status: MessageStatus | None = None) -> None:
+        archive_stays(status)
         await self.context.aclear(prompts=True)
         self._live.waiting = False
 
@@ -345,41 +367,3 @@ class CtxMemory(BaseMemory, Closing):
             drop_live(self._live)
         if self._live.blocks is not None:
             self._live.blocks.side.close()
-
-
-def _text(input: str | ChatMessage | None) -> str | None:
-    return input.content if isinstance(input, ChatMessage) else input
-
-
-def _heavy(messages: Sequence[ChatMessage | str]) -> bool:
-    return len(messages) > MANY or sum(len(m if isinstance(m, str) else m.content or "") for m in messages) > LONG
-
-
-async def _shown(messages: Sequence[Message]) -> list[ChatMessage]:
-    """The messages converted, in a thread where they are many."""
-    if len(messages) > MANY:
-        return await asyncio.to_thread(to_chat_messages, messages)
-    return to_chat_messages(messages)
-
-
-def _with_recalled(messages: list[ChatMessage], recalled: str) -> list[ChatMessage]:
-    if not recalled:
-        return messages
-    last_is_user = bool(messages) and messages[-1].role == "user"
-    messages.insert(len(messages) - 1 if last_is_user else len(messages), section(recalled))
-    return messages
-
-
-def _without_own(messages: Sequence[Message], view: Sequence[Message]) -> list[Message]:
-    """The messages without summaries of this very session, which an engine hands back."""
-    known = {m.id for m in view if m.kind == "summary"}
-    return [m for m in messages if m.id not in known]
-
-
-def _carry_ids(messages: Iterable[ChatMessage | str]) -> bool:
-    """Whether any of them was handed out by a memory before."""
-    return any(not isinstance(m, str) and ID_KEY in m.additional_kwargs for m in messages)
-
-
-def _once(messages: Sequence[Message]) -> list[Message]:
-    return list({m.id: m for m in messages}.values())
