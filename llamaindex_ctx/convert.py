@@ -71,15 +71,19 @@ def from_chat_messages(
     """The messages for the engine or a backend: ids given, every tool call but those of the last round answered.
 
     A string is a user message. `waiting` and `stray` are those of `paired`: calls of messages that came before, and what
-    becomes of a result that answers no call.
+    becomes of a result that answers no call; with it, a function's message without call id may be one.
     """
     taken = (ChatMessage(content=m) if isinstance(m, str) else m for m in messages)
-    return paired([from_chat_message(m, new_id()) for m in taken], new_id, waiting, stray=stray)
+    found = [from_chat_message(m, new_id(), strays=stray is not None) for m in taken]
+    return paired(found, new_id, waiting, stray=stray)
 
 
-def from_chat_message(message: ChatMessage, id: str) -> Message:
-    """One message under the id that it carries, else under `id`. UnknownRoleError for a function's without call id."""
-    role, kwargs = _role(message), _kwargs(message)
+def from_chat_message(message: ChatMessage, id: str, *, strays: bool = False) -> Message:
+    """One message under the id that it carries, else under `id`. UnknownRoleError for a function's without call id.
+
+    With `strays`, it is a result that answers whichever call waits, or none.
+    """
+    role, kwargs = _role(message, strays), _kwargs(message)
     carried = message.additional_kwargs.get(ID_KEY)
     text = None if kwargs or KIND_KEY in message.additional_kwargs else _only_text(message)
     if text is not None and role != "tool" and message.role.value == role:
@@ -104,13 +108,13 @@ def _only_text(message: ChatMessage) -> str | None:
     return block.text if isinstance(block, TextBlock) and block == TextBlock(text=block.text) else None
 
 
-def _role(message: ChatMessage) -> Role:
+def _role(message: ChatMessage, strays: bool) -> Role:
     role = _ROLES.get(message.role)
     if role is None:
         raise UnknownRoleError(
             f"role {message.role!r} is not known: use one of {', '.join(sorted(r.value for r in _ROLES))}"
         )
-    if message.role is MessageRole.FUNCTION and not message.additional_kwargs.get("tool_call_id"):
+    if message.role is MessageRole.FUNCTION and not strays and not message.additional_kwargs.get("tool_call_id"):
         raise UnknownRoleError(
             "a message in the role 'function' does not say which call it answers: use the role 'tool' with "
             'additional_kwargs={"tool_call_id": ...}'

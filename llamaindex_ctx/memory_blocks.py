@@ -31,7 +31,7 @@ _log = logging.getLogger("ctxfold")
 T = TypeVar("T")
 Block: TypeAlias = BaseMemoryBlock[Any]
 Owed: TypeAlias = tuple[int, ChatMessage]  # a message and the number of its batch
-SHARE = 0.3  # of the prompt's budget, at most, for each block: what `Memory` leaves to all of them
+SHARE = 0.3  # of the prompt's budget, at most, for each block that may be cut: what `Memory` leaves to all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +137,18 @@ class Blocks:
             raise ConfigError(f"two memory blocks are called {twice!r}: give each a name of its own")
 
     def sections(self) -> tuple[Section, ...]:
-        """A section for each block, those that are never to be left out (priority 0) first."""
+        """A section for each block, those that are never to be cut (priority 0) first, with the whole room between them."""
         ordered = sorted(self.blocks, key=lambda block: block.priority)
+        whole = max(SHARE, 1 / max(1, sum(b.priority == 0 for b in ordered)))
         return tuple(
-            Section(_kind(b.name), _Source(self, b), lifetime="request", share=SHARE, min_free_ratio=0.0, timeout_s=30)
+            Section(
+                _kind(b.name),
+                _Source(self, b),
+                lifetime="request",
+                share=whole if b.priority == 0 else SHARE,
+                min_free_ratio=0.0,
+                timeout_s=30,
+            )
             for b in ordered
         )
 

@@ -96,6 +96,14 @@ async def test_a_flush_in_the_middle_of_a_round() -> None:
     ]
 
 
+async def test_a_function_of_old_is_told() -> None:
+    block = CtxMemoryBlock(CtxMemory.from_defaults("archive", token_limit=400))
+    await block.aput(
+        [user("look"), ChatMessage(role="function", content="found it", additional_kwargs={"name": "look"})]
+    )
+    assert "found it" in await block.aget()
+
+
 async def test_a_message_larger_than_the_limit_is_archived_whole_and_shown_in_part() -> None:
     block = CtxMemoryBlock(archive())
     long = " ".join(f"word{i}" for i in range(2_000))

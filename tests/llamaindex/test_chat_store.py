@@ -115,6 +115,17 @@ async def test_any_messages_come_back_as_they_were_put(call: Driver, store: CtxC
     assert (await call(store, "get_messages", "at once"))[-2:] == [calling("c"), result("c")]
 
 
+async def test_a_function_of_old_comes_back_as_it_was_put(call: Driver, store: CtxChatStore) -> None:
+    """From before calls had ids."""
+    asking = ChatMessage(role="assistant", content="", additional_kwargs={"function_call": {"name": "look"}})
+    telling = ChatMessage(role="function", content="found", additional_kwargs={"name": "look"})
+    messages = [user("look"), asking, telling, bot("There.")]
+    for message in messages:
+        await call(store, "add_message", "k", message)
+    assert await call(store, "get_messages", "k") == messages
+    assert await call(store, "delete_message", "k", 2) == telling
+
+
 @pytest.mark.parametrize("index", [1, 4, 5, 7])
 def test_a_message_of_a_tool_round_is_deleted_alone(index: int, store: CtxChatStore) -> None:
     store.set_messages("k", ODD)

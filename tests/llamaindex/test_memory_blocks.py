@@ -269,6 +269,16 @@ async def test_blocks_in_order_of_priority_within_the_room() -> None:
         assert memory.context.counter.count_text(told) <= 300
 
 
+@pytest.mark.parametrize("limit", [100, 200])
+async def test_a_block_that_is_never_to_be_cut_comes_whole_before_any_other(limit: int) -> None:
+    core, more = ("Ann is allergic to nuts. " * 10).strip(), ("Ann likes green tea. " * 8).strip()
+    blocks = [Notes(name="more", priority=1, says=more), Notes(name="core", priority=0, says=core)]
+    with CtxMemory.from_defaults("s", token_limit=limit, memory_blocks=blocks) as memory:
+        told = beside(await memory.aget("Well?"))
+        assert core in told
+        assert (more in told) == (limit == 200)
+
+
 async def test_a_section_of_the_users_own_goes_along() -> None:
     def shelf(query: Query) -> list[Item]:
         return [Item(f"The canteen opens at 7.30. ({query.text})", source="house.md")]
