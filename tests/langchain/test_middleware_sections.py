@@ -98,7 +98,7 @@ async def test_from_a_vector_store_and_a_broken_retriever() -> None:
     )
     broken = Broken(ask_on=[])
     with ModelServer(model="m", script=play, strict="openai") as server:
-        chat, agent, _ = agent_on(server, section_from(store), section_from(broken, kind="broken", timeout_s=1.0))
+        chat, agent, _ = agent_on(server, section_from(store), section_from(broken, kind="broken", timeout_s=60.0))
         heard = Heard()
         await agent.ainvoke({"messages": [HumanMessage("What is the gate code?")]}, {**T, "callbacks": [heard]})
         assert "The gate code is 7731." in str(server.requests[0].body["messages"])

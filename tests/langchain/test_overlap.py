@@ -23,6 +23,7 @@ from ctxfold.tokens import CtxWarning
 from langchain_ctx import ChatCtx, CtxChatMessageHistory
 from tests.core.postgres_schema import fresh_schema
 from tests.langchain.test_history import contents, words
+from tests.timing import await_for
 
 RUNS = 10
 PROMPT = ChatPromptTemplate.from_messages([MessagesPlaceholder("history"), ("human", "{question}")])
@@ -142,10 +143,11 @@ async def test_ten_overlapping_turns(form: str, how: str, store_url: str) -> Non
 
 async def test_one_handle_for_overlapping_lists_warns() -> None:
     """The slicing happens upstream: it cannot be right, so it is said. The answers are all kept."""
-    first_done = asyncio.Event()
+    second_asks, first_done = asyncio.Event(), asyncio.Event()
 
     async def answer(given: Any) -> AIMessage:
         if newest(given) == "second":
+            second_asks.set()
             await asyncio.wait_for(first_done.wait(), 60)
         return AIMessage(f"to {newest(given)}")
 
@@ -153,7 +155,7 @@ async def test_one_handle_for_overlapping_lists_warns() -> None:
         model: Any = RunnableLambda(answer)
         chain = RunnableWithMessageHistory(model, lambda session_id: history)
         second = asyncio.create_task(chain.ainvoke([HumanMessage("second")], config()))
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(second_asks.wait(), 60)
         await chain.ainvoke([HumanMessage("first")], config())
         first_done.set()
         with pytest.warns(CtxWarning, match=r"without its user message.*factory"):
@@ -279,9 +281,10 @@ async def test_an_abandoned_stream_leaves_nothing(form: str, how: str) -> None:
 
 async def test_a_cancelled_run_leaves_nothing() -> None:
     async with CtxChatMessageHistory.factory(context_window=8_000) as factory:
-        chain = RunnableWithMessageHistory(Meeting().as_runnable(), factory)
+        meeting = Meeting()
+        chain = RunnableWithMessageHistory(meeting.as_runnable(), factory)
         run = asyncio.create_task(chain.ainvoke([HumanMessage("never answered")], config()))
-        await asyncio.sleep(0.05)
+        await await_for(lambda: meeting.arrived)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,29 +20,33 @@ from ctxfold import AgentContext, ScriptedBackend, SectionInjected, SectionSkipp
 from ctxfold.errors import ConfigError
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, section_from, with_context
+from tests.timing import await_for
 
 FERRY = Document("The ferry to Orlen leaves at 7:40.", metadata={"source": "timetable.pdf", "page": 3}, id="d1")
 HOTEL = Document("The hotel in Orlen is called Seeblick.", metadata={"url": "https://example.org/orlen"})
 
 
 class Shelf(BaseRetriever):
-    """Gives all its documents; counts how often; may be slow or broken."""
+    """Gives all its documents; counts how often; may be held up or broken."""
 
     documents: list[Document]
     asked: list[str] = []  # noqa: RUF012
-    delay_s: float = 0.0
+    answered: list[str] = []  # noqa: RUF012
+    held: Any = None
     error: Any = None
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         self.asked.append(query)
-        time.sleep(self.delay_s)
+        if self.held is not None and not self.held.wait(60):
+            raise TimeoutError("nobody let it go on")
         if self.error is not None:
             raise self.error
+        self.answered.append(query)
         return self.documents
 
 
 def shelf(*documents: Document, **settings: Any) -> Shelf:
-    return Shelf(documents=list(documents), asked=[], **settings)
+    return Shelf(documents=list(documents), asked=[], answered=[], **settings)
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
@@ -73,7 +77,7 @@ def test_a_vector_store() -> None:
         assert "Fact 7 of the island." in told
 
 
-@pytest.mark.parametrize("settings", [{"error": RuntimeError("index lost")}, {"delay_s": 5.0}])
+@pytest.mark.parametrize("settings", [{"error": RuntimeError("index lost")}, {"held": threading.Event()}])
 def test_one_that_fails_or_is_slow_costs_only_its_section(settings: Any) -> None:
     events: list[Any] = []
     with AgentContext(
@@ -83,6 +87,8 @@ def test_one_that_fails_or_is_slow_costs_only_its_section(settings: Any) -> None
         context.subscribe(events.append)
         assert context.send("When?").message.text == "Well."
         assert [e.kind for e in events if isinstance(e, SectionSkipped)] == ["documents"]
+        if "held" in settings:
+            settings["held"].set()
 
 
 def answers(server: ModelServer, face: str) -> Callable[[str], str]:
@@ -134,19 +140,21 @@ async def test_the_runs_callbacks_do_not_hear_of_it() -> None:
 
 
 async def test_the_loop_stays_free_meanwhile() -> None:
+    source = shelf(FERRY, held=threading.Event())
     model = with_context(
         FakeListChatModel(responses=["a"]),
         session="s",
         context_window=8_000,
-        sections=[section_from(shelf(FERRY, delay_s=0.5))],
+        sections=[section_from(source, timeout_s=None)],
     )
     asked = asyncio.create_task(model.ainvoke("When?"))
-    longest = 0.0
-    while not asked.done():
-        start = time.perf_counter()
-        await asyncio.sleep(0.01)
-        longest = max(longest, time.perf_counter() - start)
-    assert longest < 0.4
+    await await_for(lambda: source.asked)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    source.held.set()  # which only a free loop comes to
+    await asked
+    assert source.answered == ["When?"]
 
 
 def test_what_is_no_source() -> None:
