@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctxfold.errors import ConfigError, WindowTooSmallError
+from ctxfold.given import whole_number
 from ctxfold.messages import (
     MediaPart,
     Message,
@@ -132,17 +134,19 @@ def policy(
     **rules: object,
 ) -> Policy:
     """A Policy with the defaults that depend on the window: reply reserve a fifth, summary a fifth of the rest (64 to 2,048)."""
-    if context_window <= 0:
-        raise ConfigError(f"context_window is {context_window}: give the model's window in tokens, 1 or more")
-    reserve = max(1, context_window // 5) if reply_reserve_tokens is None else reply_reserve_tokens
-    if reserve >= context_window:
+    window = whole_number("context_window", context_window, "give the model's window in tokens, 1 or more, as a number")
+    reserve = max(1, window // 5)
+    if reply_reserve_tokens is not None:
+        advice = "give the tokens kept free for the reply, 1 or more, or None for a fifth of the window"
+        reserve = whole_number("max_tokens (reply_reserve_tokens)", reply_reserve_tokens, advice)
+    if reserve >= window:
         raise WindowTooSmallError(
-            f"context_window is {context_window} tokens and the reply reserve {reserve}: nothing is left for the prompt; "
+            f"context_window is {window} tokens and the reply reserve {reserve}: nothing is left for the prompt; "
             "raise context_window or lower max_tokens"
         )
-    limit = summary_tokens or min(2_048, max(64, (context_window - reserve) // 5))
+    limit = summary_tokens or min(2_048, max(64, (window - reserve) // 5))
     values = {
-        "context_window": context_window,
+        "context_window": window,
         "reply_reserve_tokens": reserve,
         "summary_tokens": limit,
         **rules,
@@ -150,11 +154,44 @@ def policy(
     try:
         made = Policy.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"policy setting {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise _wrong(error) from None
     if made.trigger is not None:
         with_prices(made.trigger, {})  # a model's name in place of its prices is found out now, not at the first turn
     return made
+
+
+# what others call it, and what it is called here
+_ELSEWHERE = {
+    "async_database_uri": "store",
+    "chat_history_token_ratio": "tail_ratio",
+    "chat_store": "store",
+    "chat_store_key": "session (session_id)",
+    "connection": "store",
+    "connection_string": "store",
+    "keep": "keep_last",
+    "llm": "summarizer",
+    "max_token_limit": "context_window",
+    "max_tokens": "reply_reserve_tokens",
+    "model": "summarizer",
+    "summarize_prompt": "summary_prompt",
+    "token_counter": "counter",
+    "token_flush_size": "hard_ratio",
+    "token_limit": "context_window",
+}
+
+
+def _wrong(error: ValidationError) -> ConfigError:
+    """The first thing that is wrong: which setting, what it is, and what it may be."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(map(str, first["loc"]))
+    if first["type"] != "extra_forbidden":
+        hint = ", such as ctxfold.TokensTrigger(at=4_000)" if name == "trigger" else ""
+        return ConfigError(f"policy setting {name} is {repr(first['input'])[:80]}: {first['msg']}{hint}")
+    if name in _ELSEWHERE:
+        return ConfigError(f"there is no setting {name!r}: here it is {_ELSEWHERE[name]}")
+    near = get_close_matches(name, Policy.model_fields, cutoff=0.5)
+    known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(Policy.model_fields)}"
+    return ConfigError(f"there is no setting {name!r}: {known}")
 
 
 class MessageCounter:

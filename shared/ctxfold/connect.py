@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ctxfold.budget import MessageCounter, Policy, policy
 from ctxfold.errors import BackendError, ConfigError
+from ctxfold.given import check_has, is_a, kind_of
 from ctxfold.messages import Message
 from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
 from ctxfold.prices import Prices
@@ -16,6 +18,11 @@ from ctxfold.tokens import TextCounter, text_counter
 from ctxfold.vectors import Embedder
 
 OPENAI = "openai_chat"
+STORES = "sqlite:///file.db, postgresql+psycopg://..., memory://, or a Store object"
+MODELS = (
+    "give a backend such as OpenAIChatBackend; a model of LangChain goes into langchain_ctx.LangChainBackend, an LLM of LlamaIndex "
+    "into llamaindex_ctx.LlamaIndexBackend"
+)
 
 if TYPE_CHECKING:
     from ctxfold.backends.http_backend import HttpBackend
@@ -29,12 +36,13 @@ def open_store(store: str | Store | None) -> Store:
     if store is None or store == "memory://":
         return _memory()
     if not isinstance(store, str):
+        written = f"'sqlite:///{os.fspath(store)}', a URL" if isinstance(store, os.PathLike) else STORES
+        check_has("store", store, ("head", "append"), f"use {written}")
         return store
-    scheme = store.partition(":")[0]
-    if scheme.partition("+")[0] not in {"sqlite", "postgresql", "postgres"}:
-        raise ConfigError(
-            f"store {scheme[:40]!r}: use sqlite:///file.db, postgresql+psycopg://..., memory://, or a Store object"
-        )
+    scheme, colon, _ = store.partition(":")
+    if scheme.partition("+")[0] not in {"sqlite", "postgresql", "postgres"} or not colon:
+        file = f"'sqlite:///{store}' for a file of that name, or " if store and not colon else ""
+        raise ConfigError(f"store {scheme[:40]!r} is no URL that ctxfold knows: use {file}{STORES}")
     from ctxfold.stores.sql import SqlStore
 
     return SqlStore(store)
@@ -78,7 +86,14 @@ def message_counter(
     if counter is None:
         return MessageCounter(_of_row(backend) or text_counter(model), count_reasoning=count_reasoning)
     given: Any = counter
-    return given if hasattr(given, "count_tools") else MessageCounter(given, count_reasoning=count_reasoning)
+    if not isinstance(counter, type) and hasattr(given, "count_tools"):
+        return cast("TokenCounter", given)
+    check_has("counter", given, ("count",), "give one with an id and count(text), such as ctxfold.text_counter(model)")
+    if not isinstance(getattr(given, "id", None), str):
+        raise ConfigError(
+            f"counter, {kind_of(given)}, has no id: name it (id = 'mine'), because sessions store its counts"
+        )
+    return MessageCounter(cast("TextCounter", given), count_reasoning=count_reasoning)
 
 
 def _of_row(backend: ContextBackend | None) -> TextCounter | None:
@@ -92,7 +107,9 @@ def _of_row(backend: ContextBackend | None) -> TextCounter | None:
 
 
 def session_rules(context_window: int | None, backend: ContextBackend | None, **rules: object) -> Policy:
-    """The rules for a window: the one given, else the backend's row; ConfigError when neither knows it."""
+    """The rules for a window: the one given, else the backend's row; ConfigError when neither knows it, or it is no backend."""
+    if backend is not None:
+        check_has("backend", backend, ("send", "asend"), MODELS)
     window = context_window if context_window is not None else backend.context_window if backend else None
     if window is None:
         name = f" of {backend.model!r}" if backend else ""
@@ -110,7 +127,13 @@ def ports(
     prices: Prices | None = None,
     embedder: Embedder | None = None,
 ) -> Ports:
-    """Ports from what a user gives; without a summariser the backend itself writes summaries."""
+    """Ports from what a user gives, looked at; without a summariser the backend itself writes summaries."""
+    if summarizer is not None:
+        check_has("summarizer", summarizer, ("send", "asend"), MODELS)
+    if prices is not None and not is_a(prices, Prices):
+        raise ConfigError(f"prices is {kind_of(prices)}: give ctxfold.Prices(input_per_mtok=..., output_per_mtok=...)")
+    if embedder is not None:
+        check_has("embedder", embedder, ("embed", "aembed"), "give an object with embed(texts) and aembed(texts)")
     model = backend.model if backend else None
     return Ports(
         store=open_store(store),

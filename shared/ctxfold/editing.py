@@ -9,6 +9,7 @@ from time import sleep
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from ctxfold.budget import Policy, policy
+from ctxfold.compaction.apply import check_known
 from ctxfold.compaction.clear_tools import sized
 from ctxfold.effects import FindLog
 from ctxfold.engine import Engine
@@ -21,9 +22,10 @@ from ctxfold.errors import (
     NothingToUndoError,
     PinBudgetError,
     StoreUnavailableError,
+    UnknownRoleError,
 )
 from ctxfold.events import Appended, EditUndone, Event, Inserted, PinsChanged, Removed, RulesChanged, Updated
-from ctxfold.explain import conversation, seen_by_user, with_hidden
+from ctxfold.explain import conversation, ids_of, seen_by_user, with_hidden
 from ctxfold.flow import Call, Flow
 from ctxfold.history.cuts import check_sequence, round_of
 from ctxfold.history.log import SessionState
@@ -43,7 +45,7 @@ from ctxfold.history.revise import inserted, popped, removed, replaced, retained
 from ctxfold.history.view import Entry, View
 from ctxfold.journal import Journal, append, decided, draft, opened_rules, record_names, refresh, unknown
 from ctxfold.loading import without
-from ctxfold.messages import Message, Role, validated
+from ctxfold.messages import ROLES, Message, Role, validated
 from ctxfold.ports import Document
 from ctxfold.zones.leaving import taken_out
 
@@ -103,6 +105,7 @@ def edit(
 def update(engine: Engine, journal: Journal, index: int, message: Message) -> Flow[Message]:
     """Replace the live message at `index`; it keeps its id. The old one is returned."""
     anchor = _anchor(journal, index)
+    validated(message)
 
     def change(view: View) -> tuple[Body, Updated]:
         place = _place(view.live, anchor)
@@ -139,8 +142,8 @@ def insert(engine: Engine, journal: Journal, index: int, message: Message) -> Fl
 
 
 def remove(engine: Engine, journal: Journal, index: int | str) -> Flow[tuple[Message, ...]]:
-    """Remove the live message at `index`, or with that id, with its tool round; what went."""
-    anchor = index if isinstance(index, str) else _anchor(journal, index)
+    """Remove the live message at `index`, or with that id or reference, with its tool round; what went."""
+    anchor = (yield from ids_of(journal, (index,)))[0] if isinstance(index, str) else _anchor(journal, index)
     return (yield from _remove(engine, journal, lambda live: removed(live, _place(live, anchor)), "removed"))
 
 
@@ -165,7 +168,9 @@ def pop(engine: Engine, journal: Journal) -> Flow[tuple[Message, ...]]:
 
 
 def retain(engine: Engine, journal: Journal, role: Role) -> Flow[tuple[Message, ...]]:
-    """Keep only one role's live messages (a tool round only as a whole); what went."""
+    """Keep only one role's live messages (a tool round only as a whole); what went. UnknownRoleError for another role."""
+    if role not in ROLES:
+        raise UnknownRoleError(f"role {role!r}: use one of {', '.join(sorted(ROLES))}")
     return (yield from _remove(engine, journal, lambda live: retained(live, role), "retained"))
 
 
@@ -237,6 +242,7 @@ def revise(engine: Engine, journal: Journal, change: Change, *, turn_id: str | N
         changed = change(seen_by_user(held))
         if changed is None:
             return turn_id
+        changed = [*map(validated, changed)]
         try:
             whole = with_hidden(held, changed)
             return (yield from set_all(engine, journal, whole, prompts=True, pins=pins, expect=head))
@@ -251,6 +257,7 @@ def revise(engine: Engine, journal: Journal, change: Change, *, turn_id: str | N
 
 def pin(engine: Engine, journal: Journal, ids: Sequence[str]) -> Flow[None]:
     """Keep messages verbatim through every compaction, with their tool rounds. PinBudgetError beyond their share."""
+    ids = yield from ids_of(journal, ids)
 
     def pinned(state: SessionState) -> list[Draft]:
         _check_pins(state, ids, journal.rules())
@@ -280,6 +287,7 @@ def _check_pins(state: SessionState, ids: Sequence[str], rules: Policy) -> None:
 
 
 def unpin(engine: Engine, journal: Journal, ids: Sequence[str]) -> Flow[None]:
+    ids = yield from ids_of(journal, ids)
     yield from append(journal, (draft(engine.ports, Unpinned(tuple(ids))),), engine.ports)
     engine.events.emit(PinsChanged(journal.key.session, tuple(journal.state.pins)))
 
@@ -292,6 +300,7 @@ def set_policy(engine: Engine, journal: Journal, fields: Mapping[str, object]) -
         old = journal.stored_rules()
         values: dict[str, Any] = {**old.model_dump(), **fields}
         found[:] = [policy(values.pop("context_window"), **values)]
+        check_known(found[0].strategy, engine.strategies, journal.key.session)
         fixed = tuple(sorted({*state.fixed, *fields}))
         if found[0] == old and fixed == state.fixed:
             return []
@@ -373,11 +382,11 @@ def _remove(
     return event.messages if event is not None else ()
 
 
-def _anchor(journal: Journal, index: int) -> str:
+def _anchor(journal: Journal, index: object) -> str:
     """The id of the live message at `index`: other writers may move it before the edit is written."""
     live = journal.view().live
-    if not -len(live) <= index < len(live):
-        raise MessageIndexError(f"index {index} is outside a conversation of {len(live)} messages")
+    if not isinstance(index, int) or not -len(live) <= index < len(live):
+        raise MessageIndexError(f"index {index!r} is outside a conversation of {len(live)} messages: see view().live")
     return live[index].id
 
 

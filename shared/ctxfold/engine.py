@@ -24,6 +24,7 @@ from ctxfold.errors import (
 )
 from ctxfold.events import Appended, PromptTruncated, Subscribers, TurnEnded
 from ctxfold.flow import Flow
+from ctxfold.given import named
 from ctxfold.history.cuts import check_sequence, open_calls, round_tokens
 from ctxfold.history.records import (
     Draft,
@@ -84,7 +85,7 @@ class Engine:
         self.strategies = {s.name: s for s in strategies}
         self.events = Subscribers()
         self.room = Room(ports, self.strategies, self.events)
-        self.sections = tuple(sections)
+        self.sections = sections
         self._max_sessions = max_sessions
         self._journals: OrderedDict[SessionKey, Journal] = OrderedDict()
         self._lock = threading.Lock()
@@ -137,7 +138,7 @@ class Engine:
         head = yield from ReadHead(key)
         policy = draft(self.ports, PolicyChanged(self.rules.model_dump_json(), self.ports.counter.id))
         if head is None and create:
-            yield from AppendLog(key, (policy,))
+            yield from AppendLog(named(key), (policy,))
         state = yield from load(key, self.ports)
         opened = Journal(state, unbound_seq=state.head, rewriters=self.events.rewriters)
         given = create and "strategy" in self.rules.model_fields_set

@@ -20,6 +20,7 @@ from ctxfold.errors import ConfigError, HeadMovedError, MessageErasedError, Mess
 from ctxfold.events import MessagesErased
 from ctxfold.explain import original_record
 from ctxfold.flow import Flow
+from ctxfold.given import kind_of
 from ctxfold.history.records import NOTICE, Compacted, Erased, PolicyChanged, Record, SessionKey
 from ctxfold.history.revise import PROMPT_ID
 from ctxfold.history.scrub import (
@@ -88,13 +89,15 @@ def erase_older_than(engine: Engine, journal: Journal, age: Age) -> Flow[Erasure
     return (yield from _erased(engine, journal.key, chosen))
 
 
-def _moment(age: Age, now_s: float) -> float:
+def _moment(age: object, now_s: float) -> float:
     if isinstance(age, timedelta):
         if age < timedelta(0):
             raise ConfigError(
                 f"age {age} lies in the future: give how old a message must be, such as timedelta(days=30)"
             )
         return now_s - age.total_seconds()
+    if not isinstance(age, datetime):
+        raise ConfigError(f"age is {kind_of(age)}: give timedelta(days=30), or a datetime with a time zone")
     if age.tzinfo is None:
         raise ConfigError(f"{age.isoformat()} has no time zone: give datetime(..., tzinfo=...)")
     return age.timestamp()

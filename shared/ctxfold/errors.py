@@ -80,6 +80,20 @@ class CtxError(Exception):
     """Base of every error that ctxfold raises on purpose."""
 
 
+def _again(kind: type[CtxError], args: tuple[object, ...], values: dict[str, object]) -> CtxError:
+    """A pickled error: as a worker process hands it back, with what it carries."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(values)
+    return error
+
+
+class _CarryingError(CtxError):
+    """An error with more than a message: it is made by other arguments than those that it keeps."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (type(self), self.args, self.__dict__)
+
+
 class ConfigError(CtxError, ValueError):
     """A setting is missing, contradictory or out of range."""
 
@@ -116,7 +130,7 @@ class MessageConflictError(MessageError):
     """A message id that the session knows came with different content."""
 
 
-class ImportLineError(MessageError):
+class ImportLineError(_CarryingError, MessageError):
     """A line of a file cannot be imported; nothing was. `line` counts from 1."""
 
     def __init__(self, line: int, problem: str) -> None:
@@ -208,7 +222,7 @@ class StoreFormatError(StoreError):
     """The store was written by a newer version of ctxfold."""
 
 
-class HeadMovedError(StoreError):
+class HeadMovedError(_CarryingError, StoreError):
     """Another writer appended first."""
 
     def __init__(self, expected: int, head: int) -> None:
@@ -217,7 +231,7 @@ class HeadMovedError(StoreError):
         self.head = head
 
 
-class BackendError(CtxError):
+class BackendError(_CarryingError):
     """A model service failed.
 
     kind: "connect" (none was made), "connection" (it broke), "timeout", "rate_limit", "overloaded", "unavailable", "server",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ctxfold.errors import ConfigError
+from ctxfold.given import kind_of
 from ctxfold.messages import Message
 from ctxfold.prices import CostLine
 
@@ -281,6 +282,8 @@ class Subscribers:
 
     def add(self, subscriber: Subscriber) -> Callable[[], None]:
         """Subscribe (twice is once); the returned function unsubscribes."""
+        if not callable(subscriber):
+            raise ConfigError(f"the subscriber is {kind_of(subscriber)}: give a function of one event")
         if subscriber not in self._all:
             self._all.append(subscriber)
         return lambda: self._all.remove(subscriber) if subscriber in self._all else None

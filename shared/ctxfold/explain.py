@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from ctxfold.effects import FetchLog, NumberedRecord, ReadLog
-from ctxfold.errors import MessageErasedError, MessageNotFoundError
+from ctxfold.errors import ConfigError, MessageErasedError, MessageNotFoundError
 from ctxfold.flow import Flow
+from ctxfold.given import kind_of
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import Compacted, Erased, Record
@@ -172,6 +173,7 @@ def original(journal: Journal, message_id: str) -> Flow[Message]:
 def original_record(journal: Journal, reference: str) -> Flow[tuple[Record, Message]]:
     """The record that holds a message, and the message; see `original`."""
     records: tuple[Record, ...]
+    check_reference(reference)
     if reference.startswith("#") and reference[1:].isdecimal():
         numbered = yield from NumberedRecord(journal.key, int(reference[1:]))
         message = None if numbered is None else stored_message(numbered)
@@ -192,6 +194,23 @@ def original_record(journal: Journal, reference: str) -> Flow[tuple[Record, Mess
     raise MessageNotFoundError(f"message {reference!r} is not in session {journal.key.session!r}: check the reference")
 
 
+def check_reference(given: object) -> None:
+    if not isinstance(given, str):
+        raise MessageNotFoundError(
+            f"{kind_of(given)} names no message: give its id (message.id), or a reference such as '#17'"
+        )
+
+
+def ids_of(journal: Journal, references: Sequence[str]) -> Flow[tuple[str, ...]]:
+    """The ids of messages named by id or `#17`; MessageNotFoundError for a number that the session does not have."""
+    found: list[str] = []
+    for reference in references:
+        check_reference(reference)
+        numbered = reference.startswith("#")
+        found.append((yield from original_record(journal, reference))[1].id if numbered else reference)
+    return tuple(found)
+
+
 def _check_erased(journal: Journal, reference: str, records: Sequence[Record]) -> None:
     if any(isinstance(r.body, Erased) for r in records):
         raise MessageErasedError(f"message {reference!r} of session {journal.key.session!r} was erased")
@@ -202,6 +221,8 @@ def conversation(journal: Journal, turn_id: str | None = None, audience: Audienc
 
     The user sees neither summaries nor what is for the model only; the model sees the window.
     """
+    if audience not in get_args(Audience):
+        raise ConfigError(f"audience is {audience!r}: use one of {', '.join(get_args(Audience))}")
     if audience == "model":
         return journal.view(turn_id).messages
     records = yield from ReadLog(journal.key)

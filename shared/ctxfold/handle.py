@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 from ctxfold import archive, editing
 from ctxfold.archive import Hit
@@ -25,6 +25,7 @@ from ctxfold.errors import (
 )
 from ctxfold.flow import Flow, arun, run
 from ctxfold.follow import Line, Listed, Trail, follow, trail
+from ctxfold.given import is_a
 from ctxfold.history.cuts import open_calls
 from ctxfold.history.records import GoalSet, SessionKey
 from ctxfold.journal import Journal
@@ -86,7 +87,9 @@ class SessionHandle:
     def _messages(self, content: Input) -> tuple[Message, ...]:
         if isinstance(content, str):
             return (self.user_message(content),)
-        messages = (content,) if isinstance(content, Message) else tuple(content)
+        # a framework's message can be iterated over too, by its fields
+        one = isinstance(content, Message | Mapping) or hasattr(content, "content") or not is_a(content, Iterable)
+        messages = (cast("Message", content),) if one else tuple(cast("Sequence[Message]", content))
         if not messages:
             raise EmptyMessagesError("no message to send: give at least one")
         return messages

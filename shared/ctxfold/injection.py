@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from ctxfold.editing import remove_ids
 from ctxfold.engine import Engine
+from ctxfold.errors import ConfigError
 from ctxfold.events import Event, SectionInjected
 from ctxfold.flow import Flow
+from ctxfold.given import kind_of
 from ctxfold.history.records import MessageInserted, Undone
 from ctxfold.history.sections import Place, SectionNote, section, section_note
 from ctxfold.history.view import View
@@ -110,6 +112,8 @@ def inject(
 
     The older copy leaves at the next epoch head; this one stays until another takes its place, or it is removed.
     """
+    if isinstance(items, str | Item):
+        raise ConfigError(f"the items of section {kind!r} are {kind_of(items)}: give a list of texts or Items")
     view = journal.view()
     given = Section(kind, lambda _: tuple(items), place=place, timeout_s=None, min_free_ratio=0.0)
     room = journal.rules().budget_tokens - view.tokens - journal.overhead_tokens

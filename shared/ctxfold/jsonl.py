@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +15,10 @@ __all__ = ["read_lines", "write_lines"]
 def write_lines(path: str | os.PathLike[str], lines: Sequence[str]) -> int:
     """Write the file beside its place and move it there, so that it is never half there."""
     target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT, os.strerror(errno.ENOENT), str(target)
+        )  # not the name that it has meanwhile
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:

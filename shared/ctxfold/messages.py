@@ -14,6 +14,7 @@ from ctxfold.errors import (
     MessageError,
     UnknownRoleError,
 )
+from ctxfold.given import is_a, kind_of
 
 __all__ = [
     "MediaPart",
@@ -42,6 +43,8 @@ Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 MessageKind: TypeAlias = Literal["message", "summary", "section"]
 Visibility: TypeAlias = Literal["model", "user"]
 ROLES: frozenset[str] = frozenset(get_args(Role))
+KINDS: frozenset[str] = frozenset(get_args(MessageKind))
+VISIBLE = frozenset({*get_args(Visibility), None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class Opaque:
 
 
 Part: TypeAlias = TextPart | ReasoningPart | MediaPart | ToolCallPart | ToolResultPart | Opaque
+PARTS = (TextPart, ReasoningPart, MediaPart, ToolCallPart, ToolResultPart, Opaque)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +256,7 @@ def _canonical_json(text: str) -> str:
 
 def validated(message: Message) -> Message:
     """The message itself, once it is known to be storable and sendable; raises MessageError otherwise."""
+    _check_message(message)
     if message.role not in ROLES:
         raise UnknownRoleError(
             f"message {message.id!r} has role {message.role!r}: use one of {', '.join(sorted(ROLES))}"
@@ -269,6 +274,26 @@ def validated(message: Message) -> Message:
     for text in (message.id, message.name, message.model, message.finish_reason):
         _check_text(text or "", message.id)
     return message
+
+
+def _check_message(given: object) -> None:
+    if not isinstance(given, Message):
+        raise MessageError(
+            f"a message is {kind_of(given)}: give text, or ctxfold.Message, such as context.user_message('...') makes; "
+            "langchain_ctx.from_langchain and llamaindex_ctx.from_chat_messages convert those of the frameworks"
+        )
+    if given.visibility not in VISIBLE:
+        raise MessageError(
+            f"message {given.id!r} has visibility {given.visibility!r}: use 'user', 'model' or None for both"
+        )
+    if given.kind not in KINDS:
+        raise MessageError(f"message {given.id!r} is of kind {given.kind!r}: use one of {', '.join(sorted(KINDS))}")
+    wrong = [x for x in given.parts if not is_a(x, PARTS)] if is_a(given.id, str) else [given.id]
+    if wrong:
+        raise MessageError(
+            f"message {given.id!r} holds {kind_of(wrong[0])} where its id or a part should be: make it with "
+            "context.user_message('...') or ctxfold.messages.assistant('...', id='...')"
+        )
 
 
 def _check_part(part: Part, message: Message) -> None:

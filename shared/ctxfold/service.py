@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from ctxfold import editing, injection
 from ctxfold.compaction.apply import Outcome
@@ -14,6 +14,7 @@ from ctxfold.compaction.goal import refresh_goal
 from ctxfold.compaction.on_demand import BetweenRounds, Focus, Newest, Trim
 from ctxfold.compaction.pairs import flush_pairs, summarise_pairs
 from ctxfold.engine import Engine
+from ctxfold.errors import ConfigError
 from ctxfold.events import SectionInjected, SectionSkipped
 from ctxfold.flow import Flow, arun, run
 from ctxfold.history.records import SessionKey
@@ -297,6 +298,8 @@ def _focus(focus: bool | str) -> Focus | None:
 
 
 def _ahead(engine: Engine, journal: Journal, threshold_ratio: float, focus: bool | str) -> Flow[bool]:
+    if not 0 <= threshold_ratio <= 1:
+        raise ConfigError(f"threshold_ratio is {threshold_ratio}: give a part of the budget, between 0 and 1")
     turn_id = next(reversed(journal.state.open), None)
     used = journal.view(turn_id).tokens + journal.overhead_tokens
     if used <= threshold_ratio * journal.rules().budget_tokens:
@@ -319,6 +322,8 @@ def _refreshed_step(engine: Engine, journal: Journal) -> Flow[str]:
 
 def _prepared(engine: Engine, journal: Journal, question: str, assembly: Assembly) -> Flow[ContextDelta]:
     """What is stored is stored before the question is: the caller adds that, and the reply, as any other messages."""
+    if assembly not in get_args(Assembly):
+        raise ConfigError(f"assembly is {assembly!r}: use one of {', '.join(get_args(Assembly))}")
     counter, room = engine.ports.counter, engine.room
     memory_first = assembly == "memory_first" or (assembly == "adaptive" and journal.state.turns >= ADAPTIVE_TURNS)
     if memory_first:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
@@ -12,7 +12,7 @@ from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.connect import ports, session_rules
 from ctxfold.engine import Engine
 from ctxfold.events import Rewriter, Subscriber
-from ctxfold.exchange import OpenReply, Options, Question
+from ctxfold.exchange import OpenReply, Question
 from ctxfold.explain import (
     Audience,
     Explanation,
@@ -24,6 +24,7 @@ from ctxfold.explain import (
 )
 from ctxfold.files import SessionFiles
 from ctxfold.flow import Flow
+from ctxfold.given import check_text, named
 from ctxfold.handle import Input
 from ctxfold.history.cost import session_cost
 from ctxfold.history.prefix import PrefixStats
@@ -31,7 +32,7 @@ from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
 from ctxfold.inspection import Inspection, inspect
 from ctxfold.messages import Message, Usage
-from ctxfold.options import RequestOptions
+from ctxfold.options import RequestOptions, options_from
 from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request, Store, TokenCounter
 from ctxfold.prices import CostLine, Prices
 from ctxfold.room import Window
@@ -113,7 +114,7 @@ class AgentContext(SessionFiles):
             prices=prices,
             embedder=embedder,
         )
-        prompts = (system,) if isinstance(system, str) else tuple(system) if system is not None else None
+        prompts = _prompts(system)
         self._bind(
             Engine(bundle, policy, strategies=own, sections=sections),
             SessionKey(owner, session),
@@ -145,10 +146,12 @@ class AgentContext(SessionFiles):
 
     def fork(self, session: str, at: str | None = None) -> AgentContext:
         """A new session of this owner that goes on from message `at` (from here without it), archive and pins included."""
+        named(SessionKey(self.owner, session))
         key = self._run(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
         return self.at(key.session)
 
     async def afork(self, session: str, at: str | None = None) -> AgentContext:
+        named(SessionKey(self.owner, session))
         key = await self._arun(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
         return self.at(key.session)
 
@@ -224,7 +227,7 @@ class AgentContext(SessionFiles):
 
     def _question(self, content: Input, options: Mapping[str, Any]) -> Question:
         return Question(
-            self._key, self._messages(content), Options(**options), self._prompts, not isinstance(content, str)
+            self._key, self._messages(content), options_from(options), self._prompts, not isinstance(content, str)
         )
 
     # looking
@@ -338,3 +341,13 @@ class AgentContext(SessionFiles):
             await tasks.aclose(wait=wait)
         if self._owns_store:
             await self._engine.ports.store.aclose()
+
+
+def _prompts(given: object) -> tuple[str, ...] | None:
+    """System prompts as a user gives them: None, one, or several."""
+    if given is None or isinstance(given, str):
+        return None if given is None else (given,)
+    several = tuple(cast("Iterable[object]", given)) if isinstance(given, Iterable) else (given,)
+    for one in several:
+        check_text("system", one)
+    return cast("tuple[str, ...]", several)

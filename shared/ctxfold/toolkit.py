@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxfold.archive import Hit
-from ctxfold.errors import CtxError
+from ctxfold.errors import ConfigError, CtxError
+from ctxfold.given import is_a, kind_of
 from ctxfold.history.view import View
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.ports import TokenCounter
@@ -75,6 +76,10 @@ def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
     They are the only way for a model to pin: no text of a message or of a tool's output does. Messages for the user only are
     not read back. `compact_history` works once per turn.
     """
+    if not is_a(context, AgentContext):
+        raise ConfigError(
+            f"{kind_of(context)} is no session: give an AgentContext, as `.context` of a memory or history is one"
+        )
     bound = _Bound(context)
     return tuple(
         HistoryTool(s.name, s.description, dict(s.parameters), getattr(bound, s.name), getattr(bound, f"a{s.name}"))

@@ -164,9 +164,11 @@ class Tiered:
             return next((p for p in fitting if _sure(p, case)), fitting[0])
         if useful and facts.mode != "close":
             return min(useful, key=lambda p: p.tokens_after)
+        least = (
+            f"{needed:,.0f} tokens ({rules.min_free_ratio:.0%} of the budget)" if facts.mode == "close" else "anything"
+        )
         return Hold(
-            f"{reason}: no span is left whose summary would free {needed:,.0f} tokens "
-            f"({rules.min_free_ratio:.0%} of the budget); system, pins and the newest messages fill it",
+            f"{reason}: no span is left whose summary would free {least}; system, pins and the newest messages fill it",
             exhausted=True,
         )
 

@@ -6,9 +6,9 @@ import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
-from ctxfold.errors import StoreCorruptError
+from ctxfold.errors import MessageError, StoreCorruptError
 from ctxfold.messages import Message, ToolResultPart, Usage, content_key
 
 if TYPE_CHECKING:
@@ -339,9 +339,39 @@ def _adapter() -> TypeAdapter[Body]:
 
 
 def encode_body(body: Body) -> str:
-    """ASCII-only JSON, so that every database takes it, NUL and all."""
-    value: Any = _adapter().dump_python(body, mode="python", exclude_none=True)
+    """ASCII-only JSON, so that every database takes it, NUL and all. MessageError for what could not be read again."""
+    from pydantic_core import PydanticSerializationError
+
+    try:
+        return _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, warnings="error"))
+    except (PydanticSerializationError, TypeError):
+        return _readable(body)
+
+
+def _dumped(value: object) -> str:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+
+
+def _readable(body: Body) -> str:
+    """The record as text although it holds values of other types than it should, once it is known that it can be read."""
+    try:
+        text = _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, warnings=False))
+        _adapter().validate_json(text)
+    except (TypeError, ValueError) as error:
+        raise MessageError(
+            f"{type(body).__name__} cannot be stored, nothing was: it holds a value of the wrong type ({_first_of(error)})"
+        ) from None
+    return text
+
+
+def _first_of(error: Exception) -> str:
+    """What is wrong, and where, without the values."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return str(error)[:200]
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
 
 
 def decode_body(text: str) -> Body:

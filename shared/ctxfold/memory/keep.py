@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ctxfold.errors import ConfigError, MessageError
 from ctxfold.flow import Effect, Flow
+from ctxfold.given import check_text, is_a
 from ctxfold.history.items import MemoryItem, Remembered
 from ctxfold.history.records import SessionKey
 from ctxfold.history.terms import term_counts
@@ -87,6 +88,8 @@ def made_item(
     if row is None or row.reads:
         kinds = ", ".join(k for k, r in MEMORY_KINDS.items() if not r.reads)
         raise ConfigError(f"memory kind {kind!r}: use one of {kinds}")
+    check_text("the memory item's text", text)
+    check_text("the memory item's key", about)
     values = {name: str(value).strip() for name, value in (data or {}).items()}
     if missing := [name for name in row.data if not values.get(name)]:
         raise ConfigError(
@@ -95,8 +98,8 @@ def made_item(
     words = text.strip() or " ".join(values[name] for name in row.data)
     if not words or len(words) > MAX_CHARS:
         raise MessageError(f"the memory item has {len(words)} characters: give between 1 and {MAX_CHARS:,}")
-    if not 0 <= confidence <= 1:
-        raise ConfigError(f"confidence is {confidence:g}: give a number between 0 and 1")
+    if not is_a(confidence, (int, float)) or not 0 <= confidence <= 1:
+        raise ConfigError(f"confidence is {confidence!r}: give a number between 0 and 1")
     seen = row.shared if shared is None else shared
     return MemoryItem(
         id=ports.ids.new(),

@@ -19,6 +19,7 @@ from ctxfold.errors import (
     SessionNotFoundError,
     StoreCorruptError,
 )
+from ctxfold.given import check_text
 from ctxfold.history.items import MemoryItem, Remembered
 from ctxfold.history.records import Draft, Record, SessionKey, fingerprint
 from ctxfold.ports import Document, Head, Postings, Rewrite
@@ -206,6 +207,7 @@ class BaseStore(ABC, Closing):
 def checked_key(key: SessionKey) -> SessionKey:
     """The key itself, once every store is known to take it; ConfigError otherwise."""
     for what, text in (("owner", key[0]), ("session", key[1])):
+        check_text(f"the {what} name", text)
         if problem := _unfit(text):
             raise ConfigError(f"the {what} name {text[:80]!r} {problem}: choose another one")
     return key

@@ -115,6 +115,11 @@ def parse_url(text: str) -> Place:
 
 
 def _sqlite_place(url: URL) -> Place:
+    if url.host:
+        raise ConfigError(
+            f"the store URL names a server, {url.host!r}, and SQLite has none: for a file write three slashes, sqlite:///file.db, "
+            "or four before an absolute path"
+        )
     if url.database in (None, "", ":memory:"):
         return Place(url, "sqlite://", sqlite=True, in_memory=True, secrets=())
     path = str(url.database)

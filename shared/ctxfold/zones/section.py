@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ctxfold.errors import ConfigError
 from ctxfold.flow import Flow
+from ctxfold.given import is_a, kind_of
 from ctxfold.history.sections import Place
 from ctxfold.journal import Journal
 from ctxfold.ports import Ports
@@ -133,12 +134,20 @@ class Section:
         return KINDS.get(self.kind, OTHER).min_free_ratio if self.min_free_ratio is None else self.min_free_ratio
 
 
-def check_sections(sections: Sequence[Section]) -> tuple[Section, ...]:
-    """The sections, once no two are of one kind."""
-    kinds = [s.kind for s in sections]
+def check_sections(sections: Iterable[Section]) -> tuple[Section, ...]:
+    """The sections, once each is one and no two are of one kind."""
+    if not is_a(sections, Iterable) or is_a(sections, str):
+        raise ConfigError(f"sections is {kind_of(sections)}: give a list of ctxfold.Section")
+    found = tuple(sections)
+    wrong = [s for s in found if not is_a(s, Section)]
+    if wrong:
+        raise ConfigError(
+            f"sections hold {kind_of(wrong[0])}: give ctxfold.Section, which section_from(...) of a face makes of a retriever"
+        )
+    kinds = [s.kind for s in found]
     twice = next((k for k in kinds if kinds.count(k) > 1), None)
     if twice is not None:
         raise ConfigError(
             f"two sections are of kind {twice!r}: one copy of each kind is in force; name one differently"
         )
-    return tuple(sections)
+    return found

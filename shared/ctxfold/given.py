@@ -1,0 +1,56 @@
+"""What a user hands in, looked at before it is taken: a wrong thing is told at once, with what to give in its place."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import TypeVar
+
+from ctxfold.errors import ConfigError
+
+__all__ = ["check_has", "check_text", "is_a", "kind_of", "named", "whole_number"]
+
+K = TypeVar("K", bound=tuple[str, str])
+
+
+def kind_of(given: object) -> str:
+    """What it is, in words, without what it says: that may be a key or a password."""
+    if given is None:
+        return "None"
+    name = given.__name__ if isinstance(given, type) else type(given).__name__
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    return f"the class {name}" if isinstance(given, type) else f"{article} {name}"
+
+
+def is_a(given: object, kinds: type | tuple[type, ...]) -> bool:
+    """Whether it is what its annotation says: a caller's own type checker may never have looked."""
+    return isinstance(given, kinds)
+
+
+def check_has(what: str, given: object, methods: tuple[str, ...], advice: str) -> None:
+    """ConfigError unless it is an object, no class, with one of these methods at least: tests give parts of a thing."""
+    if isinstance(given, type) or not any(callable(getattr(given, name, None)) for name in methods):
+        raise ConfigError(f"{what} is {kind_of(given)}: {advice}")
+
+
+def check_text(what: str, given: object) -> None:
+    if not isinstance(given, str):
+        raise ConfigError(f"{what} is {kind_of(given)}: give it as text")
+
+
+def named(key: K) -> K:
+    """The key of a session that is to be made, owner and name; ConfigError for an empty one."""
+    for what, name in zip(("owner", "session"), key, strict=True):
+        if not name:
+            raise ConfigError(f"the {what} name is empty, and whoever has no name would share it: give one to each")
+    return key
+
+
+def whole_number(what: str, given: object, advice: str) -> int:
+    """The number, of 1 or more; ConfigError for anything else, a number in quotation marks included."""
+    try:
+        number = int(given) if isinstance(given, float) and given.is_integer() else index(given)  # type: ignore[arg-type]
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(given, bool):
+        raise ConfigError(f"{what} is {repr(given)[:80]}: {advice}")
+    return number
