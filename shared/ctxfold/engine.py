@@ -52,6 +52,7 @@ from ctxfold.journal import (
 from ctxfold.loading import load
 from ctxfold.messages import Message, is_final, system, validated
 from ctxfold.ports import Ports
+from ctxfold.reconcile import told_again, waiting_turn
 from ctxfold.room import Room
 from ctxfold.zones.section import Section, check_sections
 
@@ -198,10 +199,11 @@ class Engine:
         """
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
-        checked = [validated(m) for m in messages]
+        checked: Sequence[Message] = [validated(m) for m in messages]
+        checked = (yield from told_again(journal, checked)) if known_ids else checked
         ids = (yield from unknown(journal, checked)) if known_ids else {m.id: f"m:{m.id}" for m in checked}
         fresh = [m for m in {m.id: m for m in checked}.values() if m.id in ids]
-        turn = self._waiting_turn(journal, fresh) or turn_id
+        turn = waiting_turn(journal, fresh) or turn_id
         if not fresh:
             turn = turn_of(journal, checked[-1].id) or turn
             return Added((), turn if turn in journal.state.open else None)
@@ -307,17 +309,6 @@ class Engine:
         if place is None or pending or hold or not seen:
             return place, drafts
         return None, [*drafts, closing(self.ports, place, "completed")]
-
-    def _waiting_turn(self, journal: Journal, fresh: Sequence[Message]) -> str | None:
-        """The open turn whose call the first of the messages answers."""
-        wanted = next(({r.call_id for r in m.tool_results} for m in fresh if m.visibility != "user"), None)
-        if not wanted:
-            return None
-        with journal.lock:
-            for turn_id, turn in reversed(list(journal.state.open.items())):
-                if wanted & open_calls(turn.entries):
-                    return turn_id
-        return None
 
     def begin(
         self,

@@ -21,7 +21,7 @@ from ctxfold.injection import beside, put_at_head, take_from_head
 from ctxfold.journal import Journal, append, draft, refresh
 from ctxfold.messages import Message, Role, ToolSpec, is_final
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
-from ctxfold.reconcile import Reconciled, reconcile
+from ctxfold.reconcile import Reconciled, check_answered, reconcile
 from ctxfold.room import Window
 from ctxfold.stream import Fold
 from ctxfold.zones.assemble import SCRATCH_ID, Scratch, place_scratch, scratch_message
@@ -243,6 +243,7 @@ def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None
         for event in found_beside.events:
             engine.events.emit(event)
     exchange.turn_id = turn_id or exchange.new_turn
+    check_answered(journal, exchange.turn_id)
 
 
 def _roll_back(engine: Engine, exchange: _Exchange) -> Flow[None]:

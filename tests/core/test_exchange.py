@@ -103,6 +103,53 @@ def test_results_may_be_sent_again_after_a_failure(make: Make) -> None:
     assert [m.role for m in ctx.view().messages] == ["user", "assistant", "tool", "assistant"]
 
 
+@pytest.mark.parametrize("output", ["found", "a long output " * 200])
+def test_results_may_be_made_anew_after_a_failure(make: Make, output: str) -> None:
+    backend = scripted(assistant("", id="m1", calls=[call("c1"), call("c2")]), DOWN, "done")
+    ctx = make(backend)
+    ctx.send("look")
+    for attempt in (1, 2):
+        results = [ctx.tool_message(name, output) for name in ("c1", "c2")]
+        if attempt == 1:
+            with pytest.raises(BackendError):
+                ctx.send(results)
+    ctx.send(results)
+    assert [m.role for m in backend.requests[2].messages] == ["user", "assistant", "tool", "tool"]
+    assert_legal(backend.requests[2].messages)
+    assert open_turns(ctx) == 0
+    assert [m.text for m in ctx.messages()] == ["look", "", output, output, "done"]
+
+
+def test_a_call_id_that_a_service_uses_again_is_another_call(make: Make) -> None:
+    asking = [assistant("", id=f"m{i}", calls=[call("call_0")]) for i in range(3)]
+    backend = scripted(*asking, "done")
+    ctx = make(backend)
+    ctx.send("look")
+    for _ in range(3):
+        ctx.send(ctx.tool_message("call_0", "ok"))
+    assert [m.role for m in ctx.view().messages] == ["user", *["assistant", "tool"] * 3, "assistant"]
+    handle = ctx.ctx.at("other")
+    handle.add([user("look", id="u"), asking[0], tool_result("call_0", "ok", id="r0"), asking[1]])
+    handle.add([tool_result("call_0", "ok", id="r1"), asking[2], tool_result("call_0", "ok", id="r2")])
+    handle.add([assistant("", id="m9", calls=[call("call_0")]), tool_result("call_0", "ok", id="r9")])
+    assert [m.id for m in handle.view().messages] == ["u", "m0", "r0", "m1", "r1", "m2", "r2", "m9", "r9"]
+
+
+@pytest.mark.parametrize("ask", ["send", "send_stream"])
+def test_nothing_is_asked_while_a_call_waits_for_its_result(make: Make, ask: str) -> None:
+    backend = scripted(assistant("", id="m1", calls=[call("c1"), call("c2")]), "done")
+    ctx = make(backend)
+    ctx.send("look")
+    with pytest.raises(OrphanToolResultError, match=r"1 tool call\(s\) still wait for a result \(c2\)"):
+        getattr(ctx, ask)(tool_result("c1", "one", id="r1"))
+    assert len(backend.requests) == 1
+    getattr(ctx, ask)(tool_result("c2", "two", id="r2"))
+    assert [m.id for m in ctx.view().messages[1:4]] == ["m1", "r1", "r2"]
+    with pytest.raises(OrphanToolResultError, match="c9"):
+        getattr(ctx, ask)([user("again", id="u9"), assistant("", id="m9", calls=[call("c9")])])
+    assert open_turns(ctx) == 0
+
+
 def test_a_reply_id_that_comes_twice_gets_a_new_one(make: Make) -> None:
     same = assistant("same", id="fixed")
     ctx = make(scripted(same, same))
