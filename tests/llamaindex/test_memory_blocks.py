@@ -368,7 +368,7 @@ def test_a_memory_that_is_closed_ends_what_its_blocks_are_at() -> None:
     found: list[list[ChatMessage]] = []
     asking = threading.Thread(target=lambda: found.append(memory.get("Well?")))
     asking.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     memory.close()
-    asking.join(10)
+    asking.join(60)
     assert not asking.is_alive()

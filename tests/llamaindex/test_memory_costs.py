@@ -86,6 +86,6 @@ async def test_nothing_is_lost_among_agents_at_once(tmp_path: Path) -> None:
     """Sixteen agents, three turns with a tool round each, one SQLite file."""
     with SqlStore(f"sqlite:///{tmp_path}/chat.db") as store:
         memories = [CtxMemory.from_defaults(f"s{n}", store=store, context_window=2_000) for n in range(16)]
-        done = await asyncio.wait_for(race(memories, turns=3), 120)
+        done = await asyncio.wait_for(race(memories, turns=3), 600)
         assert done.lost == 0
         assert [len(m.get_all()) for m in memories] == [12] * 16

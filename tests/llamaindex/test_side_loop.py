@@ -40,13 +40,13 @@ class Raced(SideLoop):
         closing.start()
         closing.join(0.2)
         if not closing.is_alive() and thread is not None:
-            thread.join(10)
+            thread.join(60)
         return loop
 
 
 def test_work_that_meets_the_end_of_the_loop_is_cancelled() -> None:
     with pytest.raises(CancelledError):
-        in_thread(Raced(), forever()).result(10)
+        in_thread(Raced(), forever()).result(60)
 
 
 def test_work_that_is_begun_while_the_loop_ends_is_cancelled() -> None:
@@ -61,11 +61,11 @@ def test_work_that_is_begun_while_the_loop_ends_is_cancelled() -> None:
 
     side = SideLoop()
     outcome = in_thread(side, first())
-    assert begun.wait(10)
+    assert begun.wait(60)
     side.close()
-    for waiting in (outcome, late.result(10)):
+    for waiting in (outcome, late.result(60)):
         with pytest.raises(CancelledError):
-            waiting.result(10)
+            waiting.result(60)
 
 
 def test_after_its_end_it_runs_anew() -> None:
