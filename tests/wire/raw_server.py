@@ -25,8 +25,11 @@ class Play:
     head: bool = True
 
 
+HANG_S = 60  # then the server ends a connection that its peer has not left
+
+
 class RawServer:
-    """Plays one entry per request, the last one again and again."""
+    """Plays one entry per request, the last one again and again. `gone` is set when a peer leaves before its answer's end."""
 
     def __init__(self, *plays: Play) -> None:
         self.plays = list(plays)
@@ -72,6 +75,11 @@ class RawServer:
             self._open.add(sock)
             self._run(self._serve, sock)
 
+    @property
+    def played(self) -> bool:
+        """Whether all answers so far have been sent to their end."""
+        return self.connections > 0 and not self._open
+
     def _serve(self, sock: socket.socket) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -112,9 +120,10 @@ class RawServer:
             sock.sendall(frame)
             time.sleep(play.pause_s)
         if play.then == "hang":
-            sock.settimeout(20)
-            if not sock.recv(1):
-                self.gone.set()
+            sock.settimeout(HANG_S)
+            with contextlib.suppress(TimeoutError):
+                if not sock.recv(1):
+                    self.gone.set()
         if play.then == "abort":
             time.sleep(0.05)  # a reset overtakes bytes the peer has not read yet
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
