@@ -11,6 +11,7 @@ from ctxfold.compaction.plan import Decision, Facts, Hold, Mode, Plan
 from ctxfold.compaction.prepare import alone, prepare, ready_or_leased
 from ctxfold.compaction.probe import probe
 from ctxfold.compaction.rewrite import proposed
+from ctxfold.compaction.spans import answers_left
 from ctxfold.compaction.strategy import Case, Strategy, decide, rewritten
 from ctxfold.compaction.summarize import Summary, as_message, summarize
 from ctxfold.compaction.tiers import BUILT_IN, Tiered
@@ -184,7 +185,9 @@ def _done(journal: Journal, plan: Plan, summary: Summary | None, case: Case, por
             return Outcome(None, str(error))
     plan, summary, refused = proposed(journal.key.session, plan, summary, case, journal.rewriters)
     if case.facts.mode == "cap" and summary is not None and _few_words(plan, summary, ports):
-        plan, summary = replace(plan, writer="nobody"), None
+        within = plan.within or plan.turn_id is not None
+        answers = () if within else answers_left({e.id for e in plan.covered}, case.view, case.facts.pins)
+        plan, summary = replace(plan, writer="nobody", covered=(*plan.covered, *answers)), None
     outcome = yield from _commit(journal, plan, summary, case.view, ports)
     return replace(outcome, refused=refused)
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ctxfold.budget import Policy
 from ctxfold.compaction.plan import Facts
 from ctxfold.compaction.strategy import HEADING_TOKENS
-from ctxfold.history.cuts import kept, legal_cuts
+from ctxfold.history.cuts import asked_before, kept, legal_cuts, unasked
 from ctxfold.history.view import Entry, View
 
-__all__ = ["choose_cut", "elsewhere", "newest_round", "older_rounds", "rest_of_past", "span", "summary_limit"]
+__all__ = [
+    "answers_left",
+    "choose_cut",
+    "elsewhere",
+    "led",
+    "newest_round",
+    "older_rounds",
+    "rest_of_past",
+    "span",
+    "summary_limit",
+]
 
 
 def choose_cut(
@@ -89,6 +99,20 @@ def older_rounds(own: Sequence[Entry], facts: Facts) -> tuple[Entry, ...]:
     keep = kept(own, pins=facts.pins)
     cut = max((c for c in legal_cuts(own) if c <= newest), default=0)
     return tuple(e for e in own[:cut] if e.id not in keep)
+
+
+def led(gone: Sequence[Entry], view: View, pins: Collection[str]) -> tuple[Entry, ...]:
+    """What leaves without a summary, such that a user's message leads what is left: the question that its first message answers
+    stays; where that had gone before, the answers go too."""
+    ids = {e.id for e in gone}
+    asked = asked_before(view.live, ids)
+    return (*(e for e in gone if e.id != asked), *(answers_left(ids, view, pins) if asked is None else ()))
+
+
+def answers_left(gone: Collection[str], view: View, pins: Collection[str]) -> tuple[Entry, ...]:
+    """What may go of turns whose question goes with the ids `gone`, or had gone before."""
+    keep = kept(view.live, pins=pins)
+    return tuple(e for e in unasked(view.live, gone, after=view.turn) if e.id not in keep)
 
 
 def elsewhere(entries: Sequence[Entry], view: View) -> frozenset[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ctxfold.compaction.clear_tools import asked_again, clear_tools
 from ctxfold.compaction.plan import Decision, Hold, Plan, Writer
 from ctxfold.compaction.scoring import pruning_order
-from ctxfold.compaction.spans import elsewhere, newest_round, older_rounds, rest_of_past, span, summary_limit
+from ctxfold.compaction.spans import elsewhere, led, newest_round, older_rounds, rest_of_past, span, summary_limit
 from ctxfold.compaction.strategy import Case, Strategy
 from ctxfold.history.cuts import kept
 from ctxfold.history.view import Entry, View
@@ -211,7 +211,7 @@ class SlidingWindow:
         )
         if facts.mode == "close" and not due.due:
             return Hold(due.explanation)
-        old = case.older_than(rules.keep_last)
+        old = led(case.older_than(rules.keep_last), case.view, facts.pins)
         return case.drop(old, f"{facts.mode}: {due.explanation}") if old else Hold(f"{due.explanation}: none may go")
 
 

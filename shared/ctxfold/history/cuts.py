@@ -13,6 +13,7 @@ from ctxfold.messages import Message
 
 __all__ = [
     "CutRule",
+    "asked_before",
     "check_sequence",
     "complete_prefix",
     "kept",
@@ -20,6 +21,7 @@ __all__ = [
     "open_calls",
     "round_of",
     "round_tokens",
+    "unasked",
 ]
 
 CutRule: TypeAlias = Callable[[Sequence[Entry]], frozenset[int]]
@@ -67,6 +69,26 @@ def kept(entries: Sequence[Entry], *, pins: Collection[str], question: bool = Tr
             if entry.id in pins:
                 ids.update(e.id for e in entries[slice(*round_of(entries, index))])
     return frozenset(ids)
+
+
+def asked_before(entries: Sequence[Entry], gone: Collection[str]) -> str | None:
+    """Id of the user message among those that go which the first one left answers; None where a user message leads anyway.
+
+    Chat templates and services refuse a conversation that begins with an answer.
+    """
+    first = next((i for i, e in enumerate(entries) if e.id not in gone and e.message.role != "system"), None)
+    if first is None or entries[first].message.role == "user":
+        return None
+    asked = (e.id for e in reversed(entries[:first]) if e.message.role == "user" and e.message.kind == "message")
+    return next(asked, None)
+
+
+def unasked(entries: Sequence[Entry], gone: Collection[str], *, after: Sequence[Entry] = ()) -> tuple[Entry, ...]:
+    """What is left of turns whose question goes: all before the first user message, if one is left here or `after`."""
+    left = [e for e in entries if e.id not in gone and e.message.role != "system"]
+    if not any(e.message.role == "user" for e in (*left, *after)):
+        return ()
+    return tuple(takewhile(lambda e: e.message.role != "user", left))
 
 
 def round_of(entries: Sequence[Entry], index: int) -> tuple[int, int]:
