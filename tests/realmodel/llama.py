@@ -18,10 +18,11 @@ import httpx
 from ctxfold import OpenAIChatBackend
 from tests.realmodel.prune import prune
 
-__all__ = ["ANSWER", "CALL", "THINK", "LlamaServer", "one_layer_model", "unsupported"]
+__all__ = ["ANSWER", "CALL", "ENDLESS", "THINK", "LlamaServer", "one_layer_model", "unsupported"]
 
 HERE = Path(__file__).parent
 START_S = 60.0
+ENDLESS = 4_000  # tokens: seconds of work
 
 ANSWER: dict[str, Any] = {"cache_prompt": True, "chat_template_kwargs": {"enable_thinking": False}}
 # one layer cannot reason: the grammar makes it fill the block that the template opens and the server closes
@@ -106,15 +107,20 @@ class LlamaServer:
         return OpenAIChatBackend(**{"provider": "llamacpp", "model": "smol", "base_url": self.base_url, **settings})
 
     def busy(self) -> bool:
-        """Whether a slot is at work."""
-        slots: list[dict[str, Any]] = httpx.get(f"{self.origin}/slots").json()
-        return any(slot["is_processing"] for slot in slots)
+        """Whether the slot is at work."""
+        return self._at_work() is not None
 
-    def idle_within(self, seconds: float) -> bool:
-        """Whether the slots become free in that time."""
-        deadline = time.monotonic() + seconds
-        while self.busy():
-            if time.monotonic() > deadline:
-                return False
+    def tokens_made(self) -> int:
+        """Waits until the slot is free; how many tokens it was last seen to have made."""
+        made = 0
+        until = time.monotonic() + START_S
+        while (now := self._at_work()) is not None:
+            assert time.monotonic() < until, f"the slot was at work for {START_S:g} s more"
+            made = now
             time.sleep(0.02)
-        return True
+        return made
+
+    def _at_work(self) -> int | None:
+        """How many tokens the slot has made, None when it is free."""
+        (slot,) = httpx.get(f"{self.origin}/slots", timeout=START_S).json()
+        return int(slot["next_token"][0]["n_decoded"]) if slot["is_processing"] else None
