@@ -14,13 +14,12 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import PrivateAttr
 
-from ctxfold.history.records import SessionKey
 from ctxfold.ports import Reply
-from ctxfold.session import AgentContext
 from ctxfold.stream import StreamEvent
 from langchain_ctx import asking
 from langchain_ctx.addressed import AddressedChatModel
 from langchain_ctx.chunks import ChunkWriter
+from langchain_ctx.conversing import Conversation
 from langchain_ctx.convert import to_langchain
 from langchain_ctx.errors import translated
 from langchain_ctx.sessions import Sessions
@@ -53,7 +52,7 @@ class AnsweringChatModel(AddressedChatModel):
         with translated():
             if call.session is None:
                 return self._result(self._backend.send(call.request()))
-            return self._result(self._at(call.session).ask(call.question()))
+            return self._result(self._conversation(call).ask())
 
     async def _agenerate(
         self,
@@ -66,7 +65,7 @@ class AnsweringChatModel(AddressedChatModel):
         with translated():
             if call.session is None:
                 return self._result(await self._backend.asend(call.request()))
-            return self._result(await (await self._aat(call.session)).aask(call.question()))
+            return self._result(await self._conversation(call).aask())
 
     def _stream(
         self,
@@ -78,12 +77,12 @@ class AnsweringChatModel(AddressedChatModel):
         call = self._call(messages, stop, kwargs, run_manager)
         writer, whole = self._writer(call), list[Reply]()
         with translated():
-            events: Iterator[StreamEvent]
+            events: Generator[StreamEvent, None, None]
             if call.session is None:
                 events = asking.plain_stream(self._backend, call, whole.append)
             else:
-                events = self._at(call.session).stream(call.question(), whole.append)
-            with closing(cast("Generator[StreamEvent, None, None]", events)):
+                events = self._conversation(call).stream(whole.append)
+            with closing(events):
                 for event in events:
                     yield writer.event(event)
         yield writer.last(whole[0].message)
@@ -98,12 +97,12 @@ class AnsweringChatModel(AddressedChatModel):
         call = self._call(messages, stop, kwargs, run_manager)
         writer, whole = self._writer(call), list[Reply]()
         with translated():
-            events: AsyncIterator[StreamEvent]
+            events: AsyncGenerator[StreamEvent, None]
             if call.session is None:
                 events = asking.plain_astream(self._backend, call, whole.append)
             else:
-                events = (await self._aat(call.session)).astream(call.question(), whole.append)
-            async with aclosing(cast("AsyncGenerator[StreamEvent, None]", events)):
+                events = self._conversation(call).astream(whole.append)
+            async with aclosing(events):
                 async for event in events:
                     yield writer.event(event)
         yield writer.last(whole[0].message)
@@ -121,15 +120,10 @@ class AnsweringChatModel(AddressedChatModel):
             cast("ChatCtx", self), messages, stop, self._addressed(None, kwargs, messages), run=run_id
         )
 
-    def _at(self, key: SessionKey) -> AgentContext:
-        if self._sessions is None:
+    def _conversation(self, call: asking.Call) -> Conversation:
+        if self._sessions is None or call.session is None:
             raise asking.no_session()
-        return self._sessions.at(key.session, key.owner)
-
-    async def _aat(self, key: SessionKey) -> AgentContext:
-        if self._sessions is None:
-            raise asking.no_session()
-        return await self._sessions.aat(key.session, key.owner)
+        return Conversation(self._sessions, call.session, call.question())
 
     def _writer(self, call: asking.Call) -> ChunkWriter:
         return ChunkWriter(call.reply_id, self._provider_name, blocks=self.output_version == "v1")

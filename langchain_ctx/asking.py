@@ -12,11 +12,11 @@ from langchain_core.messages import LC_ID_PREFIX, BaseMessage
 
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.exchange import Options, Question
-from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message
 from ctxfold.ports import ContextBackend, Reply, Request
 from ctxfold.stream import Fold, StreamEvent
 from langchain_ctx.convert import from_langchain, given_ids
+from langchain_ctx.keys import Address
 from langchain_ctx.tools import choice, specs
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Call:
     messages: tuple[Message, ...]
     given: frozenset[str]
     options: Options
-    session: SessionKey | None
+    session: Address | None
     reply_id: str
 
     @classmethod
@@ -65,7 +65,7 @@ class Call:
             messages=tuple(from_langchain(m) for m in messages),
             given=given_ids(messages),
             options=_options(chat, stop, kwargs),
-            session=None if named is None else SessionKey(named[1], named[0]),
+            session=None if named is None else Address.of(named),
             reply_id=uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run}",
         )
 
@@ -93,7 +93,7 @@ class Call:
         if not rest:
             raise EmptyMessagesError("a session needs more than system messages: add the user's message")
         prompts = tuple(m.text for m in self.messages[:lead]) or None
-        return Question(self.session, rest, self.options, prompts, given_ids=self.given, reply_id=self.reply_id)
+        return Question(self.session.key, rest, self.options, prompts, given_ids=self.given, reply_id=self.reply_id)
 
 
 def _options(chat: ChatCtx, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> Options:

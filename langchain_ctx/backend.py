@@ -137,6 +137,7 @@ class _Stream:
         while piece is not None:
             yield from self._chunks.read(piece)
             piece = self._next()
+        yield from self._chunks.end()
 
     def close(self) -> None:
         close = getattr(self._source, "close", None)
@@ -166,6 +167,8 @@ class _AsyncStream:
             for chunk in self._chunks.read(piece):
                 yield chunk
             piece = await self._next()
+        for chunk in self._chunks.end():
+            yield chunk
 
     async def aclose(self) -> None:
         close = getattr(self._source, "aclose", None)

@@ -24,7 +24,7 @@ from langchain_ctx import asking, structured
 from langchain_ctx.answering import AnsweringChatModel
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.described import model_profile, package_version
-from langchain_ctx.history import called_key, session_key
+from langchain_ctx.keys import called, session_key
 from langchain_ctx.sessions import Sessions
 from langchain_ctx.tools import bound_tools, choice, specs
 
@@ -218,8 +218,8 @@ class ChatCtx(AnsweringChatModel, Closing):
         """The call's arguments with its session among them: `_generate` is not given the config."""
         if self._sessions is None or asking.SESSION in kwargs:
             return kwargs
-        key = called_key(ensure_config(config).get("configurable", {}), self.session, self.owner, given)
-        return kwargs if key is None else {**kwargs, asking.SESSION: [key.session, key.owner]}
+        address = called(ensure_config(config).get("configurable", {}), self.session, self.owner, given)
+        return kwargs if address is None else {**kwargs, asking.SESSION: address.told()}
 
     # tools
 

@@ -6,7 +6,7 @@ A list leaves a layout beside the parts: which part came from which block, and w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from ctxfold.errors import MessageError
@@ -37,21 +37,24 @@ def as_json(value: object, what: str) -> str:
         raise MessageError(f"{what} holds what JSON cannot ({error}): give plain values") from None
 
 
-def parts_of(content: Content, role: Role) -> tuple[list[Part], Layout | None]:
-    """The parts of some content, and the layout that puts a list together again; None for a string."""
+def parts_of(content: Content, role: Role, calls: Collection[str] = ()) -> tuple[list[Part], Layout | None]:
+    """The parts of some content, and the layout that puts a list together again; None for a string.
+
+    `calls` are the ids of the message's tool calls, which blocks of the content may show.
+    """
     if isinstance(content, str):
         return ([TextPart(content)] if content else []), None
     parts: list[Part] = []
     layout: Layout = []
     for block in content:
-        part, place = _taken(block, role)
+        part, place = _taken(block, role, calls)
         layout.append(place)
         if part is not None:
             parts.append(part)
     return parts, layout
 
 
-def _taken(block: str | dict[Any, Any], role: Role) -> tuple[Part | None, Any]:
+def _taken(block: str | dict[Any, Any], role: Role, calls: Collection[str]) -> tuple[Part | None, Any]:
     if isinstance(block, str):
         return (TextPart(block) if block else None), ["s", len(block)]
     kind = str(block.get("type"))
@@ -63,8 +66,9 @@ def _taken(block: str | dict[Any, Any], role: Role) -> tuple[Part | None, Any]:
         signature = block.get("signature")
         part = ReasoningPart(thought, signature if isinstance(signature, str) else None)
         return part, ["r", kind, _rest(block, "type", kind)]
-    if kind == "tool_call" and block.get("id"):
-        return None, ["c", block["id"], _rest(block, "type", "id", "name", "args")]
+    if kind == "tool_call":
+        shown = ["c", block["id"], _rest(block, "type", "id", "name", "args")] if block.get("id") in calls else None
+        return None, shown or ["x", dict(block)]
     if kind in _MEDIA or (role in ("user", "tool") and kind != "None"):
         return _media(block, _MEDIA.get(kind, kind))
     return None, ["x", dict(block)]

@@ -39,6 +39,10 @@ from langchain_ctx.thoughts import reasoning_kwargs, with_thoughts
 __all__ = ["from_langchain", "given_ids", "to_langchain", "usage_metadata"]
 
 NAMESPACE = "langchain"
+_WRITTEN_FOR = (
+    "ephemeral_5m_input_tokens",
+    "ephemeral_1h_input_tokens",
+)  # Anthropic's cache writes, in place of the sum
 OURS = "ctxfold"
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -62,13 +66,16 @@ def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _uuid) -
     """The same message for the engine; one without id gets a new one. UnknownRoleError for a role no model is sent."""
     role, kept = _role(message)
     identity = message.id or new_id()
-    parts, layout = parts_of(message.content, role)
+    calls = [str(c["id"]) for c in message.tool_calls] if isinstance(message, AIMessage) else ()
+    parts, layout = parts_of(message.content, role, calls)
     if layout is not None:
         kept["content"] = layout
     kwargs = dict(message.additional_kwargs)
     ours = _mapping(kwargs.pop(OURS, None))
     meta = dict(message.response_metadata)
     model, finish = _popped(meta, "model_name"), _popped(meta, "finish_reason")
+    if finish is not None and "stop_reason" in meta:
+        meta["finish_reason"] = finish
     usage: Usage | None = None
     if isinstance(message, AIMessage):
         parts = with_thoughts(parts, kwargs, ours, kept)
@@ -178,17 +185,22 @@ def _usage(message: AIMessage, kept: dict[str, Any]) -> Usage | None:
     said = message.usage_metadata
     if said is None or "input_tokens" not in said:  # an answer from a cache may have a cost alone
         return None
-    into, out = said.get("input_token_details", {}), said.get("output_token_details", {})
+    into, out = _mapping(said.get("input_token_details")), _mapping(said.get("output_token_details"))
     usage = Usage(
         said["input_tokens"],
         said["output_tokens"],
-        into.get("cache_read", 0),
-        into.get("cache_creation", 0),
-        out.get("reasoning", 0),
+        _detail(into, "cache_read"),
+        max(_detail(into, "cache_creation"), sum(into.get(name) or 0 for name in _WRITTEN_FOR)),
+        _detail(out, "reasoning"),
     )
     if usage_metadata(usage) != said:
         kept["usage"] = said
     return usage
+
+
+def _detail(details: Mapping[str, Any], name: str) -> int:
+    """A kind of token, at whatever tier of service: OpenAI's are told as `priority_cache_read` and the like."""
+    return sum(count or 0 for key, count in details.items() if key == name or key.endswith(f"_{name}"))
 
 
 def usage_metadata(usage: Usage) -> dict[str, Any]:
@@ -248,8 +260,11 @@ def to_langchain(message: Message) -> BaseMessage:
 
 
 def _metadata(message: Message, kept: Mapping[str, Any]) -> dict[str, Any]:
-    told = {"model_name": message.model, "finish_reason": message.finish_reason}
-    return {**_mapping(kept.get("meta")), **{name: value for name, value in told.items() if value is not None}}
+    meta = _mapping(kept.get("meta"))
+    # a stream's `stop_reason` is the finish reason, too; it is told by one name
+    finish = None if meta.get("stop_reason") == message.finish_reason else message.finish_reason
+    told = {"model_name": message.model, "finish_reason": finish}
+    return {**meta, **{name: value for name, value in told.items() if value is not None}}
 
 
 def _tell(

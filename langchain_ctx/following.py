@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, NotRequired, cast
 
 from langchain.agents.middleware.types import AgentState, PrivateStateAttr
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
 
 from ctxfold.follow import BRANCH, Trail
 from ctxfold.history.records import SessionKey
-from ctxfold.messages import Message
-from langchain_ctx.convert import from_langchain
-from langchain_ctx.history import RUN, WITHIN, first_id, placed_key
+from langchain_ctx.keys import MADE_FROM, WITHIN, Address, first_id, placed
 
-__all__ = ["KEPT", "ContextState", "Listing", "is_place", "kept_in", "root_of", "sessions_of"]
+__all__ = ["KEPT", "ContextState", "kept_in", "root_of", "sessions_of"]
 
 KEPT = "ctxfold"
 
@@ -26,39 +24,6 @@ class ContextState(AgentState[Any]):
     """The agent's state, with what `ContextMiddleware` keeps beside its messages."""
 
     ctxfold: NotRequired[Annotated[dict[str, Any] | None, PrivateStateAttr]]
-
-
-class Listing:
-    """The agent's messages, as their session follows them."""
-
-    def __init__(self, messages: Sequence[BaseMessage]) -> None:
-        self._messages = [*messages]
-        self._versions: dict[int, str] = {}
-
-    @property
-    def ids(self) -> list[str]:
-        return [str(m.id) for m in self._messages]
-
-    def version(self, index: int) -> str:
-        if index not in self._versions:
-            self._versions[index] = _version(self._messages[index])
-        return self._versions[index]
-
-    def message(self, index: int) -> Message:
-        return from_langchain(self._messages[index])
-
-    def and_then(self, messages: Sequence[BaseMessage]) -> Listing:
-        """The list once these have joined it."""
-        longer = Listing([*self._messages, *messages])
-        longer._versions = self._versions
-        return longer
-
-
-def _version(message: BaseMessage) -> str:
-    calls = (message.tool_calls, message.invalid_tool_calls) if isinstance(message, AIMessage) else None
-    answers = message.tool_call_id if isinstance(message, ToolMessage) else None
-    text = repr((message.type, message.content, calls, answers))
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
 def kept_in(state: object) -> Trail | None:
@@ -75,28 +40,21 @@ def root_of(
     *,
     session: str | None,
     owner: str,
-) -> SessionKey:
+) -> Address:
     """The session that a run asks for by its settings, its thread, or else its first message.
 
     In a sub-graph the first message of its `state` counts, too: what middleware adds to a request has another id each time.
     """
     told = config.get("configurable", {})
     name = session or told.get("thread_id")
-    if name is None:
-        name = f"run-{first_id(messages)}"
-    root = placed_key(name, told, owner, None if session else first_id(state.get("messages")))
-    left = kept_in(state)
-    beside = left is not None and session is None and _placed(told) and left.root.startswith(f"{root.session}{BRANCH}")
-    return SessionKey(root.owner, left.root) if left and beside else root
-
-
-def is_place() -> bool:
-    """Whether this runs in a sub-graph that LangGraph begins anew with each run of its caller."""
-    return _placed(ensure_config().get("configurable", {}))
-
-
-def _placed(told: Mapping[str, Any]) -> bool:
-    return RUN in str(told.get("checkpoint_ns") or "").rpartition(WITHIN)[0]
+    nameless = name is None
+    if nameless:
+        name = f"{MADE_FROM}{first_id(messages)}"
+    root = placed(name, told, owner, first_id(state.get("messages")))
+    key, left = root.key, kept_in(state)
+    if left is not None and root.place and left.root.startswith(f"{key.session}{BRANCH}"):
+        key = SessionKey(key.owner, left.root)
+    return replace(root, key=key, made_up=root.made_up or nameless)
 
 
 def sessions_of(thread: str, names: Iterable[str]) -> list[str]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias
 
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import BaseMessage, convert_to_messages
-from langchain_core.prompt_values import PromptValue
+from langchain_core.messages import BaseMessage
 
 from ctxfold.closing import Closing
-from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
+from ctxfold.errors import EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
 from ctxfold.messages import Message
@@ -21,22 +20,11 @@ from ctxfold.session import AgentContext
 from ctxfold.tokens import CtxWarning, TextCounter
 from langchain_ctx.convert import to_langchain
 from langchain_ctx.errors import translated
+from langchain_ctx.keys import session_key
 from langchain_ctx.recognise import incoming
 from langchain_ctx.sessions import Sessions
 
-__all__ = [
-    "RUN",
-    "WITHIN",
-    "CtxChatMessageHistory",
-    "HistoryFactory",
-    "called_key",
-    "first_id",
-    "placed_key",
-    "session_key",
-]
-
-WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
-RUN = ":"  # between a node of such a place and its run
+__all__ = ["CtxChatMessageHistory", "HistoryFactory"]
 
 MirrorOf: TypeAlias = Callable[[str, str], BaseChatMessageHistory]
 
@@ -304,43 +292,3 @@ def _ended(view: View) -> bool:
     """Whether the conversation's last word is an answer."""
     last = view.last()
     return last is not None and last.message.role == "assistant" and not last.message.tool_calls
-
-
-def session_key(session: object, owner: object) -> SessionKey:
-    """The key for names as they come; ConfigError for an empty one, so that nobody shares a nameless session by accident."""
-    names = str(owner), str(session)
-    for what, name in zip(("owner", "session id"), names, strict=True):
-        if not name:
-            raise ConfigError(f"the {what} is empty: give each conversation a name of its own")
-    return SessionKey(*names)
-
-
-def placed_key(name: object, configurable: Mapping[str, Any], owner: str, first: str | None = None) -> SessionKey:
-    """The key of a graph's session; `configurable["owner"]` beats `owner`.
-
-    A sub-graph runs on its caller's thread: what names its session is its place there, less the node that is running. LangGraph
-    names such a place anew for each run, unless it has a memory of its own. So the id of the conversation's `first` message
-    stands for the run: messages that the caller shares keep theirs, and what is asked of an isolated sub-agent gets a new one.
-    """
-    place = str(configurable.get("checkpoint_ns") or "").rpartition(WITHIN)[0]
-    if first and RUN in place:
-        place = WITHIN.join([*(part.partition(RUN)[0] for part in place.split(WITHIN)), first])
-    return session_key(f"{name}{WITHIN}{place}" if place else name, configurable.get("owner", owner))
-
-
-def called_key(configurable: Mapping[str, Any], session: str | None, owner: str, given: object) -> SessionKey | None:
-    """The key that the call of a model names, or its field does; a thread's has its place in the graph, other names are whole."""
-    if "session_id" not in configurable and "thread_id" in configurable:
-        thread = configurable["thread_id"]
-        return None if thread is None else placed_key(thread, configurable, owner, first_id(given))
-    name = configurable.get("session_id", session)
-    return None if name is None else session_key(name, configurable.get("owner", owner))
-
-
-def first_id(given: object) -> str | None:
-    """The id that a conversation's first message came with, system messages aside."""
-    messages: Any = given.to_messages() if isinstance(given, PromptValue) else given
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        return None
-    found = (convert_to_messages([one])[0] for one in cast("list[Any]", messages))
-    return next((m.id for m in found if m.type != "system"), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from langchain.agents.middleware.types import AgentMiddleware, ExtendedModelResponse, ModelRequest, ModelResponse
@@ -12,28 +12,28 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ensure_config
 from langgraph.types import Command
 
+from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError
-from ctxfold.follow import Line, Trail
-from ctxfold.history.records import SessionKey
+from ctxfold.follow import Trail
 from ctxfold.ports import Reply, Request, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from langchain_ctx.calling import Caller, CallersModel, CallersSummarizer, calling, failing_as_it_did, keeps_sessions
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import as_backend_error, translated
-from langchain_ctx.following import KEPT, ContextState, Listing, is_place, kept_in, root_of, sessions_of
-from langchain_ctx.history import session_key
-from langchain_ctx.model_call import ModelCall, conversation, model_call, response_of, told
+from langchain_ctx.following import KEPT, ContextState, kept_in, root_of, sessions_of
+from langchain_ctx.keys import Address, session_key
+from langchain_ctx.listing import Listing
+from langchain_ctx.model_call import ModelCall, conversation, lasting, model_call, response_of, told
 from langchain_ctx.own_history import own_history_tools, takes_tools
-from langchain_ctx.places import Places
 from langchain_ctx.reasoning import returning
 from langchain_ctx.reporting import annotated, listen, reporting
-from langchain_ctx.sessions import Sessions
+from langchain_ctx.sessions import Sessions, Visit
 
 __all__ = ["ContextMiddleware"]
 
 
-class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
+class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
     """Gives the model a window that fits; the agent's own messages stay as they are, and whole.
 
     ```python
@@ -82,7 +82,6 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         self._session = session
         self._owner = owner
         self._writer = CallersSummarizer()
-        self._places = Places()
         self._sessions = Sessions(
             store=store,
             context_window=context_window,
@@ -117,7 +116,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         request, messages = self._offering(request), conversation(request)
         if not messages:
             return handler(request)
-        place, model, listed = self._root(request, messages), self._model(request), Listing(messages)
+        root, model, listed = self._root(request, messages), self._model(request), Listing(messages)
 
         def send(window: Request) -> Reply:
             report.tell()
@@ -129,25 +128,20 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             failing_as_it_did(),
             calling(Caller(model, send=send)),
             reporting(getattr(request.runtime, "stream_writer", None)) as report,
-            self._places.holding(place) as held,
+            self._sessions.visit(root, listed, left=self._left(request.state, root)) as visit,
         ):
-            root, left, new = self._begun(request, place, listed, held)
-            context = self._sessions.at(root.session, root.owner)
-            if new:
-                context = context.at(self._places.free(place, context.view(), listed).session)
-            context.subscribe(listen)
-            line = context.follow(listed, left)
-            session = context.at(line.key.session)
-            call = self._call(request, model, messages, line, left)
+            visit.root.subscribe(listen)
+            session, call = visit.session, self._call(request, model, messages, visit)
             if call.settled:
                 session.add(call.settled)
             answer = response_of(session.ask(call.question()))
             if len(answer.result) > 1:  # the result of a structured answer's call
                 session.add([*map(from_langchain, answer.result[1:])])
             report.tell()
-            if self._session:
+            if self._fixed(root):
                 return answer
-            return self._ended(answer, place, context.trail(line.key, listed.and_then(answer.result)))
+            now, kept = listed.and_then(answer.result), lasting(request, answer)
+            return _ended(answer, visit.leave(now, lasting=kept, waiting=_calls(answer)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -155,7 +149,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         request, messages = self._offering(request), conversation(request)
         if not messages:
             return await handler(request)
-        place, model, listed = self._root(request, messages), self._model(request), Listing(messages)
+        root, model, listed = self._root(request, messages), self._model(request), Listing(messages)
 
         async def asend(window: Request) -> Reply:
             await report.atell()
@@ -167,50 +161,38 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
             failing_as_it_did(),
             calling(Caller(model, asend=asend)),
             reporting(getattr(request.runtime, "stream_writer", None)) as report,
-            self._places.holding(place) as held,
         ):
-            root, left, new = self._begun(request, place, listed, held)
-            context = await self._sessions.aat(root.session, root.owner)
-            if new:
-                context = context.at(self._places.free(place, await context.aview(), listed).session)
-            context.subscribe(listen)
-            line = await context.afollow(listed, left)
-            session = context.at(line.key.session)
-            call = self._call(request, model, messages, line, left)
-            if call.settled:
-                await session.aadd(call.settled)
-            answer = response_of(await session.aask(call.question()))
-            if len(answer.result) > 1:  # the result of a structured answer's call
-                await session.aadd([*map(from_langchain, answer.result[1:])])
-            await report.atell()
-            if self._session:
-                return answer
-            return self._ended(answer, place, await context.atrail(line.key, listed.and_then(answer.result)))
+            async with self._sessions.avisit(root, listed, left=self._left(request.state, root)) as visit:
+                visit.root.subscribe(listen)
+                session, call = visit.session, self._call(request, model, messages, visit)
+                if call.settled:
+                    await session.aadd(call.settled)
+                answer = response_of(await session.aask(call.question()))
+                if len(answer.result) > 1:  # the result of a structured answer's call
+                    await session.aadd([*map(from_langchain, answer.result[1:])])
+                await report.atell()
+                if self._fixed(root):
+                    return answer
+                now, kept = listed.and_then(answer.result), lasting(request, answer)
+                return _ended(answer, await visit.aleave(now, lasting=kept, waiting=_calls(answer)))
 
-    def _root(self, request: ModelRequest[Any], messages: Sequence[BaseMessage]) -> SessionKey:
+    def _root(self, request: ModelRequest[Any], messages: Sequence[BaseMessage]) -> Address:
         return root_of(ensure_config(), messages, request.state, session=self._session, owner=self._owner)
 
-    def _begun(
-        self, request: ModelRequest[Any], place: SessionKey, listed: Listing, held: list[Trail | None]
-    ) -> tuple[SessionKey, Trail | None, bool]:
-        """The session's root, what was left of it, and whether the store is to say if a place's session can go on."""
-        left = self._left(request)
-        if left is not None or self._session or not is_place():
-            return place, left, False
-        return self._places.take(place, listed, held)
+    def _fixed(self, root: Address) -> bool:
+        """Whether others may share the session: it follows no agent's state then."""
+        return self._session is not None and not root.place
 
-    def _ended(self, answer: ModelResponse[Any], place: SessionKey, trail: Trail) -> ExtendedModelResponse[Any]:
-        """The answer, with what the state is to keep beside it; in a sub-graph that state may end with the run."""
-        if is_place():
-            self._places.put(place, trail)
-        return ExtendedModelResponse(answer, Command(update={KEPT: trail.to_dict()}))
+    def _left(self, state: Mapping[str, Any], root: Address) -> Trail | None:
+        """What the agent's state keeps of its session."""
+        return None if self._fixed(root) else kept_in(state)
 
     def _context_of(self, runtime: ToolRuntime[Any, Any]) -> AgentContext:
         """The session of the agent that calls a tool."""
         state = runtime.state
         root = root_of(runtime.config, state["messages"], state, session=self._session, owner=self._owner)
-        kept = None if self._session else kept_in(state)
-        return self._sessions.at(root.session if kept is None else kept.session, root.owner)
+        kept = self._left(state, root)
+        return self._sessions.at(root.key.session if kept is None else kept.session, root.key.owner)
 
     def _offering(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         """The request, without the history tools where the model takes no tools at all."""
@@ -219,19 +201,11 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
         own = {tool.name for tool in self.tools}
         return request.override(tools=[t for t in request.tools if getattr(t, "name", None) not in own])
 
-    def _left(self, request: ModelRequest[Any]) -> Trail | None:
-        """What the agent's state keeps of its session; a session that others may share follows no agent's state."""
-        return None if self._session else kept_in(request.state)
-
     def _call(
-        self,
-        request: ModelRequest[Any],
-        model: BaseChatModel,
-        messages: Sequence[BaseMessage],
-        line: Line,
-        left: Trail | None,
+        self, request: ModelRequest[Any], model: BaseChatModel, messages: Sequence[BaseMessage], visit: Visit
     ) -> ModelCall:
-        return model_call(request, model, messages, line, whole=left is None and not self._session)
+        whole = visit.left is None and not self._fixed(visit.address)
+        return model_call(request, model, messages, visit.line, whole=whole)
 
     def _model(self, request: ModelRequest[Any]) -> BaseChatModel:
         model = request.model
@@ -267,3 +241,13 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any]):
 
     async def aclose(self) -> None:
         await self._sessions.aclose()
+
+
+def _ended(answer: ModelResponse[Any], trail: Trail) -> ExtendedModelResponse[Any]:
+    """The answer, with what the state is to keep beside it; in a sub-graph that state may end with the run."""
+    return ExtendedModelResponse(answer, Command(update={KEPT: trail.to_dict()}))
+
+
+def _calls(answer: ModelResponse[Any]) -> bool:
+    """Whether the agent goes on to its tools."""
+    return len(answer.result) == 1 and bool(getattr(answer.result[0], "tool_calls", None))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
@@ -15,13 +14,14 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from ctxfold.errors import CtxError
 from ctxfold.exchange import Options, Question
 from ctxfold.follow import Line
-from ctxfold.messages import Message, ToolSpec, is_final
+from ctxfold.messages import Message, ToolSpec
 from ctxfold.ports import Reply, Request
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.foreign import asked
+from langchain_ctx.listing import Listing, newest, parted
 from langchain_ctx.tools import counted
 
-__all__ = ["Answered", "ModelCall", "conversation", "model_call", "response_of", "told"]
+__all__ = ["Answered", "ModelCall", "conversation", "lasting", "model_call", "response_of", "told"]
 
 Answered: TypeAlias = "ModelResponse[Any] | ExtendedModelResponse[Any] | AIMessage"
 
@@ -75,6 +75,13 @@ def conversation(request: ModelRequest[Any]) -> list[BaseMessage]:
     return [m if m.id else m.model_copy(update={"id": uuid.uuid4().hex}) for m in messages]
 
 
+def lasting(request: ModelRequest[Any], answer: ModelResponse[Any]) -> Listing | None:
+    """What the agent's list will have of this call, where other middleware has added to the request; else None."""
+    messages = cast("list[BaseMessage]", request.messages[_lead(request) :])
+    kept = [m for m in messages if m.id]
+    return None if len(kept) == len(messages) else Listing([*kept, *answer.result])
+
+
 def _lead(request: ModelRequest[Any]) -> int:
     """How many system messages the agent's list begins with."""
     return next((i for i, m in enumerate(request.messages) if m.type != "system"), len(request.messages))
@@ -83,12 +90,8 @@ def _lead(request: ModelRequest[Any]) -> int:
 def model_call(
     request: ModelRequest[Any], model: BaseChatModel, messages: Sequence[BaseMessage], line: Line, *, whole: bool
 ) -> ModelCall:
-    known = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].id in line.known), -1)
-    tail = [_once(from_langchain(m), line) for m in messages[max(known, 0) :]]
-    tail = [m for m in tail if m.kind == "message"]  # summaries are the session's own
-    tail = [*tail[:1], *_whole_rounds(tail[1:], goes_on=True)] if known >= 0 else _whole_rounds(tail, goes_on=False)
-    ends = next((i for i in range(len(tail) - 1, -1, -1) if is_final(tail[i])), -1)
-    settled = tail[1 if known >= 0 else 0 : ends + 1]
+    known = newest([m.id for m in messages], line.known)
+    settled, said = parted([from_langchain(m) for m in messages[max(known, 0) :]], line, goes_on=known >= 0)
     prompt = None if request.system_message is None else request.system_message.text
     return ModelCall(
         request=request,
@@ -96,30 +99,10 @@ def model_call(
         line=line,
         prompt=prompt or None,
         leading=tuple(m.text for m in request.messages[: _lead(request)]),
-        settled=tuple(settled) if ends < len(tail) - 1 else (),
-        messages=tuple(tail),
+        settled=settled,
+        messages=said,
         whole=whole,
     )
-
-
-def _whole_rounds(messages: Sequence[Message], *, goes_on: bool) -> list[Message]:
-    """Without calls that the conversation went on from before they were answered, and without answers to no call.
-
-    With `goes_on`, results at the beginning belong to a call before.
-    """
-    starts = [*(i for i, m in enumerate(messages) if m.role != "tool"), len(messages)]
-    found = [*messages[: starts[0]]] if goes_on else []
-    for start, end in pairwise(starts):
-        calls = {c.id for c in messages[start].tool_calls}
-        results = [m for m in messages[start + 1 : end] if calls >= {r.call_id for r in m.tool_results}]
-        if end == len(messages) or calls == {r.call_id for m in results for r in m.tool_results}:
-            found += [messages[start], *results]
-    return found
-
-
-def _once(message: Message, line: Line) -> Message:
-    """The message; where it is stored anew, what it took is not counted twice."""
-    return replace(message, usage=None) if message.id in line.again else message
 
 
 def _tools(request: ModelRequest[Any]) -> tuple[ToolSpec, ...]:

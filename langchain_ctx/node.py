@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 from langchain_core.messages import BaseMessage, convert_to_messages
@@ -12,22 +14,19 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.exchange import Options, Question
-from ctxfold.history.records import SessionKey
-from ctxfold.history.view import View
 from ctxfold.ports import Request, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import translated
 from langchain_ctx.foreign import asked
-from langchain_ctx.history import first_id, placed_key, session_key
+from langchain_ctx.keys import MADE_FROM, Address, first_id, placed, session_key
+from langchain_ctx.listing import Listing, newest
 from langchain_ctx.naming import named
-from langchain_ctx.sessions import Sessions
+from langchain_ctx.sessions import Sessions, Visit
 from langchain_ctx.tools import counted
 
 __all__ = ["ContextNode"]
-
-LOOK_BACK = 64  # newest messages of the session among which the list's newest known one is looked for
 
 
 class ContextNode(Runnable[Any, Any], Closing):
@@ -106,18 +105,27 @@ class ContextNode(Runnable[Any, Any], Closing):
 
     def _fit(self, given: Any, run_manager: object, config: RunnableConfig) -> Any:
         messages = self._messages(given)
-        key, messages = self._key(messages, config), named(messages)
-        with translated():
-            context = self._sessions.at(key.session, key.owner)
-            request = context.request_for(self._question(key, messages, context.view()))
+        address, messages = self._address(messages, config), named(messages)
+        listed = Listing(messages[_lead(messages) :])
+        with (
+            translated(),
+            self._alone(address) as mine,
+            self._sessions.visit(mine, listed, answered=listed.answered()) as visit,
+        ):
+            request = visit.session.request_for(self._question(visit, messages))
+            if mine.place:
+                visit.leave(listed)
         return self._told(given, request)
 
     async def _afit(self, given: Any, run_manager: object, config: RunnableConfig) -> Any:
         messages = self._messages(given)
-        key, messages = self._key(messages, config), named(messages)
-        with translated():
-            context = await self._sessions.aat(key.session, key.owner)
-            request = await context.arequest_for(self._question(key, messages, await context.aview()))
+        address, messages = self._address(messages, config), named(messages)
+        listed = Listing(messages[_lead(messages) :])
+        with translated(), self._alone(address) as mine:
+            async with self._sessions.avisit(mine, listed, answered=listed.answered()) as visit:
+                request = await visit.session.arequest_for(self._question(visit, messages))
+                if mine.place:
+                    await visit.aleave(listed)
         return self._told(given, request)
 
     def _messages(self, given: Any) -> list[BaseMessage]:
@@ -138,29 +146,40 @@ class ContextNode(Runnable[Any, Any], Closing):
             )
         return convert_to_messages(found)
 
-    def _key(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> SessionKey:
+    def _address(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Address:
         told = ensure_config(config).get("configurable", {})
-        session = self._session or told.get("session_id", told.get("thread_id"))
+        if self._session is not None:
+            return Address(session_key(self._session, told.get("owner", self._owner)))
         first = first_id(messages)
-        if session is None and first:  # a graph without checkpointer: its messages have ids that nobody else has
-            session = f"run-{first}"
-        if session is None:
+        name = told.get("session_id", told.get("thread_id"))
+        if name is None and first is None:
             raise ConfigError(
                 "whose conversation is this? give ContextNode session=..., or the call "
                 'config={"configurable": {"thread_id": ...}}'
             )
-        return placed_key(session, told, self._owner)
+        if name is not None:
+            return placed(name, told, self._owner, first)
+        # a graph without checkpointer: its messages have ids that nobody else has
+        return replace(placed(f"{MADE_FROM}{first}", told, self._owner, first), made_up=True)
 
-    def _question(self, key: SessionKey, messages: Sequence[BaseMessage], view: View) -> Question:
+    @contextmanager
+    def _alone(self, address: Address) -> Generator[Address, None, None]:
+        """Another call with another list would take this one's back, unless each has a session of its own."""
+        if address.place or self._session is not None:  # runs in one place part by themselves; the fixed one is for all
+            yield address
+            return
+        with self._sessions.places.alone(address.key) as key:
+            yield replace(address, key=key)
+
+    def _question(self, visit: Visit, messages: Sequence[BaseMessage]) -> Question:
         """The newest part of the list, from the last message on that the session has; system messages lead it."""
-        lead = next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
-        newest = {view.live[i].id for i in range(max(0, len(view.live) - LOOK_BACK), len(view.live))}
-        at = next((i for i in range(len(messages) - 1, lead - 1, -1) if messages[i].id in newest), lead)
-        tail = messages[at:]
+        lead = _lead(messages)
+        known = newest([m.id for m in messages], visit.line.known)
+        tail = messages[max(known, lead) :]
         if not tail:
             raise EmptyMessagesError("a session needs more than system messages: add the user's message")
         return Question(
-            key,
+            visit.line.key,
             tuple(m for m in map(from_langchain, tail) if m.kind == "message"),  # summaries are the session's own
             self._options,
             prompts=tuple(m.text for m in messages[:lead]) or None,
@@ -178,3 +197,8 @@ class ContextNode(Runnable[Any, Any], Closing):
 
     async def aclose(self) -> None:
         await self._sessions.aclose()
+
+
+def _lead(messages: Sequence[BaseMessage]) -> int:
+    """How many system messages the list begins with."""
+    return next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))

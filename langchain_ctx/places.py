@@ -1,4 +1,4 @@
-"""Sessions of agents that are nodes of a graph: each of their runs begins with an empty state of its own."""
+"""Sessions of agents, nodes and models inside a sub-graph: each of its runs begins with an empty state of its own."""
 
 from __future__ import annotations
 
@@ -6,89 +6,155 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
 
-from ctxfold.follow import BRANCH, Trail
+from ctxfold.exchange import Question
+from ctxfold.follow import BRANCH, Listed, Trail
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
-from langchain_ctx.following import Listing
+from ctxfold.messages import Message, content_key, is_final
 
-__all__ = ["Places"]
+__all__ = ["Places", "Taken", "may_go_on"]
 
 _BESIDE = re.compile(f"({BRANCH}[0-9a-f]{{8}})+$")
-MOST = 1024  # places that are remembered; one that was forgotten is looked up in the store
+MOST = 1024  # trails that are remembered, of all places; a place of which none is left is looked up in the store
+
+
+@dataclass(slots=True)
+class _Left:
+    """A trail, and that of those messages which the next list will have."""
+
+    trail: Trail
+    lasting: Trail
+    taken: bool = False
+
+    def size(self) -> int:
+        return self.lasting.before + len(self.lasting.handed)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The root for a run that begins, and the trail that it goes on from, `alone` or in a branch. `new`: nobody here has been
+    in its place before."""
+
+    root: SessionKey
+    left: Trail | None = None
+    alone: bool = False
+    new: bool = False
 
 
 class Places:
-    """Where the newest run in each place left its session, for the next run that is handed the same messages, and more.
+    """Where runs in each place left their sessions, for the next run that is handed the same messages, and more.
 
-    A trail is given to one run only: runs side by side never meet in a session, nor does a run that was handed an edited,
-    shortened or older list take up another's.
+    A session is given to one run only: others that go on from the same point get branches of it. So runs side by side never
+    meet, nor does a run that was handed an edited, shortened or older list take up another's.
     """
 
     def __init__(self) -> None:
-        self._left: OrderedDict[SessionKey, Trail | None] = OrderedDict()
+        self._left: OrderedDict[SessionKey, OrderedDict[tuple[str, str], _Left]] = OrderedDict()
+        self._alone: set[SessionKey] = set()
+        self._asking: dict[SessionKey, list[frozenset[str]]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def holding(self, place: SessionKey) -> Generator[list[Trail | None], None, None]:
-        """What is taken in here is given back if it fails: the call may be made again."""
-        held: list[Trail | None] = []
-        try:
-            yield held
-        except BaseException:
-            with self._lock:
-                for left in held:
-                    self._keep(place, left)
-                    if left is None:
-                        del self._left[place]
-            raise
-
-    def take(
-        self, place: SessionKey, listed: Listing, held: list[Trail | None]
-    ) -> tuple[SessionKey, Trail | None, bool]:
-        """The root for a run that begins, its trail, and whether nobody here has been in that place before."""
+    def taking(self, place: SessionKey, listed: Listed) -> Generator[Taken, None, None]:
+        """What the list goes on from. It is given back when the block fails: the call may be made again."""
         with self._lock:
             new = place not in self._left
-            left = self._left.get(place)
-            if left is not None and not left.leads(listed):
-                return _beside(place), None, False
-            if new or left is not None:
-                held.append(left)
-            self._keep(place, None)
-        if left is not None:
-            return SessionKey(place.owner, left.root), left, False
-        return (place if new else _beside(place)), None, new
+            here = self._left.setdefault(place, OrderedDict())
+            self._left.move_to_end(place)
+            # of the longest, one that nobody has taken
+            known = sorted(here.values(), key=lambda left: (-left.size(), left.taken))
+            found = next((left for left in known if left.lasting.leads(listed)), None)
+            mine = None if found is None or found.taken else found
+            if mine is not None:
+                mine.taken = True
+        try:
+            if found is None:
+                yield Taken(place if new else _beside(place), new=new)
+            elif mine is None:
+                yield Taken(_beside(place), found.trail)
+            else:
+                yield Taken(SessionKey(place.owner, found.trail.root), found.trail, alone=True)
+        except BaseException:
+            with self._lock:
+                if mine is not None:
+                    mine.taken = False
+                elif new and not self._left.get(place):
+                    self._left.pop(place, None)
+            raise
 
-    def free(self, place: SessionKey, view: View, listed: Listing) -> SessionKey:
-        """The place's session as the store has it, if it is new or the list goes on from it; else one beside it."""
-        live = [e for e in view.live if e.message.kind == "message" and e.message.role != "system"]
-        if not live:
-            return _beside(place) if view.compressed else place
-        ids = listed.ids
-        at = ids.index(live[0].id) if live[0].id in ids else len(ids)
-        same = ids[at : at + len(live)] == [e.id for e in live] and at + len(live) < len(ids)
-        # a tool's output may stand there as an excerpt
-        told = (
-            (e.message, listed.message(at + i))
-            for i, e in enumerate(live)
-            if e.message.role != "tool" and not e.shown_seq
-        )
-        return (
-            place if same and all((a.text, a.tool_calls) == (b.text, b.tool_calls) for a, b in told) else _beside(place)
-        )
-
-    def put(self, place: SessionKey, left: Trail) -> None:
-        """What a run leaves; `place` may be the name beside it that the run went by."""
+    def put(self, place: SessionKey, left: Trail, lasting: Trail) -> None:
+        """What a run leaves, and what of it is to be known by; `place` may be the name beside it that the run went by."""
+        place = SessionKey(place.owner, _BESIDE.sub("", place.session))
         with self._lock:
-            self._keep(SessionKey(place.owner, _BESIDE.sub("", place.session)), left)
+            here = self._left.setdefault(place, OrderedDict())
+            self._left.move_to_end(place)
+            here[left.session, left.head_id] = _Left(left, lasting)
+            here.move_to_end((left.session, left.head_id))
+            while sum(map(len, self._left.values())) > MOST:
+                oldest = next(place for place, found in self._left.items() if found)
+                self._left[oldest].popitem(last=False)
+                if not self._left[oldest]:
+                    del self._left[oldest]
 
-    def _keep(self, place: SessionKey, left: Trail | None) -> None:
-        self._left[place] = left
-        self._left.move_to_end(place)
-        while len(self._left) > MOST:
-            self._left.popitem(last=False)
+    @contextmanager
+    def alone(self, key: SessionKey) -> Generator[SessionKey, None, None]:
+        """The session for a call that no other may disturb: this one or, while others are in it, the first free one beside it."""
+        names = (key if n == 0 else SessionKey(key.owner, f"{key.session}{BRANCH}{n:08x}") for n in count())
+        with self._lock:
+            mine = next(name for name in names if name not in self._alone)
+            self._alone.add(mine)
+        try:
+            yield mine
+        finally:
+            with self._lock:
+                self._alone.discard(mine)
+
+    @contextmanager
+    def beside_others(self, question: Question) -> Generator[Question, None, None]:
+        """The question as a turn of its own. What another call is asking at this moment is told under an id of its own here:
+        by its old id it would be that call's turn, which ends with that call's answer.
+        """
+        given = question.given_ids or frozenset()
+        # what the session knows a message by: its id or, where it came without, what it says
+        names = {m.id: m.id if m.id in given else content_key(m) for m in _open_turn(question.messages)}
+        mine = frozenset(names.values())
+        with self._lock:
+            asking = self._asking.setdefault(question.key, [])
+            new = {i: uuid.uuid4().hex for i, name in names.items() if any(name in other for other in asking)}
+            asking.append(mine)
+        try:
+            told = tuple(replace(m, id=new[m.id]) if m.id in new else m for m in question.messages)
+            yield replace(question, messages=told, given_ids=given.union(new.values())) if new else question
+        finally:
+            with self._lock:
+                asking.remove(mine)
+                if not asking and self._asking.get(question.key) is asking:
+                    del self._asking[question.key]
+
+
+def _open_turn(messages: Sequence[Message]) -> Sequence[Message]:
+    """What stands after the newest final answer."""
+    return messages[next((i + 1 for i in range(len(messages) - 1, -1, -1) if is_final(messages[i])), 0) :]
+
+
+def may_go_on(place: SessionKey, view: View, listed: Listed) -> SessionKey:
+    """The place's session as the store has it, if it is new or the list goes on from it; else one beside it."""
+    live = [e for e in view.live if e.message.kind == "message" and e.message.role != "system"]
+    if not live:
+        return _beside(place) if view.compressed else place
+    ids = listed.ids
+    at = ids.index(live[0].id) if live[0].id in ids else len(ids)
+    same = ids[at : at + len(live)] == [e.id for e in live] and at + len(live) < len(ids)
+    # a tool's output may stand there as an excerpt
+    told = (
+        (e.message, listed.message(at + i)) for i, e in enumerate(live) if e.message.role != "tool" and not e.shown_seq
+    )
+    return place if same and all((a.text, a.tool_calls) == (b.text, b.tool_calls) for a, b in told) else _beside(place)
 
 
 def _beside(place: SessionKey) -> SessionKey:

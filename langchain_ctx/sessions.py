@@ -4,19 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ctxfold.connect import open_store, session_rules
+from ctxfold.follow import Line, Listed, Trail
+from ctxfold.history.records import SessionKey
 from ctxfold.ports import ContextBackend, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from langchain_ctx.embedding import as_embedder
+from langchain_ctx.keys import Address
+from langchain_ctx.made_up import MadeUp
+from langchain_ctx.places import Places, Taken, may_go_on
 from langchain_ctx.summarizer import as_summarizer
 
-__all__ = ["Sessions"]
+__all__ = ["Sessions", "Visit"]
 
 _NO_RULES = ("embedder", "prices", "sections", "strategy")  # what an AgentContext takes beside the fields of a policy
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A list in its session. `root` has the name that was asked for, `session` serves the list as `line` says; `left` is
+    where the run before has left it."""
+
+    root: AgentContext
+    session: AgentContext
+    line: Line
+    left: Trail | None
+    sessions: Sessions
+    address: Address
+
+    def leave(self, listed: Listed, *, lasting: Listed | None = None, waiting: bool = False) -> Trail:
+        """What the list, as it is now, is to go on from. `lasting` is what of it the next list will have, if that is not all;
+        `waiting` says that the next one will bring the results of tools."""
+        left = self.root.trail(self.line.key, listed)
+        self._leave(left, left if lasting is None else self.root.trail(self.line.key, lasting), waiting)
+        return left
+
+    async def aleave(self, listed: Listed, *, lasting: Listed | None = None, waiting: bool = False) -> Trail:
+        left = await self.root.atrail(self.line.key, listed)
+        self._leave(left, left if lasting is None else await self.root.atrail(self.line.key, lasting), waiting)
+        return left
+
+    def _leave(self, left: Trail, lasting: Trail, waiting: bool) -> None:
+        self.sessions.made_up.waits(self.line.key, waiting)
+        if self.address.place:
+            self.sessions.places.put(self.address.key, left, lasting)
 
 
 class Sessions:
@@ -57,6 +94,9 @@ class Sessions:
         }
         self.store = open_store(store)
         self._owns_store = store is None or isinstance(store, str)
+        self._forgets = store is None or store == "memory://"
+        self.places = Places()
+        self.made_up = MadeUp(lambda key: self.store.erase((), gone=(key,)))
         self._first: AgentContext | None = None
         self._lock = threading.Lock()
 
@@ -76,6 +116,55 @@ class Sessions:
             return await asyncio.to_thread(self.at, session, owner)
         return self.at(session, owner)
 
+    @contextmanager
+    def visit(
+        self, address: Address, listed: Listed, *, left: Trail | None = None, answered: Listed | None = None
+    ) -> Generator[Visit, None, None]:
+        """The list in the session that goes with it, in line with it but for what is new at its end.
+
+        `left` is what the list's keeper kept; in a place where it kept nothing, it is what the newest run has left that the list
+        goes on from. Who learns answers from the next list only says with `answered` how this one will look then: it may be
+        asked again, and in a session that only this list goes on with, nothing is compared with what was left. What fails in
+        the block is as if it had not been.
+        """
+        with self._entered(address, listed if answered is None else answered, left) as (taken, found):
+            root = self.at(taken.root.session, taken.root.owner)
+            if taken.new:
+                root = root.at(may_go_on(address.key, root.view(), listed).session)
+            start, trail = _start(root, taken, follows=answered is None)
+            line = start.follow(listed, trail)
+            found(line.key)
+            yield Visit(root, root.at(line.key.session), line, taken.left, self, address)
+
+    @asynccontextmanager
+    async def avisit(
+        self, address: Address, listed: Listed, *, left: Trail | None = None, answered: Listed | None = None
+    ) -> AsyncGenerator[Visit, None]:
+        with self._entered(address, listed if answered is None else answered, left) as (taken, found):
+            root = await self.aat(taken.root.session, taken.root.owner)
+            if taken.new:
+                root = root.at(may_go_on(address.key, await root.aview(), listed).session)
+            start, trail = _start(root, taken, follows=answered is None)
+            line = await start.afollow(listed, trail)
+            found(line.key)
+            yield Visit(root, root.at(line.key.session), line, taken.left, self, address)
+
+    @contextmanager
+    def _entered(
+        self, address: Address, asked: Listed, left: Trail | None
+    ) -> Generator[tuple[Taken, Callable[[SessionKey], None]], None, None]:
+        """Where the list may go on, and what is to be told which session that was."""
+        with ExitStack() as stack:
+            if address.place and left is None:
+                taken = stack.enter_context(self.places.taking(address.key, asked))
+            else:
+                taken = Taken(address.key, left)
+            if not (address.made_up and self._forgets):
+                yield taken, lambda _: None
+                return
+            before = None if taken.left is None else SessionKey(address.key.owner, taken.left.session)
+            yield taken, stack.enter_context(self.made_up.entering(taken.root, before))
+
     def close(self) -> None:
         if self._first is not None:
             self._first.close()  # ends what runs in the background
@@ -87,3 +176,10 @@ class Sessions:
             await self._first.aclose()
         if self._owns_store:
             await self.store.aclose()
+
+
+def _start(root: AgentContext, taken: Taken, *, follows: bool) -> tuple[AgentContext, Trail | None]:
+    """Where to follow the list from, and along what."""
+    if follows or not taken.alone or taken.left is None:
+        return root, taken.left
+    return root.at(taken.left.session), None

@@ -38,12 +38,12 @@ class Pieces:
 class InnerStream:
     """One of `_stream` and `_astream`, read through the engine. The first chunk has come when `begin` returns."""
 
-    def __init__(self, source: Any, name: str, pieces: Pieces) -> None:
+    def __init__(self, source: Any, name: str, pieces: Pieces, output_version: str | None = None) -> None:
         pieces.forget()  # of an attempt that failed before
         self._source = source
         self._name = name
         self._pieces = pieces
-        self._chunks = ForeignChunks()
+        self._chunks = ForeignChunks(output_version)
         self._first: ChatGenerationChunk | None = None
 
     def begin(self) -> InnerStream:
@@ -63,6 +63,7 @@ class InnerStream:
         while piece is not None:
             yield from self._read(piece)
             piece = self._next()
+        yield from self._chunks.end()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         piece, self._first = self._first, None
@@ -70,9 +71,13 @@ class InnerStream:
             for chunk in self._read(piece):
                 yield chunk
             piece = await self._anext()
+        for chunk in self._chunks.end():
+            yield chunk
 
     def _read(self, piece: ChatGenerationChunk) -> list[Chunk]:
-        found = list(self._chunks.read(piece.message))
+        # what the model tells beside the message is a part of it by the time LangChain hands it on
+        told = {**(piece.generation_info or {}), **piece.message.response_metadata}
+        found = list(self._chunks.read(piece.message.model_copy(update={"response_metadata": told})))
         self._pieces.put(piece)
         return found or [Chunk(raw=piece)]
 

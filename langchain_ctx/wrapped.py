@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
 from functools import partial
 from typing import Any, cast
@@ -12,8 +11,8 @@ from typing import Any, cast
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import LC_ID_PREFIX, AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import (
     Runnable,
     RunnableBinding,
@@ -25,9 +24,8 @@ from langchain_core.runnables import (
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field
 
-from ctxfold.errors import ConfigError, EmptyMessagesError
-from ctxfold.exchange import Options, Question
-from ctxfold.history.records import SessionKey
+from ctxfold.closing import Closing
+from ctxfold.errors import ConfigError
 from ctxfold.ports import Reply, Request, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
@@ -42,14 +40,14 @@ from langchain_ctx.calling import (
     keeps_sessions,
     model_name,
 )
-from langchain_ctx.convert import from_langchain, given_ids
+from langchain_ctx.conversing import Conversation
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.foreign import asked
-from langchain_ctx.history import called_key, session_key
+from langchain_ctx.keys import Address, called, session_key
 from langchain_ctx.reasoning import check_reasoning, returning
 from langchain_ctx.sessions import Sessions
 from langchain_ctx.streaming import InnerStream, Pieces
-from langchain_ctx.tools import counted
+from langchain_ctx.wrapped_call import aeach, each, new_id, question_of, reply_of, result_of
 
 __all__ = ["ContextChatModel", "with_context"]
 
@@ -102,7 +100,7 @@ def with_context(
     )
 
 
-class ContextChatModel(AddressedChatModel):
+class ContextChatModel(AddressedChatModel, Closing):
     """What `with_context` gives; `inner` is the model that answers."""
 
     inner: BaseChatModel
@@ -184,17 +182,17 @@ class ContextChatModel(AddressedChatModel):
     ) -> builtins.dict[str, Any]:
         if SESSION in kwargs:
             return kwargs
-        key = called_key(ensure_config(config).get("configurable", {}), self.session, self.owner, given)
-        return kwargs if key is None else {**kwargs, SESSION: [key.session, key.owner]}
+        address = called(ensure_config(config).get("configurable", {}), self.session, self.owner, given)
+        return kwargs if address is None else {**kwargs, SESSION: address.told()}
 
     def _parted(
         self, messages: Sequence[BaseMessage], kwargs: builtins.dict[str, Any]
-    ) -> tuple[SessionKey | None, builtins.dict[str, Any]]:
+    ) -> tuple[Address | None, builtins.dict[str, Any]]:
         """The call's session, and the arguments for the model."""
         kwargs = self._addressed(None, kwargs, messages)
         named = kwargs.get(SESSION)
         rest = {name: value for name, value in kwargs.items() if name != SESSION}
-        return (None if named is None else SessionKey(named[1], named[0])), rest
+        return (None if named is None else Address.of(named)), rest
 
     # answering
 
@@ -224,19 +222,21 @@ class ContextChatModel(AddressedChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        key, rest = self._parted(messages, kwargs)
+        address, rest = self._parted(messages, kwargs)
         inner: Any = self.inner
 
         def send(window: Request) -> Reply:
             with as_backend_error(model_name(inner)):
-                return _reply(generate(asked(window.messages)))
+                return reply_of(generate(asked(window.messages)))
 
         # with the model's cache and rate limiter; its tokens are told to this call's listeners
         generate = partial(inner._generate_with_cache, stop=stop, run_manager=run_manager, **rest)
-        if key is None or self.sessions is None:
+        if address is None or self.sessions is None:
             return cast("ChatResult", generate(messages))
         with translated(), failing_as_it_did(), calling(Caller(inner, send=send)):
-            return _result(self.sessions.at(key.session, key.owner).ask(_question(key, messages, rest, _new_id())))
+            return result_of(
+                Conversation(self.sessions, address, question_of(address.key, messages, rest, new_id())).ask()
+            )
 
     async def _agenerate(
         self,
@@ -245,19 +245,19 @@ class ContextChatModel(AddressedChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        key, rest = self._parted(messages, kwargs)
+        address, rest = self._parted(messages, kwargs)
         inner: Any = self.inner
 
         async def asend(window: Request) -> Reply:
             with as_backend_error(model_name(inner)):
-                return _reply(await generate(asked(window.messages)))
+                return reply_of(await generate(asked(window.messages)))
 
         generate = partial(inner._agenerate_with_cache, stop=stop, run_manager=run_manager, **rest)
-        if key is None or self.sessions is None:
+        if address is None or self.sessions is None:
             return cast("ChatResult", await generate(messages))
         with translated(), failing_as_it_did(), calling(Caller(inner, asend=asend)):
-            context = await self.sessions.aat(key.session, key.owner)
-            return _result(await context.aask(_question(key, messages, rest, _new_id())))
+            question = question_of(address.key, messages, rest, new_id())
+            return result_of(await Conversation(self.sessions, address, question).aask())
 
     def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
         inner: Any = self.inner
@@ -271,26 +271,24 @@ class ContextChatModel(AddressedChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        key, rest = self._parted(messages, kwargs)
+        address, rest = self._parted(messages, kwargs)
         inner: Any = self.inner
-        pieces = Pieces(_new_id(run_manager))
+        pieces = Pieces(new_id(run_manager))
 
         def open_stream(window: Request) -> InnerStream:
             if inner.rate_limiter:
                 inner.rate_limiter.acquire(blocking=True)
-            return InnerStream(
-                inner._stream(asked(window.messages), stop=stop, **rest), model_name(inner), pieces
-            ).begin()
+            source = inner._stream(asked(window.messages), stop=stop, **rest)
+            return InnerStream(source, model_name(inner), pieces, inner.output_version).begin()
 
-        if key is None or self.sessions is None:
+        if address is None or self.sessions is None:
             yield from inner._stream(messages, stop=stop, **rest)
             return
-        question = _question(key, messages, rest, pieces.reply_id)
+        question = question_of(address.key, messages, rest, pieces.reply_id)
         caller = Caller(inner, open_stream=open_stream)
         with translated(), failing_as_it_did():
-            with calling(caller):
-                events: Any = self.sessions.at(key.session, key.owner).stream(question)
-            with closing(events), closing(_each(events, caller)) as seen:
+            events = Conversation(self.sessions, address, question).stream()
+            with closing(events), closing(each(events, caller)) as seen:
                 for _ in seen:
                     yield from pieces.take()
             yield from pieces.take()
@@ -302,25 +300,25 @@ class ContextChatModel(AddressedChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        key, rest = self._parted(messages, kwargs)
+        address, rest = self._parted(messages, kwargs)
         inner: Any = self.inner
-        pieces = Pieces(_new_id(run_manager))
+        pieces = Pieces(new_id(run_manager))
 
         async def aopen_stream(window: Request) -> InnerStream:
             if inner.rate_limiter:
                 await inner.rate_limiter.aacquire(blocking=True)
             source = inner._astream(asked(window.messages), stop=stop, **rest)
-            return await InnerStream(source, model_name(inner), pieces).abegin()
+            return await InnerStream(source, model_name(inner), pieces, inner.output_version).abegin()
 
-        if key is None or self.sessions is None:
+        if address is None or self.sessions is None:
             async for piece in inner._astream(messages, stop=stop, **rest):
                 yield piece
             return
-        question = _question(key, messages, rest, pieces.reply_id)
+        question = question_of(address.key, messages, rest, pieces.reply_id)
         caller = Caller(inner, aopen_stream=aopen_stream)
         with translated(), failing_as_it_did():
-            events: Any = (await self.sessions.aat(key.session, key.owner)).astream(question)
-            async with aclosing(events), aclosing(_aeach(events, caller)) as seen:
+            events = Conversation(self.sessions, address, question).astream()
+            async with aclosing(events), aclosing(aeach(events, caller)) as seen:
                 async for _ in seen:
                     for piece in pieces.take():
                         yield piece
@@ -335,60 +333,3 @@ class ContextChatModel(AddressedChatModel):
     async def aclose(self) -> None:
         if self.sessions is not None:
             await self.sessions.aclose()
-
-
-def _each(events: Iterator[Any], caller: Caller) -> Generator[Any, None, None]:
-    """The events; the caller is in place only while one is made, and not while it is handed on."""
-    while True:
-        with calling(caller):
-            event = next(events, None)
-        if event is None:
-            return
-        yield event
-
-
-async def _aeach(events: AsyncIterator[Any], caller: Caller) -> AsyncGenerator[Any, None]:
-    while True:
-        with calling(caller):
-            event = await anext(events, None)
-        if event is None:
-            return
-        yield event
-
-
-def _new_id(run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None) -> str:
-    """An event stream is given its run: LangChain names its message after that."""
-    return uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run.run_id}"
-
-
-def _question(
-    key: SessionKey, messages: Sequence[BaseMessage], kwargs: builtins.dict[str, Any], reply_id: str
-) -> Question:
-    """Leading system messages are the session's prompts; of the rest, what it does not have is new."""
-    if not messages:
-        raise EmptyMessagesError("no message to send: give at least one")
-    lead = next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
-    rest = tuple(
-        m for m in map(from_langchain, messages[lead:]) if m.kind == "message"
-    )  # summaries are the session's own
-    if not rest:
-        raise EmptyMessagesError("a session needs more than system messages: add the user's message")
-    limit = kwargs.get("max_tokens")
-    options = Options(tools=counted(kwargs.get("tools")), max_tokens=limit if isinstance(limit, int) else None)
-    prompts = tuple(m.text for m in messages[:lead]) or None
-    return Question(key, rest, options, prompts, given_ids=given_ids(messages), reply_id=reply_id)
-
-
-def _reply(result: ChatResult) -> Reply:
-    answer = result.generations[0].message
-    told = from_langchain(answer if answer.id else answer.model_copy(update={"id": _new_id()}))
-    return Reply(told, told.usage, told.finish_reason, result)
-
-
-def _result(reply: Reply) -> ChatResult:
-    """The model's own result, its message under the id that the session keeps it by."""
-    result: ChatResult = reply.raw
-    first = result.generations[0]
-    message = first.message.model_copy(update={"id": reply.message.id})
-    named = ChatGeneration(message=message, generation_info=first.generation_info)
-    return ChatResult(generations=[named, *result.generations[1:]], llm_output=result.llm_output)

@@ -220,8 +220,8 @@ def test_signed_thoughts_come_back_as_the_blocks_they_were() -> None:
         assert (stored.usage.input_tokens, stored.usage.output_tokens) == (3, 4)
         list(ctx.send_stream("again?"))
     assert model.seen[1][1].content == [
-        {"type": "thinking", "thinking": "hm", "signature": "SIG"},
-        {"type": "text", "text": "yes"},
+        {"type": "thinking", "thinking": "hm", "signature": "SIG", "index": 0},
+        {"type": "text", "text": "yes", "index": 1},
     ]
 
 

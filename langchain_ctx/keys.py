@@ -1,0 +1,82 @@
+"""Whose session a call is for: what names it, and what of that name is its place in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from langchain_core.messages import convert_to_messages
+from langchain_core.prompt_values import PromptValue
+
+from ctxfold.errors import ConfigError
+from ctxfold.history.records import SessionKey
+
+__all__ = ["MADE_FROM", "WITHIN", "Address", "called", "first_id", "placed", "session_key"]
+
+WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
+RUN = ":"  # between a node of such a place and its run
+MADE_FROM = "run-"  # how the name begins of a conversation that nobody named
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A session's key. `made_up`: no user gave it that name. `place`: it stands for all runs in one place of a graph, each of
+    which begins with nothing but its list of messages.
+    """
+
+    key: SessionKey
+    made_up: bool = False
+    place: bool = False
+
+    def told(self) -> list[str]:
+        """As an argument of a call."""
+        kind = "place" if self.place else "run" if self.made_up else None
+        return [self.key.session, self.key.owner, *([] if kind is None else [kind])]
+
+    @classmethod
+    def of(cls, told: Sequence[str]) -> Address:
+        session, owner, *kind = told
+        return cls(SessionKey(owner, session), made_up=bool(kind), place=kind == ["place"])
+
+
+def session_key(session: object, owner: object) -> SessionKey:
+    """The key for names as they come; ConfigError for an empty one, so that nobody shares a nameless session by accident."""
+    names = str(owner), str(session)
+    for what, name in zip(("owner", "session id"), names, strict=True):
+        if not name:
+            raise ConfigError(f"the {what} is empty: give each conversation a name of its own")
+    return SessionKey(*names)
+
+
+def placed(name: object, configurable: Mapping[str, Any], owner: str, first: str | None = None) -> Address:
+    """The address of a graph's session; `configurable["owner"]` beats `owner`.
+
+    A sub-graph runs on its caller's thread: what names its session is its place there, less the node that is running. LangGraph
+    names such a place anew for each run, unless it has a memory of its own. So the id of the conversation's `first` message
+    stands for the run: messages that the caller shares keep theirs, and what is asked of an isolated sub-agent gets a new one.
+    """
+    place = str(configurable.get("checkpoint_ns") or "").rpartition(WITHIN)[0]
+    of_a_run = RUN in place
+    if first and of_a_run:
+        place = WITHIN.join([*(part.partition(RUN)[0] for part in place.split(WITHIN)), first])
+    key = session_key(f"{name}{WITHIN}{place}" if place else name, configurable.get("owner", owner))
+    return Address(key, made_up=of_a_run, place=of_a_run and first is not None)
+
+
+def called(configurable: Mapping[str, Any], session: str | None, owner: str, given: object) -> Address | None:
+    """What the call of a model names, or its field does; a thread's has its place in the graph, other names are whole."""
+    if "session_id" not in configurable and "thread_id" in configurable:
+        thread = configurable["thread_id"]
+        return None if thread is None else placed(thread, configurable, owner, first_id(given))
+    name = configurable.get("session_id", session)
+    return None if name is None else Address(session_key(name, configurable.get("owner", owner)))
+
+
+def first_id(given: object) -> str | None:
+    """The id that a conversation's first message came with, system messages aside."""
+    messages: Any = given.to_messages() if isinstance(given, PromptValue) else given
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return None
+    found = (convert_to_messages([one])[0] for one in cast("list[Any]", messages))
+    return next((m.id for m in found if m.type != "system"), None)

@@ -1,0 +1,113 @@
+"""Lists of messages that others keep, as their sessions follow them, and what of a list a session is to take in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+
+from ctxfold.follow import Line
+from ctxfold.messages import Message, content_key, is_final
+from langchain_ctx.convert import from_langchain
+
+__all__ = ["Listing", "Said", "newest", "parted"]
+
+
+class Listing:
+    """LangChain's messages, all with ids."""
+
+    def __init__(self, messages: Sequence[BaseMessage]) -> None:
+        self._messages = [*messages]
+        self._versions: dict[int, str] = {}
+
+    @property
+    def ids(self) -> list[str]:
+        return [str(m.id) for m in self._messages]
+
+    def version(self, index: int) -> str:
+        if index not in self._versions:
+            self._versions[index] = _version(self._messages[index])
+        return self._versions[index]
+
+    def message(self, index: int) -> Message:
+        return from_langchain(self._messages[index])
+
+    def and_then(self, messages: Sequence[BaseMessage]) -> Listing:
+        """The list once these have joined it."""
+        longer = Listing([*self._messages, *messages])
+        longer._versions = self._versions
+        return longer
+
+    def answered(self) -> Listing:
+        """The list as it will be once it has its answer, whatever that is."""
+        return self.and_then([AIMessage("", id="")])
+
+
+class Said:
+    """The engine's messages: two are the same where a model sees no difference, however an answer was put together."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = [*messages]
+        self._versions: dict[int, str] = {}
+
+    @property
+    def ids(self) -> list[str]:
+        return [m.id for m in self._messages]
+
+    def version(self, index: int) -> str:
+        if index not in self._versions:
+            self._versions[index] = content_key(self._messages[index])
+        return self._versions[index]
+
+    def message(self, index: int) -> Message:
+        return self._messages[index]
+
+    def and_then(self, message: Message) -> Said:
+        longer = Said([*self._messages, message])
+        longer._versions = self._versions
+        return longer
+
+
+def _version(message: BaseMessage) -> str:
+    calls = (message.tool_calls, message.invalid_tool_calls) if isinstance(message, AIMessage) else None
+    answers = message.tool_call_id if isinstance(message, ToolMessage) else None
+    text = repr((message.type, message.content, calls, answers))
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+
+
+def newest(ids: Sequence[str | None], known: Collection[str]) -> int:
+    """The place of the newest message that is known, -1 when none is."""
+    return next((i for i in range(len(ids) - 1, -1, -1) if ids[i] in known), -1)
+
+
+def parted(
+    messages: Sequence[Message], line: Line, *, goes_on: bool
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """What the session should have had before a question, older turns up to the newest final answer, and all that is told.
+
+    `messages` begin with the newest one that the session knows, if the list `goes_on` from there.
+    """
+    told = [m if m.id not in line.again else replace(m, usage=None) for m in messages]  # stored anew, not counted twice
+    told = [m for m in told if m.kind == "message"]  # summaries are the session's own
+    told = [*told[:1], *_whole_rounds(told[1:], goes_on=True)] if goes_on else _whole_rounds(told, goes_on=False)
+    ends = next((i for i in range(len(told) - 1, -1, -1) if is_final(told[i])), -1)
+    settled = told[1 if goes_on else 0 : ends + 1]
+    return tuple(settled) if ends < len(told) - 1 else (), tuple(told)
+
+
+def _whole_rounds(messages: Sequence[Message], *, goes_on: bool) -> list[Message]:
+    """Without calls that the conversation went on from before they were answered, and without answers to no call.
+
+    With `goes_on`, results at the beginning belong to a call before.
+    """
+    starts = [*(i for i, m in enumerate(messages) if m.role != "tool"), len(messages)]
+    found = [*messages[: starts[0]]] if goes_on else []
+    for start, end in pairwise(starts):
+        calls = {c.id for c in messages[start].tool_calls}
+        results = [m for m in messages[start + 1 : end] if calls >= {r.call_id for r in m.tool_results}]
+        if end == len(messages) or calls == {r.call_id for m in results for r in m.tool_results}:
+            found += [messages[start], *results]
+    return found
