@@ -34,7 +34,7 @@ def postgres_url() -> str:
     import psycopg
 
     try:
-        with psycopg.connect(POSTGRES_URL.replace("+psycopg", ""), connect_timeout=3) as connection:
+        with psycopg.connect(POSTGRES_URL.replace("+psycopg", ""), connect_timeout=30) as connection:
             connection.execute("select 1")
     except psycopg.OperationalError as error:
         pytest.skip(f"{_NOT_RUN}: no server at 127.0.0.1:5432, user postgres, database test ({str(error).strip()})")

@@ -214,7 +214,7 @@ def shown(browser: str, page: Path, fragment: str = "") -> str:
         f"--user-data-dir={page.parent}/profile",
         "--dump-dom",
     ]
-    done = subprocess.run([*command, f"{page.as_uri()}{fragment}"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, f"{page.as_uri()}{fragment}"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -44,7 +44,7 @@ def test_eight_processes_on_one_session(url: str) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=120)
+        process.join(timeout=900)
     assert [process.exitcode for process in processes] == [0] * PROCESSES
     with SqlStore(url) as store:
         records = store.read(KEY)

@@ -42,7 +42,7 @@ def test_turns_of_eight_processes(store: str) -> None:
         for n in range(WRITERS)
     ]
     for writer in writers:
-        _, errors = writer.communicate(timeout=300)
+        _, errors = writer.communicate(timeout=900)
         assert writer.returncode == 0, errors
     with AgentContext(
         session="shared", store=store, context_window=4_000, counter=RatioCounter(), strategy="truncate", create=False

@@ -216,7 +216,7 @@ def test_four_processes_on_one_session(shared_store: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROCESS, shared_store]
     writers = [subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in range(4)]
     for writer in writers:
-        _, errors = writer.communicate(timeout=300)
+        _, errors = writer.communicate(timeout=900)
         assert writer.returncode == 0, errors
         assert "Error" not in errors  # RunnableWithMessageHistory only logs what a history raises
     for mode in ("keys", "list"):
