@@ -17,6 +17,7 @@ from ctxfold.messages import Message, ToolSpec
 from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
 from llamaindex_ctx.foreign import CumulativeChunks, whole_reply
 from llamaindex_ctx.revert import to_chat_messages
+from llamaindex_ctx.summarizer import check_llm
 
 __all__ = ["AsyncForeignStream", "ForeignStream", "LlamaIndexBackend", "bare_messages"]
 
@@ -31,6 +32,7 @@ class LlamaIndexBackend:
     scratch_role = "user"  # a system message at the end is refused by several services
 
     def __init__(self, llm: LLM, *, context_window: int | None = None) -> None:
+        check_llm("the LLM of a LlamaIndexBackend", llm)
         if getattr(llm, "session", None) is not None:
             raise ConfigError(
                 "this LLM keeps a session of its own: give LlamaIndexBackend one without session, or use its backend"

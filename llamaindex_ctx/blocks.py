@@ -10,7 +10,8 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 from pydantic import Field, PrivateAttr
 
 from ctxfold import Window
-from ctxfold.errors import BudgetError
+from ctxfold.errors import BudgetError, ConfigError
+from ctxfold.given import is_a, kind_of
 from ctxfold.history.data import defused
 from ctxfold.messages import MediaPart, Message
 from llamaindex_ctx.convert import from_chat_messages
@@ -42,6 +43,8 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
     _sessions: Recent[str, CtxMemory] = PrivateAttr(default_factory=Recent[str, CtxMemory])
 
     def __init__(self, memory: CtxMemory, **fields: Any) -> None:
+        if not is_a(memory, CtxMemory):
+            raise ConfigError(f"the memory of a CtxMemoryBlock is {kind_of(memory)}: give CtxMemory.from_defaults(...)")
         super().__init__(**fields)
         self._memory = memory
 

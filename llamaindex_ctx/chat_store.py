@@ -25,6 +25,7 @@ from ctxfold.session import AgentContext
 from llamaindex_ctx.convert import from_chat_messages
 from llamaindex_ctx.marks import is_section, without_marks
 from llamaindex_ctx.opening import source_of
+from llamaindex_ctx.passing import listed
 from llamaindex_ctx.recent import Recent
 from llamaindex_ctx.registry import Source, find_source, forget, name_of, stored_name
 from llamaindex_ctx.revert import to_chat_message, to_chat_messages
@@ -340,7 +341,7 @@ def _names(key: str, status: MessageStatus | None) -> tuple[str, ...]:
 
 
 def _taken(messages: Sequence[ChatMessage], context: AgentContext, view: Sequence[Message] = ()) -> list[Message]:
-    given = [m for m in messages if not is_section(m)]
+    given = [m for m in listed(messages) if isinstance(m, str) or not is_section(m)]
     return from_chat_messages(given, context.new_id, unanswered(view), stray=_told)
 
 

@@ -38,6 +38,7 @@ from ctxfold.messages import (
 )
 from llamaindex_ctx.marks import ID_KEY, KIND_KEY, NAMESPACE, REASONING_KEY, Json
 from llamaindex_ctx.media import MEDIA_BLOCKS, media_part
+from llamaindex_ctx.passing import chat_messages
 from llamaindex_ctx.revert import to_chat_message
 from llamaindex_ctx.rounds import calls_beside, paired
 
@@ -73,8 +74,7 @@ def from_chat_messages(
     A string is a user message. `waiting` and `stray` are those of `paired`: calls of messages that came before, and what
     becomes of a result that answers no call; with it, a function's message without call id may be one.
     """
-    taken = (ChatMessage(content=m) if isinstance(m, str) else m for m in messages)
-    found = [from_chat_message(m, new_id(), strays=stray is not None) for m in taken]
+    found = [from_chat_message(m, new_id(), strays=stray is not None) for m in chat_messages(messages)]
     return paired(found, new_id, waiting, stray=stray)
 
 

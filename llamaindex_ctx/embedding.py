@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index_instrumentation.dispatcher import instrument_tags
 
-from ctxfold.errors import ConfigError
+from ctxfold.given import check_has
 from ctxfold.vectors import Embedder
 from llamaindex_ctx.summarizer import marked
 
@@ -37,11 +37,11 @@ def as_embedder(given: Any) -> Embedder | None:
     """An embedder from what a user gives: LlamaIndex's, or one of the engine's kind. ConfigError for anything else."""
     if isinstance(given, BaseEmbedding):
         return LlamaIndexEmbedder(given)
-    if given is None or (hasattr(given, "embed") and hasattr(given, "aembed")):
-        return cast("Embedder | None", given)
-    raise ConfigError(
-        f"embedder is a {type(given).__name__}: give a LlamaIndex embedding, or an object with embed and aembed"
-    )
+    if given is not None:
+        check_has(
+            "embedder", given, ("embed", "aembed"), "give a LlamaIndex embedding, or an object with embed and aembed"
+        )
+    return cast("Embedder | None", given)
 
 
 if TYPE_CHECKING:

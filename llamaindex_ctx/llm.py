@@ -28,11 +28,12 @@ from llama_index.core.llms.llm import ToolSelection
 from pydantic import Field, PrivateAttr, SecretStr
 
 from ctxfold import BackendError, ContextBackend, Request
-from ctxfold.errors import ContextOverflowError, MessageError
+from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
 from ctxfold.ports import UuidIds
 from llamaindex_ctx.llm_reply import Answer, chat_response, noted, tool_selections
 from llamaindex_ctx.llm_request import tool_rows, write_request
 from llamaindex_ctx.media import names_files
+from llamaindex_ctx.passing import chat_messages
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
@@ -110,6 +111,11 @@ class CtxLLM(FunctionCallingLLM):
             "additional_kwargs": dict(additional_kwargs or {}),
             "extra_body": dict(extra_body or {}),
         }
+        for name in kwargs.keys() - type(self).model_fields:
+            known = ", ".join(n for n in settings)
+            raise ConfigError(
+                f"CtxLLM has no field {name!r}: {'it is base_url here' if name == 'api_base' else f'use {known}'}"
+            )
         super().__init__(**settings, **kwargs)
         self._backend = backend if backend is not None else self._new_backend()
 
@@ -272,11 +278,11 @@ class CtxLLM(FunctionCallingLLM):
             "thinking": self.thinking,
             **self.additional_kwargs,
         }
-        return write_request(messages, {**defaults, **options}, extra=self.extra_body)
+        return write_request(chat_messages(messages), {**defaults, **options}, extra=self.extra_body)
 
     async def _arequest(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Request:
         """As `_request`; in a thread where files are read."""
-        if any(map(names_files, messages)):
+        if any(map(names_files, chat_messages(messages))):
             return await asyncio.to_thread(self._request, messages, options)
         return self._request(messages, options)
 

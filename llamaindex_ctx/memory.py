@@ -18,7 +18,7 @@ from pydantic import Field, PrivateAttr
 
 from ctxfold import Section
 from ctxfold.closing import Closing
-from ctxfold.errors import MessageTooLargeError, WindowTooSmallError
+from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallError
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
@@ -33,6 +33,7 @@ from llamaindex_ctx.passing import (
     archive_stays,
     carry_ids,
     heavy,
+    listed,
     once,
     question,
     shown,
@@ -43,6 +44,7 @@ from llamaindex_ctx.passing import (
 from llamaindex_ctx.registry import Live, drop_live, find_live, forget, name_of, stored_name
 from llamaindex_ctx.revert import to_chat_messages
 from llamaindex_ctx.rounds import finished, unanswered
+from llamaindex_ctx.summarizer import check_llm
 
 __all__ = ["CtxMemory"]
 
@@ -62,7 +64,11 @@ class CtxMemory(BaseMemory, Closing):
 
     _live: Live = PrivateAttr()
 
-    def __init__(self, live: Live, *, recall: bool = True) -> None:
+    def __init__(self, live: Live | None = None, *, recall: bool = True, **others: Any) -> None:
+        if not isinstance(live, Live):
+            raise ConfigError(
+                "a memory is made with CtxMemory.from_defaults(session_id, store=..., context_window=...)"
+            )
         context = live.context
         fields: dict[str, Any] = {
             "session_id": context.session,
@@ -113,7 +119,10 @@ class CtxMemory(BaseMemory, Closing):
             embedder: makes vectors, so that `get` recalls by meaning too.
             policy: further fields of `ctxfold.Policy`, and `max_tokens`, the reply reserve.
         """
-        source, session = source_of(store, llm), session_id or uuid.uuid4().hex
+        history = None if chat_history is None else listed(chat_history)
+        if llm is not None:
+            check_llm("llm", llm)
+        source, session = source_of(store, llm), uuid.uuid4().hex if session_id is None else session_id
         llm = llm or source.llm
         rules = {**policy, **window_rules(context_window, token_limit, llm)}
         if not recall:
@@ -133,8 +142,8 @@ class CtxMemory(BaseMemory, Closing):
             rules=rules,
         )
         memory = cls(live, recall=recall)
-        if chat_history is not None:
-            memory.set(list(chat_history))
+        if history is not None:
+            memory.set(history)
         return memory
 
     @property
@@ -235,7 +244,7 @@ class CtxMemory(BaseMemory, Closing):
     @span
     def put_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         """Store messages in one step: all of them, or on an error none."""
-        self._put(messages)
+        self._put(listed(messages))
         self._feed()
 
     def _put(self, messages: Sequence[ChatMessage | str]) -> None:
@@ -246,6 +255,7 @@ class CtxMemory(BaseMemory, Closing):
 
     @span
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
+        messages = listed(messages)
         await (asyncio.to_thread(self._put, messages) if heavy(messages) else self._aput(messages))
         await self._afeed()
 
@@ -259,7 +269,7 @@ class CtxMemory(BaseMemory, Closing):
     @span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
         """Put messages in place of all others, at once; on an error nothing has changed. The archive keeps the old ones."""
-        self._set(messages)
+        self._set(listed(messages))
         self._feed()
 
     def _set(self, messages: Sequence[ChatMessage | str]) -> None:
@@ -269,6 +279,7 @@ class CtxMemory(BaseMemory, Closing):
 
     @span
     async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
+        messages = listed(messages)
         await (asyncio.to_thread(self._set, messages) if heavy(messages) else self._aset(messages))
         await self._afeed()
 

@@ -14,6 +14,7 @@ from llama_index.core.llms.llm import LLM
 
 from ctxfold import Section
 from ctxfold.errors import ConfigError
+from ctxfold.given import kind_of, whole_number
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
@@ -22,6 +23,7 @@ from llamaindex_ctx.embedding import as_embedder
 from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_blocks import Block, Blocks
 from llamaindex_ctx.registry import Live, Source, find_source, keep_live
+from llamaindex_ctx.sections import listed_sections
 from llamaindex_ctx.summarizer import LlmSummarizer
 
 __all__ = ["FunctionCounter", "Tokenizer", "live_at", "open_live", "source_of", "window_rules"]
@@ -45,7 +47,10 @@ class FunctionCounter:
     """A `tokenizer_fn` as a text counter. Its id tells tokenizers of one name apart by what they make of a sample."""
 
     def __init__(self, tokenize: Tokenizer) -> None:
+        if not callable(tokenize):
+            raise ConfigError(f"tokenizer_fn is {kind_of(tokenize)}: give a function from a text to its tokens")
         self._tokenize = tokenize
+        self._check()
         named = tokenize if hasattr(tokenize, "__qualname__") else type(tokenize)
         name = f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
         counts = ",".join(self._told(text) for text in SAMPLE)
@@ -53,6 +58,17 @@ class FunctionCounter:
 
     def count(self, text: str) -> int:
         return len(self._tokenize(text))
+
+    def _check(self) -> None:
+        try:
+            made: object = self._tokenize("a")
+        except Exception:  # noqa: BLE001 - it may know few characters
+            return
+        if not hasattr(made, "__len__"):
+            raise ConfigError(
+                f"tokenizer_fn gives {kind_of(made)}: it has to give the tokens, as tiktoken's encode does; what counts them "
+                "itself goes into counter=, an object with an id and count(text)"
+            )
 
     def _told(self, text: str) -> str:
         try:
@@ -63,8 +79,8 @@ class FunctionCounter:
 
 def window_rules(context_window: int | None, token_limit: int | None, llm: LLM | None) -> dict[str, Any]:
     """Window and reply reserve; `token_limit` is a budget, so the window is that and the reserve."""
-    if token_limit is not None and token_limit <= 0:
-        raise ConfigError(f"token_limit is {token_limit}: give the tokens that the history may take, 1 or more")
+    if token_limit is not None:
+        token_limit = whole_number("token_limit", token_limit, "give the tokens that the history may take, 1 or more")
     window = context_window
     if window is None and token_limit is None and llm is not None:
         window = llm.metadata.context_window
@@ -74,6 +90,7 @@ def window_rules(context_window: int | None, token_limit: int | None, llm: LLM |
         return {"context_window": window}
     if window is None:
         return {"context_window": token_limit + 1, "max_tokens": 1}
+    window = whole_number("context_window", window, "give the model's window in tokens, 1 or more")
     if token_limit >= window:
         raise ConfigError(
             f"token_limit is {token_limit} and context_window {window}: lower token_limit, or leave one out"
@@ -108,7 +125,9 @@ def open_live(  # noqa: PLR0913 - one keyword per independent setting
     """A session's engine, remembered for as long as a memory holds it."""
     beside = Blocks(tuple(blocks)) if blocks else None
     # a memory makes no requests: whatever stands beside the conversation travels with the messages that it gives out
-    asked = [replace(s, lifetime="request") for s in (*(beside.sections() if beside else ()), *sections)]
+    asked = [
+        replace(s, lifetime="request") for s in (*(beside.sections() if beside else ()), *listed_sections(sections))
+    ]
     opened, ours = source.open()
     try:
         context = AgentContext(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from ctxfold.errors import ConfigError
+from ctxfold.errors import ConfigError, MessageError
+from ctxfold.given import is_a, kind_of
 from ctxfold.messages import Message
 from llamaindex_ctx.marks import ID_KEY, section
 from llamaindex_ctx.revert import to_chat_messages
@@ -17,7 +18,9 @@ from llamaindex_ctx.revert import to_chat_messages
 __all__ = [
     "archive_stays",
     "carry_ids",
+    "chat_messages",
     "heavy",
+    "listed",
     "once",
     "question",
     "shown",
@@ -29,6 +32,22 @@ __all__ = [
 # from here on, converting and counting would hold up an event loop
 MANY = 200  # messages
 LONG = 200_000  # characters
+
+
+def listed(messages: Iterable[ChatMessage | str]) -> Sequence[ChatMessage | str]:
+    """The list, once it is one of messages and strings. MessageError otherwise: a text would be taken letter by letter."""
+    if is_a(messages, (str, ChatMessage, Mapping)) or not is_a(messages, Iterable):
+        raise MessageError(f"the messages are {kind_of(messages)}: give a list of them")
+    found = messages if isinstance(messages, list | tuple) else [*messages]
+    wrong = [m for m in found if not is_a(m, (str, ChatMessage))]
+    if wrong:
+        raise MessageError(f"a message is {kind_of(wrong[0])}: give ChatMessage(role='user', content='...'), or a text")
+    return found
+
+
+def chat_messages(messages: Iterable[ChatMessage | str]) -> list[ChatMessage]:
+    """As `listed`, each text as a user message."""
+    return [ChatMessage(content=m) if isinstance(m, str) else m for m in listed(messages)]
 
 
 def question(input: Any) -> str | None:

@@ -19,6 +19,7 @@ from llama_index.core.llms.llm import LLM
 
 from ctxfold.errors import ConfigError
 from llamaindex_ctx.marks import REASONING_KEY
+from llamaindex_ctx.summarizer import check_llm
 
 __all__ = ["check_reasoning", "replay", "returning", "with_reasoning"]
 
@@ -44,6 +45,7 @@ def with_reasoning(llm: L) -> L:
     It serves every LLM built on `llama_index.llms.openai`'s (DeepSeek, OpenAILike, OpenAI with a base URL, ...); those that
     send it themselves come back as they are. ConfigError for an LLM that cannot be helped.
     """
+    check_llm("the LLM of with_reasoning", llm)
     match replay(llm):
         case "sends":
             return llm

@@ -100,8 +100,8 @@ def find_source(name: str) -> Source:
             "such: call llamaindex_ctx.register_store(name, url_or_store) and open memories with store=name"
         )
     raise ConfigError(
-        f"no store is registered as {name!r} in this process: call "
-        f"llamaindex_ctx.register_store({name!r}, url_or_store) before this memory is opened"
+        f"no store is registered as {name!r} in this process: call llamaindex_ctx.register_store({name!r}, url_or_store) before "
+        "this memory is opened; a file is given by its URL, such as sqlite:///chat.db"
     )
 
 

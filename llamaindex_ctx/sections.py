@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,10 @@ from llama_index_instrumentation.dispatcher import instrument_tags
 
 from ctxfold import Item, Query, Section
 from ctxfold.errors import ConfigError
+from ctxfold.given import is_a, kind_of
 from llamaindex_ctx.summarizer import marked
 
-__all__ = ["section_from"]
+__all__ = ["listed_sections", "section_from"]
 
 _PROVENANCE = ("source", "file_path", "file_name", "url", "title")
 
@@ -35,8 +37,20 @@ def section_from(
     if isinstance(source, BaseIndex):
         retriever = source.as_retriever(similarity_top_k=limit)
     if not isinstance(retriever, BaseRetriever):
-        raise ConfigError(f"{type(retriever).__name__} is no source for a section: give a retriever or an index")
+        raise ConfigError(f"{kind_of(retriever)} is no source for a section: give a retriever or an index")
     return Section(kind, _Retrieved(retriever), **terms)
+
+
+def listed_sections(given: Sequence[Section]) -> tuple[Section, ...]:
+    """The sections that a face was given; ConfigError for anything else among them, such as the retriever itself."""
+    if not is_a(given, Sequence) or is_a(given, str):
+        raise ConfigError(f"sections is {kind_of(given)}: give a list of sections, [section_from(...)]")
+    wrong = [s for s in given if not is_a(s, Section)]
+    if wrong:
+        raise ConfigError(
+            f"sections hold {kind_of(wrong[0])}: make a section of it, section_from(...), or ctxfold.Section"
+        )
+    return tuple(given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,20 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageR
 from llama_index.core.llms.llm import LLM
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
-from ctxfold.errors import BackendError
+from ctxfold.errors import BackendError, ConfigError
+from ctxfold.given import kind_of
 from ctxfold.messages import assistant
 from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request
 
-__all__ = ["LlmSummarizer", "marked"]
+__all__ = ["LlmSummarizer", "check_llm", "marked"]
+
+
+def check_llm(what: str, given: object) -> None:
+    """ConfigError for what is no LLM of LlamaIndex, such as a model's name or another framework's model."""
+    if not isinstance(given, LLM):
+        raise ConfigError(
+            f"{what} is {kind_of(given)}: give a LlamaIndex LLM, such as CtxLLM(model=..., provider=...) of llamaindex_ctx"
+        )
 
 
 def marked(what: str) -> dict[str, Any]:

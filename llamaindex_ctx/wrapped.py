@@ -40,9 +40,11 @@ from llamaindex_ctx.calling import ONE_CALL, Call, CallersBackend, failing_as_it
 from llamaindex_ctx.convert import from_chat_messages
 from llamaindex_ctx.embedding import as_embedder
 from llamaindex_ctx.marks import ID_KEY, mark
+from llamaindex_ctx.passing import chat_messages
 from llamaindex_ctx.reasoning import check_reasoning, returning
 from llamaindex_ctx.runs import Run, Sessions, Whose
-from llamaindex_ctx.summarizer import LlmSummarizer
+from llamaindex_ctx.sections import listed_sections
+from llamaindex_ctx.summarizer import LlmSummarizer, check_llm
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
@@ -74,6 +76,9 @@ def with_context(  # noqa: PLR0913 - one keyword per independent setting
     `embedder` recall goes by meaning too; `policy` holds fields of `Policy`, and `strategy` and `prices`.
     ConfigError for a thinking LLM whose reasoning cannot be sent back.
     """
+    check_llm("the LLM of with_context", llm)
+    if summarizer is not None:
+        check_llm("summarizer", summarizer)
     check_reasoning(llm)
     if isinstance(llm, ContextLLM):
         raise ConfigError("this LLM keeps its context already: use it as it is, or wrap the LLM inside")
@@ -89,7 +94,7 @@ def with_context(  # noqa: PLR0913 - one keyword per independent setting
         "summarizer": LlmSummarizer(helped if summarizer is None else summarizer),
         "counter": message_counter(counter, model=llm.metadata.model_name),
         "max_tokens": reserve,
-        "sections": sections,
+        "sections": listed_sections(sections),
         "embedder": as_embedder(embedder),
         **policy,
     }
@@ -312,6 +317,7 @@ class _Said:
 
     @classmethod
     def of(cls, messages: Sequence[ChatMessage], whose: Whose) -> _Said:
+        messages = chat_messages(messages)
         given = frozenset(str(m.additional_kwargs[ID_KEY]) for m in messages if m.additional_kwargs.get(ID_KEY))
         for message in messages:
             if message.role == MessageRole.TOOL and ID_KEY not in message.additional_kwargs:

@@ -140,6 +140,7 @@ class AgentContext(SessionFiles):
 
     def at(self, session: str, *, owner: str | None = None, create: bool = True) -> AgentContext:
         """Another session over the same engine, store and backend; made at its first use."""
+        check_text("the session name", session)
         other = object.__new__(AgentContext)
         other._bind(self._engine, SessionKey(owner or self._key.owner, session), self._prompts, create=create)
         return other
