@@ -1,17 +1,19 @@
-"""Effects around background work and leases."""
+"""Effects around background work and leases, and what a session knows of the work that it has under way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ctxfold.events import OutputsPrepared
 from ctxfold.flow import Effect, Flow, arun, run
 from ctxfold.history.records import SessionKey
+from ctxfold.messages import Message, Usage
 from ctxfold.ports import Ports
 from ctxfold.tasks import apause, pause
 
-__all__ = ["Pause", "Release", "Start", "TakeLease"]
+__all__ = ["Ahead", "Aim", "Pairs", "Pause", "Release", "Start", "TakeLease"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +97,37 @@ class Pause(Effect[None]):
 
     async def aperform(self, ports: Ports) -> None:
         await apause(self.seconds)
+
+
+@dataclass(slots=True)
+class Ahead:
+    """What is being done before it is asked for: `ready` is a plan with its summary, see `compaction.prepare`.
+
+    In an epoch in which it failed it is not tried again.
+    """
+
+    running: bool = False
+    ready: object = None
+    failed_epoch: int = -1
+
+
+@dataclass(slots=True)
+class Aim:
+    """What is being found out about the goal: for which user message, and what was found last, see `compaction.goal`."""
+
+    running: bool = False
+    message_id: str = ""
+    ready: object = None
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Summaries of tool outputs on their way into the log, see `compaction.pairs`; `left_out` are not worth one."""
+
+    running: bool = False
+    unwritten: list[Message] = field(default_factory=list[Message])
+    calls: int = 0
+    usage: Usage = field(default_factory=Usage)
+    problems: list[str] = field(default_factory=list[str])
+    left_out: set[str] = field(default_factory=set[str])
+    told: list[OutputsPrepared] = field(default_factory=list[OutputsPrepared])

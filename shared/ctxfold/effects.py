@@ -54,6 +54,13 @@ class _OffLoop(Protocol):
     async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
 
+@runtime_checkable
+class _Sparing(Protocol):
+    """A backend that knows which models cannot do without thinking."""
+
+    def sparing(self, request: Request) -> Request: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ReadHead(Effect[Head | None]):
     key: SessionKey
@@ -241,13 +248,16 @@ def _need(backend: ContextBackend | None) -> ContextBackend:
 
 @dataclass(frozen=True, slots=True)
 class Complete(Effect[Reply]):
-    """A whole answer from the backend, or from the summariser."""
+    """A whole answer from the backend, or from the summariser, which is asked as `sparing` makes it of its backend."""
 
     request: Request
     summarizer: bool = False
 
     def _backend(self, ports: Ports) -> ContextBackend:
         return _need(ports.summarizer if self.summarizer else ports.backend)
+
+    def _asked(self, backend: ContextBackend) -> Request:
+        return backend.sparing(self.request) if self.summarizer and isinstance(backend, _Sparing) else self.request
 
     def _span(self, backend: ContextBackend) -> AbstractContextManager[Noted]:
         operation = "summarize" if self.summarizer else "chat"
@@ -256,14 +266,14 @@ class Complete(Effect[Reply]):
     def perform(self, ports: Ports) -> Reply:
         backend = self._backend(ports)
         with self._span(backend) as noted:
-            reply = backend.send(self.request)
+            reply = backend.send(self._asked(backend))
             told_reply(noted, reply)
         return reply
 
     async def aperform(self, ports: Ports) -> Reply:
         backend = self._backend(ports)
         with self._span(backend) as noted:
-            reply = await backend.asend(self.request)
+            reply = await backend.asend(self._asked(backend))
             told_reply(noted, reply)
         return reply
 

@@ -25,7 +25,7 @@ from ctxfold.errors import (
 from ctxfold.events import Appended, PromptTruncated, Subscribers, TurnEnded
 from ctxfold.flow import Flow
 from ctxfold.given import named
-from ctxfold.history.cuts import check_sequence, open_calls, round_tokens
+from ctxfold.history.cuts import check_sequence, open_calls, round_tokens, waiting_turn
 from ctxfold.history.records import (
     Draft,
     MessageAdded,
@@ -46,13 +46,13 @@ from ctxfold.journal import (
     opened_rules,
     refresh,
     stale_turns,
+    told_again,
     turn_of,
     unknown,
 )
 from ctxfold.loading import load
 from ctxfold.messages import Message, is_final, system, validated
 from ctxfold.ports import Ports
-from ctxfold.reconcile import told_again, waiting_turn
 from ctxfold.room import Room
 from ctxfold.zones.section import Section, check_sections
 
@@ -203,7 +203,7 @@ class Engine:
         checked = (yield from told_again(journal, checked)) if known_ids else checked
         ids = (yield from unknown(journal, checked)) if known_ids else {m.id: f"m:{m.id}" for m in checked}
         fresh = [m for m in {m.id: m for m in checked}.values() if m.id in ids]
-        turn = waiting_turn(journal, fresh) or turn_id
+        turn = waiting_turn(journal.open_turns(), fresh) or turn_id
         if not fresh:
             turn = turn_of(journal, checked[-1].id) or turn
             return Added((), turn if turn in journal.state.open else None)

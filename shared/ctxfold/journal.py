@@ -7,10 +7,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 
+from ctxfold.background import Ahead, Aim, Pairs
 from ctxfold.budget import Policy
 from ctxfold.calibration import calibrated
-from ctxfold.effects import AppendLog, FindLog, ReadLog
+from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadLog
 from ctxfold.errors import (
     HeadMovedError,
     MessageConflictError,
@@ -18,7 +20,7 @@ from ctxfold.errors import (
     StoreUnavailableError,
     TurnClosedError,
 )
-from ctxfold.events import OutputsPrepared, Rewriter
+from ctxfold.events import Rewriter
 from ctxfold.flow import Flow
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixTracker
@@ -36,8 +38,8 @@ from ctxfold.history.records import (
     TurnClosed,
     TurnStatus,
 )
-from ctxfold.history.snapshot import dump_state
-from ctxfold.history.view import View
+from ctxfold.history.snapshot import dump_state, message_in
+from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.loading import load
 from ctxfold.messages import Message, Usage, content_key
 from ctxfold.ports import Document, Ports
@@ -57,6 +59,7 @@ __all__ = [
     "refresh",
     "snapshot_draft",
     "stale_turns",
+    "told_again",
     "turn_of",
     "unknown",
 ]
@@ -64,40 +67,6 @@ __all__ = [
 SNAPSHOT_EVERY = 1_000  # records
 TURN_TIMEOUT_S = 900.0
 DECIDE_TRIES = 16
-
-
-@dataclass(slots=True)
-class Ahead:
-    """What is being done before it is asked for: `ready` is a plan with its summary, see `compaction.prepare`.
-
-    In an epoch in which it failed it is not tried again.
-    """
-
-    running: bool = False
-    ready: object = None
-    failed_epoch: int = -1
-
-
-@dataclass(slots=True)
-class Aim:
-    """What is being found out about the goal: for which user message, and what was found last, see `compaction.goal`."""
-
-    running: bool = False
-    message_id: str = ""
-    ready: object = None
-
-
-@dataclass(slots=True)
-class Pairs:
-    """Summaries of tool outputs on their way into the log, see `compaction.pairs`; `left_out` are not worth one."""
-
-    running: bool = False
-    unwritten: list[Message] = field(default_factory=list[Message])
-    calls: int = 0
-    usage: Usage = field(default_factory=Usage)
-    problems: list[str] = field(default_factory=list[str])
-    left_out: set[str] = field(default_factory=set[str])
-    told: list[OutputsPrepared] = field(default_factory=list[OutputsPrepared])
 
 
 @dataclass(slots=True)
@@ -142,6 +111,10 @@ class Journal:
     def view(self, turn_id: str | None = None) -> View:
         with self.lock:
             return self.state.view(turn_id)
+
+    def open_turns(self) -> dict[str, Sequence[Entry]]:
+        with self.lock:
+            return {turn_id: Prefix(turn.entries) for turn_id, turn in self.state.open.items()}
 
     def rules(self) -> Policy:
         """The policy in force, as the log has it, in our own tokens: see `calibration`."""
@@ -387,6 +360,28 @@ def turn_of(journal: Journal, message_id: str) -> str | None:
     with journal.lock:
         turns = journal.state.open.items()
         return next((t for t, turn in turns if any(e.id == message_id for e in turn.entries)), None)
+
+
+def told_again(journal: Journal, messages: Sequence[Message]) -> Flow[Sequence[Message]]:
+    """The messages; of those results that come first, one that an open turn's newest round has word for word is the one there.
+
+    So results may be made anew, under other ids, where the request that brought them failed.
+    """
+    first = tuple(takewhile(lambda m: m.role == "tool", messages))
+    calls = {r.call_id for m in first for r in m.tool_results}
+    if not calls:
+        return messages
+    newest = [
+        e
+        for entries in journal.open_turns().values()
+        for e in takewhile(lambda e: e.message.role == "tool", reversed(entries))
+        if any(r.call_id in calls for r in e.message.tool_results)
+    ]
+    cut = {e.seq: e.id for e in newest if e.shown_seq}
+    records = (yield from FetchLog(journal.key, tuple(cut))) if cut else ()
+    whole = {r.seq: m for r in records if (m := message_in(r, cut[r.seq])) is not None}
+    known = {content_key(m): m for e in newest for m in (whole.get(e.seq, e.message),)}
+    return (*(known.get(content_key(m), m) for m in first), *messages[len(first) :])
 
 
 def check_open(journal: Journal, turn_id: str | None) -> None:

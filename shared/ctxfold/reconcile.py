@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
-from ctxfold.effects import FetchLog
 from ctxfold.errors import MessageConflictError, OrphanToolResultError
-from ctxfold.flow import Flow
 from ctxfold.history.cuts import open_calls
-from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, content_key
 
-__all__ = ["Reconciled", "check_answered", "reconcile", "told_again", "waiting_turn"]
+__all__ = ["Reconciled", "check_answered", "reconcile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,43 +98,6 @@ def _after(journal: Journal, message: Message) -> tuple[str, ...]:
             "give the new message an id of its own, or change the old one with update()"
         )
     return tuple(e.id for e in live[at + 1 :])
-
-
-def waiting_turn(journal: Journal, fresh: Sequence[Message]) -> str | None:
-    """The open turn whose call the first of the messages answers."""
-    wanted = next(({r.call_id for r in m.tool_results} for m in fresh if m.visibility != "user"), None)
-    if not wanted:
-        return None
-    with journal.lock:
-        for turn_id, turn in reversed(list(journal.state.open.items())):
-            if wanted & open_calls(turn.entries):
-                return turn_id
-    return None
-
-
-def told_again(journal: Journal, messages: Sequence[Message]) -> Flow[Sequence[Message]]:
-    """The messages; of those results that come first, one that an open turn's newest round has word for word is the one there.
-
-    So results may be made anew, under other ids, where the request that brought them failed.
-    """
-    first = tuple(takewhile(lambda m: m.role == "tool", messages))
-    calls = {r.call_id for m in first for r in m.tool_results}
-    if not calls:
-        return messages
-    with journal.lock:
-        newest = [
-            e
-            for turn in journal.state.open.values()
-            for e in takewhile(lambda e: e.message.role == "tool", reversed(turn.entries))
-            if any(r.call_id in calls for r in e.message.tool_results)
-        ]
-    if not newest:
-        return messages
-    cut = {e.seq: e.id for e in newest if e.shown_seq}
-    records = (yield from FetchLog(journal.key, tuple(cut))) if cut else ()
-    whole = {r.seq: m for r in records if (m := message_in(r, cut[r.seq])) is not None}
-    known = {content_key(m): m for e in newest for m in (whole.get(e.seq, e.message),)}
-    return (*(known.get(content_key(m), m) for m in first), *messages[len(first) :])
 
 
 def check_answered(journal: Journal, turn_id: str) -> None:

@@ -14,6 +14,7 @@ from ctxfold.connect import message_counter
 from ctxfold.errors import ConfigError
 from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
 from ctxfold.ports import Request
+from ctxfold.testing import ModelServer
 from ctxfold.tokens import RatioCounter, TiktokenCounter
 from tests.wire.raw_server import DONE, Play, RawServer, event
 
@@ -118,3 +119,50 @@ def test_gemini_errors_are_read() -> None:
         backend.send(Request((user("q", id="u"),)))
     error = caught.value
     assert (error.kind, error.limit_tokens, error.requested_tokens) == ("context_overflow", 1_048_576, 1_200_293)
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "fields"),
+    [
+        ("moonshot", "kimi-k2.6", {"thinking": {"type": "disabled"}, "max_tokens": 300}),
+        ("moonshot", "kimi-k2.7", {}),
+        ("moonshot", "kimi-k3", {"reasoning_effort": "low"}),
+        (
+            "zhipu",
+            "glm-5.3",
+            {"thinking": {"type": "enabled", "clear_thinking": False}, "reasoning_effort": "low"},
+        ),
+        ("gemini", "gemini-3-flash-preview", {"reasoning_effort": "low"}),
+        ("openai", "gpt-6", {"reasoning_effort": "none", "max_completion_tokens": 300}),
+        ("anthropic", "claude-opus-5", {"thinking": {"type": "disabled"}, "max_tokens": 300}),
+        ("anthropic", "claude-fable-5-1", {"output_config": {"effort": "low"}, "max_tokens": 128_000}),
+        ("generic", "m", {"max_tokens": 300}),
+    ],
+)
+def test_a_summariser_that_always_thinks_has_room_for_it(provider: str, model: str, fields: dict[str, Any]) -> None:
+    with open_backend(provider, model, api_key="k") as backend:
+        asked = backend.sparing(Request((user("q", id="u"),), max_tokens=300, thinking=False))
+        body = backend.request_body(asked, stream=False)
+        assert {name: value for name, value in body.items() if name not in ("messages", "model", "stream")} == fields
+        thinking = Request((user("q", id="u"),), max_tokens=300)
+        assert backend.sparing(thinking) is thinking
+
+
+@pytest.mark.parametrize(
+    ("provider", "model"), [("moonshot", "kimi-k3"), ("moonshot", "kimi-k2.7"), ("zhipu", "glm-5.3")]
+)
+def test_models_that_always_think_write_summaries(provider: str, model: str) -> None:
+    events: list[Any] = []
+    with (
+        ModelServer(model="lookup") as server,
+        open_backend(provider, model, base_url=server.base_url, api_key="k") as backend,
+        ctxfold.AgentContext(backend, context_window=2_000, counter=RatioCounter()) as context,
+    ):
+        context.subscribe(events.append)
+        for number in range(14):
+            said = f"Budget {number} is {number * 137} dollars. " + "word " * 80
+            context.add([user(said, id=f"u{number}"), assistant("noted " * 40, id=f"a{number}")])
+        assert server.requests
+    compacted = [e for e in events if isinstance(e, ctxfold.HistoryCompacted)]
+    assert compacted
+    assert {(e.rung, e.problems) for e in compacted} == {("model", ())}

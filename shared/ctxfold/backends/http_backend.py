@@ -143,6 +143,17 @@ class HttpBackend(ABC, Closing):
         """Whether the server cuts a prompt that does not fit, and says nothing."""
         return self.profile.silent_truncation
 
+    def sparing(self, request: Request) -> Request:
+        """A request for a short answer without thinking, as the model can do it.
+
+        One that always thinks is asked to do so as little as it can, and given the room: what it thinks counts as its answer.
+        """
+        profile = self._profile_for(request.model)
+        rules, off = profile.thinking, profile.thinking.off
+        if request.thinking is not False or not (rules.default_on if off is None else off in rules.effort.values()):
+            return request
+        return replace(request, thinking=next(iter(rules.effort), None) if off is None else False, max_tokens=None)
+
     def send(self, request: Request) -> Reply:
         """The whole answer to a request."""
         channel = self._channel(request)

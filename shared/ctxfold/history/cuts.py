@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ __all__ = [
     "round_of",
     "round_tokens",
     "unasked",
+    "waiting_turn",
 ]
 
 CutRule: TypeAlias = Callable[[Sequence[Entry]], frozenset[int]]
@@ -115,6 +116,12 @@ def open_calls(entries: Sequence[Entry]) -> set[str]:
             continue
         return {c.id for c in entry.message.tool_calls} - answered
     return set()
+
+
+def waiting_turn(turns: Mapping[str, Sequence[Entry]], messages: Iterable[Message]) -> str | None:
+    """The newest of the open turns whose call the first of the messages answers."""
+    wanted = next(({r.call_id for r in m.tool_results} for m in messages if m.visibility != "user"), None)
+    return next((t for t in reversed(list(turns)) if wanted & open_calls(turns[t])), None) if wanted else None
 
 
 def round_tokens(entries: Sequence[Entry]) -> int:
