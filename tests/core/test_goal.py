@@ -134,11 +134,13 @@ def test_a_model_is_asked_in_the_background_and_its_answer_applied_at_the_next_t
         assert ctx.goal().goal == ""
         slow.gate.set()
         quiet(ctx)
+        slow.gate.clear()
         ctx.send("With breakfast, please.")
         goal = ctx.goal()
         assert goal.goal == "book the hotel Ribeira in Porto"
         assert [s.text for s in goal.subgoals] == ["compare rooms"]
         assert events == [GoalRefreshed("default", goal.goal, "compare rooms")]
+        slow.gate.set()
         quiet(ctx)
         assert len(slow.callers) == 2, "once for each user message"
         asked = slow.backend.requests[1].messages[-1].text
