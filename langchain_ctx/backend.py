@@ -14,6 +14,7 @@ from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, 
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.foreign import ForeignChunks, asked, offered
+from langchain_ctx.reasoning import check_model
 
 __all__ = ["LangChainBackend"]
 
@@ -34,6 +35,7 @@ class LangChainBackend:
     def __init__(
         self, model: BaseChatModel, *, context_window: int | None = None, config: RunnableConfig | None = None
     ) -> None:
+        check_model("LangChainBackend", model)
         if getattr(model, "session", None) is not None:
             raise ConfigError(
                 "this model keeps a session of its own: give LangChainBackend one without session, or use its context_backend"

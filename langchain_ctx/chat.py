@@ -191,7 +191,7 @@ class ChatCtx(AnsweringChatModel, Closing):
         """A session of this model: window, usage, pins, explain, export; the field's own when none is named."""
         if self._sessions is None:
             raise asking.no_session()
-        return self._sessions.at(*self._named(session or self.session or "", owner or self.owner))
+        return self._sessions.at(*self._named(session or self.session, owner or self.owner))
 
     def get_num_tokens(self, text: str) -> int:
         return self._counter().count_text(text)

@@ -21,7 +21,8 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from ctxfold.errors import InvalidToolArgumentsError, UnknownRoleError
+from ctxfold.errors import InvalidToolArgumentsError, MessageError, UnknownRoleError
+from ctxfold.given import is_a, kind_of
 from ctxfold.messages import (
     Message,
     MessageKind,
@@ -36,7 +37,7 @@ from ctxfold.messages import (
 from langchain_ctx.content import as_json, content_of, parts_of
 from langchain_ctx.thoughts import reasoning_kwargs, with_thoughts
 
-__all__ = ["from_langchain", "given_ids", "to_langchain", "usage_metadata"]
+__all__ = ["check_messages", "from_langchain", "given_ids", "to_langchain", "usage_metadata"]
 
 NAMESPACE = "langchain"
 _WRITTEN_FOR = (
@@ -58,12 +59,23 @@ def given_ids(messages: Iterable[BaseMessage]) -> frozenset[str]:
     return frozenset(m.id for m in messages if m.id)
 
 
+def check_messages(messages: Iterable[BaseMessage]) -> None:
+    """MessageError for anything among them that is no message of LangChain's; of a text, for its first letter."""
+    for message in messages:
+        if not is_a(message, BaseMessage):
+            raise MessageError(
+                f"a message is {kind_of(message)}: give HumanMessage, AIMessage and the like, in a list; "
+                "langchain_core.messages.convert_to_messages makes them of other forms"
+            )
+
+
 def _uuid() -> str:
     return uuid.uuid4().hex
 
 
 def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _uuid) -> Message:
     """The same message for the engine; one without id gets a new one. UnknownRoleError for a role no model is sent."""
+    check_messages((message,))
     role, kept = _role(message)
     identity = message.id or new_id()
     calls = [str(c["id"]) for c in message.tool_calls] if isinstance(message, AIMessage) else ()

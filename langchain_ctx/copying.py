@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, message_to_dict
 
+from ctxfold.errors import ConfigError
+from ctxfold.given import kind_of
 from ctxfold.messages import Message
 from ctxfold.session import AgentContext
 from langchain_ctx.convert import from_langchain, to_langchain
@@ -24,12 +26,14 @@ def import_history(history: BaseChatMessageHistory, context: AgentContext) -> in
     Messages without ids are known by content and place, so that importing a history once more, when it has grown, brings what
     was added. What does not fit the window is summarised at once.
     """
+    _check(history, context)
     messages = [from_langchain(m) for m in named(history.messages)]
     with translated():
         return len(context.add(messages).messages) if messages else 0
 
 
 async def aimport_history(history: BaseChatMessageHistory, context: AgentContext) -> int:
+    _check(history, context)
     messages = [from_langchain(m) for m in named(await history.aget_messages())]
     with translated():
         return len((await context.aadd(messages)).messages) if messages else 0
@@ -40,6 +44,7 @@ def export_history(context: AgentContext, history: BaseChatMessageHistory) -> in
 
     It knows a message by its id or, where it keeps none, by its content.
     """
+    _check(history, context)
     missing = _missing(context.messages(), history.messages)
     if missing:
         history.add_messages(missing)
@@ -47,10 +52,21 @@ def export_history(context: AgentContext, history: BaseChatMessageHistory) -> in
 
 
 async def aexport_history(context: AgentContext, history: BaseChatMessageHistory) -> int:
+    _check(history, context)
     missing = _missing(await context.amessages(), await history.aget_messages())
     if missing:
         await history.aadd_messages(missing)
     return len(missing)
+
+
+def _check(history: object, context: object) -> None:
+    if not isinstance(history, BaseChatMessageHistory):
+        raise ConfigError(
+            f"the history is {kind_of(history)}: give a BaseChatMessageHistory; a list goes into "
+            "InMemoryChatMessageHistory(messages=...)"
+        )
+    if not isinstance(context, AgentContext):
+        raise ConfigError(f"the context is {kind_of(context)}: give an AgentContext, as `.context` of a history is one")
 
 
 def _missing(own: Sequence[Message], theirs: Sequence[BaseMessage]) -> list[BaseMessage]:

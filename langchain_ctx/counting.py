@@ -9,7 +9,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, MessageLikeRepresentation, ToolMessage, convert_to_messages
 
 from ctxfold.connect import message_counter
-from ctxfold.errors import MessageError
+from ctxfold.errors import ConfigError, MessageError
+from ctxfold.given import is_a, kind_of
 from ctxfold.ports import TokenCounter
 from ctxfold.tokens import TextCounter
 from langchain_ctx.calling import model_name
@@ -37,6 +38,10 @@ def token_counter(
     Text in every script, reasoning, tool calls with their arguments, tool results and media count; each message is counted once
     and looked up from then on. `tools` are added to every count, `counter` takes the place of the model's encoding.
     """
+    if model is not None and not is_a(model, (str, BaseChatModel)):
+        raise ConfigError(
+            f"the model of token_counter is {kind_of(model)}: give a LangChain chat model, or a model's name"
+        )
     name = model_name(model) if isinstance(model, BaseChatModel) else model
     return MessageTokens(message_counter(counter, model=name, count_reasoning=count_reasoning), tools)
 

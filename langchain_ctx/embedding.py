@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.embeddings import Embeddings
 
-from ctxfold.errors import ConfigError
+from ctxfold.given import check_has
 from ctxfold.vectors import Embedder
 
 __all__ = ["LangChainEmbedder", "as_embedder"]
@@ -30,11 +30,8 @@ def as_embedder(given: Any) -> Embedder:
     """An embedder from what a user gives: LangChain's, or one of the engine's kind. ConfigError for anything else."""
     if isinstance(given, Embeddings):
         return LangChainEmbedder(given)
-    if callable(getattr(given, "embed", None)) and callable(getattr(given, "aembed", None)):
-        return given  # type: ignore[no-any-return]
-    raise ConfigError(
-        f"embedder is a {type(given).__name__}: give LangChain Embeddings, or an object with embed and aembed"
-    )
+    check_has("embedder", given, ("embed", "aembed"), "give LangChain Embeddings, or an object with embed and aembed")
+    return cast("Embedder", given)
 
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ctxfold.messages import Message
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import CtxWarning, TextCounter
-from langchain_ctx.convert import to_langchain
+from langchain_ctx.convert import check_messages, to_langchain
 from langchain_ctx.errors import translated
 from langchain_ctx.keys import session_key
 from langchain_ctx.recognise import incoming
@@ -90,8 +90,9 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
             store=store, context_window=context_window, summarizer=summarizer, counter=counter, policy=policy
         )
         try:
-            self._bind(sessions, _Failures(), session_key(session_id, owner), overhead_tokens, mirror)
-            self._context, self._owned = sessions.at(session_id, owner, create=create), True
+            key = session_key(session_id, owner)
+            self._bind(sessions, _Failures(), key, overhead_tokens, mirror)
+            self._context, self._owned = sessions.at(key.session, key.owner, create=create), True
         except BaseException:
             sessions.close()
             raise
@@ -212,6 +213,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
     def _incoming(self, messages: Sequence[BaseMessage], context: AgentContext) -> list[Message]:
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
+        check_messages(messages)
         return incoming(messages, self._snapshot, new_id=context.new_id)
 
     def _may_lack_its_question(self, new: Sequence[Message]) -> bool:

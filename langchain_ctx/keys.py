@@ -41,12 +41,14 @@ class Address:
 
 
 def session_key(session: object, owner: object) -> SessionKey:
-    """The key for names as they come; ConfigError for an empty one, so that nobody shares a nameless session by accident."""
-    names = str(owner), str(session)
-    for what, name in zip(("owner", "session id"), names, strict=True):
-        if not name:
-            raise ConfigError(f"the {what} is empty: give each conversation a name of its own")
-    return SessionKey(*names)
+    """The key for names as they come; ConfigError for an empty one or None: nobody shares a nameless session by accident."""
+    names = {"owner": owner, "session id": session}
+    for what, name in names.items():
+        if name is None or not str(name):
+            raise ConfigError(
+                f"the {what} is {'missing' if name is None else 'empty'}: give each conversation a name of its own"
+            )
+    return SessionKey(*map(str, names.values()))
 
 
 def placed(name: object, configurable: Mapping[str, Any], owner: str, first: str | None = None) -> Address:

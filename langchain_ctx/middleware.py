@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from langchain.agents.middleware.types import AgentMiddleware, ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain.tools import ToolRuntime
@@ -105,7 +106,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
         """
         kept = kept_in(session)
         name = session if kept is None else kept.session
-        if not isinstance(name, str):
+        if not isinstance(name, str | int | UUID):  # as a run's thread_id may be
             raise ConfigError("this state has no session yet: give the thread's id, or a state after a model call")
         key = session_key(name, owner or self._owner)
         return self._sessions.at(key.session, key.owner)

@@ -93,7 +93,7 @@ class ContextNode(Runnable[Any, Any], Closing):
 
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
         """A session of this node: window, usage, pins, explain, export; the fixed one when none is named."""
-        key = session_key(session or self._session or "", owner or self._owner)
+        key = session_key(session or self._session, owner or self._owner)
         return self._sessions.at(key.session, key.owner)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:

@@ -24,7 +24,8 @@ def own_history_tools(
 ) -> tuple[BaseTool, ...]:
     """All of them, none, or those that are named; `context_of` finds the session of a tool call."""
     known = {spec.name: spec for spec in HISTORY_TOOLS}
-    names = (known if chosen else ()) if isinstance(chosen, bool) else chosen
+    named = (chosen,) if isinstance(chosen, str) else chosen
+    names = (known if named else ()) if isinstance(named, bool) else named
     unknown = sorted(set(names) - known.keys())
     if unknown:
         raise ConfigError(f"history_tools names {', '.join(unknown)}: there are {', '.join(known)}")

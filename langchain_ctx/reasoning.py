@@ -10,10 +10,12 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
 
 from ctxfold.errors import ConfigError
+from ctxfold.given import is_a, kind_of
 
-__all__ = ["check_reasoning", "replay", "returning", "with_reasoning"]
+__all__ = ["check_model", "check_reasoning", "replay", "returning", "with_reasoning"]
 
 M = TypeVar("M", bound=BaseChatModel)
 Replay: TypeAlias = Literal["sends", "helped", "unknown"]
@@ -31,6 +33,7 @@ def with_reasoning(model: M) -> M:
     It serves every model built on `langchain_openai`'s (ChatDeepSeek, ChatOpenAI with a base URL, ...); those that send it
     themselves come back as they are. ConfigError for a model that cannot be helped.
     """
+    check_model("with_reasoning", model)
     match replay(model):
         case "sends":
             return model
@@ -40,8 +43,19 @@ def with_reasoning(model: M) -> M:
             raise _no_way(model)
 
 
+def check_model(what: str, given: object) -> None:
+    """ConfigError for what is no chat model of LangChain, such as a model's name, or a model with tools bound to it."""
+    if isinstance(given, BaseChatModel):
+        return
+    advice = "a LangChain chat model, such as langchain_ctx.ChatCtx(model=...)"
+    if is_a(given, Runnable):
+        advice = "the chat model itself, and bind tools and settings to what comes back"
+    raise ConfigError(f"the model of {what} is {kind_of(given)}: give {advice}")
+
+
 def check_reasoning(model: BaseChatModel) -> None:
     """ConfigError for a model that says that it thinks, and whose thoughts nobody here can send back."""
+    check_model("with_context", model)
     profile: object = model.profile
     thinks = isinstance(profile, Mapping) and cast("Mapping[str, Any]", profile).get("reasoning_output")
     if thinks and replay(model) == "unknown":

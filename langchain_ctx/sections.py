@@ -13,6 +13,7 @@ from langchain_core.vectorstores import VectorStore
 
 from ctxfold import Item, Query, Section
 from ctxfold.errors import ConfigError
+from ctxfold.given import kind_of
 
 __all__ = ["section_from"]
 
@@ -35,7 +36,7 @@ def section_from(
     given: Any = source  # or whatever else a caller hands over
     retriever: Any = given.as_retriever(search_kwargs={"k": limit}) if isinstance(given, VectorStore) else given
     if not isinstance(retriever, BaseRetriever):
-        raise ConfigError(f"{type(given).__name__} is no source for a section: give a retriever or a vector store")
+        raise ConfigError(f"{kind_of(given)} is no source for a section: give a retriever or a vector store")
     return Section(kind, _Retrieved(retriever), **terms)
 
 

@@ -9,16 +9,20 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ctxfold import Section
 from ctxfold.connect import open_store, session_rules
 from ctxfold.follow import Line, Listed, Trail
+from ctxfold.given import all_of
 from ctxfold.history.records import SessionKey
+from ctxfold.history.view import View
 from ctxfold.ports import ContextBackend, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from langchain_ctx.embedding import as_embedder
 from langchain_ctx.keys import Address
+from langchain_ctx.listing import unbroken
 from langchain_ctx.made_up import MadeUp
-from langchain_ctx.places import Places, Taken, may_go_on
+from langchain_ctx.places import Places, Taken, beside, goes_on, may_go_on
 from langchain_ctx.summarizer import as_summarizer
 
 __all__ = ["Sessions", "Visit"]
@@ -79,6 +83,8 @@ class Sessions:
         more = {name: rules.pop(name) for name in _NO_RULES if name in rules}
         if more.get("embedder") is not None:
             more["embedder"] = as_embedder(more["embedder"])
+        advice = "make a section of it, section_from(...), or ctxfold.Section"
+        more["sections"] = all_of("sections", more.get("sections", ()), Section, advice)
         reserve = rules.pop("reply_reserve_tokens", max_tokens)
         if isinstance(more.get("strategy"), str):  # a name is a rule, an object is not
             rules["strategy"] = more.pop("strategy")
@@ -131,8 +137,15 @@ class Sessions:
             root = self.at(taken.root.session, taken.root.owner)
             if taken.new:
                 root = root.at(may_go_on(address.key, root.view(), listed).session)
-            start, trail = _start(root, taken, follows=answered is None)
+            start, trail = root, taken.left
+            if taken.alone and trail is not None:
+                mine = root.at(trail.session)
+                if answered is not None or _led_on(trail, mine.view(), listed):
+                    start, trail = mine, None
             line = start.follow(listed, trail)
+            if address.place and trail is None and not unbroken(listed.ids, line.known):
+                root = root.at(beside(address.key).session)
+                line = root.follow(listed, None)
             found(line.key)
             yield Visit(root, root.at(line.key.session), line, taken.left, self, address)
 
@@ -144,8 +157,15 @@ class Sessions:
             root = await self.aat(taken.root.session, taken.root.owner)
             if taken.new:
                 root = root.at(may_go_on(address.key, await root.aview(), listed).session)
-            start, trail = _start(root, taken, follows=answered is None)
+            start, trail = root, taken.left
+            if taken.alone and trail is not None:
+                mine = root.at(trail.session)
+                if answered is not None or _led_on(trail, await mine.aview(), listed):
+                    start, trail = mine, None
             line = await start.afollow(listed, trail)
+            if address.place and trail is None and not unbroken(listed.ids, line.known):
+                root = root.at(beside(address.key).session)
+                line = await root.afollow(listed, None)
             found(line.key)
             yield Visit(root, root.at(line.key.session), line, taken.left, self, address)
 
@@ -178,8 +198,7 @@ class Sessions:
             await self.store.aclose()
 
 
-def _start(root: AgentContext, taken: Taken, *, follows: bool) -> tuple[AgentContext, Trail | None]:
-    """Where to follow the list from, and along what."""
-    if follows or not taken.alone or taken.left is None:
-        return root, taken.left
-    return root.at(taken.left.session), None
+def _led_on(left: Trail, view: View, listed: Listed) -> bool:
+    """Whether another process has taken the session on from there, with the same list as it has come to be now."""
+    newest = view.live[-1].id if view.live else ""
+    return newest not in left.handed and newest in listed.ids and goes_on(view, listed)

@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ctxfold.errors import BackendError, ConfigError
+from ctxfold.given import kind_of
 from ctxfold.messages import assistant
 from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
 from langchain_ctx.convert import from_langchain, to_langchain
@@ -121,15 +122,15 @@ def as_summarizer(summarizer: Any) -> ContextBackend | None:
     """A backend from what a user gives: a LangChain model, a backend, or None."""
     if summarizer is None:
         return None
-    own = getattr(summarizer, "context_backend", None)
+    own = None if isinstance(summarizer, type) else getattr(summarizer, "context_backend", None)
     if own is not None:  # a ChatCtx: its backend, so that no summary ends up in a session of its own
         return own  # type: ignore[no-any-return]
     if isinstance(summarizer, Runnable):
         return ChatModelSummarizer(cast("Runnable[object, object]", summarizer))
-    if hasattr(summarizer, "asend"):
+    if hasattr(summarizer, "asend") and not isinstance(summarizer, type):
         return summarizer  # type: ignore[no-any-return]
     raise ConfigError(
-        f"summarizer is a {type(summarizer).__name__}: give a LangChain chat model or a ctxfold backend such as OpenAIChatBackend"
+        f"summarizer is {kind_of(summarizer)}: give a LangChain chat model or a ctxfold backend such as OpenAIChatBackend"
     )
 
 

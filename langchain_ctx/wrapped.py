@@ -114,7 +114,7 @@ class ContextChatModel(AddressedChatModel, Closing):
         """A session of this model: window, usage, pins, explain, export; the field's own when none is named."""
         if self.sessions is None:
             raise no_session()
-        key = session_key(session or self.session or "", owner or self.owner)
+        key = session_key(session or self.session, owner or self.owner)
         return self.sessions.at(key.session, key.owner)
 
     # what it is

@@ -20,7 +20,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 from ctxfold import Item, Query, Section
 from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.events import Event, HistoryCompacted
-from ctxfold.given import is_a, kind_of
+from ctxfold.given import all_of
 from ctxfold.messages import Message
 from ctxfold.session import AgentContext
 from llamaindex_ctx.marks import without_marks
@@ -132,9 +132,7 @@ class Blocks:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        wrong = [b for b in self.blocks if not is_a(b, BaseMemoryBlock)]
-        if wrong:
-            raise ConfigError(f"memory_blocks hold {kind_of(wrong[0])}: give a list of LlamaIndex's memory blocks")
+        all_of("memory_blocks", self.blocks, BaseMemoryBlock, "give a list of LlamaIndex's memory blocks")
         names = [_kind(block.name) for block in self.blocks]
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice is not None:

@@ -13,7 +13,7 @@ from llama_index_instrumentation.dispatcher import instrument_tags
 
 from ctxfold import Item, Query, Section
 from ctxfold.errors import ConfigError
-from ctxfold.given import is_a, kind_of
+from ctxfold.given import all_of, kind_of
 from llamaindex_ctx.summarizer import marked
 
 __all__ = ["listed_sections", "section_from"]
@@ -43,14 +43,7 @@ def section_from(
 
 def listed_sections(given: Sequence[Section]) -> tuple[Section, ...]:
     """The sections that a face was given; ConfigError for anything else among them, such as the retriever itself."""
-    if not is_a(given, Sequence) or is_a(given, str):
-        raise ConfigError(f"sections is {kind_of(given)}: give a list of sections, [section_from(...)]")
-    wrong = [s for s in given if not is_a(s, Section)]
-    if wrong:
-        raise ConfigError(
-            f"sections hold {kind_of(wrong[0])}: make a section of it, section_from(...), or ctxfold.Section"
-        )
-    return tuple(given)
+    return all_of("sections", given, Section, "make a section of it, section_from(...), or ctxfold.Section")
 
 
 @dataclass(frozen=True, slots=True)

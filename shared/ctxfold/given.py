@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from operator import index
 from typing import TypeVar
 
 from ctxfold.errors import ConfigError
 
-__all__ = ["check_has", "check_text", "is_a", "kind_of", "named", "whole_number"]
+__all__ = ["all_of", "check_has", "check_text", "is_a", "kind_of", "named", "whole_number"]
 
 K = TypeVar("K", bound=tuple[str, str])
+T = TypeVar("T")
 
 
 def kind_of(given: object) -> str:
@@ -30,6 +32,18 @@ def check_has(what: str, given: object, methods: tuple[str, ...], advice: str) -
     """ConfigError unless it is an object, no class, with one of these methods at least: tests give parts of a thing."""
     if isinstance(given, type) or not any(callable(getattr(given, name, None)) for name in methods):
         raise ConfigError(f"{what} is {kind_of(given)}: {advice}")
+
+
+def all_of(what: str, given: Iterable[T], kind: type, advice: str) -> tuple[T, ...]:
+    """What is in the list, once it is one and all in it are of that kind; ConfigError otherwise."""
+    # a pydantic object can be iterated over too, by its fields
+    if not is_a(given, (Collection, Iterator)) or is_a(given, str):
+        raise ConfigError(f"{what} is {kind_of(given)}: give a list; {advice}")
+    found = tuple(given)
+    wrong = [one for one in found if not is_a(one, kind)]
+    if wrong:
+        raise ConfigError(f"{what} hold {kind_of(wrong[0])}: {advice}")
+    return found
 
 
 def check_text(what: str, given: object) -> None:

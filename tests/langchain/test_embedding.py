@@ -95,5 +95,5 @@ def test_embeddings_that_fail_cost_only_the_meaning() -> None:
 def test_what_is_no_embedder() -> None:
     with pytest.raises(ConfigError, match="embedder is a str"):
         ContextNode(context_window=2_000, embedder="text-embedding-3")
-    with pytest.raises(ConfigError, match="embedder is a int"):
+    with pytest.raises(ConfigError, match="embedder is an int"):
         ContextNode(context_window=2_000, embedder=7)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from ctxfold.errors import ConfigError
 from ctxfold.flow import Flow
-from ctxfold.given import is_a, kind_of
+from ctxfold.given import all_of
 from ctxfold.history.sections import Place
 from ctxfold.journal import Journal
 from ctxfold.ports import Ports
@@ -136,14 +136,8 @@ class Section:
 
 def check_sections(sections: Iterable[Section]) -> tuple[Section, ...]:
     """The sections, once each is one and no two are of one kind."""
-    if not is_a(sections, Iterable) or is_a(sections, str):
-        raise ConfigError(f"sections is {kind_of(sections)}: give a list of ctxfold.Section")
-    found = tuple(sections)
-    wrong = [s for s in found if not is_a(s, Section)]
-    if wrong:
-        raise ConfigError(
-            f"sections hold {kind_of(wrong[0])}: give ctxfold.Section, which section_from(...) of a face makes of a retriever"
-        )
+    advice = "give ctxfold.Section, which section_from(...) of a face makes of a retriever"
+    found = all_of("sections", sections, Section, advice)
     kinds = [s.kind for s in found]
     twice = next((k for k in kinds if kinds.count(k) > 1), None)
     if twice is not None:

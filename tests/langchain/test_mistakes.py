@@ -1,0 +1,140 @@
+"""Mistakes of a LangChain user end in a typed error which says what was given and what to give, and store nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.messages import AIMessage, HumanMessage
+
+from ctxfold.errors import ConfigError, CtxError, MessageError
+from ctxfold.testing import ModelServer
+from langchain_ctx import (
+    ChatCtx,
+    ContextMiddleware,
+    ContextSummarizer,
+    CtxChatMessageHistory,
+    LangChainBackend,
+    export_history,
+    import_history,
+    section_from,
+    token_counter,
+    with_context,
+    with_reasoning,
+)
+
+
+@pytest.fixture
+def model() -> Iterator[ChatCtx]:
+    with (
+        ModelServer(model="lookup", context_window=8_000) as server,
+        ChatCtx(model="lookup", base_url=server.base_url, api_key="x") as model,
+    ):
+        yield model
+
+
+def opened(session: Any = "s", **settings: Any) -> CtxChatMessageHistory:
+    return CtxChatMessageHistory(session, **{"context_window": 8_000, **settings})
+
+
+MADE: list[tuple[str, str, Callable[[Any], object]]] = [
+    ("a model's name", "model of with_context is a str: give a LangChain chat model", lambda m: with_context("gpt-4o")),
+    ("its class", "model of with_context is the class ChatCtx", lambda m: with_context(ChatCtx)),
+    (
+        "with tools",
+        "is a .*Binding: give the chat model itself, and bind tools",
+        lambda m: with_context(m.bind_tools([]), context_window=8_000),
+    ),
+    ("thinks", "model of with_reasoning is a str", lambda m: with_reasoning("gpt-4o")),
+    ("thinks, with tools", "give the chat model itself", lambda m: with_reasoning(m.bind_tools([]))),
+    ("summariser", "summarizer is a str: give a LangChain chat model", lambda m: opened(summarizer="gpt-4o")),
+    ("summariser's class", "summarizer is the class ChatCtx", lambda m: opened(summarizer=ChatCtx)),
+    ("of the middleware", "summarizer is a str", lambda m: ContextSummarizer("gpt-4o", context_window=4_000)),
+    ("counter", "model of token_counter is a list", lambda m: token_counter([])),
+    ("section", "a ChatCtx is no source for a section: give a retriever", lambda m: section_from(m)),
+    ("embedder", "embedder is a str: give LangChain Embeddings", lambda m: opened(embedder="bge")),
+    ("window as text", "context_window is '8000'", lambda m: opened(context_window="8000")),
+    ("window of an agent", "context_window is '64k'", lambda m: ContextMiddleware(context_window="64k")),  # type: ignore[arg-type]
+    ("trigger", r"TokensTrigger\(at=4_000\)", lambda m: ContextMiddleware(context_window=9, trigger=("tokens", 4_000))),
+    ("keep", "'keep': here it is keep_last", lambda m: ContextMiddleware(context_window=9, keep=("messages", 4))),
+    ("tools of the agent", "names look: there are", lambda m: ContextMiddleware(context_window=9, history_tools="look")),
+    ("sections", "sections hold a str: make a section of it", lambda m: ContextMiddleware(context_window=9, sections=["x"])),
+    ("one retriever", "sections is a ChatCtx: give a list", lambda m: with_context(m, context_window=9, sections=m)),
+    ("nobody", "session id is missing: give each conversation a name", lambda m: opened(None)),
+    ("nameless", "session id is empty", lambda m: opened("")),
+    ("nobody of a chain", "session id is missing", lambda m: CtxChatMessageHistory.factory(context_window=9)(None)),  # type: ignore[arg-type]
+    ("no owner", "owner is missing", lambda m: CtxChatMessageHistory.factory(context_window=9)("s", None)),  # type: ignore[arg-type]
+    ("no session", "session id is missing", lambda m: with_context(m, context_window=8_000).context()),
+    ("backend", "model of LangChainBackend is a str", lambda m: LangChainBackend("gpt-4o")),  # type: ignore[arg-type]
+    ("a config", "give the thread's id", lambda m: ContextMiddleware(context_window=9).context({"configurable": {}})),
+    ("path", "store is a PosixPath: use 'sqlite:///chat.db'", lambda m: opened(store=Path("chat.db"))),
+    ("two slashes", "names a server, 'chat.db'", lambda m: opened(store="sqlite://chat.db")),
+    ("database", "'connection_string': here it is store", lambda m: opened(connection_string="sqlite:///chat.db")),
+    ("limit", "'max_token_limit': here it is context_window", lambda m: opened(max_token_limit=2_000)),
+    ("from a list", r"is a list: .*InMemoryChatMessageHistory\(messages", lambda m: import_history([], opened().context)),  # type: ignore[arg-type]
+    ("into a history", "is a CtxChatMessageHistory: .*`.context`", lambda m: import_history(old(), opened())),  # type: ignore[arg-type]
+    ("out of a history", "is a CtxChatMessageHistory: .*`.context`", lambda m: export_history(opened(), old())),  # type: ignore[arg-type]
+]  # fmt: skip
+
+
+def old() -> InMemoryChatMessageHistory:
+    return InMemoryChatMessageHistory(messages=[HumanMessage("Hi"), AIMessage("Hello.")])
+
+
+@pytest.mark.parametrize(("words", "make"), [m[1:] for m in MADE], ids=[m[0] for m in MADE])
+def test_settings(
+    words: str, make: Callable[[Any], object], model: ChatCtx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        make(model)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_history_tool_may_be_named_alone() -> None:
+    middleware = ContextMiddleware(context_window=8_000, history_tools="read_message")
+    assert [tool.name for tool in middleware.tools] == ["read_message"]
+
+
+ADDED: list[tuple[str, Any]] = [
+    ("is a str", "Hello."),
+    ("is a str", ["Hello."]),
+    ("is a dict: give HumanMessage", [{"role": "user", "content": "Hello."}]),
+    ("is a tuple", [("human", "Hello.")]),
+]
+
+
+@pytest.mark.parametrize(("words", "messages"), ADDED)
+async def test_what_is_added(words: str, messages: Any) -> None:
+    with opened() as history:
+        history.add_user_message("Hi")
+        with pytest.raises(MessageError, match=words):
+            history.add_messages(messages)
+        with pytest.raises(MessageError, match=words):
+            await history.aadd_messages(messages)
+        assert [m.text for m in history.messages] == ["Hi"]
+
+
+def test_names_that_are_no_text(model: ChatCtx) -> None:
+    """A thread's id may be a number or a UUID; each finds its session again."""
+    thread = uuid4()
+    with opened(7) as history:
+        assert history.context.session == "7"
+    with ContextMiddleware(context_window=8_000) as middleware:
+        agent = create_agent(model, [], middleware=[middleware])
+        for name in (7, thread):
+            agent.invoke({"messages": [HumanMessage("Hi")]}, {"configurable": {"thread_id": name}})
+            assert middleware.context(name).messages()[0].text == "Hi"
+
+
+def test_a_closed_history_says_so(tmp_path: Path) -> None:
+    history = opened(store=f"sqlite:///{tmp_path / 'chat.db'}")
+    history.close()
+    for use in (lambda: history.messages, lambda: history.add_user_message("Hi"), history.clear):
+        with pytest.raises(CtxError, match="is closed: open a new one"):
+            use()
