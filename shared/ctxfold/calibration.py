@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctxfold.budget import Policy
 from ctxfold.history.records import Calibrated
 
-__all__ = ["calibrated", "observed", "truncated"]
+__all__ = ["calibrated", "observed", "overflowed", "truncated"]
 
 WEIGHT = 0.5  # of the newest reply
 FORGET = 0.5  # share of the old error that each reply leaves
@@ -29,6 +29,14 @@ def observed(known: Calibrated | None, *, model: str, estimated: int, reported: 
     if known.samples >= 3 and missed < NOTEWORTHY and known.error < NOTEWORTHY:
         return None
     return Calibrated(model, ratio, min(error, 1.0), known.samples + 1)
+
+
+def overflowed(
+    known: Calibrated | None, *, model: str, estimated: int, requested: int, max_tokens: int
+) -> Calibrated | None:
+    """What a request that was too long teaches. Some services count the room for the reply in: what comes nearer to our count."""
+    counted = min(requested, requested - max_tokens, key=lambda tokens: abs(tokens - estimated))
+    return observed(known, model=model, estimated=estimated, reported=counted)
 
 
 def calibrated(rules: Policy, known: Calibrated | None) -> Policy:

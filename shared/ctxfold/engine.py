@@ -364,7 +364,7 @@ class Engine:
         self.events.emit(Appended(journal.key.session, (added,)))
         if is_final(added):
             self._turn_ended(journal, turn_id, "completed")
-            yield from self.room.maintain(journal)
+            yield from self.room.maintain(journal, full=added.finish_reason == "context_window")
         return added
 
     def _learnt(self, journal: Journal, turn_id: str, reply: Message) -> list[Draft]:

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from ctxfold.budget import policy
+from ctxfold.budget import Policy, policy
+from ctxfold.calibration import overflowed
 from ctxfold.editing import remove_ids, revert
 from ctxfold.effects import Complete, OpenStream
 from ctxfold.engine import Engine
 from ctxfold.errors import BackendError, ContextOverflowError
 from ctxfold.events import RulesChanged
 from ctxfold.flow import Flow
-from ctxfold.history.records import PolicyChanged, SessionKey
+from ctxfold.history.records import Body, PolicyChanged, SessionKey
 from ctxfold.injection import beside, put_at_head, take_from_head
 from ctxfold.journal import Journal, append, draft, refresh
 from ctxfold.messages import Message, Role, ToolSpec, is_final
@@ -282,7 +283,7 @@ def _with_recovery(
         raise ContextOverflowError(
             f"{first}; automatic compaction is off: call compact() or raise context_window"
         ) from first
-    learnt = yield from _learn(engine, journal, first)
+    learnt = yield from _learn(engine, exchange, options, first)
     outcome = yield from engine.room.compact(journal, turn_id=turn_id)
     if not outcome.compacted and not learnt:
         raise ContextOverflowError(f"{first}; nothing could be compacted ({outcome.reason})") from first
@@ -292,25 +293,39 @@ def _with_recovery(
     except BackendError as error:
         if error.kind != "context_overflow":
             raise
+        yield from _learn(engine, exchange, options, error)
         raise ContextOverflowError(f"{error}; after compaction ({outcome.reason}) it still does not fit") from error
 
 
-def _learn(engine: Engine, journal: Journal, error: BackendError) -> Flow[bool]:
-    """A limit told by the provider wins over the configured window; whether there was one."""
-    rules = journal.stored_rules()
-    limit = error.limit_tokens
+def _learn(engine: Engine, exchange: _Exchange, options: Options, error: BackendError) -> Flow[bool]:
+    """What an overflow says of the window, and of how we count; whether it said any of it."""
+    journal, reserve = exchange.journal, options.max_tokens or 0
+    bodies: list[Body] = []
+    if error.requested_tokens is not None:
+        known, asked = journal.state.calibrations.get(journal.model), journal.asked_tokens.get(exchange.turn_id, 0)
+        learnt = overflowed(
+            known, model=journal.model, estimated=asked, requested=error.requested_tokens, max_tokens=reserve
+        )
+        bodies += [] if learnt is None else [learnt]
+    if (rules := _told_limit(journal.stored_rules(), error.limit_tokens)) is not None:
+        bodies.append(PolicyChanged(rules.model_dump_json(), engine.ports.counter.id))
+    if bodies:
+        yield from append(journal, [draft(engine.ports, body) for body in bodies], engine.ports)
+    if rules is not None:
+        changed = ("context_window", "reply_reserve_tokens", "summary_tokens")
+        engine.events.emit(RulesChanged(journal.key.session, changed))
+    return bool(bodies)
+
+
+def _told_limit(rules: Policy, limit: int | None) -> Policy | None:
+    """The rules with a limit told by the provider, which wins over the configured window; None when it is not narrower."""
     if limit is None or not 1 < limit < rules.context_window:
-        return False
+        return None
     reserve = min(rules.reply_reserve_tokens, max(1, limit // 5))
     summary = min(rules.summary_tokens, policy(limit, reply_reserve_tokens=reserve).summary_tokens)
-    learnt = rules.model_copy(
+    return rules.model_copy(
         update={"context_window": limit, "reply_reserve_tokens": reserve, "summary_tokens": summary}
     )
-    body = PolicyChanged(learnt.model_dump_json(), engine.ports.counter.id)
-    yield from append(journal, (draft(engine.ports, body),), engine.ports)
-    changed = ("context_window", "reply_reserve_tokens", "summary_tokens")
-    engine.events.emit(RulesChanged(journal.key.session, changed))
-    return True
 
 
 def _overhead_tokens(engine: Engine, journal: Journal, options: Options) -> int:

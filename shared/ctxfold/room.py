@@ -184,14 +184,18 @@ class Room:
         room -= self.ports.counter.count(question)
         return (yield from recalled(journal, view, self.ports, question=question, room_tokens=room))
 
-    def maintain(self, journal: Journal, *, idle_s: float = 0.0) -> Flow[Outcome | None]:
-        """Ordinary triggers, asked when a turn has closed; after a pause of `idle_s`, before the next one is stored."""
+    def maintain(self, journal: Journal, *, idle_s: float = 0.0, full: bool = False) -> Flow[Outcome | None]:
+        """Ordinary triggers, asked when a turn has closed; after a pause of `idle_s`, before the next one is stored.
+
+        With `full` they are not asked: the service has said that its window is.
+        """
         if not journal.rules().auto_compact:
             return None
         try:
             yield from self._prepare(journal, None)
             overhead = journal.overhead_tokens
-            return (yield from self._compact(journal, "close", overhead_tokens=overhead, idle_s=idle_s))
+            mode: Mode = "forced" if full else "close"
+            return (yield from self._compact(journal, mode, overhead_tokens=overhead, idle_s=idle_s))
         except CtxError as error:
             # the turn itself is stored and stays so; the next request asks for room again where it needs it
             self.events.emit(CompactionHeld(journal.key.session, f"the compaction failed: {error}"))

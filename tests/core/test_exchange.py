@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, MemoryStore, OpenAIChatBackend, ScriptedBackend, ToolSpec
-from ctxfold.errors import BackendError, ContextOverflowError, OrphanToolResultError
+from ctxfold import AgentContext, MemoryStore, ScriptedBackend, ToolSpec
+from ctxfold.errors import BackendError, OrphanToolResultError
 from ctxfold.exchange import Question
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, Usage, assistant, tool_result, user
 from ctxfold.stream import ContentFirst, Thinking
-from ctxfold.testing import ModelServer
-from tests.core.driven import Driven, call, context, scripted, text_of, turns
+from tests.core.driven import Driven, call, context, scripted, text_of
 from tests.properties.machine import assert_legal
 from tests.timing import await_for
 
@@ -231,34 +231,8 @@ async def test_a_cancellation_at_any_moment_leaves_all_or_nothing(moment: int) -
         assert next(m.text for m in ctx.view().messages[len(before) :]) == "again"
 
 
-def test_an_overflow_teaches_the_limit(make: Make) -> None:
-    with ModelServer(model="lookup", context_window=600) as server:
-        backend = OpenAIChatBackend(provider="generic", model="lookup", base_url=server.base_url, api_key="x")
-        ctx = make(backend, context_window=50_000, max_tokens=100)
-        ctx.add(turns(40))
-        events: list[Any] = []
-        ctx.subscribe(events.append)
-        reply = ctx.send("What is question 39 about?")
-        assert reply.message.text
-        assert ctx.usage().budget_tokens < 600
-        assert ctx.usage().compactions >= 1
-        backend.close()
-
-
-def test_an_overflow_that_cannot_be_helped(make: Make) -> None:
-    full = BackendError("too long", kind="context_overflow")
-    ctx = make(scripted(full, full, full, full))
-    with pytest.raises(ContextOverflowError, match="too long"):
-        ctx.send("hi")
-    with pytest.raises(ContextOverflowError, match="automatic compaction is off"):
-        ctx.send("hi", auto_compact=False)
-    assert ctx.view().messages == ()
-
-
 def test_usage_is_summed_once(make: Make) -> None:
     def paid(name: str) -> Message:
-        from dataclasses import replace
-
         return replace(assistant("text " * 30, id=name), usage=Usage(10, 5))
 
     store = MemoryStore()

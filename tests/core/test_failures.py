@@ -99,8 +99,10 @@ def test_errors_are_told_apart(
 OVERFLOWS = [
     (
         "openrouter",
-        "This endpoint's maximum context length is 131072 tokens. However, you requested about 205318 tokens (204294 of text "
-        'input, 1024 in the output). Please reduce the length of either one, or use the "middle-out" transform.',
+        (
+            "This endpoint's maximum context length is 131072 tokens. However, you requested about 205318 tokens (204294 of text "
+            'input, 1024 in the output). Please reduce the length of either one, or use the "middle-out" transform.'
+        ),
         131_072,
         205_318,
     ),
@@ -112,8 +114,10 @@ OVERFLOWS = [
     ),
     (
         "vllm",
-        "'max_tokens' or 'max_completion_tokens' is too large: 4096. This model's maximum context length is 8192 tokens and your "
-        "request has 6012 input tokens (4096 > 8192 - 6012). None",
+        (
+            "'max_tokens' or 'max_completion_tokens' is too large: 4096. This model's maximum context length is 8192 tokens and "
+            "your request has 6012 input tokens (4096 > 8192 - 6012). None"
+        ),
         8_192,
         6_012,
     ),

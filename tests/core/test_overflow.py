@@ -1,0 +1,98 @@
+"""A request that is too long after all: what the refusal teaches, and when it is final."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ctxfold import OpenAIChatBackend, ToolSpec
+from ctxfold.errors import BackendError, ContextOverflowError, MessageTooLargeError
+from ctxfold.messages import assistant
+from ctxfold.testing import ModelServer
+from tests.core.driven import COUNTER, Driven, scripted, turns
+
+Make = Callable[..., Driven]
+
+
+def test_an_overflow_teaches_the_limit(make: Make) -> None:
+    with ModelServer(model="lookup", context_window=600) as server:
+        backend = OpenAIChatBackend(provider="generic", model="lookup", base_url=server.base_url, api_key="x")
+        ctx = make(backend, context_window=50_000, max_tokens=100)
+        ctx.add(turns(40))
+        events: list[Any] = []
+        ctx.subscribe(events.append)
+        reply = ctx.send("What is question 39 about?")
+        assert reply.message.text
+        assert ctx.usage().budget_tokens < 600
+        assert ctx.usage().compactions >= 1
+        backend.close()
+
+
+def test_an_overflow_that_cannot_be_helped(make: Make) -> None:
+    full = BackendError("too long", kind="context_overflow")
+    ctx = make(scripted(full, full, full, full))
+    with pytest.raises(ContextOverflowError, match="too long"):
+        ctx.send("hi")
+    with pytest.raises(ContextOverflowError, match="automatic compaction is off"):
+        ctx.send("hi", auto_compact=False)
+    assert ctx.view().messages == ()
+
+
+class Dense:
+    """Counts of a model whose tokens are shorter than ours."""
+
+    def __init__(self, times: float) -> None:
+        self.times = times
+
+    def count(self, text: str) -> int:
+        return int(self.times * COUNTER.count(text)) + 1
+
+
+@pytest.mark.parametrize("max_tokens", [None, 300])
+def test_an_overflow_teaches_how_the_model_counts(make: Make, max_tokens: int | None) -> None:
+    """Otherwise a session whose tools take half of the window would be refused for ever: our own count says that all fits."""
+    tools = (ToolSpec("look", "word " * 1_200, {"type": "object"}),)
+    with ModelServer(model="lookup", context_window=4_000, counter=Dense(2.0)) as server:
+        backend = OpenAIChatBackend(provider="generic", model="lookup", base_url=server.base_url, api_key="x")
+        ctx = make(backend, context_window=4_000, max_tokens=200)
+        ctx.add(turns(30, words=60))
+        assert ctx.send("What is question 29 about?", tools=tools, max_tokens=max_tokens).message.text
+        refused = len(server.requests)
+        learnt = ctx.ctx._engine._journals[ctx.ctx._key].state.calibrations["lookup"]
+        assert 1.8 < learnt.ratio < 2.2
+        for number in range(4):
+            ctx.send(f"And question {number}?", tools=tools, max_tokens=max_tokens)
+        chats = [r for r in server.requests[refused:] if r.body.get("tools")]
+        assert len(chats) == 4, "none of them was refused"
+        backend.close()
+
+
+def test_where_nothing_fits_the_second_request_is_refused_before_it_is_sent(make: Make) -> None:
+    full = BackendError("too long", kind="context_overflow", limit_tokens=1_000, requested_tokens=2_400)
+    backend = scripted(full, "unreached")
+    ctx = make(backend, context_window=1_000)
+    with pytest.raises(MessageTooLargeError):
+        ctx.send("word " * 500)
+    assert len(backend.requests) == 1
+    assert ctx.view().messages == ()
+
+
+def test_a_reply_that_stopped_at_the_window_has_the_conversation_compacted(make: Make) -> None:
+    cut = replace(assistant("as far as it went", id="z"), finish_reason="context_window")
+    ctx = make(scripted("one", "two", cut, "four"), context_window=50_000, summarizer=scripted(*["short"] * 9))
+    ctx.add(turns(8))
+    ctx.send("first")
+    ctx.send("second")
+    assert ctx.usage().compactions == 0
+    reply = ctx.send("third")
+    assert (reply.message.text, ctx.usage().compactions) == ("as far as it went", 1)
+    assert [m.text for m in ctx.view().messages][-2:] == ["third", "as far as it went"]
+    ctx.send("fourth")
+    assert ctx.usage().compactions == 1
+    with_it_off = make(scripted(cut), context_window=50_000, auto_compact=False)
+    with_it_off.add(turns(8))
+    with_it_off.send("third")
+    assert with_it_off.usage().compactions == 0
