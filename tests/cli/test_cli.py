@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +304,30 @@ def test_without_its_packages_the_command_says_what_to_install() -> None:
     assert done.returncode == 2
     assert 'pip install "ctxfold[cli]"' in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_version(tmp_path: Path) -> None:
+    done = installed("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"ctxfold {version('ctxfold')}\n"
+
+
+def test_a_warning_is_one_line(store: str, tmp_path: Path) -> None:
+    """Where no encoding is found, tokens are estimated; nothing of our code is shown."""
+    code = "import sys; sys.modules['llama_index'] = None; from ctxfold.cli import main; main()"
+    alone = {"CTXFOLD_OFFLINE": "1", "CTXFOLD_CACHE_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "sessions", "--store", store],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **alone},
+    )
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: tokens are estimated by character class")
+
+
+def test_without_its_packages_the_demo_says_what_to_install() -> None:
+    code = "import runpy, sys; sys.modules['rich'] = None; runpy.run_module('ctxfold.demo', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, 'error: the demo needs rich: pip install "ctxfold[all]"\n')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 __all__ = ["main"]
 
@@ -16,4 +17,12 @@ def main() -> None:
             raise
         print('error: the command line needs two more packages: pip install "ctxfold[cli]"', file=sys.stderr)
         raise SystemExit(2) from None
+    warnings.formatwarning = _in_one_line
     app()
+
+
+def _in_one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning without the place in our own code from which it comes."""
+    return f"warning: {message}\n"

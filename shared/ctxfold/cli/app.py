@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from ctxfold.cli import reading, writing
@@ -34,6 +37,16 @@ for command in (
 app.add_typer(memory, name="memory")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ctxfold {version('ctxfold')}")
+        raise typer.Exit
+
+
 @app.callback()
-def describe() -> None:
+def describe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="say which one it is")
+    ] = False,
+) -> None:
     """Look at, search and change the conversations that ctxfold keeps in a store."""
