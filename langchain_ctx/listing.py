@@ -13,7 +13,7 @@ from ctxfold.follow import Line
 from ctxfold.messages import Message, content_key, is_final
 from langchain_ctx.convert import from_langchain
 
-__all__ = ["Listing", "Said", "newest", "parted"]
+__all__ = ["Listing", "Said", "newest", "open_turn", "parted", "unbroken"]
 
 
 class Listing:
@@ -81,6 +81,17 @@ def _version(message: BaseMessage) -> str:
 def newest(ids: Sequence[str | None], known: Collection[str]) -> int:
     """The place of the newest message that is known, -1 when none is."""
     return next((i for i in range(len(ids) - 1, -1, -1) if ids[i] in known), -1)
+
+
+def unbroken(ids: Sequence[str], known: Collection[str]) -> bool:
+    """Whether nothing that is not known stands between what is."""
+    places = [i for i, name in enumerate(ids) if name in known]
+    return not places or places[-1] - places[0] + 1 == len(places)
+
+
+def open_turn(messages: Sequence[Message]) -> Sequence[Message]:
+    """What stands after the newest final answer."""
+    return messages[next((i + 1 for i in range(len(messages) - 1, -1, -1) if is_final(messages[i])), 0) :]
 
 
 def parted(

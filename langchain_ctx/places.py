@@ -6,7 +6,7 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -14,10 +14,11 @@ from itertools import count
 from ctxfold.exchange import Question
 from ctxfold.follow import BRANCH, Listed, Trail
 from ctxfold.history.records import SessionKey
-from ctxfold.history.view import View
-from ctxfold.messages import Message, content_key, is_final
+from ctxfold.history.view import Entry, View
+from ctxfold.messages import content_key
+from langchain_ctx.listing import open_turn
 
-__all__ = ["Places", "Taken", "may_go_on"]
+__all__ = ["Places", "Taken", "beside", "goes_on", "may_go_on"]
 
 _BESIDE = re.compile(f"({BRANCH}[0-9a-f]{{8}})+$")
 MOST = 1024  # trails that are remembered, of all places; a place of which none is left is looked up in the store
@@ -74,9 +75,9 @@ class Places:
                 mine.taken = True
         try:
             if found is None:
-                yield Taken(place if new else _beside(place), new=new)
+                yield Taken(place if new else beside(place), new=new)
             elif mine is None:
-                yield Taken(_beside(place), found.trail)
+                yield Taken(beside(place), found.trail)
             else:
                 yield Taken(SessionKey(place.owner, found.trail.root), found.trail, alone=True)
         except BaseException:
@@ -121,7 +122,7 @@ class Places:
         """
         given = question.given_ids or frozenset()
         # what the session knows a message by: its id or, where it came without, what it says
-        names = {m.id: m.id if m.id in given else content_key(m) for m in _open_turn(question.messages)}
+        names = {m.id: m.id if m.id in given else content_key(m) for m in open_turn(question.messages)}
         mine = frozenset(names.values())
         with self._lock:
             asking = self._asking.setdefault(question.key, [])
@@ -137,25 +138,32 @@ class Places:
                     del self._asking[question.key]
 
 
-def _open_turn(messages: Sequence[Message]) -> Sequence[Message]:
-    """What stands after the newest final answer."""
-    return messages[next((i + 1 for i in range(len(messages) - 1, -1, -1) if is_final(messages[i])), 0) :]
-
-
 def may_go_on(place: SessionKey, view: View, listed: Listed) -> SessionKey:
     """The place's session as the store has it, if it is new or the list goes on from it; else one beside it."""
-    live = [e for e in view.live if e.message.kind == "message" and e.message.role != "system"]
-    if not live:
-        return _beside(place) if view.compressed else place
-    ids = listed.ids
-    at = ids.index(live[0].id) if live[0].id in ids else len(ids)
-    same = ids[at : at + len(live)] == [e.id for e in live] and at + len(live) < len(ids)
+    if not _spoken(view):
+        return beside(place) if view.compressed else place
+    return place if goes_on(view, listed) else beside(place)
+
+
+def goes_on(view: View, listed: Listed) -> bool:
+    """Whether the list has all that the session shows of a conversation, as it stands there, and more."""
+    live, ids = _spoken(view), listed.ids
+    if not live or live[0].id not in ids:
+        return False
+    at = ids.index(live[0].id)
+    if ids[at : at + len(live)] != [e.id for e in live] or at + len(live) >= len(ids):
+        return False
     # a tool's output may stand there as an excerpt
     told = (
         (e.message, listed.message(at + i)) for i, e in enumerate(live) if e.message.role != "tool" and not e.shown_seq
     )
-    return place if same and all((a.text, a.tool_calls) == (b.text, b.tool_calls) for a, b in told) else _beside(place)
+    return all((a.text, a.tool_calls) == (b.text, b.tool_calls) for a, b in told)
 
 
-def _beside(place: SessionKey) -> SessionKey:
+def _spoken(view: View) -> list[Entry]:
+    return [e for e in view.live if e.message.kind == "message" and e.message.role != "system"]
+
+
+def beside(place: SessionKey) -> SessionKey:
+    """A new name beside the place's own."""
     return SessionKey(place.owner, f"{place.session}{BRANCH}{uuid.uuid4().hex[:8]}")

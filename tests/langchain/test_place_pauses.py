@@ -1,0 +1,146 @@
+"""What outlives a process: calls that wait long for a person, processes that take turns, a process that died in a turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, Send
+
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from langchain_ctx import ChatCtx, ContextMiddleware
+from tests.langchain.running import T, play
+from tests.langchain.test_node_places import Nodes
+from tests.langchain.test_places import model_on
+
+KINDS = pytest.mark.parametrize("kind", ["with_context", "ChatCtx"])
+
+
+@tool
+def send(text: str) -> str:
+    """Sends a mail."""
+    return f"Sent: {text}"
+
+
+def mailing(body: Any) -> Scripted:
+    last = body["messages"][-1]
+    if last["role"] == "tool":
+        return Scripted(f"Done. {last['content']}")
+    return Scripted(tool_calls=(ScriptedCall("send", '{"text": "draft"}'),))
+
+
+def as_node(agent: Any, saver: Any) -> Any:
+    graph: Any = StateGraph(MessagesState).add_node("ag", agent).add_edge(START, "ag")
+    return graph.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize("inside", ["thread", "place"])
+@pytest.mark.parametrize("pause", ["none", "new process", "long"])
+@KINDS
+async def test_a_person_decides_while_a_model_keeps_the_session(
+    kind: str, pause: str, inside: str, how: str, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waiting call is no orphan, in a new process and long after: every further turn of the thread would fail otherwise."""
+    opened: list[Any] = []
+
+    def build() -> Any:
+        model = model_on(kind, server.base_url, store_url)  # type: ignore[arg-type]
+        opened.append(model)
+        settings: Any = {
+            "system_prompt": "AGENT",
+            "middleware": [HumanInTheLoopMiddleware(interrupt_on={"send": True})],
+        }
+        if inside == "thread":
+            return create_agent(model, [send], checkpointer=saver, **settings)
+        return as_node(create_agent(model, [send], **settings), saver)
+
+    async def run(app: Any, given: Any) -> None:
+        if how == "invoke":
+            app.invoke(given, T)
+        elif how == "ainvoke":
+            await app.ainvoke(given, T)
+        elif how == "stream":
+            list(app.stream(given, T, stream_mode="messages"))
+        else:
+            [_ async for _ in app.astream(given, T, stream_mode="messages")]
+
+    with ModelServer(model="m", script=mailing, strict="openai") as server:
+        saver = InMemorySaver()
+        app = build()
+        await run(app, {"messages": [HumanMessage("Write to Ann.", id="q0")]})
+        if pause != "none":
+            app = build()
+        if pause == "long":
+            monkeypatch.setattr("ctxfold.journal.TURN_TIMEOUT_S", -1.0)
+        await run(app, Command(resume={"decisions": [{"type": "approve"}]}))
+        monkeypatch.undo()
+        sent = server.requests[-1].body["messages"]
+        assert [m["role"] for m in sent] == ["system", "user", "assistant", "tool"]
+        assert sent[-1]["content"] == "Sent: draft"
+        await run(app, {"messages": [HumanMessage("And to Bob.", id="q1")]})
+        roles = [m["role"] for m in server.requests[-1].body["messages"]]
+        assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+        for model in opened:
+            if how.startswith("a"):
+                await model.aclose()
+            model.close()
+
+
+@pytest.mark.parametrize("kind", ["with_context", "ChatCtx", "middleware", "node"])
+def test_processes_that_take_turns_share_the_session(kind: str, store_url: str) -> None:
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        saver, opened = InMemorySaver(), list[Any]()
+
+        def process() -> Any:
+            if kind == "node":
+                opened.append(Nodes(server, window=8_000, store=store_url))
+                return opened[-1].placed(saver)
+            if kind == "middleware":
+                chat = ChatCtx(model="m", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
+                opened.extend((chat, ContextMiddleware(context_window=8_000, store=store_url)))
+                return as_node(create_agent(chat, [], system_prompt="AGENT", middleware=[opened[-1]]), saver)
+            opened.append(model_on(kind, server.base_url, store_url))  # type: ignore[arg-type]
+            return as_node(create_agent(opened[-1], [], system_prompt="AGENT"), saver)
+
+        apps = [process(), process()]
+        for number in range(8):
+            apps[number % 2].invoke({"messages": [HumanMessage(f"Q{number}", id=f"q{number}")]}, T)
+        asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
+        assert asked == [f"Q{n}" for n in range(8)]
+        context = opened[-1].fit.context("t|ag|q0") if kind == "node" else opened[-1].context("t|ag|q0")
+        assert context._engine.ports.store.sessions("default") == ("t|ag|q0",)
+        assert context.usage().turns == (7 if kind == "node" else 8)
+        for one in opened:
+            one.close()
+
+
+@pytest.mark.parametrize("kind", ["ChatCtx", "node"])
+def test_a_turn_that_a_dead_process_left_open_is_not_taken_for_the_lists_own(kind: str, store_url: str) -> None:
+    """The place's session has one of several runs side by side; the next list has more between its messages."""
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        saver = InMemorySaver()
+
+        def fan(state: MessagesState) -> list[Send]:
+            shared = state["messages"]
+            parts = [HumanMessage(f"part{n}", id=f"p{n}-{len(shared)}") for n in range(3)]
+            return [Send("ag", {"messages": [*shared, part]}) for part in parts]
+
+        for turn in range(3):
+            on = Nodes(server, window=8_000, store=store_url)
+            model: Any = model_on("ChatCtx", server.base_url, store_url)  # type: ignore[arg-type]
+            agent = on.graph().compile() if kind == "node" else create_agent(model, [], system_prompt="AGENT")
+            graph: Any = StateGraph(MessagesState).add_node("ag", agent).add_conditional_edges(START, fan, ["ag"])
+            app = graph.compile(checkpointer=saver)
+            before, sent = app.get_state(T).values.get("messages", []), len(server.requests)
+            app.invoke({"messages": [HumanMessage(f"Q{turn}", id=f"q{turn}")]}, T)
+            asked = [[m["content"] for m in r.body["messages"][1:]] for r in server.requests[sent:]]
+            assert sorted(asked) == [[*(m.text for m in before), f"Q{turn}", f"part{n}"] for n in range(3)]
+            model.close()
+            on.close()
