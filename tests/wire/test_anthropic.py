@@ -54,6 +54,15 @@ def test_late_system_messages_become_the_users_and_blank_text_is_left_out() -> N
     assert "system" not in body([user("q", id="1")])
 
 
+def test_a_conversation_that_the_assistant_begins_has_a_users_turn_in_front() -> None:
+    greeted = [assistant("Welcome!", id="1"), user("hi", id="2")]
+    rows = body(greeted)["messages"]
+    assert [row["role"] for row in rows] == ["user", "assistant", "user"]
+    assert rows[1:] == make().to_request_messages(greeted)
+    assert body([*greeted, assistant("yes", id="3"), user("so?", id="4")])["messages"][:3] == rows
+    assert [row["role"] for row in body([system("s", id="s"), *greeted])["messages"]] == ["user", "assistant", "user"]
+
+
 def test_ids_of_other_providers_are_rewritten_in_call_and_result_alike() -> None:
     call = ToolCallPart("functions.ls:0", "ls", "{}")
     rows = body([user("q", id="u"), assistant("", id="a", calls=[call]), tool_result(call.id, "x", id="t")])["messages"]

@@ -18,6 +18,7 @@ __all__ = ["canonical_lines", "request_body", "tool_body"]
 
 DEFAULT_MAX_TOKENS = 8192  # the field is required: for models whose row does not say what they can write
 MIN_THINKING_TOKENS = 1024
+NOBODY_ASKED = "(The assistant speaks first.)"  # a conversation has to begin with the user's turn
 _RESERVED = frozenset({"max_tokens", "messages", "model", "stream", "system", "tools"})
 _CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "required": "any"}
 
@@ -40,7 +41,7 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     body: dict[str, Any] = {"model": model, "max_tokens": max_tokens}
     if projected.system:
         body["system"] = projected.system
-    body["messages"] = projected.rows
+    body["messages"] = _begun(projected.rows)
     if tools:
         body["tools"] = tools
     choice = tool_choice(profile, request)
@@ -57,6 +58,12 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     body |= thinking_fields(profile, request.thinking)
     body |= request.extra
     return _within(without_refused(profile, body, request.thinking))
+
+
+def _begun(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not rows or rows[0]["role"] == "user":
+        return rows
+    return [{"role": "user", "content": [{"type": "text", "text": NOBODY_ASKED}]}, *rows]
 
 
 def _within(body: dict[str, Any]) -> dict[str, Any]:
