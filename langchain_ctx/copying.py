@@ -33,6 +33,7 @@ def import_history(history: BaseChatMessageHistory, context: AgentContext) -> in
 
 
 async def aimport_history(history: BaseChatMessageHistory, context: AgentContext) -> int:
+    """As `import_history`, in async code."""
     _check(history, context)
     messages = [from_langchain(m) for m in named(await history.aget_messages())]
     with translated():
@@ -52,6 +53,7 @@ def export_history(context: AgentContext, history: BaseChatMessageHistory) -> in
 
 
 async def aexport_history(context: AgentContext, history: BaseChatMessageHistory) -> int:
+    """As `export_history`, in async code."""
     _check(history, context)
     missing = _missing(await context.amessages(), await history.aget_messages())
     if missing:

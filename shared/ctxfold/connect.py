@@ -131,7 +131,7 @@ def ports(
     if summarizer is not None:
         check_has("summarizer", summarizer, ("send", "asend"), MODELS)
     if prices is not None and not is_a(prices, Prices):
-        raise ConfigError(f"prices is {kind_of(prices)}: give ctxfold.Prices(input_per_mtok=..., output_per_mtok=...)")
+        raise ConfigError(f"prices is {kind_of(prices)}: give ctxfold.Prices(...), or Prices.relative()")
     if embedder is not None:
         check_has("embedder", embedder, ("embed", "aembed"), "give an object with embed(texts) and aembed(texts)")
     model = backend.model if backend else None
