@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from ctxfold.messages import assistant
 from tests.core.driven import scripted
 
 REPLIES = [f"reply {i}" for i in range(40)]
+
+
+class Client:
+    """As OpenAI's: `client.embeddings.create(...).data[0].embedding`."""
+
+    @property
+    def embeddings(self) -> Client:
+        return self
+
+    def create(self, *, model: str, input: list[str]) -> SimpleNamespace:
+        return SimpleNamespace(data=[SimpleNamespace(embedding=[1.0, 0.0]) for _ in input])
 
 
 def test_the_examples_of_the_page_run() -> None:
@@ -19,11 +32,18 @@ def test_the_examples_of_the_page_run() -> None:
         def search(self, text: str, limit: int) -> list[tuple[str, str]]:
             return [("handbook/returns.md", "Goods may be returned within 15 days of delivery.")]
 
-    names: dict[str, Any] = {"backend": backend, "index": Index(), "item_id": "none"}
-    for block in blocks[:2]:
-        exec(compile(block, "docs/sections.md", "exec"), names)
+    names: dict[str, Any] = {"backend": backend, "index": Index(), "client": Client()}
+    first, remembered, embedded = blocks
+    exec(compile(first, "docs/sections.md", "exec"), names)
+    with names["ctx"]:
+        exec(compile(remembered, "docs/sections.md", "exec"), names)
+        assert [i.text for i in names["ctx"].memory.list()] == ["Berlin"], "the relation was forgotten"
+    exec(compile(embedded, "docs/sections.md", "exec"), names)
+    with names["ctx"] as ctx:
+        ctx.add("The harbour gate opens at seven.")
+        ctx.add(assistant("Noted.", id="a"))
+        assert names["Vectors"]().embed(["x", "y"]) == [[1.0, 0.0], [1.0, 0.0]]
     shown = page.split("```\n")[2].strip()
     assert [m.text for m in backend.requests[0].messages if m.kind == "section"] == [shown], (
         "what the page shows is what is sent"
     )
-    names["ctx"].close()

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import langchain_deepseek
 import pytest
 from langchain.agents import create_agent
 from langchain_core.documents import Document
@@ -35,13 +36,13 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     monkeypatch.chdir(tmp_path)
     with ModelServer(model="lookup", context_window=64_000, strict="deepseek") as server:
         model = ChatCtx(model="lookup", provider="deepseek", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
-        deepseek = partial(ChatDeepSeek, api_key="x", api_base=server.base_url)
+        account = partial(ChatDeepSeek, api_key="x", api_base=server.base_url)
+        monkeypatch.setattr(langchain_deepseek, "ChatDeepSeek", account)
         yield {
             "model": model,
             "tools": [],
             "saver": InMemorySaver(),
             "create_agent": create_agent,
-            "ChatDeepSeek": deepseek,
         }
         model.close()
 

@@ -13,15 +13,13 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
-from langchain_core.runnables import ConfigurableFieldSpec
-from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.vectorstores import InMemoryVectorStore
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.warnings import LangGraphDeprecatedSinceV10
 
 import langchain_ctx
 from ctxfold.testing import ModelServer
-from langchain_ctx import ChatCtx, CtxChatMessageHistory
+from langchain_ctx import ChatCtx
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOLD, ASKED = HumanMessage("My locker is 47-B."), HumanMessage("What is my locker?")
@@ -82,14 +80,9 @@ def test_other_histories(names: dict[str, Any]) -> None:
 
 
 def test_owners_of_a_history(names: dict[str, Any]) -> None:
-    names |= {
-        "prompt": ChatPromptTemplate.from_messages([MessagesPlaceholder("history"), ("human", "{question}")]),
-        "CtxChatMessageHistory": CtxChatMessageHistory,
-        "ConfigurableFieldSpec": ConfigurableFieldSpec,
-        "RunnableWithMessageHistory": RunnableWithMessageHistory,
-    }
+    names["prompt"] = ChatPromptTemplate.from_messages([MessagesPlaceholder("history"), ("human", "{question}")])
     run(names, "langchain-sessions.md", 0)
-    config: Any = {"configurable": {"session_id": "s", "owner": "ann"}}
+    config: Any = names["config"]
     names["chain"].invoke({"question": TOLD.content}, config)
     assert "47-B" in names["chain"].invoke({"question": ASKED.content}, config).text
     names["factory"].close()
