@@ -51,7 +51,7 @@ async def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         llm = CtxLLM(model="lookup", provider="deepseek", base_url=server.base_url, api_key="x", context_window=64_000)
         account = partial(llama_index.llms.deepseek.DeepSeek, api_base=server.base_url, max_retries=0)
         monkeypatch.setattr(llama_index.llms.deepseek, "DeepSeek", account)
-        yield {"llm": llm, "tools": [], "embed_model": MockEmbedding(embed_dim=4), "ChatMessage": ChatMessage}
+        yield {"llm": llm, "tools": [], "embed_model": MockEmbedding(embed_dim=4)}
         llm.close()
         await llm.aclose()
 
