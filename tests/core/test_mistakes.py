@@ -28,7 +28,7 @@ from ctxfold.errors import (
     UnknownRoleError,
 )
 from ctxfold.messages import TextPart, ToolCallPart, ToolResultPart, Usage, assistant
-from ctxfold.testing import ModelServer
+from ctxfold.testing import ErrorReply, ModelServer
 from ctxfold.toolkit import history_tools
 from langchain_ctx.errors import ChatRateLimitError
 
@@ -163,6 +163,29 @@ def test_options() -> None:
             assert ctx.messages() == ()
             ctx.send("Hello.", stop="END", tools=(ToolSpec("look"),))  # type: ignore[arg-type]
             assert server.requests[-1].body["stop"] == ["END"], "one text to stop at, not its letters"
+
+
+def test_services_that_cannot_be_used() -> None:
+    with (
+        OpenAIChatBackend(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0) as nobody,
+        made(backend=nobody) as ctx,
+    ):
+        with pytest.raises(
+            BackendError, match="cannot connect to http://127.0.0.1:9 .*are provider and base_url right"
+        ):
+            ctx.send("Hello.")
+        assert ctx.messages() == ()
+    refusal = ErrorReply(status=401, body={"error": {"message": "No such key."}})
+    with (
+        ModelServer(model="m", script=[refusal]) as server,
+        OpenAIChatBackend(model="m", base_url=server.base_url, api_key="x", max_retries=0) as backend,
+        made(backend=backend) as ctx,
+    ):
+        with pytest.raises(
+            BackendError, match="No such key: check the API key: api_key=, or the provider's environment"
+        ):
+            ctx.send("Hello.")
+        assert ctx.messages() == ()
 
 
 def test_a_file_that_cannot_be_made_is_named_as_the_user_names_it(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ __all__ = ["error_body", "failure", "http_failure", "plain_failure"]
 
 MAX_MESSAGE_CHARS = 2000
 _ADVICE: Mapping[str, str] = {
-    "auth": "check the API key",
-    "connect": "is the server running, and is base_url right?",
+    "auth": "check the API key: api_key=, or the provider's environment variable",
+    "connect": "is the server running, and are provider and base_url right?",
     "connection": "try again, and check base_url if it stays",
     "content_filter": "change the content",
     "context_overflow": "send less, or set context_window to what the model allows",
