@@ -171,7 +171,7 @@ def test_services_that_cannot_be_used() -> None:
         made(backend=nobody) as ctx,
     ):
         with pytest.raises(
-            BackendError, match="cannot connect to http://127.0.0.1:9 .*are provider and base_url right"
+            BackendError, match=r"cannot connect to http://127.0.0.1:9 .*are provider and base_url right"
         ):
             ctx.send("Hello.")
         assert ctx.messages() == ()
