@@ -148,7 +148,7 @@ class SessionHandle:
         await self._arun(self._anew(lambda e, j: editing.revise(e, j, change, turn_id=self._turn), whole=False))
 
     def update(self, index: int, message: Message) -> Message:
-        """Replace the live message at `index`; the old one is returned."""
+        """Replace the live message at `index`, under its id; role and tool calls have to stay. The old one is returned."""
         return self._run(self._edit(lambda e, j: editing.update(e, j, index, message)))
 
     async def aupdate(self, index: int, message: Message) -> Message:
@@ -162,7 +162,7 @@ class SessionHandle:
         await self._arun(self._edit(lambda e, j: editing.insert(e, j, index, message)))
 
     def remove(self, index: int | str) -> tuple[Message, ...]:
-        """Remove a live message, by its index or id, with its tool round; what went. MessageNotFoundError when it is not live."""
+        """Remove a live message, by index, id or `#17`, with its tool round; what went. MessageNotFoundError when it is not live."""
         return self._run(self._edit(lambda e, j: editing.remove(e, j, index)))
 
     async def aremove(self, index: int | str) -> tuple[Message, ...]:
@@ -190,13 +190,14 @@ class SessionHandle:
         return await self._arun(self._cleared(prompts))
 
     def pin(self, *message_ids: str) -> None:
-        """Keep messages verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
+        """Keep messages, by id or `#17`, verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
         self._run(self._edit(lambda e, j: editing.pin(e, j, message_ids)))
 
     async def apin(self, *message_ids: str) -> None:
         await self._arun(self._edit(lambda e, j: editing.pin(e, j, message_ids)))
 
     def unpin(self, *message_ids: str) -> None:
+        """End the pins of messages, by id or `#17`; one that is not pinned stays so."""
         self._run(self._edit(lambda e, j: editing.unpin(e, j, message_ids)))
 
     async def aunpin(self, *message_ids: str) -> None:

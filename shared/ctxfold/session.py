@@ -72,8 +72,8 @@ class AgentContext(SessionFiles):
         summarizer: who writes summaries; None is the backend itself, and without one the extractive summary.
         max_tokens: reply reserve in tokens; None keeps a fifth of the window free.
         create: False raises SessionNotFoundError for a session that is not in the store.
-        strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", or an object of your own: see
-            docs/strategies.md. A session that names another one than these opens only with its object.
+        strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", "tool_summaries", or an object of your own:
+            see docs/strategies.md. A session that names another one than these opens only with its object.
         prices: what tokens cost; `usage()` and the events of compactions then say what was spent and saved.
         sections: what is to stand beside the conversation, each with its source: see docs/sections.md.
         embedder: makes vectors of texts; recall then goes by meaning as well as by words.
