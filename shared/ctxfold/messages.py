@@ -250,7 +250,7 @@ def content_key(message: Message) -> str:
 def _canonical_json(text: str) -> str:
     try:
         return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -32,7 +32,7 @@ from ctxfold.errors import (
     WindowTooSmallError,
 )
 from ctxfold.messages import Message, TextPart, assistant, tool_result, user
-from tests.core.driven import COUNTER, Driven, call, context, scripted, turns
+from tests.core.driven import COUNTER, Driven, call, context, scripted, tool_round, turns
 
 Make = Callable[..., Driven]
 
@@ -243,3 +243,15 @@ def test_without_a_backend(make: Make) -> None:
     with pytest.raises(ConfigError, match="backend="):
         ctx.send("hi")
     assert ctx.view().messages == ()
+
+
+@pytest.mark.parametrize("output", ["[" * 1_500, '{"a":' * 950 + "1" + "}" * 950, '[{"n": ' + "9" * 5_000 + "}]"])
+def test_no_tool_output_keeps_a_conversation_from_being_compacted(make: Make, output: str) -> None:
+    summaries = scripted(*["short"] * 9)
+    ctx = make(scripted(*["ok"] * 9), context_window=8_000, strategy="summarize", summarizer=summaries)
+    ctx.add([user("q", id="u"), *tool_round("t", output), assistant("done", id="z")])
+    ctx.add([user("more", id="m"), assistant("yes " * 40, id="n"), *turns(4)])
+    ctx.compact()
+    assert "t-r0" not in [m.id for m in ctx.view().messages]
+    assert ctx.get("t-r0").text == output
+    assert ctx.send("hello").message.text == "ok"

@@ -77,7 +77,7 @@ def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls: list[dict[str, Any]] = []
     for call in message["tool_calls"]:
         function = dict(call["function"])
-        with contextlib.suppress(ValueError):  # else compared as the text that is sent
+        with contextlib.suppress(ValueError, RecursionError):  # else compared as the text that is sent
             function["arguments"] = json.loads(function["arguments"])
         calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}

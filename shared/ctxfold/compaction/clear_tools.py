@@ -94,7 +94,7 @@ def asked_again(entries: Sequence[Entry]) -> frozenset[str]:
 def _canonical(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

@@ -220,12 +220,11 @@ def negated(text: str) -> bool:
 def _facts(message: Message) -> Iterator[tuple[Fact, float]]:
     """The literals of a message, each with the weight of who says it."""
     role = _SUMMARY_WEIGHT if message.kind == "summary" else _ROLE_WEIGHT[message.role]
-    data = _json(message.text) if message.role == "tool" else None
-    found = _leaves(data, "", "") if data is not None else _prose(message)
-    for fact in found:
+    found = _document(message.text) if message.role == "tool" else None
+    for fact in _prose(message) if found is None else found:
         yield fact, role
     for call in message.tool_calls:
-        for fact in _leaves(_json(call.arguments), "", ""):
+        for fact in _document(call.arguments) or ():
             yield fact, _ARGUMENT_WEIGHT
 
 
@@ -339,11 +338,11 @@ def _key_around(text: str, after: int, start: int, end: int, kind: FactKind) -> 
     return noun if noun.isascii() else before or noun[:2]
 
 
-def _json(text: str) -> Any:
-    """The document that a text holds, None when it holds none."""
+def _document(text: str) -> list[Fact] | None:
+    """The values of the document that a text holds; None when it holds none, or one nested deeper than can be gone through."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
-        return json.loads(text)
-    except ValueError:
+        return list(_leaves(json.loads(text), "", ""))
+    except (ValueError, RecursionError):
         return None
