@@ -162,7 +162,7 @@ class SessionHandle:
         await self._arun(self._edit(lambda e, j: editing.insert(e, j, index, message)))
 
     def remove(self, index: int | str) -> tuple[Message, ...]:
-        """Remove a live message, by index, id or `#17`, with its tool round; what went. MessageNotFoundError when it is not live."""
+        """Remove a live message, by index, id or `#17`, with its tool round; what went. MessageNotFoundError when it is gone."""
         return self._run(self._edit(lambda e, j: editing.remove(e, j, index)))
 
     async def aremove(self, index: int | str) -> tuple[Message, ...]:
