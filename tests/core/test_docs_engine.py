@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import ctxfold.events
 import langchain_ctx
 import llamaindex_ctx
 from ctxfold.backends.profile import load_profile, provider_names
+from ctxfold.budget import Policy, policy
 from ctxfold.options import RequestOptions
 from ctxfold.testing import ModelServer
 
@@ -87,6 +89,20 @@ def test_every_option_of_send_is_in_the_table() -> None:
     told = {name for row in rows(ENGINE, "its own object") for name in re.findall(r"`(\w+)(?:=\w+)?`", row[0])}
     assert told == set(RequestOptions.__annotations__) - {"on_abort"}
     assert "on_abort=" in ENGINE
+
+
+def test_every_setting_is_in_its_table_with_its_default() -> None:
+    table = {
+        name: row[1] for row in rows((DOCS / "settings.md").read_text(encoding="utf-8"), "# ") for name in named(row[0])
+    }
+    assert table.keys() == Policy.model_fields.keys()
+    for name, field in Policy.model_fields.items():
+        if not field.is_required():
+            assert ast.literal_eval(table[name].strip("`")) == field.default, name
+    assert policy(10_000).model_dump(include={"reply_reserve_tokens", "summary_tokens"}) == {
+        "reply_reserve_tokens": 2_000,
+        "summary_tokens": 1_600,
+    }
 
 
 def test_every_event_and_error_on_the_page_exists() -> None:
