@@ -85,6 +85,8 @@ def test_settings(settings: dict[str, Any], words: str, tmp_path: Path, monkeypa
 def test_what_a_setting_may_be() -> None:
     with made(context_window=8_000.0, trigger=TokensTrigger(at=4_000), counter=None) as ctx:
         assert ctx.policy.context_window == 8_000
+    with made(reply_reserve_tokens=500) as ctx, made(**ctx.rules().model_dump()) as again:
+        assert again.policy == ctx.policy, "all rules by their own names, too"
 
 
 USES: list[tuple[str, type[CtxError], str, Use]] = [
