@@ -41,6 +41,9 @@ class Listing:
         longer._versions = self._versions
         return longer
 
+    def upto(self, end: int) -> Listing:
+        return Listing(self._messages[:end])
+
     def answered(self) -> Listing:
         """The list as it will be once it has its answer, whatever that is."""
         return self.and_then([AIMessage("", id="")])

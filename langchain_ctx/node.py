@@ -14,6 +14,8 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.exchange import Options, Question
+from ctxfold.follow import Line, Trail
+from ctxfold.history.records import SessionKey
 from ctxfold.ports import Request, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
@@ -23,8 +25,9 @@ from langchain_ctx.foreign import asked
 from langchain_ctx.keys import MADE_FROM, Address, first_id, placed, session_key
 from langchain_ctx.listing import Listing, newest
 from langchain_ctx.naming import named
-from langchain_ctx.sessions import Sessions, Visit
+from langchain_ctx.sessions import Sessions
 from langchain_ctx.tools import counted
+from langchain_ctx.whole_lists import begins, left_of
 
 __all__ = ["ContextNode"]
 
@@ -94,7 +97,8 @@ class ContextNode(Runnable[Any, Any], Closing):
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
         """A session of this node: window, usage, pins, explain, export; the fixed one when none is named."""
         key = session_key(session or self._session, owner or self._owner)
-        return self._sessions.at(key.session, key.owner)
+        seen = self._sessions.places.seen(key)  # of a list that was rewritten it is a branch
+        return self._sessions.at(key.session if seen is None else seen.session, key.owner)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """A list for a list or a prompt; for a graph's state, the update that carries the list."""
@@ -106,27 +110,51 @@ class ContextNode(Runnable[Any, Any], Closing):
     def _fit(self, given: Any, run_manager: object, config: RunnableConfig) -> Any:
         messages = self._messages(given)
         address, messages = self._address(messages, config), named(messages)
-        listed = Listing(messages[_lead(messages) :])
-        with (
-            translated(),
-            self._alone(address) as mine,
-            self._sessions.visit(mine, listed, answered=listed.answered()) as visit,
-        ):
-            request = visit.session.request_for(self._question(visit, messages))
-            if mine.place:
-                visit.leave(listed)
+        listed = _conversation(messages)
+        with translated(), self._alone(address) as mine:
+            served, seen = self._served(mine)
+            with self._sessions.visit(served, listed, answered=listed.answered()) as visit:
+                session, line = visit.session, visit.line
+                if self._is_whole(mine) and not (seen and seen.leads(listed.answered())):
+                    view = session.view()
+                    base = session.trail(line.key, listed.upto(begins(view, listed)))
+                    line = session.follow(listed, left_of(base, view, line.known, listed, seen))
+                    session = session.at(line.key.session)
+                request = session.request_for(self._question(line, messages))
+                if mine.place:
+                    visit.leave(listed)
+                elif self._is_whole(mine):
+                    self._sessions.places.saw(mine.key, session.trail(line.key, listed))
         return self._told(given, request)
 
     async def _afit(self, given: Any, run_manager: object, config: RunnableConfig) -> Any:
         messages = self._messages(given)
         address, messages = self._address(messages, config), named(messages)
-        listed = Listing(messages[_lead(messages) :])
+        listed = _conversation(messages)
         with translated(), self._alone(address) as mine:
-            async with self._sessions.avisit(mine, listed, answered=listed.answered()) as visit:
-                request = await visit.session.arequest_for(self._question(visit, messages))
+            served, seen = self._served(mine)
+            async with self._sessions.avisit(served, listed, answered=listed.answered()) as visit:
+                session, line = visit.session, visit.line
+                if self._is_whole(mine) and not (seen and seen.leads(listed.answered())):
+                    view = await session.aview()
+                    base = await session.atrail(line.key, listed.upto(begins(view, listed)))
+                    line = await session.afollow(listed, left_of(base, view, line.known, listed, seen))
+                    session = session.at(line.key.session)
+                request = await session.arequest_for(self._question(line, messages))
                 if mine.place:
                     await visit.aleave(listed)
+                elif self._is_whole(mine):
+                    self._sessions.places.saw(mine.key, await session.atrail(line.key, listed))
         return self._told(given, request)
+
+    def _is_whole(self, address: Address) -> bool:
+        """Whether the list alone says what the session is to show: the fixed one is for all, runs in a place part by themselves."""
+        return self._session is None and not address.place
+
+    def _served(self, address: Address) -> tuple[Address, Trail | None]:
+        """The session that serves the list: where the list was rewritten, a branch of the one that was asked for."""
+        seen = None if address.place else self._sessions.places.seen(address.key)
+        return address if seen is None else replace(address, key=SessionKey(address.key.owner, seen.session)), seen
 
     def _messages(self, given: Any) -> list[BaseMessage]:
         match given:
@@ -165,21 +193,18 @@ class ContextNode(Runnable[Any, Any], Closing):
     @contextmanager
     def _alone(self, address: Address) -> Generator[Address, None, None]:
         """Another call with another list would take this one's back, unless each has a session of its own."""
-        if address.place or self._session is not None:  # runs in one place part by themselves; the fixed one is for all
+        if not self._is_whole(address):
             yield address
             return
         with self._sessions.places.alone(address.key) as key:
             yield replace(address, key=key)
 
-    def _question(self, visit: Visit, messages: Sequence[BaseMessage]) -> Question:
+    def _question(self, line: Line, messages: Sequence[BaseMessage]) -> Question:
         """The newest part of the list, from the last message on that the session has; system messages lead it."""
         lead = _lead(messages)
-        known = newest([m.id for m in messages], visit.line.known)
-        tail = messages[max(known, lead) :]
-        if not tail:
-            raise EmptyMessagesError("a session needs more than system messages: add the user's message")
+        tail = messages[max(newest([m.id for m in messages], line.known), lead) :]
         return Question(
-            visit.line.key,
+            line.key,
             tuple(m for m in map(from_langchain, tail) if m.kind == "message"),  # summaries are the session's own
             self._options,
             prompts=tuple(m.text for m in messages[:lead]) or None,
@@ -202,3 +227,10 @@ class ContextNode(Runnable[Any, Any], Closing):
 def _lead(messages: Sequence[BaseMessage]) -> int:
     """How many system messages the list begins with."""
     return next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
+
+
+def _conversation(messages: Sequence[BaseMessage]) -> Listing:
+    """The list without the system messages that lead it."""
+    if _lead(messages) == len(messages):
+        raise EmptyMessagesError("a session needs more than system messages: add the user's message")
+    return Listing(messages[_lead(messages) :])

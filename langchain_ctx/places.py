@@ -56,6 +56,7 @@ class Places:
 
     def __init__(self) -> None:
         self._left: OrderedDict[SessionKey, OrderedDict[tuple[str, str], _Left]] = OrderedDict()
+        self._seen: OrderedDict[SessionKey, Trail] = OrderedDict()
         self._alone: set[SessionKey] = set()
         self._asking: dict[SessionKey, list[frozenset[str]]] = {}
         self._lock = threading.Lock()
@@ -101,6 +102,18 @@ class Places:
                 self._left[oldest].popitem(last=False)
                 if not self._left[oldest]:
                     del self._left[oldest]
+
+    def saw(self, key: SessionKey, left: Trail) -> None:
+        """Where the session that was asked for by this name stands with its list, which is handed over whole each time."""
+        with self._lock:
+            self._seen[key] = left
+            self._seen.move_to_end(key)
+            while len(self._seen) > MOST:
+                self._seen.popitem(last=False)
+
+    def seen(self, key: SessionKey) -> Trail | None:
+        with self._lock:
+            return self._seen.get(key)
 
     @contextmanager
     def alone(self, key: SessionKey) -> Generator[SessionKey, None, None]:
