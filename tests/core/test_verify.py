@@ -345,3 +345,15 @@ def test_extraction_finds_what_later_calls_copy_on_real_agent_runs():
             hits += value.casefold() in values or normal("number", value) in values
     assert total > 1_000
     assert hits >= 0.95 * total, f"{hits} of {total} copied argument values found"
+
+
+def test_a_number_of_any_length_is_a_number() -> None:
+    found = check("The key is " + "7" * 5_000, [user("It has 5,000 digits.", id="u")])
+    assert [f.value for f in found.invented] == ["7" * 5_000]
+
+
+def test_long_numbers_that_begin_alike_are_different() -> None:
+    account = "1234567890123456789012345678901"
+    found = check(f"The account is {account[:-1]}2.", [user(f"My account is {account}.", id="u")])
+    assert [f.value for f in found.missing] == [account]
+    assert len(found.invented) == 1

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 __all__ = ["NUMERAL", "month_day", "normal"]
 
+EXACT_DIGITS = 28
 NUMERAL = r"[一二两三四五六七八九十百千万亿零]{1,9}"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DIGITS = dict(zip("零一二三四五六七八九两", (*range(10), 2), strict=True))
@@ -50,8 +51,8 @@ def _number(folded: str) -> str:
     if match is None:
         return _numeral(folded)
     digits = match[0].replace(",", "").lstrip("+")
-    if digits.count(".") > 1:
-        return digits  # a version, not a number
+    if digits.count(".") > 1 or len(digits) > EXACT_DIGITS:
+        return digits  # a version, or a number that decimals would round
     value = Decimal(digits)
     if times := _TIMES_AFTER.match(folded, match.end()):
         value *= _TIMES[times[1]]

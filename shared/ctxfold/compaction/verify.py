@@ -336,7 +336,7 @@ def _checkable(fact: Fact) -> bool:
     if fact.kind == "identifier":
         return any(c.isdigit() or c == "_" for c in fact.text)
     if fact.kind == "number":
-        return not (fact.value.isdigit() and int(fact.value) <= SMALL_NUMBER)
+        return not (fact.value.isdigit() and len(fact.value) <= 2 and int(fact.value) <= SMALL_NUMBER)
     return fact.kind in _CHECKED
 
 
