@@ -256,7 +256,18 @@ class ChatCtx(AnsweringChatModel, Closing):
         settings = structured.call_settings(schema, method, strict=strict)
         return structured.parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)
 
-    # closing
+    # erasing, closing
+
+    def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
+        """Erase all that is stored of a thread, its branches and places in graphs included, past recovery; the sessions' names."""
+        if self._sessions is None:
+            raise asking.no_session()
+        return self._sessions.erase(thread, owner or self.owner)
+
+    async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
+        if self._sessions is None:
+            raise asking.no_session()
+        return await self._sessions.aerase(thread, owner or self.owner)
 
     def close(self) -> None:
         """Close the connections and the store that this model opened."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, NotRequired, cast
 
@@ -13,9 +12,9 @@ from langchain_core.runnables import RunnableConfig
 
 from ctxfold.follow import BRANCH, Trail
 from ctxfold.history.records import SessionKey
-from langchain_ctx.keys import MADE_FROM, WITHIN, Address, first_id, placed
+from langchain_ctx.keys import MADE_FROM, Address, first_id, placed
 
-__all__ = ["KEPT", "ContextState", "kept_in", "root_of", "sessions_of"]
+__all__ = ["KEPT", "ContextState", "kept_in", "root_of"]
 
 KEPT = "ctxfold"
 
@@ -55,10 +54,3 @@ def root_of(
     if left is not None and root.place and left.root.startswith(f"{key.session}{BRANCH}"):
         key = SessionKey(key.owner, left.root)
     return replace(root, key=key, made_up=root.made_up or nameless)
-
-
-def sessions_of(thread: str, names: Iterable[str]) -> list[str]:
-    """Of these sessions those of a thread: its own, its branches', its sub-agents' and their branches'."""
-    branch = rf"({BRANCH}[0-9a-f]{{8}})?"
-    pattern = re.compile(rf"{re.escape(thread)}{branch}({re.escape(WITHIN)}.+)?", re.DOTALL)
-    return [name for name in names if pattern.fullmatch(name)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,9 +11,10 @@ from langchain_core.messages import convert_to_messages
 from langchain_core.prompt_values import PromptValue
 
 from ctxfold.errors import ConfigError
+from ctxfold.follow import BRANCH
 from ctxfold.history.records import SessionKey
 
-__all__ = ["MADE_FROM", "WITHIN", "Address", "called", "first_id", "placed", "session_key"]
+__all__ = ["MADE_FROM", "WITHIN", "Address", "called", "first_id", "placed", "session_key", "sessions_of"]
 
 WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
 RUN = ":"  # between a node of such a place and its run
@@ -82,3 +84,10 @@ def first_id(given: object) -> str | None:
         return None
     found = (convert_to_messages([one])[0] for one in cast("list[Any]", messages))
     return next((m.id for m in found if m.type != "system"), None)
+
+
+def sessions_of(thread: str, names: Iterable[str]) -> list[str]:
+    """Of these sessions those of a thread: its own, its branches', its sub-agents' and their branches'."""
+    branch = rf"({BRANCH}[0-9a-f]{{8}})*"
+    pattern = re.compile(rf"{re.escape(thread)}{branch}({re.escape(WITHIN)}.+)?", re.DOTALL)
+    return [name for name in names if pattern.fullmatch(name)]

@@ -22,7 +22,7 @@ from ctxfold.tokens import TextCounter
 from langchain_ctx.calling import Caller, CallersModel, CallersSummarizer, calling, failing_as_it_did, keeps_sessions
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import as_backend_error, translated
-from langchain_ctx.following import KEPT, ContextState, kept_in, root_of, sessions_of
+from langchain_ctx.following import KEPT, ContextState, kept_in, root_of
 from langchain_ctx.keys import Address, session_key
 from langchain_ctx.listing import Listing
 from langchain_ctx.model_call import ModelCall, conversation, lasting, model_call, response_of, told
@@ -218,23 +218,15 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
         self._writer.seen(model)
         return returning(model)
 
-    def erase(self, thread: str, *, owner: str | None = None) -> tuple[str, ...]:
+    def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
         """Erase all that is stored of a thread, its branches and sub-agents included, past recovery; the sessions' names.
 
         It goes with the checkpointer's `delete_thread(thread)`, which knows nothing of sessions.
         """
-        owner = owner or self._owner
-        names = sessions_of(thread, self._sessions.store.sessions(owner))
-        for name in names:
-            self._sessions.at(name, owner).erase_session()
-        return tuple(names)
+        return self._sessions.erase(thread, owner or self._owner)
 
-    async def aerase(self, thread: str, *, owner: str | None = None) -> tuple[str, ...]:
-        owner = owner or self._owner
-        names = sessions_of(thread, await self._sessions.store.asessions(owner))
-        for name in names:
-            await (await self._sessions.aat(name, owner)).aerase_session()
-        return tuple(names)
+    async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
+        return await self._sessions.aerase(thread, owner or self._owner)
 
     def close(self) -> None:
         """Close the store, if this middleware opened it."""

@@ -114,17 +114,18 @@ class ContextNode(Runnable[Any, Any], Closing):
         with translated(), self._alone(address) as mine:
             served, seen = self._served(mine)
             with self._sessions.visit(served, listed, answered=listed.answered()) as visit:
-                session, line = visit.session, visit.line
+                root, session, line = visit.session.at(mine.key.session), visit.session, visit.line
                 if self._is_whole(mine) and not (seen and seen.leads(listed.answered())):
                     view = session.view()
-                    base = session.trail(line.key, listed.upto(begins(view, listed)))
-                    line = session.follow(listed, left_of(base, view, line.known, listed, seen))
-                    session = session.at(line.key.session)
+                    base = root.trail(line.key, listed.upto(begins(view, listed)))
+                    left = left_of(base, view, line.known, listed, seen)
+                    line = line if left is None else root.follow(listed, left)
+                    session = root.at(line.key.session)
                 request = session.request_for(self._question(line, messages))
                 if mine.place:
                     visit.leave(listed)
                 elif self._is_whole(mine):
-                    self._sessions.places.saw(mine.key, session.trail(line.key, listed))
+                    self._sessions.places.saw(mine.key, root.trail(line.key, listed))
         return self._told(given, request)
 
     async def _afit(self, given: Any, run_manager: object, config: RunnableConfig) -> Any:
@@ -134,17 +135,18 @@ class ContextNode(Runnable[Any, Any], Closing):
         with translated(), self._alone(address) as mine:
             served, seen = self._served(mine)
             async with self._sessions.avisit(served, listed, answered=listed.answered()) as visit:
-                session, line = visit.session, visit.line
+                root, session, line = visit.session.at(mine.key.session), visit.session, visit.line
                 if self._is_whole(mine) and not (seen and seen.leads(listed.answered())):
                     view = await session.aview()
-                    base = await session.atrail(line.key, listed.upto(begins(view, listed)))
-                    line = await session.afollow(listed, left_of(base, view, line.known, listed, seen))
-                    session = session.at(line.key.session)
+                    base = await root.atrail(line.key, listed.upto(begins(view, listed)))
+                    left = left_of(base, view, line.known, listed, seen)
+                    line = line if left is None else await root.afollow(listed, left)
+                    session = root.at(line.key.session)
                 request = await session.arequest_for(self._question(line, messages))
                 if mine.place:
                     await visit.aleave(listed)
                 elif self._is_whole(mine):
-                    self._sessions.places.saw(mine.key, await session.atrail(line.key, listed))
+                    self._sessions.places.saw(mine.key, await root.atrail(line.key, listed))
         return self._told(given, request)
 
     def _is_whole(self, address: Address) -> bool:
@@ -215,6 +217,13 @@ class ContextNode(Runnable[Any, Any], Closing):
     def _told(self, given: Any, request: Request) -> Any:
         messages = asked(request.messages)
         return messages if isinstance(given, PromptValue | Sequence) else {self._output_key: messages}
+
+    def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
+        """Erase all that is stored of a thread, its branches and places in graphs included, past recovery; the sessions' names."""
+        return self._sessions.erase(thread, owner or self._owner)
+
+    async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
+        return await self._sessions.aerase(thread, owner or self._owner)
 
     def close(self) -> None:
         """Close the store, if this node opened it."""

@@ -325,6 +325,17 @@ class ContextChatModel(AddressedChatModel, Closing):
             for piece in pieces.take():
                 yield piece
 
+    def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
+        """Erase all that is stored of a thread, its branches and places in graphs included, past recovery; the sessions' names."""
+        if self.sessions is None:
+            raise no_session()
+        return self.sessions.erase(thread, owner or self.owner)
+
+    async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
+        if self.sessions is None:
+            raise no_session()
+        return await self.sessions.aerase(thread, owner or self.owner)
+
     def close(self) -> None:
         """Close the store that was opened for this model; the model itself belongs to whoever made it."""
         if self.sessions is not None:

@@ -192,3 +192,24 @@ def test_what_fits_is_shown_as_the_list_has_it(steps: list[tuple[str, int]]) -> 
         assert [(m.type, m.text) for m in found] == [(m.type, m.text) for m in said]
         if step == "ask" and place % 2:
             said = [*said, AIMessage(f"A{number}", id=f"a{number}")]
+
+
+@pytest.mark.parametrize("how", ["erase", "aerase"])
+async def test_a_thread_is_erased_with_all_that_was_made_of_it(how: str, store_url: str) -> None:
+    async with ContextNode(context_window=8_000, store=store_url) as fit:
+        for number in range(3):  # rewritten each time
+            await shown(fit, [HumanMessage(f"The word is albatross {number}.", id=f"w{number}")])
+        inner: Any = StateGraph(MessagesState).add_node("fit", lambda s: {"messages": fit.invoke(s["messages"])[:0]})
+        placed: Any = (
+            StateGraph(MessagesState).add_node("ag", inner.add_edge(START, "fit").compile()).add_edge(START, "ag")
+        )
+        placed.compile(checkpointer=InMemorySaver()).invoke({"messages": [HumanMessage("albatross", id="q")]}, T)
+        fit.invoke([HumanMessage("another thread's", id="x")], {"configurable": {"thread_id": "t2"}})
+        store = fit.context("t")._engine.ports.store
+        names = [n for n in store.sessions("default") if n != "t2"]
+        assert [len(n) for n in names if "|" not in n] == [1, 10, 10]
+        assert "t|ag|q" in names
+        gone = fit.erase("t") if how == "erase" else await fit.aerase("t")
+        assert sorted(gone) == sorted(names)
+        assert store.sessions("default") == ("t2",)
+        assert await shown(fit, talk(2)) == ["Q0", "A0", "Q1"]

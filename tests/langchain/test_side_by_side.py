@@ -97,6 +97,10 @@ async def test_parallel_sends_to_an_agent(kind: str, own: bool, how: str) -> Non
                 mine = [a for a in asked if own and a[len(base) : len(base) + 1] == [f"part{number}"]] if own else asked
                 assert all(a[: len(base)] == base for a in mine)
                 assert sorted(len(a) - len(base) - own for a in mine) == sorted([0, 2, 4] * (1 if own else 4))
+        names = store.sessions("default")
+        assert names[0] == "t|ag|q0"
+        assert (model.erase("t") if how == "invoke" else await model.aerase("t")) == names
+        assert store.sessions("default") == ()
         if kind == "ChatCtx" and how != "invoke":
             await model.aclose()
         model.close()
