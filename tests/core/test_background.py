@@ -295,13 +295,17 @@ def test_two_workers_never_summarise_one_span(tmp_path: Any) -> None:
     with session(slow, store=url, **settings, auto_compact=False) as first:
         for number in range(60):  # more than the window holds
             first.add([first.user_message(talk(number))])
-        with Watched(url, slow.gate.set) as store, session(other, store=store, **settings) as second:
+        worker = threading.Thread(target=first.compact)
+
+        def end() -> None:
+            slow.gate.set()
+            worker.join()
+
+        with Watched(url, end) as store, session(other, store=store, **settings) as second:
             second.view()
-            worker = threading.Thread(target=first.compact)
             worker.start()
             wait_for(lambda: slow.under_way > 0)
             second.send("and now?")
-            worker.join()
             assert slow.gate.is_set(), "the other has asked for the lease"
             assert other.callers == []
             assert second.usage().compactions == 1
