@@ -54,7 +54,10 @@ def _stands(names: list[str], places: Mapping[str, int], listed: Listing, known:
 
 
 def _spoken(entry: Entry, places: Mapping[str, int]) -> bool:
-    return entry.message.kind == "message" and (entry.message.role != "system" or entry.id in places)
+    """Whether it may be the list's: what is for the model only was put into the session beside it."""
+    message = entry.message
+    own = message.kind != "message" or message.visibility == "model"
+    return not own and (message.role != "system" or entry.id in places)
 
 
 def _version(entry: Entry, place: int | None, listed: Listing, known: Mapping[str, str]) -> str:

@@ -99,16 +99,19 @@ async def test_without_ids_a_list_is_known_by_what_it_says() -> None:
 
 
 async def test_a_note_stays() -> None:
-    async with ContextNode(context_window=8_000) as fit:
-        await shown(fit, talk(2))
-        context = fit.context("t")
-        await context.aadd(context.user_message("NOTE"))
-        said = talk(4)
-        assert "NOTE" in await shown(fit, said)
-        said[0] = HumanMessage("EDITED", id="q0")
-        found = await shown(fit, said)
-        assert "NOTE" in found
-        assert "EDITED" in found
+    """One for the model only is known for the session's own in a new process, too."""
+    store = MemoryStore()
+    fit = ContextNode(context_window=8_000, store=store)
+    await shown(fit, talk(2))
+    context = fit.context("t")
+    await context.aadd(context.user_message("A note."))
+    await context.aadd(context.user_message("STANDING"), visibility="model")
+    said = talk(4)
+    said[0] = HumanMessage("EDITED", id="q0")
+    found = await shown(fit, said)
+    assert found == ["EDITED", "A0", "A note.", "STANDING", "Q1", "A1", "Q2", "A2", "Q3"]
+    fit = ContextNode(context_window=8_000, store=store)
+    assert await shown(fit, said) == [text for text in found if text != "A note."]
 
 
 async def test_an_excerpt_is_no_edit() -> None:
