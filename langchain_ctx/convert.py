@@ -211,8 +211,8 @@ def _usage(message: AIMessage, kept: dict[str, Any]) -> Usage | None:
 
 
 def _detail(details: Mapping[str, Any], name: str) -> int:
-    """A kind of token, at whatever tier of service: OpenAI's are told as `priority_cache_read` and the like."""
-    return sum(count or 0 for key, count in details.items() if key == name or key.endswith(f"_{name}"))
+    """A kind of token; at other tiers of service OpenAI's are told as `priority_cache_read` and the like."""
+    return details.get(name) or sum(count or 0 for key, count in details.items() if key.endswith(f"_{name}"))
 
 
 def usage_metadata(usage: Usage) -> dict[str, Any]:

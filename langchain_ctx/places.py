@@ -6,7 +6,7 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -153,14 +153,15 @@ class Places:
 
 def may_go_on(place: SessionKey, view: View, listed: Listed) -> SessionKey:
     """The place's session as the store has it, if it is new or the list goes on from it; else one beside it."""
-    if not _spoken(view):
+    if not _spoken(view, listed.ids):
         return beside(place) if view.compressed else place
     return place if goes_on(view, listed) else beside(place)
 
 
 def goes_on(view: View, listed: Listed) -> bool:
     """Whether the list has all that the session shows of a conversation, as it stands there, and more."""
-    live, ids = _spoken(view), listed.ids
+    ids = listed.ids
+    live = _spoken(view, ids)
     if not live or live[0].id not in ids:
         return False
     at = ids.index(live[0].id)
@@ -173,8 +174,10 @@ def goes_on(view: View, listed: Listed) -> bool:
     return all((a.text, a.tool_calls) == (b.text, b.tool_calls) for a, b in told)
 
 
-def _spoken(view: View) -> list[Entry]:
-    return [e for e in view.live if e.message.kind == "message" and e.message.role != "system"]
+def _spoken(view: View, ids: Sequence[str]) -> list[Entry]:
+    """What is visible of a conversation; a system message only if it came with the list."""
+    named = frozenset(ids)
+    return [e for e in view.live if e.message.kind == "message" and (e.message.role != "system" or e.id in named)]
 
 
 def beside(place: SessionKey) -> SessionKey:

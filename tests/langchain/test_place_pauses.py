@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -15,7 +15,7 @@ from langgraph.types import Command, Send
 
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
-from tests.langchain.running import T, play
+from tests.langchain.running import Running, T, play
 from tests.langchain.test_node_places import Nodes
 from tests.langchain.test_places import model_on
 
@@ -119,6 +119,21 @@ def test_processes_that_take_turns_share_the_session(kind: str, store_url: str) 
         assert context.usage().turns == (7 if kind == "node" else 8)
         for one in opened:
             one.close()
+
+
+def test_a_system_message_in_the_middle_is_a_part_of_the_list(store_url: str) -> None:
+    """Each process finds the session that the one before has left."""
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        saver = InMemorySaver()
+        for number in range(5):
+            on = Running(server, saver, store=store_url)
+            agent = create_agent(on.chat, [], system_prompt="AGENT", middleware=[on.middleware])
+            told = [SystemMessage("Be kind.", id="kind")] if number == 2 else []
+            as_node(agent, saver).invoke({"messages": [*told, HumanMessage(f"Q{number}", id=f"q{number}")]}, T)
+            assert ("system", "Be kind.") in on.asked() or number < 2
+            assert on.questions() == [f"Q{n}" for n in range(number + 1)]
+            assert on.middleware.context("t|ag|q0").usage().turns == number + 1
+            on.close()
 
 
 @pytest.mark.parametrize("kind", ["ChatCtx", "node"])
