@@ -16,6 +16,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from ctxfold import AgentContext, RatioCounter, ScriptedBackend
 from ctxfold.errors import (
     ConfigError,
     CtxError,
@@ -335,6 +336,27 @@ async def test_async_calls_leave_the_loop_free(tmp_path: Path) -> None:
             assert not waiting.done()
             other.execute("COMMIT")
         assert [r.seq for r in await waiting] == [2]
+
+
+async def test_a_cancelled_question_that_waited_for_a_lock_leaves_no_turn_behind(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with (
+        SqlStore(f"sqlite:///{path}", timeout_s=60) as store,
+        AgentContext(ScriptedBackend(["one"]), store=store, context_window=1_000, counter=RatioCounter()) as ctx,
+        closing(sqlite3.connect(path, isolation_level=None)) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        asking = asyncio.create_task(ctx.asend("hi"))
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.sleep(0.01)
+        other.execute("COMMIT")
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await store.aappend(ctx._key, [])  # behind whatever was under way
+        assert ctx.view().messages == ()
+        assert not ctx._engine._journals[ctx._key].state.open
 
 
 async def test_cancelled_appends_lose_and_double_nothing(url: str) -> None:

@@ -8,7 +8,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ctxfold.errors import ConfigError, HeadMovedError, InvalidTextError, StoreUnavailableError
@@ -105,7 +107,7 @@ class SqlStore(BaseStore):
         return f"SqlStore({self._place.name!r})"
 
     async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        # a cancelled caller leaves the thread to finish its transaction
+        # a cancelled reader leaves the thread to finish its transaction
         return await asyncio.to_thread(work, *args, **kwargs)
 
     # connections
@@ -223,6 +225,28 @@ class SqlStore(BaseStore):
             return (*older, *(record for record in records if record.seq > known))
 
         return self._write(work)
+
+    async def aappend(
+        self,
+        key: SessionKey,
+        drafts: Sequence[Draft],
+        *,
+        known: int = 0,
+        expect: int | None = None,
+        documents: Sequence[Document] = (),
+        known_id: str | None = None,
+    ) -> tuple[Record, ...]:
+        """As `append`. When cancelled it ends first, one way or the other: who cleans up then sees what is there."""
+        append = partial(self.append, key, drafts, known=known, expect=expect, documents=documents, known_id=known_id)
+        written = asyncio.get_running_loop().run_in_executor(None, copy_context().run, append)
+        try:
+            return await asyncio.shield(written)
+        except asyncio.CancelledError:
+            while not written.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait((written,))
+            written.exception()  # heard by nobody else
+            raise
 
     def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
         checked_key(key)
