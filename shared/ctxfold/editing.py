@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from random import uniform
 from time import sleep
@@ -45,7 +46,7 @@ from ctxfold.history.revise import inserted, popped, removed, replaced, retained
 from ctxfold.history.view import Entry, View
 from ctxfold.journal import Journal, append, decided, draft, opened_rules, record_names, refresh, unknown
 from ctxfold.loading import without
-from ctxfold.messages import ROLES, Message, Role, validated
+from ctxfold.messages import ROLES, Message, Opaque, Role, validated
 from ctxfold.ports import Document
 from ctxfold.zones.leaving import taken_out
 
@@ -103,14 +104,16 @@ def edit(
 
 
 def update(engine: Engine, journal: Journal, index: int, message: Message) -> Flow[Message]:
-    """Replace the live message at `index`; it keeps its id. The old one is returned."""
+    """Replace the live message at `index`; it keeps its id, and stays what it is: a summary, a section. The old one is returned."""
     anchor = _anchor(journal, index)
     validated(message)
 
     def change(view: View) -> tuple[Body, Updated]:
         place = _place(view.live, anchor)
         old = view.live[place].message
-        new = validated(Message(old.id, message.role, message.parts, message.name))
+        notes = (p for p in old.parts if old.kind == "section" and isinstance(p, Opaque) and p not in message.parts)
+        parts = (*message.parts, *notes)
+        new = validated(replace(old, role=message.role, parts=parts, name=message.name, usage=None))
         return replaced(view.live, place, new), Updated(journal.key.session, old, new)
 
     for attempt in range(RENAME_TRIES):

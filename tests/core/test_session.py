@@ -49,6 +49,44 @@ def test_create_read_update_delete(make: Make) -> None:
     assert ctx.add(turns(1)).messages == tuple(turns(1)), "what was cleared may be added again"
 
 
+def test_an_updated_summary_is_no_question(make: Make) -> None:
+    ctx = make(context_window=1_200, summarizer=scripted(*["short"] * 9))
+    ctx.add(user("the question", id="u"))
+    for number in range(12):
+        ctx.add(tool_round(f"t{number}", "out " * 60))
+    ctx.compact()
+    place = next(i for i, e in enumerate(ctx.view().live) if e.message.kind == "summary")
+    ctx.update(place, user("a better summary", id="x"))
+    assert [(m.kind, m.text) for m in ctx.view().messages[:2]] == [
+        ("message", "the question"),
+        ("summary", "a better summary"),
+    ]
+    for number in range(12, 24):
+        ctx.add(tool_round(f"t{number}", "out " * 60))
+    ctx.compact()
+    assert [m.kind for m in ctx.view().messages[:3]] == ["message", "summary", "message"]
+    assert ctx.view().messages[0].id == "u"
+
+
+def test_an_updated_section_is_known_as_one(make: Make) -> None:
+    ctx = make()
+    ctx.add([user("hi", id="u"), assistant("yes", id="a")])
+    service = ctx.ctx.service
+    service.inject("documents", ["the car is red"])
+    place = next(i for i, e in enumerate(ctx.view().live) if e.message.kind == "section")
+    ctx.update(place, user("the car is blue", id="x"))
+    assert ctx.view().live[place].message.kind == "section"
+    assert service.remove("documents")
+    assert [m.id for m in ctx.view().messages] == ["u", "a"]
+
+
+def test_an_updated_reply_is_still_of_the_model_that_wrote_it(make: Make) -> None:
+    ctx = make(scripted("one", model="m1"))
+    ctx.send("hi")
+    ctx.update(1, assistant("better", id="x"))
+    assert [(m.text, m.model, m.usage) for m in ctx.view().messages[1:]] == [("better", "m1", None)]
+
+
 def test_updates_that_would_orphan(make: Make) -> None:
     ctx = make()
     ctx.add([user("go", id="g"), *tool_round("t"), assistant("ok", id="z")])
