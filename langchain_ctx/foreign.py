@@ -34,8 +34,9 @@ def asked(messages: Iterable[Message]) -> list[BaseMessage]:
 
 def _sent(message: Message) -> BaseMessage:
     told = to_langchain(message)
-    thoughts = [block for part in message.parts for block in _thought_blocks(part)]
-    if not (thoughts and isinstance(told.content, str)):
+    if not isinstance(told.content, str) or not any(isinstance(p, ReasoningPart) for p in message.parts):
+        return told
+    if not any(_thought_blocks(part) for part in message.parts):
         return told
     blocks: list[str | dict[Any, Any]] = []
     for part in message.parts:
