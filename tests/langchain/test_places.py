@@ -263,3 +263,17 @@ def test_a_new_process_sees_an_answer_that_was_edited(store_url: str) -> None:
             on.close()
         said = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "assistant"]
         assert said[-1] == "EDITED ANSWER"
+
+
+def test_a_fixed_session_has_its_places_too() -> None:
+    """In a sub-graph the fixed name stands for the thread's: sub-agents of one middleware do not meet in it."""
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        store = MemoryStore()
+        on = Running(server, InMemorySaver(), store=store, session="fixed")
+        app = as_node(on, "ag")
+        for number in range(4):
+            app.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)
+            assert on.questions() == [f"Q{n:03}" for n in range(number + 1)]
+        assert store.sessions("default") == ("fixed|ag|q0",)
+        assert on.middleware.context("fixed|ag|q0").usage().turns == 4
+        on.close()
