@@ -18,6 +18,7 @@ from ctxfold.errors import BackendError, ContextOverflowError
 from ctxfold.events import RulesChanged
 from ctxfold.flow import Flow
 from ctxfold.history.records import Body, PolicyChanged, SessionKey
+from ctxfold.history.revise import prompted
 from ctxfold.injection import beside, put_at_head, take_from_head
 from ctxfold.journal import Journal, append, draft, refresh
 from ctxfold.messages import Message, Role, ToolSpec, is_final
@@ -95,6 +96,7 @@ class _Exchange:
     turn_id: str
     removal: str | None = None
     head: tuple[Message, ...] = ()
+    prompts: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -132,7 +134,7 @@ def request_for(engine: Engine, question: Question) -> Flow[Request]:
     try:
         yield from _settle(engine, exchange, question)
         yield from _begin(engine, exchange, question)
-        request = yield from _fitted(engine, exchange.journal, exchange.turn_id, question.options)
+        request = yield from _fitted(engine, exchange, question.options)
     except GeneratorExit:
         raise
     except BaseException:
@@ -182,7 +184,7 @@ def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
 def _opened(engine: Engine, question: Question) -> Flow[_Exchange]:
     journal = yield from engine.open(question.key, prompts=question.prompts)
     new_turn = engine.ports.ids.new()
-    return _Exchange(journal, new_turn, new_turn)
+    return _Exchange(journal, new_turn, new_turn, prompts=question.prompts)
 
 
 def _settle(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None]:
@@ -268,14 +270,14 @@ def _with_recovery(
 ) -> Flow[Any]:
     """Send; on an overflow learn the limit, make room and send once more."""
     journal, turn_id = exchange.journal, exchange.turn_id
-    request = yield from _fitted(engine, journal, turn_id, options)
+    request = yield from _fitted(engine, exchange, options)
     try:
         return (yield from send(request))
     except BackendError as error:
         if error.kind == "reasoning_replay":
             # reasoning that the provider binds to what stood before it: sent without, once
             journal.unbound_seq = journal.state.head
-            return (yield from send((yield from _fitted(engine, journal, turn_id, options))))
+            return (yield from send((yield from _fitted(engine, exchange, options))))
         if error.kind != "context_overflow":
             raise
         first = error
@@ -287,7 +289,7 @@ def _with_recovery(
     outcome = yield from engine.room.compact(journal, turn_id=turn_id)
     if not outcome.compacted and not learnt:
         raise ContextOverflowError(f"{first}; nothing could be compacted ({outcome.reason})") from first
-    request = yield from _fitted(engine, journal, turn_id, options)
+    request = yield from _fitted(engine, exchange, options)
     try:
         return (yield from send(request))
     except BackendError as error:
@@ -336,8 +338,8 @@ def _overhead_tokens(engine: Engine, journal: Journal, options: Options) -> int:
     return counter.count_tools(options.tools) + scratch + reply
 
 
-def _fitted(engine: Engine, journal: Journal, turn_id: str, options: Options) -> Flow[Request]:
-    counter = engine.ports.counter
+def _fitted(engine: Engine, exchange: _Exchange, options: Options) -> Flow[Request]:
+    journal, turn_id, counter = exchange.journal, exchange.turn_id, engine.ports.counter
     backend = engine.ports.backend
     role: Role = "system" if backend is not None and backend.scratch_role == "system" else "user"
     if getattr(backend, "binds_reasoning", False):
@@ -352,6 +354,7 @@ def _fitted(engine: Engine, journal: Journal, turn_id: str, options: Options) ->
         auto_compact=options.auto_compact,
         recall=options.recall,
     )
+    window = replace(window, view=prompted(window.view, exchange.prompts, counter.count))
     _note(engine, journal, window, turn_id, options, tools_tokens)
     journal.asked_tokens[turn_id] = (
         window.view.tokens + tools_tokens + scratch_tokens + counter.count_text(window.recalled)

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import wrap_model_call
-from langchain_core.messages import HumanMessage, RemoveMessage
+from langchain_core.messages import HumanMessage, RemoveMessage, SystemMessage
 from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
 
-from ctxfold import MemoryStore
+from ctxfold import MemoryStore, Query, Section
 from ctxfold.errors import BackendError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, ContextMiddleware
+from langchain_ctx import ChatCtx, ContextMiddleware, with_context
 from tests.langchain.running import T, play
 from tests.langchain.test_places import model_on
 
@@ -269,3 +270,27 @@ def test_a_message_that_other_middleware_adds_makes_no_other_session() -> None:
             asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
             assert asked == ["Q0", "Q1", "Q2", "Q3", "HINT"]
         chat.close()
+
+
+def test_each_call_goes_out_under_its_own_system_prompt() -> None:
+    """Another call of the session sets its own prompt while the first one looks for what stands beside it."""
+    asked: list[str] = []
+
+    def source(query: Query) -> list[str]:
+        asked.append(query.text)
+        if len(asked) == 1:
+            chat.invoke([SystemMessage("You are the critic, and brief."), HumanMessage("second")])
+        return ["The sea is calm."]
+
+    with ModelServer(model="m", script=play) as server:
+        inner: Any = ChatOpenAI(model="m", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
+        chat = with_context(inner, session="s", context_window=8_000, sections=[Section("sea", source)])
+        chat.invoke([SystemMessage("You are the writer."), HumanMessage("first")])
+        chat.invoke([SystemMessage("You are the writer."), HumanMessage("third")])
+        sent = [r.body["messages"] for r in server.requests]
+        assert [m[0]["content"] for m in sent] == [
+            "You are the critic, and brief.",
+            "You are the writer.",
+            "You are the writer.",
+        ]
+        assert all([m["role"] for m in body].count("system") == 1 for body in sent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ctxfold.errors import MessageError, MessageIndexError, OrphanToolResultError
@@ -16,10 +16,10 @@ from ctxfold.history.records import (
     MessageRemoved,
     MessageReplaced,
 )
-from ctxfold.history.view import Entry
+from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Role, system, validated
 
-__all__ = ["inserted", "popped", "prompt_changes", "removed", "replaced", "retained"]
+__all__ = ["inserted", "popped", "prompt_changes", "prompted", "removed", "replaced", "retained"]
 
 PROMPT_ID = "system-prompt-"
 
@@ -94,6 +94,18 @@ def prompt_changes(state: SessionState, prompts: Sequence[str]) -> list[Body]:
     if len(own) > len(prompts):
         bodies.append(MessageRemoved(tuple(e.id for e in own[len(prompts) :])))
     return bodies
+
+
+def prompted(view: View, prompts: Sequence[str] | None, count: Callable[[Message], int]) -> View:
+    """The view under these system prompts, whichever another call has set meanwhile."""
+    if prompts is None or view.prompts == tuple(prompts):
+        return view
+    others = [e for e in view.system if not e.id.startswith(PROMPT_ID)]
+    fresh = [text for text in prompts if text not in {e.message.text for e in others}]
+    messages = [system(text, id=f"{PROMPT_ID}{index}") for index, text in enumerate(fresh, 1)]
+    leading = (*(Entry(m.id, 0, m, count(m)) for m in messages), *others)
+    tokens = view.tokens + sum(e.tokens for e in leading) - sum(e.tokens for e in view.system)
+    return replace(view, system=leading, tokens=tokens)
 
 
 def _checked(entries: Sequence[Entry], index: int) -> int:
