@@ -80,6 +80,20 @@ def test_the_system_prompt_stands_once_when_an_edit_that_dropped_it_is_undone(ma
     assert [m.text for m in backend.requests[0].messages] == ["Be brief.", "hi", "yes", "more"]
 
 
+def test_of_two_system_prompts_the_one_that_was_dropped_comes_back(make: Make) -> None:
+    ctx = make(store=MemoryStore(), system=("Be brief.", "Be kind."))
+    ctx.add([user("hi", id="u1"), assistant("yes", id="a1")])
+    ctx.revise(lambda messages: [m for m in messages if m.text != "Be brief."])
+    for _ in range(2):
+        assert [m.text for m in ctx.view().messages] == ["Be brief.", "Be kind.", "hi", "yes"]
+        assert len(set(ids(ctx))) == 4
+    ctx.undo()
+    assert [m.text for m in ctx.view().messages] == ["Be brief.", "Be kind.", "hi", "yes"]
+    length = len(ctx.ctx._engine.ports.store.read(ctx.ctx._key))
+    ctx.view()
+    assert len(ctx.ctx._engine.ports.store.read(ctx.ctx._key)) == length, "nothing is written by looking"
+
+
 def test_a_question_under_way_is_not_asked_twice(make: Make) -> None:
     backend = scripted(assistant("", id="r-a", calls=[call("r-c0")]), "done")
     ctx = make(backend, store=MemoryStore())

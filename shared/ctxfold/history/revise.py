@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 from ctxfold.errors import MessageError, MessageIndexError, OrphanToolResultError
 from ctxfold.history.cuts import legal_cuts, round_of
@@ -85,12 +86,15 @@ def prompt_changes(state: SessionState, prompts: Sequence[str]) -> list[Body]:
     prompts = [text for text in prompts if text not in others]
     fresh = not state.live and not state.compressed and not state.open
     bodies: list[Body] = []
+    taken = {e.id for e in own}  # of two prompts the first may have gone
+    free = (name for number in count(1) if (name := f"{PROMPT_ID}{number}") not in taken)
     for index, text in enumerate(prompts):
-        message = validated(system(text, id=f"{PROMPT_ID}{index + 1}"))
+        name = own[index].id if index < len(own) else next(free)
+        message = validated(system(text, id=name))
         if index >= len(own):
             bodies.append(MessageAdded(message) if fresh else MessageInserted(message, AMONG_PROMPTS))
         elif own[index].message.text != text:
-            bodies.append(MessageReplaced(replace(message, id=own[index].id)))
+            bodies.append(MessageReplaced(message))
     if len(own) > len(prompts):
         bodies.append(MessageRemoved(tuple(e.id for e in own[len(prompts) :])))
     return bodies
