@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctxfold import AgentContext, Message, ScriptedBackend
-from ctxfold.messages import ToolCallPart, assistant, tool_result
+from ctxfold import AgentContext, Message, Query, ScriptedBackend, Section
+from ctxfold.exchange import Question
+from ctxfold.history.records import SessionKey
+from ctxfold.messages import ToolCallPart, assistant, tool_result, user
+from tests.core.driven import context
 
 
 class Expiring(ScriptedBackend):
@@ -62,3 +65,24 @@ def test_bound_reasoning_counts_as_unbound_after_a_compaction_and_scratch_is_fro
         assert again.messages[: len(asked.messages)] == asked.messages
         assert again.unbound_before == asked.unbound_before, "this turn's reasoning is still bound"
         assert asked.cache_key == again.cache_key
+
+
+def test_prompts_of_calls_side_by_side_are_named_breaks() -> None:
+    backend, asked = ScriptedBackend(["one", "two", "three"]), list[str]()
+
+    def source(query: Query) -> list[str]:
+        asked.append(query.text)
+        if len(asked) < 3:  # another call comes in between, under its own prompt
+            ask(ctx, f"prompt {len(asked)}", f"question {len(asked)}")
+        return []
+
+    with context(backend, sections=[Section("documents", source)]) as ctx:
+        ask(ctx, "prompt 0", "question 0")
+        sent = [[m.text for m in r.messages] for r in backend.requests]
+        assert [texts[0] for texts in sent] == ["prompt 2", "prompt 1", "prompt 0"]
+        assert ctx.usage().prefix.breaks == (("concurrent_turn", 2),)
+        assert ctx.usage().prefix.reused_tokens == 0
+
+
+def ask(ctx: AgentContext, prompt: str, text: str) -> None:
+    ctx.ask(Question(SessionKey("default", "default"), [user(text, id=text)], prompts=(prompt,)))

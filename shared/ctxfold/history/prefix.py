@@ -158,6 +158,8 @@ def _grew(old: View, new: View) -> bool:
     heads = (old.epoch, len(old.system), len(old.compressed))
     if heads != (new.epoch, len(new.system), len(new.compressed)):
         return False
+    if not all(map(_same, old.system, new.system)):  # each call may go out under prompts of its own
+        return False
     start = len(old.live)
     place = [*(new.live[i] for i in range(start, len(new.live))), *new.turn]
     return len(place) >= len(old.turn) and all(_same(a, b) for a, b in zip(old.turn, place, strict=False))
@@ -174,7 +176,7 @@ def _shared(old: View, new: View) -> int:
 
 def _same(a: Entry, b: Entry) -> bool:
     """Whether both travel as the same bytes; most often one look at their versions tells."""
-    return a.version == b.version or _sent_parts(a.message) == _sent_parts(b.message)
+    return (a.version == b.version and a.seq > 0) or _sent_parts(a.message) == _sent_parts(b.message)
 
 
 def _sent_parts(message: Message) -> tuple[object, ...]:
