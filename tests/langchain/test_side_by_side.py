@@ -186,7 +186,7 @@ def test_a_call_in_a_place_that_failed_goes_on_in_its_session(kind: str) -> None
         if question in failed:
             return play(body)
         failed.add(question)
-        return ErrorReply(400, "down")
+        return ErrorReply(400, {"error": {"message": "down", "type": "invalid_request_error"}})
 
     with ModelServer(model="m", script=down_at_first, strict="openai") as server:
         store = MemoryStore()
