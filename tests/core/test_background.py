@@ -309,3 +309,37 @@ def test_two_workers_never_summarise_one_span(tmp_path: Any) -> None:
             assert slow.gate.is_set(), "the other has asked for the lease"
             assert other.callers == []
             assert second.usage().compactions == 1
+
+
+def test_a_span_that_was_summarised_before_the_lease_was_free_is_not_summarised_again(tmp_path: Any) -> None:
+    """The other ends between this worker's last look at the log and its next try for the lease."""
+    url = f"sqlite:///{tmp_path}/two.db"
+    slow, other = Slow(), Slow(held=False)
+    settings: dict[str, Any] = {"session": "s", "background": False}
+
+    class Late(SqlStore):
+        refused = False
+
+        def lease(self, *args: Any, **kwargs: Any) -> bool:
+            if self.refused:
+                slow.gate.set()
+                worker.join()
+            taken = super().lease(*args, **kwargs)
+            self.refused = self.refused or not taken
+            return taken
+
+    with session(slow, store=url, **settings, auto_compact=False) as first:
+        for number in range(60):
+            first.add([first.user_message(talk(number))])
+        worker = threading.Thread(target=first.compact)
+        with Late(url) as store, session(other, store=store, **settings) as second:
+            second.view()
+            worker.start()
+            wait_for(lambda: slow.under_way > 0)
+            second.send("and now?")
+            assert store.refused
+            assert other.callers == []
+            assert second.usage().compactions == 1
+            assert store.lease(SessionKey(second.owner, second.session), "summary", "next", now_s=0, ttl_s=1), (
+                "it was given back"
+            )

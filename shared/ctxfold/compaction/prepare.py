@@ -125,7 +125,11 @@ def ready_or_leased(
         if (yield from prepare(journal, case, strategy, write, due=True)):
             return "a summary is being prepared in the background"
         if not journal.ahead.running and (yield from _leased(journal, case)):
-            return plan, None
+            yield from refresh(journal, ports)
+            if journal.state.compactions == started:
+                return plan, None
+            yield from Release(journal.key, LEASE, journal.worker)  # who had it has just done this
+            break
         if close:
             break
         yield from Pause(PAUSE_S)
