@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from random import uniform
@@ -116,17 +117,15 @@ def update(engine: Engine, journal: Journal, index: int, message: Message) -> Fl
         new = validated(replace(old, role=message.role, parts=parts, name=message.name, usage=None))
         return replaced(view.live, place, new), Updated(journal.key.session, old, new)
 
-    for attempt in range(RENAME_TRIES):
+    def written() -> Flow[Message]:
         names = yield from record_names(journal, (anchor,))
-        try:
-            event = yield from edit(engine, journal, change, record_id=names[anchor])
-        except MessageConflictError:
-            # another writer updated the same message first and has the record's name
-            if attempt == RENAME_TRIES - 1:
-                raise
-        else:
-            return event.old if event is not None else message
-    raise AssertionError("unreachable")
+        event = yield from edit(engine, journal, change, record_id=names[anchor])
+        return event.old if event is not None else message
+
+    for _ in range(RENAME_TRIES - 1):
+        with suppress(MessageConflictError):  # another writer updated the same message first and has the record's name
+            return (yield from written())
+    return (yield from written())
 
 
 def insert(engine: Engine, journal: Journal, index: int, message: Message) -> Flow[None]:

@@ -356,9 +356,8 @@ def _fitted(engine: Engine, exchange: _Exchange, options: Options) -> Flow[Reque
     )
     window = replace(window, view=prompted(window.view, exchange.prompts, counter.count))
     _note(engine, journal, window, turn_id, options, tools_tokens)
-    journal.asked_tokens[turn_id] = (
-        window.view.tokens + tools_tokens + scratch_tokens + counter.count_text(window.recalled)
-    )
+    tokens = window.view.tokens + tools_tokens + scratch_tokens + counter.count_text(window.recalled)
+    journal.asked_tokens[turn_id] = tokens
     text = "\n\n".join(t for t in (window.recalled, options.scratch) if t)
     messages = place_scratch(list(window.messages), Scratch(text, role))
     unbound = [index for index, entry in enumerate(window.view) if entry.seq <= journal.unbound_seq]

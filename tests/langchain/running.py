@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import HumanMessage, RemoveMessage
+from langchain_core.tools import tool
 
-from ctxfold.testing import ModelServer, Scripted
+from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
 
 T: Any = {"configurable": {"thread_id": "t"}}
@@ -19,6 +21,50 @@ def play(body: Any) -> Scripted:
         return Scripted("They asked one thing after the other.")
     asked = [str(m["content"]) for m in body["messages"] if m["role"] == "user"]
     return Scripted(f"Answer to {asked[-1][:5]}. " + "It is a long story. " * 20)
+
+
+@tool
+def send(text: str) -> str:
+    """Sends a mail."""
+    return f"Sent: {text}"
+
+
+def mailing(body: Any) -> Scripted:
+    last = body["messages"][-1]
+    if last["role"] == "tool":
+        return Scripted(f"Done. {last['content']}")
+    return Scripted(tool_calls=(ScriptedCall("send", '{"text": "draft"}'),))
+
+
+def down_at_first() -> Callable[[Any], Any]:
+    """A script that refuses each question once."""
+    failed = set[str]()
+
+    def answer(body: Any) -> Any:
+        question = str(body["messages"][-1]["content"])
+        if question in failed:
+            return play(body)
+        failed.add(question)
+        return ErrorReply(400, {"error": {"message": "down", "type": "invalid_request_error"}})
+
+    return answer
+
+
+def edited(app: Any, questions: Callable[[], list[str]]) -> None:
+    """Edits, removals and an earlier checkpoint of the caller's: what is asked is the caller's list as it is now."""
+    for number in range(3):
+        app.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)
+    early = [s.config for s in app.get_state_history(T) if not s.next][-1]
+    app.update_state(T, {"messages": [HumanMessage("EDITED", id="q2")]})
+    app.invoke({"messages": [HumanMessage("Q003", id="q3")]}, T)
+    assert questions() == ["Q000", "Q001", "EDITED", "Q003"]
+    app.update_state(T, {"messages": [RemoveMessage("q1")]})
+    app.invoke({"messages": [HumanMessage("Q004")]}, T)
+    assert questions() == ["Q000", "EDITED", "Q003", "Q004"]
+    app.invoke({"messages": [HumanMessage("Q005", id="q5")]}, T)
+    assert questions() == ["Q000", "EDITED", "Q003", "Q004", "Q005"]
+    app.invoke({"messages": [HumanMessage("Back.")]}, early)
+    assert questions() == ["Q000", "Back."]
 
 
 class Running:

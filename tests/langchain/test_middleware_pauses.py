@@ -11,21 +11,8 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.types import Command
 
-from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from tests.langchain.running import Running, T
-
-
-@tool
-def send(text: str) -> str:
-    """Sends a mail."""
-    return f"Sent: {text}"
-
-
-def mailing(body: Any) -> Scripted:
-    last = body["messages"][-1]
-    if last["role"] == "tool":
-        return Scripted(f"Done. {last['content']}")
-    return Scripted(tool_calls=(ScriptedCall("send", '{"text": "draft"}'),))
+from ctxfold.testing import ModelServer
+from tests.langchain.running import Running, T, mailing, send
 
 
 def decided(decision: Any) -> Any:

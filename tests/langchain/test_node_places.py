@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pytest
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.channels import UntrackedValue
 from langgraph.checkpoint.memory import InMemorySaver
@@ -16,7 +16,7 @@ from ctxfold import MemoryStore
 from ctxfold.errors import MessageTooLargeError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextNode
-from tests.langchain.running import T, play
+from tests.langchain.running import T, edited, play
 
 
 class State(MessagesState):
@@ -132,19 +132,7 @@ def test_the_list_is_what_the_model_is_asked() -> None:
     with ModelServer(model="m", script=play, strict="openai") as server:
         on = Nodes(server, window=8_000)
         app = on.placed()
-        for number in range(3):
-            app.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)
-        early = [s.config for s in app.get_state_history(T) if not s.next][-1]
-        app.update_state(T, {"messages": [HumanMessage("EDITED", id="q2")]})
-        app.invoke({"messages": [HumanMessage("Q003", id="q3")]}, T)
-        assert on.questions() == ["Q000", "Q001", "EDITED", "Q003"]
-        app.update_state(T, {"messages": [RemoveMessage("q1")]})
-        app.invoke({"messages": [HumanMessage("Q004", id="q4")]}, T)
-        assert on.questions() == ["Q000", "EDITED", "Q003", "Q004"]
-        app.invoke({"messages": [HumanMessage("Q005", id="q5")]}, T)
-        assert on.questions() == ["Q000", "EDITED", "Q003", "Q004", "Q005"]
-        app.invoke({"messages": [HumanMessage("Back.")]}, early)
-        assert on.questions() == ["Q000", "Back."]
+        edited(app, on.questions)
         on.close()
 
 

@@ -8,31 +8,17 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Send
 
-from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx, ContextMiddleware
-from tests.langchain.running import Running, T, play
+from tests.langchain.running import Running, T, mailing, play, send
 from tests.langchain.test_node_places import Nodes
 from tests.langchain.test_places import model_on
 
 KINDS = pytest.mark.parametrize("kind", ["with_context", "ChatCtx"])
-
-
-@tool
-def send(text: str) -> str:
-    """Sends a mail."""
-    return f"Sent: {text}"
-
-
-def mailing(body: Any) -> Scripted:
-    last = body["messages"][-1]
-    if last["role"] == "tool":
-        return Scripted(f"Done. {last['content']}")
-    return Scripted(tool_calls=(ScriptedCall("send", '{"text": "draft"}'),))
 
 
 def as_node(agent: Any, saver: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
@@ -15,9 +15,9 @@ from langgraph.types import Send
 
 from ctxfold import MemoryStore
 from ctxfold.errors import BackendError
-from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, with_context
-from tests.langchain.running import Running, T, play
+from tests.langchain.running import Running, T, down_at_first, edited, play
 
 
 def boss_and_researcher(body: Any) -> Scripted:
@@ -144,34 +144,13 @@ def test_a_list_that_was_changed_takes_up_no_other() -> None:
     with ModelServer(model="m", script=play, strict="openai") as server:
         on = Running(server, InMemorySaver(), store=MemoryStore())
         app = as_node(on, "ag")
-        for number in range(3):
-            app.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)
-        early = [s.config for s in app.get_state_history(T) if not s.next][-1]
-        app.update_state(T, {"messages": [HumanMessage("EDITED", id="q2")]})
-        app.invoke({"messages": [HumanMessage("Q003", id="q3")]}, T)
-        assert on.questions() == ["Q000", "Q001", "EDITED", "Q003"]
-        app.update_state(T, {"messages": [RemoveMessage("q1")]})
-        app.invoke({"messages": [HumanMessage("Q004")]}, T)
-        assert on.questions() == ["Q000", "EDITED", "Q003", "Q004"]
-        app.invoke({"messages": [HumanMessage("Q005", id="q5")]}, T)
-        assert on.questions() == ["Q000", "EDITED", "Q003", "Q004", "Q005"]
-        app.invoke({"messages": [HumanMessage("Back.")]}, early)
-        assert on.questions() == ["Q000", "Back."]
+        edited(app, on.questions)
         on.close()
 
 
 async def test_a_failed_run_gives_its_session_back() -> None:
     """The run that is taken up again goes on with it."""
-    failed = set[str]()
-
-    def down_at_first(body: Any) -> Any:
-        question = str(body["messages"][-1]["content"])
-        if question in failed:
-            return play(body)
-        failed.add(question)
-        return ErrorReply(400, "down")
-
-    with ModelServer(model="m", script=down_at_first, strict="openai") as server:
+    with ModelServer(model="m", script=down_at_first(), strict="openai") as server:
         store = MemoryStore()
         on = Running(server, InMemorySaver(), store=store)
         app = as_node(on, "ag")

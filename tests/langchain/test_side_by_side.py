@@ -19,9 +19,9 @@ from langgraph.types import Send
 
 from ctxfold import MemoryStore, Query, Section
 from ctxfold.errors import BackendError
-from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, with_context
-from tests.langchain.running import T, play
+from tests.langchain.running import T, down_at_first, play
 from tests.langchain.test_places import model_on
 
 KINDS = pytest.mark.parametrize("kind", ["with_context", "ChatCtx"])
@@ -179,16 +179,7 @@ def test_what_a_node_adds_for_one_call_makes_no_other_session(kind: str) -> None
 
 @KINDS
 def test_a_call_in_a_place_that_failed_goes_on_in_its_session(kind: str) -> None:
-    failed = set[str]()
-
-    def down_at_first(body: Any) -> Any:
-        question = str(body["messages"][-1]["content"])
-        if question in failed:
-            return play(body)
-        failed.add(question)
-        return ErrorReply(400, {"error": {"message": "down", "type": "invalid_request_error"}})
-
-    with ModelServer(model="m", script=down_at_first, strict="openai") as server:
+    with ModelServer(model="m", script=down_at_first(), strict="openai") as server:
         store = MemoryStore()
         model = model_on(kind, server.base_url, store)
         agent = create_agent(model, [], system_prompt="AGENT")

@@ -66,6 +66,10 @@ class BaseStore(ABC, Closing):
     async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` without blocking the loop."""
 
+    async def offload_write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `offload`; when cancelled, the work ends first, one way or the other: who cleans up then sees what is there."""
+        return await self.offload(work, *args, **kwargs)
+
     @abstractmethod
     def head(self, key: SessionKey) -> Head | None: ...
 
@@ -147,7 +151,7 @@ class BaseStore(ABC, Closing):
         known_id: str | None = None,
     ) -> tuple[Record, ...]:
         """As `append`; when cancelled it may or may not have been written: read the head again."""
-        return await self.offload(
+        return await self.offload_write(
             self.append, key, drafts, known=known, expect=expect, documents=documents, known_id=known_id
         )
 

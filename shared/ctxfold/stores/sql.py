@@ -110,6 +110,17 @@ class SqlStore(BaseStore):
         # a cancelled reader leaves the thread to finish its transaction
         return await asyncio.to_thread(work, *args, **kwargs)
 
+    async def offload_write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        done = asyncio.get_running_loop().run_in_executor(None, copy_context().run, partial(work, *args, **kwargs))
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            while not done.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait((done,))
+            done.exception()  # heard by nobody else
+            raise
+
     # connections
 
     def _write(self, work: Callable[[Driven], T]) -> T:
@@ -225,28 +236,6 @@ class SqlStore(BaseStore):
             return (*older, *(record for record in records if record.seq > known))
 
         return self._write(work)
-
-    async def aappend(
-        self,
-        key: SessionKey,
-        drafts: Sequence[Draft],
-        *,
-        known: int = 0,
-        expect: int | None = None,
-        documents: Sequence[Document] = (),
-        known_id: str | None = None,
-    ) -> tuple[Record, ...]:
-        """As `append`. When cancelled it ends first, one way or the other: who cleans up then sees what is there."""
-        append = partial(self.append, key, drafts, known=known, expect=expect, documents=documents, known_id=known_id)
-        written = asyncio.get_running_loop().run_in_executor(None, copy_context().run, append)
-        try:
-            return await asyncio.shield(written)
-        except asyncio.CancelledError:
-            while not written.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait((written,))
-            written.exception()  # heard by nobody else
-            raise
 
     def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
         checked_key(key)
