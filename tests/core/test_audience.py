@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,46 @@ def test_what_only_the_user_sees(make: Make) -> None:
         ctx.restore("n1")
     assert ctx.add(user("note one", id="n1"), visibility="user").messages == ()
     assert context(store=store).messages() == ctx.messages()
+
+
+def test_a_note_for_the_user_inside_a_tool_round(make: Make) -> None:
+    """Step 7, mutant: a note for the user inside a tool round. It belongs to no round: none is cut, aborted or sent with it."""
+    store = MemoryStore()
+    backend = scripted("fine", context_window=1_000)
+    ctx = make(backend, store=store, auto_compact=False)
+    ctx.add(user("start", id="u"))
+    ctx.add(assistant("", id="a", calls=[call("c1"), call("c2")]))
+    ctx.add(user("a note between call and results", id="n1"), visibility="user")
+    ctx.add(tool_result("c1", "one", id="r1"))
+    ctx.add(user("a note between two results", id="n2"), visibility="user")
+    assert [e.id for e in ctx.view().turn] == ["a", "r1"], "the round is still open, without the notes"
+    ctx.add(tool_result("c2", "two", id="r2"))
+    ctx.add(assistant("both are there", id="z"))
+    assert [m.id for m in ctx.view().messages] == ["u", "a", "r1", "r2", "z"]
+    # the same in one list: notes may stand anywhere in it
+    whole = make(backend, auto_compact=False)
+    ctx_ids = ["u", "a", "r1", "r2", "z"]
+    noted = {"n1": user("note", id="n1"), "n2": user("note", id="n2")}
+    hidden = [replace(m, visibility="user") for m in noted.values()]
+    listed = [ctx.get(i) for i in ctx_ids]
+    whole.add([*listed[:2], hidden[0], listed[2], hidden[1], *listed[3:]])
+    assert [m.id for m in whole.view().messages] == ctx_ids
+    assert {"n1", "n2"} <= {m.id for m in whole.messages(audience="user")}
+    # a note may come first in the list that brings the results
+    ctx.add(assistant("", id="a2", calls=[call("c3")]))
+    ctx.add(
+        [
+            replace(user("note", id="n3"), visibility="user"),
+            tool_result("c3", "three", id="r3"),
+            assistant("so", id="z2"),
+        ]
+    )
+    ctx_ids += ["a2", "r3", "z2"]
+    assert [m.id for m in ctx.view().messages] == ctx_ids
+    again = context(backend, store=store, auto_compact=False)
+    again.send("go on", recall=False)
+    assert [m.id for m in backend.requests[-1].messages][:8] == ctx_ids
+    assert {"n1", "n2"} <= {m.id for m in again.messages(audience="user")}
 
 
 def test_what_only_the_model_sees(make: Make) -> None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from ctxfold import CompactionHeld, HistoryCompacted, MemoryStore, MessageCounter, ScriptedBackend
+from ctxfold import (
+    Case,
+    CompactionHeld,
+    HistoryCompacted,
+    MemoryStore,
+    MessageCounter,
+    Plan,
+    ScriptedBackend,
+    StrategyError,
+)
 from ctxfold.budget import policy
 from ctxfold.compaction.clear_tools import excerpt, sized
 from ctxfold.compaction.spans import choose_cut
@@ -213,6 +223,83 @@ def test_cooldown_waits_for_turns_unless_the_window_is_full(make: Make) -> None:
     ctx.add(turns(4, start=60, words=4))
     assert [e for e in events if isinstance(e, HistoryCompacted)] == done
     assert ctx.window().view.tokens <= 800
+
+
+@pytest.mark.parametrize("cooldown", [0, 1, 2, 5])
+def test_two_summaries_are_exactly_the_cooldown_apart(make: Make, cooldown: int) -> None:
+    """Step 7, mutant: `cooldown_turns` off by one. The conversation is over the trigger at every turn and fits the window."""
+    summarizer = scripted(*["short"] * 50)
+    ctx = make(
+        cooldown_turns=cooldown, summarizer=summarizer, soft_ratio=0.2, hard_ratio=0.2, keep_last=1, min_free_ratio=0.01
+    )
+    events = watched(ctx)
+    compacted_at: list[int] = []
+    for turn in range(24):
+        before = len(events)
+        ctx.add(turns(1, start=turn, words=14))
+        if any(isinstance(e, HistoryCompacted) for e in events[before:]):
+            compacted_at.append(turn)
+    assert {b - a for a, b in pairwise(compacted_at)} == {max(1, cooldown)}
+
+
+def test_a_summary_of_equal_size_is_rejected(make: Make) -> None:
+    """Step 7, mutant: a summary of equal size accepted. One token less is taken."""
+    source = turns(4, words=10)
+
+    class Exactly:
+        def __init__(self, tokens: int) -> None:
+            self.tokens = tokens
+
+        def should_summarize(self, history: list[Message]) -> bool:
+            return True
+
+        def summarize(self, history: list[Message]) -> list[Message]:
+            text = next(t for t in ("x" * n for n in range(5_000)) if MESSAGES.count(user(t, id="new")) == self.tokens)
+            return [user(text, id="new"), *history[4:]]
+
+    whole = sum(MESSAGES.count(m) for m in source[:4])
+    for tokens, taken in ((whole, False), (whole - 1, True)):
+        ctx = make(context_window=8_000, strategy=Exactly(tokens))
+        ctx.ctx.auto_compact = False
+        ctx.add(source)
+        if taken:
+            ctx.compact()
+            assert [m.kind for m in ctx.view().messages][:1] == ["summary"]
+            continue
+        with pytest.raises(StrategyError, match=f"{whole} tokens of {whole}"):
+            ctx.compact()
+        assert ctx.view().messages == tuple(source)
+
+
+def test_a_written_plan_of_equal_size_is_rejected(make: Make) -> None:
+    """The same for a strategy that hands in the text of the summary with its plan."""
+    source = turns(4, words=10)
+    whole = sum(MESSAGES.count(m) for m in source[:4])
+
+    class Written:
+        name = "written"
+
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def plan(self, case: Case) -> Plan:
+            covered = case.view.live[:4]
+            return Plan(
+                "", "a test", case.view.tokens, case.view.tokens, covered=covered, text=self.text, writer="nobody"
+            )
+
+    equal = next(t for t in ("x" * n for n in range(5_000)) if MESSAGES.count(user(t, id="s")) == whole)
+    ctx = make(context_window=8_000, strategy=Written(equal))
+    ctx.ctx.auto_compact = False
+    ctx.add(source)
+    with pytest.raises(NotEnoughHistoryError, match=f"would not be smaller: {whole} of {whole}"):
+        ctx.compact()
+    assert ctx.view().messages == tuple(source)
+    smaller = make(context_window=8_000, strategy=Written(equal[:-20]))
+    smaller.ctx.auto_compact = False
+    smaller.add(source)
+    smaller.compact()
+    assert smaller.view().messages[0].kind == "summary"
 
 
 def test_a_summary_that_is_not_smaller_is_rejected(make: Make) -> None:
