@@ -104,7 +104,8 @@ def test_a_note_for_the_user_inside_a_tool_round(make: Make) -> None:
     assert {"n1", "n2"} <= {m.id for m in whole.messages(audience="user")}
     # a note may come first in the list that brings the results
     ctx.add(assistant("", id="a2", calls=[call("c3")]))
-    ctx.add(
+    other = context(backend, store=store, auto_compact=False)  # it did not open the turn
+    other.add(
         [
             replace(user("note", id="n3"), visibility="user"),
             tool_result("c3", "three", id="r3"),
