@@ -17,6 +17,11 @@ sys.modules["shared"] = None  # type: ignore[assignment]
 
 POSTGRES_URL = "postgresql+psycopg://postgres@127.0.0.1:5432/test"
 NO_BROWSER = "no Chromium found: the inspector's page was not looked at in a browser (.ci/run installs it)"
+NO_PGBOUNCER = "pgbouncer is not installed: the store was not tried behind it (.ci/run installs it)"
+NO_STRACE = "strace cannot run here: how often SQLite syncs was not counted (.ci/run installs it)"
+NO_CLUSTER = (
+    "PostgreSQL's initdb is not installed: the store was not tried through restarts of a server (.ci/run installs it)"
+)
 _NOT_RUN = "PostgreSQL half not run: no server at 127.0.0.1:5432 (user postgres, database test)"
 
 _slow = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
@@ -42,10 +47,11 @@ def postgres_url() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """Says in the last lines when half of the store tests, or the browser's, did not run."""
+    """Says in the last lines which tests did not run because a program or server is missing."""
     skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
     reasons = [text for text in skipped if _NOT_RUN in text]
     if reasons:
         terminalreporter.write_line(f"{_NOT_RUN}; {len(reasons)} tests skipped", yellow=True)
-    if any(NO_BROWSER in text for text in skipped):
-        terminalreporter.write_line(NO_BROWSER, yellow=True)
+    for reason in (NO_BROWSER, NO_PGBOUNCER, NO_STRACE, NO_CLUSTER):
+        if any(reason in text for text in skipped):
+            terminalreporter.write_line(reason, yellow=True)

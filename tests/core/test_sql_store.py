@@ -157,8 +157,8 @@ def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
 def test_wrong_numbers() -> None:
     with pytest.raises(ConfigError, match="timeout_s=0"):
         SqlStore("sqlite://", timeout_s=0)
-    with pytest.raises(ConfigError, match="pool_size=0"):
-        SqlStore("sqlite://", pool_size=0)
+    with pytest.raises(ConfigError, match="pool_size=-1"):
+        SqlStore("sqlite://", pool_size=-1)
 
 
 # places that fail

@@ -79,8 +79,10 @@ class SqlStore(BaseStore):
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0, pool_size: int = 8) -> None:
-        if timeout_s <= 0 or pool_size < 1:
-            raise ConfigError(f"timeout_s={timeout_s:g} and pool_size={pool_size}: give numbers above zero")
+        if timeout_s <= 0 or pool_size < 0:
+            raise ConfigError(
+                f"timeout_s={timeout_s:g} and pool_size={pool_size}: give a time above zero, and a size of 0 or more"
+            )
         self._place = parse_url(url)
         self._timeout_s = timeout_s
         self._engine = make_engine(self._place, timeout_s=timeout_s, pool_size=pool_size)
@@ -124,13 +126,15 @@ class SqlStore(BaseStore):
     # connections
 
     def _write(self, work: Callable[[Driven], T]) -> T:
-        def within(connection: Driven) -> T:
-            with transaction(connection, self._place):
-                return work(connection)
+        return self._call(partial(self._within, work), alone=True)
 
-        return self._call(within, alone=True)
+    def _within(self, work: Callable[[Driven], T], connection: Driven) -> T:
+        with transaction(connection, self._place, self._timeout_s):
+            return work(connection)
 
     def _read(self, work: Callable[[Driven], T]) -> T:
+        if self._place.proxied:
+            work = partial(self._within, work)  # the settings hold within a transaction alone
         return self._call(work, alone=self._place.in_memory)
 
     def _call(self, work: Callable[[Driven], T], *, alone: bool) -> T:
@@ -177,7 +181,7 @@ class SqlStore(BaseStore):
                 return
             if found is None and self._place.sqlite and not self._place.in_memory:
                 connection.execute("PRAGMA journal_mode=WAL")
-            with transaction(connection, self._place):
+            with transaction(connection, self._place, self._timeout_s):
                 (create_tables if found is None else upgrade_tables)(connection, self._engine.dialect)
             stored_version(connection, self._place)
 

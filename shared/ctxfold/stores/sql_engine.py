@@ -40,6 +40,9 @@ __all__ = [
 _SQLITE = frozenset({"sqlite", "sqlite+pysqlite"})
 _POSTGRES = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
 _TAKEN = "use sqlite:///file.db or postgresql+psycopg://user:password@host:5432/database"
+# OFF is not offered: an operating system that crashes may then leave a damaged file
+_SYNCHRONOUS = frozenset({"FULL", "NORMAL"})
+_PREPARE_THRESHOLD = 5  # the default of psycopg
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _LOCKED = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _OUT_OF_REACH = frozenset(
@@ -73,13 +76,24 @@ class Dropped(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a store is: the URL for the driver, and the name that may be shown (no password, no options)."""
+    """Where a store is: the URL for the driver, and the name that may be shown (no password, no options).
+
+    `synchronous` and `prepare_threshold` are options of the store URL that ctxfold reads itself. A threshold of 0 means
+    that a proxy such as pgbouncer may give every transaction another server connection.
+    """
 
     url: URL
     name: str
     sqlite: bool
     in_memory: bool
-    secrets: tuple[str, ...]
+    secrets: tuple[str, ...] = ()
+    synchronous: str = "FULL"
+    prepare_threshold: int = _PREPARE_THRESHOLD
+
+    @property
+    def proxied(self) -> bool:
+        """Whether nothing may be kept in a server session: no prepared statement, no setting."""
+        return self.prepare_threshold == 0
 
     def hide(self, text: str) -> str:
         """The text without any password of this URL."""
@@ -107,11 +121,25 @@ def parse_url(text: str) -> Place:
         )
     if find_spec("psycopg") is None:
         raise MissingExtraError('PostgreSQL needs psycopg 3: pip install "ctxfold[postgres]"')
-    url = url.set(drivername="postgresql+psycopg")
+    threshold = _option(url, "prepare_threshold", str(_PREPARE_THRESHOLD))
+    if not threshold.isdecimal():
+        raise ConfigError(
+            f"prepare_threshold={threshold!r} in a store URL: give 0 for pgbouncer in transaction mode (nothing is prepared), "
+            "or after how many executions a statement is prepared"
+        )
+    url = url.set(drivername="postgresql+psycopg").difference_update_query(["prepare_threshold"])
     hidden = (url.password, *(url.query.get(name) for name in ("password", "sslpassword")))
     secrets = tuple(str(text) for text in hidden if text)
     shown = url.set(query={}).render_as_string(hide_password=True)
-    return Place(url, shown, sqlite=False, in_memory=False, secrets=secrets)
+    return Place(url, shown, sqlite=False, in_memory=False, secrets=secrets, prepare_threshold=int(threshold))
+
+
+def _option(url: URL, name: str, default: str) -> str:
+    """Returns an option of the URL that ctxfold reads itself; ConfigError when it is given twice."""
+    value = url.query.get(name, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} stands {len(value)} times in a store URL: give it once")
+    return value
 
 
 def _sqlite_place(url: URL) -> Place:
@@ -120,8 +148,15 @@ def _sqlite_place(url: URL) -> Place:
             f"the store URL names a server, {url.host!r}, and SQLite has none: for a file write three slashes, sqlite:///file.db, "
             "or four before an absolute path"
         )
+    synchronous = _option(url, "synchronous", "full").upper()
+    if synchronous not in _SYNCHRONOUS:
+        raise ConfigError(
+            f"synchronous={synchronous.lower()!r} in a store URL: give full (an acknowledged message survives a power loss) or "
+            "normal (it survives the end of the process, but not of the machine)"
+        )
+    url = url.difference_update_query(["synchronous"])
     if url.database in (None, "", ":memory:"):
-        return Place(url, "sqlite://", sqlite=True, in_memory=True, secrets=())
+        return Place(url, "sqlite://", sqlite=True, in_memory=True)
     path = str(url.database)
     if not path.startswith("file:"):
         # a later chdir must not open another file
@@ -130,13 +165,13 @@ def _sqlite_place(url: URL) -> Place:
         if not os.path.isdir(folder):
             raise ConfigError(f"no folder {folder!r} for the store file {path!r}: create it or choose another path")
         url = url.set(database=path)
-    return Place(url, f"sqlite:///{path}", sqlite=True, in_memory=False, secrets=())
+    return Place(url, f"sqlite:///{path}", sqlite=True, in_memory=False, synchronous=synchronous)
 
 
 def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
     """An engine in autocommit mode: transactions begin and end where the store says, in its own words."""
     from sqlalchemy import create_engine, event
-    from sqlalchemy.pool import StaticPool
+    from sqlalchemy.pool import NullPool, StaticPool
 
     # a parameter would be a message's text: it must not turn up in logs and tracebacks
     options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
@@ -146,13 +181,23 @@ def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
         options["pool_reset_on_return"] = None  # `connected` gives no transaction back
         # the index of record ids is hit at random: with the default 2 MB, appends slow down as it grows
         # text that gives way, also within a page, must not stay behind in the file
-        setup = ("PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-32000", "PRAGMA secure_delete=ON")
+        # fullfsync: on macOS an fsync alone leaves the data in the cache of the disk
+        setup = (
+            f"PRAGMA synchronous={place.synchronous}",
+            "PRAGMA fullfsync=ON",
+            "PRAGMA cache_size=-32000",
+            "PRAGMA secure_delete=ON",
+        )
     else:
-        options["connect_args"] = {"connect_timeout": max(2, round(timeout_s))}
-        # a plan cached while a table was small must not go on reading all of it
-        setup = (f"SET lock_timeout = {max(1, round(timeout_s * 1000))}", "SET enable_seqscan = off")
+        # psycopg's own 0 means "prepare at once"
+        threshold = place.prepare_threshold or None
+        options["connect_args"] = {"connect_timeout": max(2, round(timeout_s)), "prepare_threshold": threshold}
+        options["use_native_hstore"] = False  # it costs a query for each connection
+        setup = () if place.proxied else tuple(f"SET {setting}" for setting in _settings(timeout_s))
     if place.in_memory:
         options["poolclass"] = StaticPool
+    elif pool_size == 0:
+        options["poolclass"] = NullPool
     else:
         options |= {
             "pool_size": pool_size,
@@ -172,6 +217,11 @@ def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
 
     event.listen(engine, "connect", prepare)
     return engine
+
+
+def _settings(timeout_s: float) -> tuple[str, ...]:
+    # a plan cached while a table was small must not go on reading all of it
+    return f"lock_timeout = {max(1, round(timeout_s * 1000))}", "enable_seqscan = off"
 
 
 @contextmanager
@@ -198,10 +248,17 @@ def connected(engine: Engine) -> Generator[Driven, None, None]:
 
 
 @contextmanager
-def transaction(connection: Driven, place: Place) -> Generator[None, None, None]:
+def transaction(connection: Driven, place: Place, timeout_s: float) -> Generator[None, None, None]:
     """One write transaction; when the block raises, `connected` undoes it."""
-    # a deferred transaction on SQLite fails at once when another writer came between its read and its write
-    connection.execute("BEGIN IMMEDIATE" if place.sqlite else "BEGIN ISOLATION LEVEL READ COMMITTED")
+    if place.sqlite:
+        # a deferred transaction fails at once when another writer came between its read and its write
+        begin = "BEGIN IMMEDIATE"
+    else:
+        begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
+        if place.proxied:
+            # in one message to the server: the settings cost no round trip
+            begin = "; ".join((begin, *(f"SET LOCAL {setting}" for setting in _settings(timeout_s))))
+    connection.execute(begin)
     yield
     connection.execute("COMMIT")
 
