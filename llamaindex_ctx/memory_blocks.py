@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, cast
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.memory import StaticMemoryBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
 
 from ctxfold import Item, Query, Section
@@ -33,6 +34,7 @@ T = TypeVar("T")
 Block: TypeAlias = BaseMemoryBlock[Any]
 Owed: TypeAlias = tuple[int, ChatMessage]  # a message and the number of its batch
 SHARE = 0.3  # of the prompt's budget, at most, for each block that may be cut: what `Memory` leaves to all of them
+MOST = 0.8  # of it, for a block of priority 0 that is not static: the newest messages need the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +141,22 @@ class Blocks:
             raise ConfigError(f"two memory blocks are called {twice!r}: give each a name of its own")
 
     def sections(self) -> tuple[Section, ...]:
-        """A section for each block, those that are never to be cut (priority 0) first, with the whole room between them."""
-        ordered = sorted(self.blocks, key=lambda block: block.priority)
-        whole = max(SHARE, 1 / max(1, sum(b.priority == 0 for b in ordered)))
+        """A section for each block in order of priority; those of priority 0 are required.
+
+        A static block of priority 0 is never cut. Any other one may grow until the conversation could not go on, so it is cut
+        at four fifths of the budget, and the event says so.
+        """
         return tuple(
             Section(
                 _kind(b.name),
                 _Source(self, b),
                 lifetime="request",
-                share=whole if b.priority == 0 else SHARE,
+                share=SHARE if b.priority else None if isinstance(b, StaticMemoryBlock) else MOST,
                 min_free_ratio=0.0,
                 timeout_s=30,
+                required=b.priority == 0,
             )
-            for b in ordered
+            for b in sorted(self.blocks, key=lambda block: block.priority)
         )
 
     def bind(self, context: AgentContext) -> None:
@@ -252,7 +257,7 @@ class _Source:
 
     async def _ask(self, query: Query, asked: _Asking) -> tuple[Item, ...]:
         history = await asyncio.to_thread(asked.history)
-        if not history or history[-1].role != "user" or history[-1].content != query.text:
+        if query.text and (not history or history[-1].role != "user" or history[-1].content != query.text):
             history.append(ChatMessage(role="user", content=query.text))
         name = _name(query.owner, query.session)
         content: object = await self.block.aget(history, session_id=name, **asked.kwargs)

@@ -203,18 +203,25 @@ class RewriteRefused:
 
 @dataclass(frozen=True, slots=True)
 class SectionInjected:
-    """A section with so many new items stands in the window, or travels with the request."""
+    """A section with so many new items stands in the window, or travels with the request.
+
+    `cut` of these items were shortened to fit, and `left_out` further ones did not fit at all: `hidden_chars` characters of both
+    are not shown.
+    """
 
     session: str
     kind: str
     items: int
     tokens: int
     place: str
+    cut: int = 0
+    left_out: int = 0
+    hidden_chars: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SectionSkipped:
-    """A section was not asked, or its source failed; the turn goes on without it."""
+    """A section was not asked, its source failed, or nothing of it fits; the turn goes on without it."""
 
     session: str
     kind: str

@@ -53,8 +53,9 @@ def beside(
     view, new_id = journal.view(turn_id), engine.ports.ids.new
     wanted = [s for s in engine.room.sections if bound or s.lifetime == "epoch"] if recall else []
     before: list[Message] = []
-    room = journal.rules().budget_tokens - view.tokens - overhead_tokens
-    room -= sum(engine.ports.counter.count(m) for m in messages)
+    room = journal.rules().budget_tokens - overhead_tokens - sum(engine.ports.counter.count(m) for m in messages)
+    required_tokens = room - sum(e.tokens for e in view.system)
+    room -= view.tokens
     if bound:
         found = (yield from engine.room.recalled(journal, question)) if recall else ""
         text = "\n\n".join(t for t in (found, scratch) if t)
@@ -63,7 +64,9 @@ def beside(
             room -= engine.ports.counter.count(before[0])
     filled: Sequence[Filled] = ()
     if wanted:
-        filled = yield from engine.room.fill(journal, view, wanted, question, room_tokens=room, turn_id=turn_id)
+        filled = yield from engine.room.fill(
+            journal, view, wanted, question, room_tokens=room, required_tokens=required_tokens, turn_id=turn_id
+        )
     heads, tails = _placed(journal, view, filled)
     events = tuple(f.event(journal.key.session) for f in (*heads, *tails))
     front, before = [f.message(new_id()) for f in heads], [*(f.message(new_id()) for f in tails), *before]

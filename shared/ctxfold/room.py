@@ -21,7 +21,15 @@ from ctxfold.memory.chronicle import chronicle
 from ctxfold.memory.learn import EXTRACTED, learn
 from ctxfold.messages import Message, user
 from ctxfold.ports import Ports
-from ctxfold.zones.assemble import newest_question, overflow, recalled, remember, remembered, too_large
+from ctxfold.zones.assemble import (
+    newest_question,
+    newest_user,
+    overflow,
+    recalled,
+    remember,
+    remembered,
+    too_large,
+)
 from ctxfold.zones.inject import Filled, fill
 from ctxfold.zones.section import Section
 from ctxfold.zones.sources import Sources
@@ -70,6 +78,7 @@ class Room:
 
         `question` is what is about to be asked, where it is not stored yet: it is counted, recall looks for it, and all
         sections travel with the request, or those given, as none was stored with it. Without `recall` nothing is looked for.
+        Required sections are asked first, and the view is made to fit beside them.
         """
         rules = journal.rules()
         extra = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
@@ -79,21 +88,32 @@ class Room:
             yield from self._prepare(journal, turn_id)
         view = journal.view(turn_id)
         asked = self._coming(journal, view, question)
+        wanted = self._wanted(sections, question is not None) if recall else ()
+        required, others = [s for s in wanted if s.required], [s for s in wanted if not s.required]
+        reserved = ""
+        if required:
+            newest = asked or newest_user(view) or user("", id=self._asked_id(journal))
+            room = rules.budget_tokens - sum(e.tokens for e in view.system) - extra - BESIDE_TOKENS
+            room -= self.ports.counter.count(newest)
+            reserved = yield from self._travelling(journal, view, required, newest, room, turn_id)
+            extra += self.ports.counter.count_text(reserved) + BESIDE_TOKENS if reserved else 0
+            journal.overhead_tokens = extra  # triggers have to see it too
         extra += self.ports.counter.count(asked) if asked else 0
         view = yield from self._fit(journal, turn_id, extra, allowed=allowed)
-        if not recall:
-            return Window(view)
-        room = rules.budget_tokens - view.tokens - extra - BESIDE_TOKENS
         asking = asked or newest_question(view)
-        if asking is None:
-            return Window(view)
+        if not recall or asking is None:
+            return Window(view, reserved)
+        room = rules.budget_tokens - view.tokens - extra - (0 if reserved else BESIDE_TOKENS)
         text = yield from recalled(journal, view, self.ports, question=asking, room_tokens=room)
-        wanted = sections
-        if wanted is None:
-            wanted = [s for s in self.sections if question is not None or s.lifetime == "request"]
-        room -= self.ports.counter.count_text(text) if wanted else 0
-        beside = yield from self._travelling(journal, view, wanted, asking, room, turn_id)
-        return Window(view, "\n\n".join(t for t in (text, beside) if t))
+        room -= self.ports.counter.count_text(text) if others else 0
+        beside = yield from self._travelling(journal, view, others, asking, room, turn_id)
+        return Window(view, "\n\n".join(t for t in (reserved, text, beside) if t))
+
+    def _wanted(self, sections: Sequence[Section] | None, unstored: bool) -> Sequence[Section]:
+        """The sections that travel with a request: all of them where none was stored with the question."""
+        if sections is not None:
+            return sections
+        return [s for s in self.sections if unstored or s.lifetime == "request"]
 
     def _travelling(
         self,
@@ -104,14 +124,23 @@ class Room:
         room_tokens: int,
         turn_id: str | None,
     ) -> Flow[str]:
-        """The sections of this request as text, the same all turn long."""
+        """The sections of this request as text, the same all turn long; all of them required, or none."""
         if not sections:
             return ""
-        key, count = f"{question.id} sections", self.ports.counter.count_text
+        whole, count = any(s.whole for s in sections), self.ports.counter.count_text
+        key = f"{question.id} {'required' if sections[0].required else 'sections'}"
         known = remembered(journal, key, question)
-        if known is not None and count(known) <= room_tokens:
+        if known is not None and (whole or count(known) <= room_tokens):
             return known
-        filled = yield from self.fill(journal, view, sections, question, room_tokens=room_tokens, turn_id=turn_id)
+        filled = yield from self.fill(
+            journal,
+            view,
+            sections,
+            question,
+            room_tokens=room_tokens,
+            required_tokens=room_tokens,
+            turn_id=turn_id,
+        )
         for each in filled:
             self.events.emit(each.event(journal.key.session))
         return remember(journal, key, question, "\n\n".join(f.text for f in filled))
@@ -124,6 +153,7 @@ class Room:
         question: Message,
         *,
         room_tokens: int,
+        required_tokens: int = 0,
         turn_id: str | None,
     ) -> Flow[tuple[Filled, ...]]:
         """The sections that have something to say on the question; why others have not is told to subscribers."""
@@ -133,6 +163,7 @@ class Room:
             sections,
             question.text,
             room_tokens=room_tokens,
+            required_tokens=required_tokens,
             sources=self.sources,
             ports=self.ports,
             turn_id=turn_id,
@@ -174,8 +205,11 @@ class Room:
         newest = newest_question(view) if question else None
         if not question or (newest is not None and newest.text == question):
             return None
-        # recalled passages are kept by id: after a compaction there is more to find
-        return user(question, id=f"asked:{journal.state.compactions}.{journal.state.turns}")
+        return user(question, id=self._asked_id(journal))
+
+    def _asked_id(self, journal: Journal) -> str:
+        """The id of a question that is not stored. What is found is kept by it, and after a compaction there is more to find."""
+        return f"asked:{journal.state.compactions}.{journal.state.turns}"
 
     def recalled(self, journal: Journal, question: Message) -> Flow[str]:
         """Passages of compacted messages for a question that is not stored yet, within the room that it leaves."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from ctxfold import editing, injection
@@ -328,21 +329,26 @@ def _prepared(engine: Engine, journal: Journal, question: str, assembly: Assembl
     memory_first = assembly == "memory_first" or (assembly == "adaptive" and journal.state.turns >= ADAPTIVE_TURNS)
     if memory_first:
         yield from room.compact(journal, strategy=Newest(KEPT_FIRST))
-    window = yield from room.window(journal, question=question, sections=())
-    asked = counter.count(user(question, id="asked"))
-    used = window.view.tokens + asked + counter.count_text(window.recalled)
-    budget = journal.rules().budget_tokens
-    share = shares([s.kind for s in room.sections], memory_first=memory_first)
-    sections = [s if s.share is not None else replace(s, share=share.get(s.kind)) for s in room.sections]
-    filled, events = yield from fill(
-        journal,
-        window.view,
-        sections,
-        question,
-        room_tokens=budget - used - journal.overhead_tokens,
-        sources=room.sources,
-        ports=engine.ports,
+    budget, asked = journal.rules().budget_tokens, counter.count(user(question, id="asked"))
+    view = journal.view()
+    look = partial(fill, journal, question=question, sources=room.sources, ports=engine.ports)
+    required, first = yield from look(
+        view,
+        [s for s in room.sections if s.required],
+        room_tokens=0,
+        required_tokens=budget - sum(e.tokens for e in view.system) - asked,
     )
+    reserved = sum(f.tokens for f in required)
+    window = yield from room.window(journal, question=question, sections=(), overhead_tokens=reserved)
+    used = window.view.tokens + asked + counter.count_text(window.recalled)
+    share = shares([s.kind for s in room.sections], memory_first=memory_first)
+    others = [s for s in room.sections if not s.required]
+    found, then = yield from look(
+        window.view,
+        [s if s.share is not None else replace(s, share=share.get(s.kind)) for s in others],
+        room_tokens=budget - used - journal.overhead_tokens,
+    )
+    filled, events = (*required, *found), (*first, *then)
     for event in events:
         engine.events.emit(event)
     yield from injection.store(engine, journal, [f for f in filled if _stored(f)])

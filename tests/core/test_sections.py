@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ctxfold import AgentContext, BackendError, Item, Query, Section, SectionInjected, SectionSkipped
-from ctxfold.errors import ConfigError
+from ctxfold.errors import ConfigError, WindowTooSmallError
 from ctxfold.history.sections import section_note
-from ctxfold.messages import Message
+from ctxfold.messages import Message, assistant, user
 from tests.core.driven import Driven, scripted, text_of, tool_round
 from tests.timing import wait_for
 
@@ -396,3 +396,90 @@ def apart() -> bool:
 def no_threads_left() -> Iterator[None]:
     yield
     wait_for(lambda: not apart())
+
+
+RULES = "\n".join(f"Rule {n}: answer number {n} politely and briefly." for n in range(24))
+
+
+@pytest.mark.parametrize("window", [700, 1_000, 1_500])
+def test_a_required_section_stands_whole_in_every_request(make: Make, window: int) -> None:
+    """Step 7, item A7: its size is reserved before tail, summary and recall are placed."""
+    backend = scripted(*REPLIES)
+    required = Section("rules", lambda _: [RULES], lifetime="request", required=True)
+    other = Section("documents", lambda _: ["something else " * 200], lifetime="request")
+    ctx = make(backend, context_window=window, sections=[other, required], max_summary_calls=0)
+    for i in range(30):
+        ctx.send(LONG.format(i))
+        request = backend.requests[-1].messages
+        assert "Rule 23: answer number 23 politely" in text_of(request)
+        assert LONG.format(i) in [m.text for m in request]
+        assert ctx.counter.count_all(request) <= ctx.policy.budget_tokens
+    assert ctx.usage().compactions
+
+
+def test_a_required_section_is_stored_once_an_epoch_where_reasoning_is_bound_to_the_prefix(make: Make) -> None:
+    """Step 7, item A7: the stored copy stays through compactions, in the middle of a turn as well."""
+    rounds = [tool_round(f"t{i}", "found " * 60) for i in range(12)]
+    backend = scripted(*(r[0] for r in rounds), *REPLIES)
+    backend.binds_reasoning = True  # type: ignore[attr-defined]
+    required = Section("rules", lambda _: [RULES], lifetime="request", required=True)
+    ctx = make(backend, context_window=1_200, sections=[required], max_summary_calls=0)
+    ctx.send("one")
+    for each in rounds:
+        ctx.send(each[1:])
+    for i in range(10):
+        ctx.send(LONG.format(i))
+    assert ctx.usage().compactions
+    for request in backend.requests:
+        assert text_of(request.messages).count("Rule 23: answer number 23 politely") == 1
+        assert ctx.counter.count_all(request.messages) <= ctx.policy.budget_tokens
+
+
+def test_a_required_section_that_cannot_fit_is_an_error_and_the_turn_is_not_stored(make: Make) -> None:
+    """Step 7, item A7: the error names the section and has the numbers."""
+    backend = scripted(*REPLIES)
+    ctx = make(
+        backend,
+        context_window=300,
+        sections=[Section("rules", lambda _: [RULES], lifetime="request", required=True)],
+    )
+    with pytest.raises(WindowTooSmallError, match=r"'rules' \d{3} tokens.*window of 300 has \d+ for them"):
+        ctx.send("one")
+    assert backend.requests == []
+    assert ctx.messages() == ()
+
+
+def test_the_context_service_reserves_required_sections(make: Make) -> None:
+    """Step 7, item A7: `prepare_context` makes the conversation fit beside them, and reports them."""
+    ctx = make(
+        None,
+        context_window=700,
+        sections=[Section("rules", lambda _: [RULES], lifetime="request", required=True)],
+    )
+    for i in range(12):
+        ctx.add([user(LONG.format(i), id=f"u{i}"), assistant(f"reply {i}", id=f"a{i}")])
+        delta = ctx.service.prepare_context(LONG.format(i + 1))
+        assert "Rule 23: answer number 23 politely" in delta.recalled
+        assert [(e.kind, e.cut) for e in delta.injected] == [("rules", 0)]
+        assert delta.used_tokens <= delta.budget_tokens
+
+
+def test_a_required_section_travels_with_every_request() -> None:
+    """Step 7, item A7: one that is stored once would leave at the next epoch head."""
+    with pytest.raises(ConfigError, match="lifetime='request'"):
+        Section("rules", lambda _: [RULES], required=True)
+
+
+def test_what_does_not_fit_of_a_section_is_told(make: Make) -> None:
+    """Step 7, item A7: items that are cut or left out, and a section of which nothing fits, are reported with numbers."""
+    ctx = make(scripted(*REPLIES), context_window=1_000, sections=[documents("alpha " * 200, "beta", "gamma " * 100)])
+    told = events_of(ctx, SectionInjected, SectionSkipped)
+    ctx.send("one")
+    assert [(type(e), e.items, e.cut, e.left_out) for e in told] == [(SectionInjected, 1, 1, 2)]
+    assert told[0].hidden_chars > 1_000 + 4 + 599
+    small = make(scripted(*REPLIES), context_window=250, sections=[documents("alpha " * 200, share=0.1)])
+    told = events_of(small, SectionInjected, SectionSkipped)
+    small.send("one")
+    assert [(e.kind, e.reason) for e in told] == [
+        ("documents", "none of its 1 items fits in the 20 tokens that are left for it")
+    ]

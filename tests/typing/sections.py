@@ -37,6 +37,7 @@ def sections() -> AgentContext:
         sections=[
             Section("documents", plain),
             Section("code", awaited, place="head", lifetime="request", share=0.1, timeout_s=None),
+            Section("rules", plain, lifetime="request", required=True),
             memory_section("facts", share=0.05),
         ],
     )

@@ -1,7 +1,8 @@
 """Sections in a log: messages that stand beside the conversation, what is known of them, and how long they stay.
 
 A section stays where it was put until the next epoch head. There all leave but those of the newest question, and those
-put in by hand that nothing has superseded; what a source brought is asked for again with the next question.
+put in by hand and the required ones that nothing has superseded; what a source brought is asked for again with the next
+question.
 """
 
 from __future__ import annotations
@@ -32,18 +33,20 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class SectionNote:
-    """What is known of a section; `by_hand` says that no source will bring it again."""
+    """What is known of a section. `by_hand` says that no source will bring it again, `required` that it may not be missing."""
 
     kind: str
     items: tuple[Placed, ...] = ()
     place: Place = "tail"
     by_hand: bool = False
+    required: bool = False
 
 
 def section(message_id: str, text: str, note: SectionNote) -> Message:
     """A section as a message; it travels in the user role, and is known by its kind, never by its text."""
     items = [[i.key, i.source, i.id, i.score] for i in note.items]
     told = {"kind": note.kind, "items": items, "place": note.place, "by_hand": note.by_hand}
+    told |= {"required": True} if note.required else {}
     return Message(message_id, "user", (TextPart(text), Opaque(NAMESPACE, json.dumps(told))), kind="section")
 
 
@@ -53,12 +56,12 @@ def section_note(message: Message) -> SectionNote | None:
     if told is None:
         return None
     items = tuple(Placed(key, source, item_id, score) for key, source, item_id, score in told["items"])
-    return SectionNote(told["kind"], items, told["place"], told["by_hand"])
+    return SectionNote(told["kind"], items, told["place"], told["by_hand"], told.get("required", False))
 
 
 def lasting_sections(entries: Sequence[Entry], question: str | None) -> frozenset[str]:
     """Ids of the sections that stay at an epoch head; `question` is the id of the newest user message among the entries."""
-    return frozenset((*_with_question(entries, question), *_by_hand(entries)))
+    return frozenset((*_with_question(entries, question), *_in_force(entries)))
 
 
 def _with_question(entries: Sequence[Entry], question: str | None) -> Iterable[str]:
@@ -68,12 +71,13 @@ def _with_question(entries: Sequence[Entry], question: str | None) -> Iterable[s
         yield entries[at].id
 
 
-def _by_hand(entries: Sequence[Entry]) -> Iterable[str]:
+def _in_force(entries: Sequence[Entry]) -> Iterable[str]:
+    """The newest copy of each kind, where it was put in by hand or is required."""
     newest: dict[str, str] = {}
     for entry in entries:
         note = section_note(entry.message) if entry.message.kind == "section" else None
         if note is not None:
             newest.pop(note.kind, None)
-            if note.by_hand:
+            if note.by_hand or note.required:
                 newest[note.kind] = entry.id
     return newest.values()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from ctxfold.errors import WindowTooSmallError
 from ctxfold.events import Event, SectionInjected, SectionSkipped
 from ctxfold.flow import Call, Flow
 from ctxfold.history.data import as_data
@@ -32,21 +33,34 @@ class Filled:
     text: str
     note: SectionNote
     tokens: int
+    cut: int = 0
+    left_out: int = 0
+    hidden_chars: int = 0
 
     def message(self, message_id: str) -> Message:
         return section(message_id, self.text, self.note)
 
     def event(self, session: str) -> SectionInjected:
-        return SectionInjected(session, self.note.kind, len(self.note.items), self.tokens, self.note.place)
+        return SectionInjected(
+            session,
+            self.note.kind,
+            len(self.note.items),
+            self.tokens,
+            self.note.place,
+            cut=self.cut,
+            left_out=self.left_out,
+            hidden_chars=self.hidden_chars,
+        )
 
 
-def fill(
+def fill(  # noqa: PLR0913 - one keyword per independent setting
     journal: Journal,
     view: View,
     sections: Sequence[Section],
     question: str,
     *,
     room_tokens: int,
+    required_tokens: int = 0,
     sources: Sources,
     ports: Ports,
     turn_id: str | None = None,
@@ -54,15 +68,20 @@ def fill(
 ) -> Flow[tuple[tuple[Filled, ...], tuple[Event, ...]]]:
     """The sections that have something new to say on the question, and what is to be reported of the others.
 
-    All sources are asked at once. Together they take no more than `room_tokens`: those first in the list come first. One put in
-    `by_hand` says everything again, unless it says nothing new at all.
+    All sources are asked at once. Together they take no more than `room_tokens`: those first in the list come first. Before them
+    come those required, which take up to `required_tokens`: WindowTooSmallError for one that does not fit and is never to be cut.
+    One put in `by_hand` says everything again, unless it says nothing new at all.
     """
     budget = journal.rules().budget_tokens
     free = room_tokens / budget
     standing = _standing(view)
     asked: list[tuple[Section, Query]] = []
     events: list[Event] = []
-    for each in sections:
+    for each in sorted(sections, key=lambda s: (not s.whole, not s.required)):
+        if each.required:
+            share = budget if each.whole else min(int(each.share_ratio * budget), required_tokens)
+            asked.append((each, Query(question, max(0, share), journal.key.session, journal.key.owner, turn_id)))
+            continue
         if free < each.least_free_ratio:
             told = f"{max(0.0, free):.0%} of the budget is free, it wants {each.least_free_ratio:.0%}"
             events.append(SectionSkipped(journal.key.session, each.kind, told))
@@ -70,22 +89,37 @@ def fill(
         used = sum(tokens for _, tokens in standing.get(each.kind, ()))
         share = min(int(each.share_ratio * budget) - used, room_tokens)
         if share < LEAST_TOKENS:
-            events.append(SectionSkipped(journal.key.session, each.kind, "its share of the budget is used up"))
+            told = f"its share of the budget is used up: {max(0, share)} tokens are left for it"
+            events.append(SectionSkipped(journal.key.session, each.kind, told))
             continue
         asked.append((each, Query(question, share, journal.key.session, journal.key.owner, turn_id)))
     answers = yield from sources.ask(asked, journal, ports)
     filled: list[Filled] = []
-    left = room_tokens
+    left, required_left = room_tokens, required_tokens
     for (each, query), answer in zip(asked, answers, strict=True):
         if answer.failure is not None:
             events.append(SectionSkipped(journal.key.session, each.kind, answer.failure))
             continue
         before = [note for note, _ in standing.get(each.kind, ())]
-        made = yield from _made(answer, before, min(query.budget_tokens, left), ports.counter, by_hand)
-        if made is not None:
-            left -= made.tokens
+        room = None if each.whole else min(query.budget_tokens, required_left if each.required else left)
+        made = yield from _made(answer, before, room, ports.counter, by_hand)
+        if isinstance(made, Filled):
+            left, required_left = left - made.tokens, required_left - made.tokens
             filled.append(made)
+        elif made:
+            events.append(SectionSkipped(journal.key.session, each.kind, made))
+    _check_whole(journal, [f for f in filled if f.section.whole], required_tokens)
     return tuple(filled), tuple(events)
+
+
+def _check_whole(journal: Journal, filled: Sequence[Filled], room_tokens: int) -> None:
+    rules, needed = journal.rules(), sum(f.tokens for f in filled)
+    if needed > room_tokens > 0:  # where there is no room at all, the question is what is too large
+        told = " and ".join(f"{f.section.kind!r} {f.tokens}" for f in filled)
+        raise WindowTooSmallError(
+            f"the required sections take {told} tokens; beside system prompt, tools and the newest question the window of "
+            f"{rules.context_window} has {room_tokens} for them: shorten them or raise context_window (token_limit)"
+        )
 
 
 def render(kind: str, items: Iterable[tuple[str, str]]) -> str:
@@ -95,50 +129,92 @@ def render(kind: str, items: Iterable[tuple[str, str]]) -> str:
 
 
 def _made(
-    found: Found, before: Sequence[SectionNote], budget_tokens: int, counter: TokenCounter, by_hand: bool
-) -> Flow[Filled | None]:
-    kind = found.section.kind
-    known = set[str]() if by_hand else {p.key for n in before for p in n.items}
+    found: Found, before: Sequence[SectionNote], budget_tokens: int | None, counter: TokenCounter, by_hand: bool
+) -> Flow[Filled | str | None]:
+    """The section; None when it has nothing new, and the reason when none of that fits."""
+    kind, again = found.section.kind, by_hand or found.section.required
+    known = set[str]() if again else {p.key for n in before for p in n.items}
 
-    def choose() -> list[tuple[Item, str]]:
+    def choose() -> _Chosen:
         return _chosen(kind, found.items, known, budget_tokens, counter)
 
-    size = sum(min(len(i.text), CHARS_PER_TOKEN * budget_tokens) for i in found.items)
+    limit = max((len(i.text) for i in found.items), default=0) if budget_tokens is None else _chars(budget_tokens)
+    size = sum(min(len(i.text), limit) for i in found.items)
     chosen = choose() if size < LONG_CHARS else (yield from Call(choose))
-    if not chosen:
+    if not chosen.shown:
+        if not chosen.left_out:
+            return None
+        return (
+            f"none of its {chosen.left_out} items fits in the {max(0, budget_tokens or 0)} tokens that are left for it"
+        )
+    text = render(kind, [(item.source, shown) for item, shown in chosen.shown])
+    placed = tuple(Placed(_key(item), as_data(item.source), item.id, item.score) for item, _ in chosen.shown)
+    note = SectionNote(kind, placed, found.section.place, by_hand, found.section.required)
+    if again and before and replace(before[-1], place=note.place) == note:
         return None
-    text = render(kind, [(item.source, shown) for item, shown in chosen])
-    placed = tuple(Placed(_key(item), as_data(item.source), item.id, item.score) for item, _ in chosen)
-    note = SectionNote(kind, placed, found.section.place, by_hand)
-    if by_hand and before and before[-1].by_hand and before[-1].items == note.items:
-        return None
-    return Filled(found.section, text, note, counter.count(section("", text, note)))
+    return Filled(
+        found.section,
+        text,
+        note,
+        counter.count(section("", text, note)),
+        cut=chosen.cut,
+        left_out=chosen.left_out,
+        hidden_chars=chosen.hidden_chars,
+    )
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """Items with their texts as data; how many of them are cut, and how many new ones did not fit."""
+
+    shown: list[tuple[Item, str]] = field(default_factory=list[tuple[Item, str]])
+    cut: int = 0
+    left_out: int = 0
+    hidden_chars: int = 0
 
 
 def _chosen(
-    kind: str, items: Sequence[Item], known: set[str], budget_tokens: int, counter: TokenCounter
-) -> list[tuple[Item, str]]:
-    """Items that are new and fit, each with its text as data; one that does not fit is cut, the last to be looked at."""
-    left = budget_tokens - counter.count_text(_heading(kind)) - 8
-    chosen: list[tuple[Item, str]] = []
+    kind: str, items: Sequence[Item], known: set[str], budget_tokens: int | None, counter: TokenCounter
+) -> _Chosen:
+    """Items that are new and fit; one that does not fit is cut, the last to be looked at. Without a budget all are whole."""
+    left = None if budget_tokens is None else budget_tokens - counter.count_text(_heading(kind)) - 8
+    chosen = _Chosen()
     seen, ids = set(known), set[str]()
     for item in items:
-        if left < LEAST_TOKENS:
-            break
         key = _key(item)
         if not item.text.strip() or key in seen or (item.id is not None and item.id in ids):
             continue
-        shown = as_data(item.text.strip(), max_chars=CHARS_PER_TOKEN * left)
-        cost = counter.count_text(_line(item.source, shown)) + 1
-        if cost > left and (shown := _cut(item, left, counter)):
-            cost = left
-        if cost > left:
+        shown = _shown(item, left, counter) if left is None or left >= LEAST_TOKENS else None
+        if shown is None:
+            chosen.left_out += 1
+            chosen.hidden_chars += len(item.text.strip())
             continue
-        left -= cost
+        text, cost, hidden = shown
+        left = None if left is None else left - cost
+        chosen.cut += hidden > 0
+        chosen.hidden_chars += hidden
         seen.add(key)
         ids.update([item.id] if item.id is not None else [])
-        chosen.append((item, shown))
+        chosen.shown.append((item, text))
     return chosen
+
+
+def _shown(item: Item, room_tokens: int | None, counter: TokenCounter) -> tuple[str, int, int] | None:
+    """The item's text as data, what it costs, and how many characters are cut; None when too little of it fits."""
+    text = item.text.strip()
+    if room_tokens is None:
+        return as_data(text), 0, 0
+    chars = _chars(room_tokens)
+    shown = as_data(text, max_chars=chars)
+    cost = counter.count_text(_line(item.source, shown)) + 1
+    if cost <= room_tokens:
+        return shown, cost, max(0, len(text) - chars)
+    shown = _cut(item, room_tokens, counter)
+    return (shown, room_tokens, max(1, len(text) - len(shown))) if shown else None
+
+
+def _chars(tokens: int) -> int:
+    return CHARS_PER_TOKEN * max(0, tokens)
 
 
 def _cut(item: Item, room_tokens: int, counter: TokenCounter) -> str:

@@ -101,6 +101,9 @@ class Section:
         share: most that it may take of the prompt's budget, per epoch.
         min_free_ratio: it is not asked when less of the budget is free.
         timeout_s: it is given up after that long; None waits.
+        required: it is asked first, and the conversation is made to fit beside it, whatever `min_free_ratio` says. Without a
+            `share` it stands whole in every request, and WindowTooSmallError says when it cannot; with one it is cut to that.
+            It needs lifetime "request".
     """
 
     kind: str
@@ -110,6 +113,7 @@ class Section:
     share: float | None = None
     min_free_ratio: float | None = None
     timeout_s: float | None = 5.0
+    required: bool = False
 
     def __post_init__(self) -> None:
         if not self.kind or not self.kind.replace("_", "").replace("-", "").isalnum():
@@ -118,12 +122,22 @@ class Section:
             raise ConfigError(f"section {self.kind!r}: its source {self.source!r} cannot be called; give a function")
         if self.place not in ("tail", "head") or self.lifetime not in ("epoch", "request"):
             raise ConfigError(f"section {self.kind!r}: place is 'tail' or 'head', lifetime 'epoch' or 'request'")
+        if self.required and self.lifetime != "request":
+            raise ConfigError(
+                f"section {self.kind!r} is required and its lifetime is {self.lifetime!r}: a required section travels with every "
+                "request, so give lifetime='request'"
+            )
         if self.timeout_s is not None and self.timeout_s <= 0:
             raise ConfigError(f"section {self.kind!r}: timeout_s is {self.timeout_s}: give seconds, or None to wait")
         if not 0 < self.share_ratio <= 1 or not 0 <= self.least_free_ratio <= 1:
             raise ConfigError(
                 f"section {self.kind!r}: share and min_free_ratio are parts of the budget, between 0 and 1"
             )
+
+    @property
+    def whole(self) -> bool:
+        """Whether it may never be cut."""
+        return self.required and self.share is None
 
     @property
     def share_ratio(self) -> float:

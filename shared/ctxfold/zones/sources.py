@@ -49,7 +49,7 @@ class Sources:
     def _found(self, section: Section, query: Query, journal: Journal, ports: Ports) -> Flow[Found]:
         try:
             answer = yield from self._answer(section, query, journal, ports)
-            return Found(section, _items(answer))
+            return Found(section, _items(answer, section))
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - it is reported, and costs only this section
@@ -101,7 +101,7 @@ class _Call:
         def called() -> Any:
             try:
                 answer: Any = source(self.query)
-                return answer if inspect.isawaitable(answer) else _bounded(answer)
+                return answer if inspect.isawaitable(answer) else _bounded(answer, self.section)
             finally:
                 with self.lock:
                     self.back = True
@@ -118,16 +118,19 @@ class _Call:
                 self.sources.late(self.section.kind, 1)
 
 
-def _bounded(answer: Any) -> Answer:
-    """The first items, taken where the source runs: an answer may be long, or make its items one by one."""
+def _bounded(answer: Any, section: Section) -> Answer:
+    """The first items, taken where the source runs: an answer may be long, or make its items one by one.
+
+    Of a required section all are taken.
+    """
     if isinstance(answer, str | Item):
         return (answer,)
-    return tuple(islice(answer, MOST_ITEMS))
+    return tuple(islice(answer, None if section.required else MOST_ITEMS))
 
 
-def _items(answer: Answer) -> tuple[Item, ...]:
+def _items(answer: Answer, section: Section) -> tuple[Item, ...]:
     """The items, best first where all have a score. TypeError for anything else."""
-    items = [Item(i) if isinstance(i, str) else i for i in _bounded(answer)]
+    items = [Item(i) if isinstance(i, str) else i for i in _bounded(answer, section)]
     for item in items:
         if not isinstance(item, Item):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's source may return anything
             raise TypeError(f"a source returns items or strings, this one has {type(item).__name__}")
