@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
@@ -14,10 +14,11 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.block_translators import get_translator
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_serializer, model_validator
 
 from ctxfold.closing import Closing
 from ctxfold.connect import message_counter, open_backend
+from ctxfold.given import shown_url
 from ctxfold.ports import ContextBackend, TokenCounter
 from ctxfold.session import AgentContext
 from langchain_ctx import asking, structured
@@ -99,6 +100,14 @@ class ChatCtx(AnsweringChatModel, Closing):
             # not in a validator: pydantic would wrap a ConfigError into an error of its own
             self._connect()
 
+    @field_serializer("base_url")
+    def _without_secrets(self, base_url: str | None) -> str | None:
+        return shown_url(base_url) if base_url else base_url
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        shown = {"base_url": self._without_secrets(self.base_url)}
+        return [(name, shown.get(name or "", value)) for name, value in super().__repr_args__()]
+
     @model_validator(mode="after")
     def _set_ctxfold_version(self) -> Self:
         self._add_version("ctxfold", package_version())
@@ -165,7 +174,9 @@ class ChatCtx(AnsweringChatModel, Closing):
             "owner",
             "output_version",
         )
-        return {"model": self.model, **{name: getattr(self, name) for name in names}}
+        # trace metadata: seen by whoever sees the traces
+        address = self._without_secrets(self.base_url)
+        return {"model": self.model, **{name: getattr(self, name) for name in names}, "base_url": address}
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         if self._backend is None:  # asked by a validator, before there is one

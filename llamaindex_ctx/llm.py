@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -25,10 +25,11 @@ from llama_index.core.llms.callbacks import (
 )
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
-from pydantic import Field, PrivateAttr, SecretStr
+from pydantic import Field, PrivateAttr, SecretStr, field_serializer
 
 from ctxfold import BackendError, ContextBackend, Request
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
+from ctxfold.given import shown_url
 from ctxfold.ports import UuidIds
 from llamaindex_ctx.llm_reply import Answer, chat_response, noted, tool_selections
 from llamaindex_ctx.llm_request import tool_rows, write_request
@@ -58,7 +59,8 @@ class CtxLLM(FunctionCallingLLM):
 
     `provider` names a row, `thinking` is True, False or an effort, `additional_kwargs` are options for every call,
     `extra_body` goes into every request body as it is. Errors are BackendError, and ContextOverflowError when the request does
-    not fit. The key stands in no repr, dict, JSON or pickle: give it again, or through the row's environment variable.
+    not fit. The key, and a password or key in `base_url`, stand in no repr, dict, JSON or pickle: give them again, or the key
+    through the row's environment variable.
     """
 
     model: str = Field(description="The model's name.")
@@ -118,6 +120,14 @@ class CtxLLM(FunctionCallingLLM):
             )
         super().__init__(**settings, **kwargs)
         self._backend = backend if backend is not None else self._new_backend()
+
+    @field_serializer("base_url")
+    def _without_secrets(self, base_url: str | None) -> str | None:
+        return shown_url(base_url) if base_url else base_url
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        shown = {"base_url": self._without_secrets(self.base_url)}
+        return [(name, shown.get(name or "", value)) for name, value in super().__repr_args__()]
 
     @classmethod
     def class_name(cls) -> str:
@@ -257,7 +267,7 @@ class CtxLLM(FunctionCallingLLM):
         return self.model_copy(update=fields)
 
     def __getstate__(self) -> dict[Any, Any]:
-        bare = self.model_copy(update={"api_key": None})
+        bare = self.model_copy(update={"api_key": None, "base_url": self._without_secrets(self.base_url)})
         bare._backend = None
         return super(CtxLLM, bare).__getstate__()
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from operator import index
 from typing import TypeVar
 
 from ctxfold.errors import ConfigError
 
-__all__ = ["all_of", "check_has", "check_text", "is_a", "kind_of", "named", "whole_number"]
+__all__ = ["all_of", "check_has", "check_text", "is_a", "kind_of", "named", "shown_url", "whole_number"]
 
 K = TypeVar("K", bound=tuple[str, str])
 T = TypeVar("T")
+_LOGIN = re.compile(r"//.*@")
+_SECRET_QUERY = re.compile(
+    r"((?:^|[?&;])[^=&;]*(?:key|token|secret|sig|pass|pwd|auth|cred)[^=&;]*)=[^&;#]*", re.IGNORECASE
+)
 
 
 def kind_of(given: object) -> str:
@@ -68,3 +73,9 @@ def whole_number(what: str, given: object, advice: str) -> int:
     if number < 1 or isinstance(given, bool):
         raise ConfigError(f"{what} is {repr(given)[:80]}: {advice}")
     return number
+
+
+def shown_url(url: str) -> str:
+    """The address without the secrets in it: no user and password, no values of query fields that name a credential."""
+    address, mark, query = _LOGIN.sub("//", url).partition("?")
+    return address + mark + _SECRET_QUERY.sub(r"\1=", query)

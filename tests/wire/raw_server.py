@@ -35,6 +35,7 @@ class RawServer:
         self.plays = list(plays)
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.raw_heads: list[bytes] = []
         self.paths: list[str] = []
         self.connections = 0
         self.gone = threading.Event()
@@ -105,6 +106,7 @@ class RawServer:
         headers = {k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
         while len(body) < int(headers["content-length"]):
             body += sock.recv(65536)
+        self.raw_heads.append(head)
         self.paths.append(head.split(b" ", 2)[1].decode("latin-1"))
         self.headers.append(headers)
         self.bodies.append(json.loads(body))

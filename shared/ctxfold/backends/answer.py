@@ -38,6 +38,7 @@ class AnswerParser(ABC):
         self._json: bytearray | None = None
         self._sniffed = False
         self._finish: str | None = None
+        self._unknown_finish: str | None = None
         self._refused = False
 
     @abstractmethod
@@ -136,11 +137,14 @@ class AnswerParser(ABC):
         if not isinstance(raw, str) or not raw:
             return None
         rules = common_rules()
-        finish = self._profile.finish.get(raw) or rules.finish.get(raw.lower()) or raw
+        known = self._profile.finish.get(raw) or rules.finish.get(raw.lower())
+        finish = known or raw
+        self._unknown_finish = None if known else raw
         if finish == "stop" and self._refused:
             finish = "content_filter"
         if finish == "error":
-            self._fail(rules.finish_error_kind.get(raw, "server"), f"the answer ended with finish reason {raw!r}")
+            kind = rules.finish_error_kind.get(raw, "server")
+            self._fail(kind, f"the answer ended with finish reason {raw!r}", code=raw)
         self._finish = finish
         return finish
 
@@ -148,14 +152,20 @@ class AnswerParser(ABC):
         """Sets `error` for an answer that has no end, or nothing in it."""
         if self._finish is None:
             self._fail("stream_truncated", "the answer ended without a finish reason")
-        elif self._finish in ("stop", "tool_calls") and not self.answered:
+        elif self.answered:
+            return
+        elif self._finish in ("stop", "tool_calls"):
             self._fail("empty_response", "the answer has no text, no reasoning and no tool call")
+        elif self._unknown_finish is not None:
+            reason = self._unknown_finish
+            what = f"the answer has no text, no reasoning and no tool call, and ended with finish reason {reason!r}"
+            self._fail("empty_response", what, code=reason)
 
     def _failed(self, error: Mapping[str, Any]) -> None:
         self.error = failure(self._profile, error, hide=self._hide)
 
-    def _fail(self, kind: str, what: str) -> None:
-        self.error = plain_failure(self._profile, kind, what, hide=self._hide)
+    def _fail(self, kind: str, what: str, *, code: str | None = None) -> None:
+        self.error = plain_failure(self._profile, kind, what, code=code, hide=self._hide)
 
 
 def as_text(value: object) -> str:

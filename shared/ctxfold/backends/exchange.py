@@ -54,7 +54,7 @@ class Head:
 class Open:
     """Send the request and wait for the response's head; gives a Head."""
 
-    url: str
+    url: str = field(repr=False)  # its query may hold a key
     headers: Mapping[str, str] = field(repr=False)  # holds the key
     body: bytes
     timeout_s: float

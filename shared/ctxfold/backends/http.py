@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
+import time
 import types
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never, cast
 from urllib.parse import urlsplit
@@ -15,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
+from ctxfold.backends.content_coding import BodyDecoder, ContentCodingError
 from ctxfold.backends.exchange import DroppedError, Head, Open, Read, Sleep, Step
 from ctxfold.backends.failures import plain_failure
 from ctxfold.backends.profile import Profile
@@ -25,11 +29,25 @@ from ctxfold.errors import BackendError
 __all__ = ["AsyncHttpChannel", "Clients", "HttpChannel"]
 
 # room for a thousand streams at once; idle connections are few and given up before common proxies do it
-LIMITS = httpx.Limits(max_connections=2048, max_keepalive_connections=64, keepalive_expiry=20.0)
+IDLE_S = 20.0
+MAX_IDLE = 64
+LIMITS = httpx.Limits(max_connections=2048, max_keepalive_connections=MAX_IDLE, keepalive_expiry=IDLE_S)
+
+
+@dataclass(eq=False, slots=True)
+class Lane:
+    """A client that serves one request at a time, so that the socket of its connection is known before a response is there."""
+
+    client: httpx.Client
+    sock: socket.socket | None = None
+    idle_since_s: float = 0.0
 
 
 class Clients:
-    """One sync client and one async client per event loop, made on first use; injected ones are used and never closed."""
+    """Lanes for blocking calls and one async client per event loop, made on first use.
+
+    Injected clients are used and never closed; the sockets that they use again are not known.
+    """
 
     def __init__(
         self,
@@ -43,19 +61,39 @@ class Clients:
         self._given = client
         self._async_given = async_client
         self._lock = threading.Lock()
-        self._client: httpx.Client | None = None
+        self._idle: list[Lane] = []  # the one used last at the end
+        self._busy: set[Lane] = set()
+        self._tls: ssl.SSLContext | None = None
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[httpx.AsyncClient]] = (
             WeakKeyDictionary()
         )
         self._async: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
-    def sync_client(self) -> httpx.Client:
+    def take_lane(self) -> Lane:
+        """A lane for one request; `return_lane` gives it back."""
         if self._given is not None:
-            return self._given
+            return Lane(self._given)
         with self._lock:
-            if self._client is None:
-                self._client = httpx.Client(limits=LIMITS)
-            return self._client
+            if self._tls is None:
+                self._tls = httpx.create_ssl_context()  # slow to make: shared by all lanes
+            lane = self._idle.pop() if self._idle else Lane(httpx.Client(limits=LIMITS, verify=self._tls))
+            self._busy.add(lane)
+        return lane
+
+    def return_lane(self, lane: Lane) -> None:
+        """Keeps the lane for another request, unless it was closed meanwhile; lanes that were idle for long are closed."""
+        now_s = time.monotonic()
+        with self._lock:
+            if lane not in self._busy:  # an injected client, or closed by `close`
+                return
+            self._busy.remove(lane)
+            lane.idle_since_s = now_s
+            self._idle.append(lane)
+            stale = sum(now_s - one.idle_since_s > IDLE_S for one in self._idle)
+            stale = max(stale, len(self._idle) - MAX_IDLE)
+            expired, self._idle = self._idle[:stale], self._idle[stale:]
+        for one in expired:
+            one.client.close()
 
     async def loop_client(self) -> httpx.AsyncClient:
         if self._async_given is not None:
@@ -71,12 +109,14 @@ class Clients:
 
     def close(self) -> None:
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            lanes = [*self._idle, *self._busy]
+            self._idle.clear()
+            self._busy.clear()
+        for lane in lanes:
+            lane.client.close()
 
     async def aclose(self) -> None:
-        """Closes the sync client and the running loop's; those of other loops close with their loop."""
+        """Closes the lanes and the running loop's client; those of other loops close with their loop."""
         self.close()
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -113,8 +153,8 @@ class _Base:
         connect_s = self._clients.connect_timeout_s
         return httpx.Timeout(connect=connect_s, read=read_s, write=step.timeout_s, pool=connect_s)
 
-    def _note(self, event: str, info: object) -> None:
-        if event == "connection.connect_tcp.started":
+    def _note(self, event: str, info: Mapping[str, Any]) -> None:
+        if event.endswith((".connect_tcp.started", ".connect_unix_socket.started")):
             self._new_connection = True
 
     def _late(self, what: str, seconds: float) -> BackendError:
@@ -147,6 +187,8 @@ class _Base:
                 return None  # the parser knows whether the answer was complete
             case httpx.RemoteProtocolError() | httpx.DecodingError():
                 return self._failed("protocol", f"{self._origin} sent a broken body ({error})")
+            case ContentCodingError():
+                return self._failed("protocol", f"{self._origin} {error}")
             case _:
                 return self._failed("connection", f"the connection to {self._origin} broke off")
 
@@ -159,6 +201,7 @@ class HttpChannel(_Base):
 
     def __init__(self, clients: Clients, profile: Profile, retry: Retry) -> None:
         super().__init__(clients, profile, retry)
+        self._lane: Lane | None = None
         self._response: httpx.Response | None = None
         self._body: Iterator[bytes] = iter(())
         self._guard: Guard | None = None
@@ -178,8 +221,9 @@ class HttpChannel(_Base):
     def _open(self, step: Open) -> Head:
         self.close()
         self._start(step)
-        client = self._clients.sync_client()
-        request = client.build_request(
+        self._lane = lane = self._clients.take_lane()
+        self._guard = guard = Guard(lane.sock)
+        request = lane.client.build_request(
             "POST",
             step.url,
             content=step.body,
@@ -187,15 +231,29 @@ class HttpChannel(_Base):
             timeout=self._timeout(step, step.timeout_s),
         )
         request.extensions["trace"] = self._note
+        problem: Exception | None = None
+        self._clients.watchdog.arm(guard, step.timeout_s)
         try:
-            response = client.send(request, stream=True)
+            # a redirect could carry the key to another host, whatever an injected client does elsewhere
+            self._response = lane.client.send(request, stream=True, follow_redirects=False)
         except (httpx.HTTPError, OSError) as error:
-            raise self._in_head(error) from error
-        self._response = response
-        self._body = response.iter_raw() if _as_sent(response) else response.iter_bytes()
-        sock = _socket(response)
-        self._guard = Guard(sock) if sock is not None else None
-        return Head(response.status_code, dict(response.headers))
+            problem = error
+        finally:
+            self._clients.watchdog.disarm(guard)
+        if guard.expired:
+            raise self._late("no answer", step.timeout_s) from problem
+        if self._response is None:
+            assert problem is not None
+            raise self._in_head(problem) from problem
+        self._guard = _guarded(self._response)
+        lane.sock = None if self._guard is None else self._guard.sock
+        self._body = _bodies(self._response)
+        return Head(self._response.status_code, dict(self._response.headers))
+
+    def _note(self, event: str, info: Mapping[str, Any]) -> None:
+        super()._note(event, info)
+        if event.endswith(_CONNECTED) and self._guard is not None:
+            self._guard.watch(_own_socket(info.get("return_value")))
 
     def _read(self, timeout_s: float) -> bytes:
         self._timeout_s = timeout_s
@@ -205,7 +263,7 @@ class HttpChannel(_Base):
         problem: Exception | None = None
         try:
             data = next(self._body, b"")
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+        except (httpx.HTTPError, httpx.StreamError, OSError, ContentCodingError) as error:
             data, problem = b"", error
         finally:
             if guard is not None:
@@ -221,10 +279,13 @@ class HttpChannel(_Base):
     def close(self) -> None:
         """Ends the connection at once, unless the body was read to its end."""
         response, self._response = self._response, None
+        lane, self._lane = self._lane, None
         self._guard = None
         self._body = iter(())
         if response is not None:
             response.close()
+        if lane is not None:
+            self._clients.return_lane(lane)
 
 
 class AsyncHttpChannel(_Base):
@@ -257,16 +318,16 @@ class AsyncHttpChannel(_Base):
         request.extensions["trace"] = self._anote
         try:
             async with asyncio.timeout(step.timeout_s):
-                response = await client.send(request, stream=True)
+                response = await client.send(request, stream=True, follow_redirects=False)
         except TimeoutError as error:
             raise self._late("no answer", step.timeout_s) from error
         except (httpx.HTTPError, OSError) as error:
             raise self._in_head(error) from error
         self._response = response
-        self._body = response.aiter_raw() if _as_sent(response) else response.aiter_bytes()
+        self._body = _async_bodies(response)
         return Head(response.status_code, dict(response.headers))
 
-    async def _anote(self, event: str, info: object) -> None:
+    async def _anote(self, event: str, info: Mapping[str, Any]) -> None:
         self._note(event, info)
 
     async def _read(self, timeout_s: float) -> bytes:
@@ -286,7 +347,7 @@ class AsyncHttpChannel(_Base):
             return b""
         except TimeoutError as error:
             raise self._late("nothing more", timeout_s) from error
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+        except (httpx.HTTPError, httpx.StreamError, OSError, ContentCodingError) as error:
             told = self._in_body(error)
             if told is not None:
                 raise told from error
@@ -316,17 +377,50 @@ def _resumed(begun: Generator[Any, Any, bytes], waits_for: Any) -> Generator[Any
             return cast("bytes", stop.value)
 
 
-def _as_sent(response: httpx.Response) -> bool:
-    """Whether the body may be taken as it comes: not compressed, and not read already by a transport of one's own."""
-    return not response.is_stream_consumed and "content-encoding" not in response.headers
+def _bodies(response: httpx.Response) -> Iterator[bytes]:
+    """The body's bytes as they come, decompressed in pieces: httpx would undo a whole read at once, whatever its size."""
+    if response.is_stream_consumed:  # a transport of one's own has read it already
+        return response.iter_bytes()
+    coding = response.headers.get("content-encoding")
+    return response.iter_raw() if coding is None else _decoded(response, coding)
 
 
-def _socket(response: httpx.Response) -> socket.socket | None:
-    """The connection's own socket; None where it is shared (HTTP/2) or there is none (a transport of one's own)."""
-    stream = response.extensions.get("network_stream")
-    if stream is None or response.http_version == "HTTP/2":
-        return None
+def _decoded(response: httpx.Response, coding: str) -> Iterator[bytes]:
+    decoder = BodyDecoder(coding)
+    for data in response.iter_raw():
+        yield from decoder.feed(data)
+
+
+def _async_bodies(response: httpx.Response) -> AsyncIterator[bytes]:
+    if response.is_stream_consumed:
+        return response.aiter_bytes()
+    coding = response.headers.get("content-encoding")
+    return response.aiter_raw() if coding is None else _adecoded(response, coding)
+
+
+async def _adecoded(response: httpx.Response, coding: str) -> AsyncIterator[bytes]:
+    decoder = BodyDecoder(coding)
+    async for data in response.aiter_raw():
+        for piece in decoder.feed(data):
+            yield piece
+            await asyncio.sleep(0)  # a few bytes may stand for many pieces, and others wait for the loop
+
+
+_CONNECTED = (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
+
+
+def _guarded(response: httpx.Response) -> Guard | None:
+    """A guard over the connection's own socket; None where there is none."""
+    sock = None if response.http_version == "HTTP/2" else _own_socket(response.extensions.get("network_stream"))
+    return None if sock is None else Guard(sock)
+
+
+def _own_socket(stream: Any) -> socket.socket | None:
+    """The socket of a network stream of httpcore; None where requests share it (HTTP/2), or a transport of one's own has none."""
     with contextlib.suppress(AttributeError):
+        tls = stream.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
+            return None
         found = stream.get_extra_info("socket")
         return found if isinstance(found, socket.socket) else None
     return None

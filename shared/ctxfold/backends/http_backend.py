@@ -5,15 +5,17 @@ A wire (chat completions, another provider's own) adds how a request is written 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
@@ -34,6 +36,7 @@ from ctxfold.backends.profile import Profile, load_profile
 from ctxfold.backends.retry import Retry
 from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, InvalidTextError
+from ctxfold.given import is_a, shown_url
 from ctxfold.messages import Message
 from ctxfold.ports import Ids, Reply, Request, UuidIds
 
@@ -46,6 +49,8 @@ __all__ = ["HttpBackend"]
 
 HIDDEN = "**********"
 MIN_SECRET_CHARS = 6
+CREDENTIALS = frozenset({"api-key", "authorization", "x-api-key", "x-goog-api-key"})
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class HttpBackend(ABC, Closing):
@@ -53,6 +58,12 @@ class HttpBackend(ABC, Closing):
 
     Usable as `with` or `async with`; after `close` the next call opens new connections. `timeout_s` bounds the wait for the first
     event, or for a whole reply that is not streamed; `idle_timeout_s` each pause afterwards. Both default to the row's.
+
+    `base_url` may carry a query, which every request then has (Azure's `?api-version=`), and `user:password@`, which is sent as
+    an Authorization header. `headers` replace headers of the row with the same name, in any case. A credential among them
+    (`authorization`, `x-api-key`, `api-key`, `x-goog-api-key`) stands in for the key of the environment; an explicit `api_key`
+    is sent beside it under the row's own header. Redirects are never followed: they could carry the key to another host.
+    With an `http_client` of your own, the head of a response on a connection that is used again has `timeout_s` for each read.
     """
 
     wire: str
@@ -87,9 +98,11 @@ class HttpBackend(ABC, Closing):
             )
         self._model = model
         self._profiles = {model: self._row.for_model(model)}
-        self._url = _url(self._row, base_url)
-        self._key = _key(self._row, api_key)
-        self._headers = dict(headers or {})
+        self._url, login = _url(self._row, base_url)
+        own = _headers(headers)
+        self._headers = {**login, **own}
+        stands_in = CREDENTIALS & own.keys() or login.keys() & {name.lower() for name in self._row.headers}
+        self._key = _key(self._row, api_key, required=not stands_in)
         self._timeout_s = _positive("timeout_s", timeout_s, self._row.first_event_timeout)
         self._idle_timeout_s = _positive("idle_timeout_s", idle_timeout_s, self._row.idle_timeout)
         self._connect_timeout_s = _positive("connect_timeout_s", connect_timeout_s, 10.0)
@@ -204,9 +217,9 @@ class HttpBackend(ABC, Closing):
         return replace(request, model=request.model or self._model, thinking=thinking)
 
     def _hide(self, text: str) -> str:
-        key = self._key.get_secret_value() if self._key is not None else ""
-        # a stand-in such as "x" is no secret, and hiding it would garble the text
-        return text.replace(key, HIDDEN) if len(key) >= MIN_SECRET_CHARS else text
+        for secret in _secrets(self._key, self._headers):
+            text = text.replace(secret, HIDDEN)
+        return text
 
     def _call(self, request: Request, *, stream: bool) -> Call:
         resolved = self._resolved(request)
@@ -215,13 +228,13 @@ class HttpBackend(ABC, Closing):
             "accept": "text/event-stream" if stream else "application/json",
             "content-type": "application/json",
             "accept-encoding": "identity",  # a compressing proxy would hold chunks back
-            **_key_headers(self._row, self._key),
-            **self._headers,
+            **_lowered(_key_headers(self._row, self._key)),
+            **{name: value.get_secret_value() for name, value in self._headers.items()},
         }
         body = _encoded(self.request_body(request, stream=stream))
         return Call(
             profile,
-            Open(self._url, headers, body, self._timeout_s),
+            Open(self._url.get_secret_value(), headers, body, self._timeout_s),
             lambda: self._parser(profile, resolved),
             self._idle_timeout_s,
             self._retry,
@@ -249,24 +262,64 @@ class HttpBackend(ABC, Closing):
             return self._clients
 
 
-def _url(row: Profile, base_url: str | None) -> str:
-    base = (base_url or row.base_url).rstrip("/")
+def _url(row: Profile, base_url: str | None) -> tuple[SecretStr, dict[str, SecretStr]]:
+    """The address of requests, and the header that stands for a user and password in it.
+
+    The address is kept as a secret too, as its query may hold a key.
+    """
+    base = base_url or row.base_url
     try:
         parts = urlsplit(base)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        valid = False
+        parts, valid = SplitResult("", "", "", "", ""), False
     if not valid:
-        raise ConfigError(f"base_url {base!r} is no http(s) address: give one such as http://localhost:8000/v1")
-    if base.endswith(row.path):
-        return base
-    # given with or without the version that the row's path begins with
-    return base.removesuffix(row.path.rpartition("/")[0]) + row.path
+        raise ConfigError(
+            f"base_url {shown_url(base)!r} is no http(s) address: give one such as http://localhost:8000/v1"
+        )
+    path = parts.path.rstrip("/")
+    if not path.endswith(row.path):
+        # given with or without the version that the row's path begins with
+        path = path.removesuffix(row.path.rpartition("/")[0]) + row.path
+    login, _, host = parts.netloc.rpartition("@")
+    url = SecretStr(urlunsplit((parts.scheme, host, path, parts.query, "")))
+    return url, {"authorization": SecretStr(_basic(login))} if login else {}
 
 
-def _key(row: Profile, given: str | SecretStr | None) -> SecretStr | None:
+def _basic(login: str) -> str:
+    user, _, password = login.partition(":")
+    return f"Basic {base64.b64encode(f'{unquote(user)}:{unquote(password)}'.encode()).decode()}"
+
+
+def _lowered(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _headers(headers: Mapping[str, str] | None) -> dict[str, SecretStr]:
+    """The caller's headers, checked, names in lower case; values are kept as secrets, because any of them may be one."""
+    found: dict[str, SecretStr] = {}
+    for name, value in (headers or {}).items():
+        if not is_a(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise ConfigError(f"headers has the name {name!r}: an HTTP header name has letters, digits and '-'")
+        if not is_a(value, str) or not (value.isascii() and value.isprintable()):
+            raise ConfigError(f"header {name!r} has a value that cannot be sent: give text in printable ASCII")
+        found[name.lower()] = SecretStr(value)
+    return found
+
+
+def _secrets(key: SecretStr | None, headers: Mapping[str, SecretStr]) -> list[str]:
+    """Texts that no message may show: the key, and the caller's credentials with and without their scheme, the longest first."""
+    found = [] if key is None else [key.get_secret_value()]
+    for name in {*CREDENTIALS, "proxy-authorization"} & headers.keys():
+        value = headers[name].get_secret_value()
+        found += [value, value.partition(" ")[2].strip()]
+    # a stand-in such as "x" is no secret, and hiding it would garble the text
+    return sorted((text for text in found if len(text) >= MIN_SECRET_CHARS), key=len, reverse=True)
+
+
+def _key(row: Profile, given: str | SecretStr | None, *, required: bool) -> SecretStr | None:
     text = given.get_secret_value() if isinstance(given, SecretStr) else given
-    if text is None and row.key_env is not None:
+    if text is None and row.key_env is not None and required:
         text = os.environ.get(row.key_env)
         if not text:
             raise ConfigError(f"provider {row.name!r} needs an API key: set {row.key_env} or pass api_key=")

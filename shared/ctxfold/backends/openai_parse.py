@@ -29,6 +29,7 @@ class ChatParser(AnswerParser):
         starts_open = profile.reasoning_in.starts_open and thinking
         self._tags = TagSplitter(*tags, starts_open=starts_open) if tags is not None else None
         self._calls = False
+        self._tool_calls_used = False
         self._fields_used = False
 
     def _reply(self, payload: object) -> list[Chunk]:
@@ -58,7 +59,7 @@ class ChatParser(AnswerParser):
         if finish is not None and self._tags is not None:
             late = self._tags.close()
             reasoning, content = reasoning + late[0], content + late[1]
-        calls = tuple(_calls(delta)) if "tool_calls" in delta or "function_call" in delta else ()
+        calls = self._tool_calls(delta) if "tool_calls" in delta or "function_call" in delta else ()
         details = self._details(delta)
         usage = self._usage(body.get("usage") or choice.get("usage") or delta.get("usage"))
         if not (reasoning or content or refusal or calls or details or usage or finish):
@@ -97,6 +98,19 @@ class ChatParser(AnswerParser):
             tagged, content = self._tags.feed(content)
             thought += tagged
         return field + thought, content
+
+    def _tool_calls(self, delta: Mapping[str, Any]) -> tuple[ToolCallDelta, ...]:
+        """The call deltas that say anything; the legacy field counts only where no `tool_calls` came, as some servers send both."""
+        calls = [_call(call) for call in as_dicts(delta.get("tool_calls"))]
+        found = tuple(call for call in calls if call.id or call.name or call.arguments or call.extra)
+        if found:
+            self._tool_calls_used = True
+            return found
+        legacy = as_dict(delta.get("function_call"))
+        name, arguments = as_text(legacy.get("name")).strip(), _arguments(legacy.get("arguments"))
+        if self._tool_calls_used or not (name or (arguments and self._calls)):
+            return ()  # a server that fills the legacy field with nothing does not call
+        return (ToolCallDelta(0, None, name or None, arguments),)
 
     def _details(self, delta: Mapping[str, Any]) -> tuple[Any, ...]:
         name = self._profile.reasoning_in.details_field
@@ -154,21 +168,17 @@ def _at(usage: Mapping[str, Any], paths: Iterable[str]) -> int:
     return 0
 
 
-def _calls(delta: Mapping[str, Any]) -> Iterable[ToolCallDelta]:
-    for call in as_dicts(delta.get("tool_calls")):
-        function = as_dict(call.get("function"))
-        index = call.get("index")
-        extra = {k: v for k, v in call.items() if k not in _CALL_KEYS and v is not None}
-        yield ToolCallDelta(
-            index=index if isinstance(index, int) else None,
-            id=as_text(call.get("id")) or None,
-            name=as_text(function.get("name")).strip() or None,
-            arguments=_arguments(function.get("arguments")),
-            extra=json.dumps(extra, ensure_ascii=False) if extra else None,
-        )
-    legacy = as_dict(delta.get("function_call"))
-    if legacy:
-        yield ToolCallDelta(0, None, as_text(legacy.get("name")) or None, _arguments(legacy.get("arguments")))
+def _call(call: Mapping[str, Any]) -> ToolCallDelta:
+    function = as_dict(call.get("function"))
+    index = call.get("index")
+    extra = {k: v for k, v in call.items() if k not in _CALL_KEYS and v is not None}
+    return ToolCallDelta(
+        index=index if isinstance(index, int) else None,
+        id=as_text(call.get("id")) or None,
+        name=as_text(function.get("name")).strip() or None,
+        arguments=_arguments(function.get("arguments")),
+        extra=json.dumps(extra, ensure_ascii=False) if extra else None,
+    )
 
 
 def _arguments(value: object) -> str:

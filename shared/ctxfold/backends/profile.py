@@ -159,11 +159,11 @@ class Profile(_Row):
     name: str
     verified_on: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}(-\d{2})?$")
     source: str | None = None
-    base_url: str = ""
+    base_url: str = Field(default="", repr=False)  # both may hold a password or a key
     wire: Literal["openai_chat", "anthropic_messages"] = "openai_chat"
     path: str = "/chat/completions"
     key_env: str | None = None
-    headers: dict[str, str] = Field(default_factory=lambda: {"Authorization": "Bearer {key}"})
+    headers: dict[str, str] = Field(default_factory=lambda: {"Authorization": "Bearer {key}"}, repr=False)
     reasoning_in: ReasoningIn = ReasoningIn()
     reasoning_out: ReasoningOut = ReasoningOut()
     thinking: Thinking = Thinking()

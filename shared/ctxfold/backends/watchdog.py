@@ -1,7 +1,7 @@
-"""Deadlines for blocking reads: one thread that shuts sockets down when their time is up.
+"""Deadlines for blocking calls: one thread that shuts sockets down when their time is up.
 
-HTTP clients fix the read timeout of a body when they begin it; a stream needs a long one before its first event and a short
-one afterwards.
+HTTP clients bound each read, and fix that bound when they begin a body. A response's head has one deadline for all its reads,
+and a stream needs a long one before its first event and a short one afterwards.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ LINGER_S = 1.0
 
 @dataclass(eq=False, slots=True)
 class Guard:
-    """One socket under watch; `expired` once its deadline cut it off."""
+    """One connection under watch, from before it has a socket; `expired` once its deadline cut it off."""
 
-    sock: socket.socket
+    sock: socket.socket | None
     deadline_s: float = 0.0
     expired: bool = False
+
+    def watch(self, sock: socket.socket | None) -> None:
+        """The connection's socket is now this one; it is cut off at once where the deadline has passed."""
+        self.sock = sock
+        if self.expired:
+            _shut(sock)
 
 
 class Watchdog:
@@ -70,7 +76,12 @@ class Watchdog:
 
 
 def _cut(guard: Guard) -> None:
-    guard.expired = True
-    with contextlib.suppress(OSError):  # closed meanwhile
-        # the plain socket's method: that of a TLS socket would drop its state under the reader
-        socket.socket.shutdown(guard.sock, socket.SHUT_RDWR)
+    guard.expired = True  # before the socket is read: `watch` sets it and then looks at this
+    _shut(guard.sock)
+
+
+def _shut(sock: socket.socket | None) -> None:
+    if sock is not None:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            # the plain socket's method: that of a TLS socket would drop its state under the reader
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -35,6 +35,7 @@ _BACKLOG = 4096
 _REMEMBERED_CALLS = 65_536
 _PATIENCE_S = 30.0
 _GLANCE_S = 0.005
+_CREDENTIALS = frozenset({"api-key", "authorization", "proxy-authorization", "x-api-key", "x-goog-api-key"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,7 @@ class ModelServer:
 
     async def _chat(self, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
         body = _parsed(request.body)
-        headers = {name: "[redacted]" if name == "authorization" else value for name, value in request.headers.items()}
+        headers = {name: "[redacted]" if name in _CREDENTIALS else value for name, value in request.headers.items()}
         frozen = MappingProxyType(headers), MappingProxyType(body or {})
         self._requests.append(RecordedRequest(request.path, *frozen, request.body))
         if body is None:
