@@ -1,11 +1,13 @@
-"""Our token counts against what a model reports: a ratio per model, and how far it has been off lately."""
+"""What a model has reported of itself: how its tokens compare with our counts, and the window that it refused to exceed."""
 
 from __future__ import annotations
 
-from ctxfold.budget import Policy
+from dataclasses import replace
+
+from ctxfold.budget import Policy, policy
 from ctxfold.history.records import Calibrated
 
-__all__ = ["calibrated", "observed", "overflowed", "truncated"]
+__all__ = ["calibrated", "limited", "observed", "overflowed", "truncated"]
 
 WEIGHT = 0.5  # of the newest reply
 FORGET = 0.5  # share of the old error that each reply leaves
@@ -21,7 +23,7 @@ def observed(known: Calibrated | None, *, model: str, estimated: int, reported: 
     seen = reported / estimated
     if not LIMITS[0] <= seen <= LIMITS[1]:
         return None
-    if known is None:
+    if known is None or not known.samples:
         return Calibrated(model, seen, 0.0, 1)
     missed = abs(seen / known.ratio - 1)
     ratio = known.ratio + WEIGHT * (seen - known.ratio)
@@ -32,11 +34,32 @@ def observed(known: Calibrated | None, *, model: str, estimated: int, reported: 
 
 
 def overflowed(
-    known: Calibrated | None, *, model: str, estimated: int, requested: int, max_tokens: int
+    known: Calibrated | None, *, model: str, estimated: int, requested: int | None, limit: int | None, max_tokens: int
 ) -> Calibrated | None:
-    """What a request that was too long teaches. Some services count the room for the reply in: what comes nearer to our count."""
-    counted = min(requested, requested - max_tokens, key=lambda tokens: abs(tokens - estimated))
-    return observed(known, model=model, estimated=estimated, reported=counted)
+    """Returns what a refused request teaches about its model, None when that is nothing new.
+
+    `requested` and `limit` are what the refusal named, in the model's tokens. Some services count the room for the reply in
+    `requested`: the number that comes nearer to our own count is taken.
+    """
+    learnt = None
+    if requested is not None:
+        counted = min(requested, requested - max_tokens, key=lambda tokens: abs(tokens - estimated))
+        learnt = observed(known, model=model, estimated=estimated, reported=counted)
+    if limit is None or limit <= 1 or (known is not None and known.limit == limit):
+        return learnt
+    return replace(learnt or known or Calibrated(model, 1.0, 0.0, 0), limit=limit)
+
+
+def limited(rules: Policy, known: Calibrated | None) -> Policy:
+    """Returns the rules with the model's own limit, where that is narrower than the configured window; never a wider window."""
+    limit = None if known is None else known.limit
+    if limit is None or limit >= rules.context_window:
+        return rules
+    reserve = min(rules.reply_reserve_tokens, max(1, limit // 5))
+    summary = min(rules.summary_tokens, policy(limit, reply_reserve_tokens=reserve).summary_tokens)
+    return rules.model_copy(
+        update={"context_window": limit, "reply_reserve_tokens": reserve, "summary_tokens": summary}
+    )
 
 
 def calibrated(rules: Policy, known: Calibrated | None) -> Policy:

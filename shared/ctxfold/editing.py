@@ -299,7 +299,7 @@ def set_policy(engine: Engine, journal: Journal, fields: Mapping[str, object]) -
     found: list[Policy] = []
 
     def changed(state: SessionState) -> list[Draft]:
-        old = journal.stored_rules()
+        old = journal.own_rules()
         values: dict[str, Any] = {**old.model_dump(), **fields}
         found[:] = [policy(values.pop("context_window"), **values)]
         check_known(found[0].strategy, engine.strategies, journal.key.session)

@@ -127,7 +127,12 @@ class Engine:
             journal = self._journals.get(key)
             if journal is not None:
                 self._journals.move_to_end(key)
+                journal.model = self._model() or journal.model
         return journal
+
+    def _model(self) -> str:
+        """The model that a request without one of its own would ask; "" where that comes with each call."""
+        return self.ports.backend.model if self.ports.backend is not None else ""
 
     def forget(self, gone: Callable[[SessionKey], bool]) -> None:
         """Keep no session in memory whose key is one of these; each is read anew when it is opened again."""
@@ -141,7 +146,13 @@ class Engine:
         if head is None and create:
             yield from AppendLog(named(key), (policy,))
         state = yield from load(key, self.ports)
-        opened = Journal(state, unbound_seq=state.head, rewriters=self.events.rewriters)
+        opened = Journal(
+            state,
+            unbound_seq=state.head,
+            rewriters=self.events.rewriters,
+            model=self._model(),
+            opened=self.rules if create else None,
+        )
         given = create and "strategy" in self.rules.model_fields_set
         check_known((self.rules if given else opened.stored_rules()).strategy, self.strategies, key.session)
         with self._lock:
@@ -369,9 +380,9 @@ class Engine:
 
     def _learnt(self, journal: Journal, turn_id: str, reply: Message) -> list[Draft]:
         """What the reply's usage says of our counts; a prompt that the server cut is reported, and nothing is learnt from it."""
-        asked = journal.asked_tokens.pop(turn_id, 0)
+        model, asked = journal.asked.pop(turn_id, (journal.model, 0))
+        journal.model = model
         reported = reply.usage.input_tokens if reply.usage else 0
-        model = journal.model
         known = journal.state.calibrations.get(model)
         cuts = getattr(self.ports.backend, "truncates_silently", False)
         if cuts and truncated(known, estimated=asked, reported=reported):
@@ -386,6 +397,6 @@ class Engine:
             self._turn_ended(journal, turn_id, status)
 
     def _turn_ended(self, journal: Journal, turn_id: str, status: TurnStatus) -> None:
-        journal.asked_tokens.pop(turn_id, None)
+        journal.asked.pop(turn_id, None)
         journal.tracker.ended(turn_id, dropped=status != "completed")
         self.events.emit(TurnEnded(journal.key.session, turn_id, status))

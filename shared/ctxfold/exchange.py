@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from ctxfold.budget import Policy, policy
 from ctxfold.calibration import overflowed
 from ctxfold.editing import remove_ids, revert
 from ctxfold.effects import Complete, OpenStream
@@ -17,10 +16,10 @@ from ctxfold.engine import Engine
 from ctxfold.errors import BackendError, ContextOverflowError
 from ctxfold.events import RulesChanged
 from ctxfold.flow import Flow
-from ctxfold.history.records import Body, PolicyChanged, SessionKey
+from ctxfold.history.records import SessionKey
 from ctxfold.history.revise import prompted
 from ctxfold.injection import beside, put_at_head, take_from_head
-from ctxfold.journal import Journal, append, draft, refresh
+from ctxfold.journal import WINDOW_FIELDS, Journal, append, draft, refresh
 from ctxfold.messages import Message, Role, ToolSpec, is_final
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
 from ctxfold.reconcile import Reconciled, check_answered, reconcile
@@ -89,11 +88,15 @@ class Question:
 
 @dataclass(slots=True)
 class _Exchange:
-    """What has to be taken back when an exchange fails: the turn `new_turn`, if it was opened, an edit, and sections in front."""
+    """What has to be taken back when an exchange fails: the turn `new_turn`, if it was opened, an edit, and sections in front.
+
+    `model` is the one that is asked: what it reports is learnt about it alone.
+    """
 
     journal: Journal
     new_turn: str
     turn_id: str
+    model: str
     removal: str | None = None
     head: tuple[Message, ...] = ()
     prompts: tuple[str, ...] | None = None
@@ -140,7 +143,7 @@ def request_for(engine: Engine, question: Question) -> Flow[Request]:
     except BaseException:
         yield from _roll_back(engine, exchange)
         raise
-    exchange.journal.asked_tokens.pop(exchange.turn_id, None)  # nobody will say what it took
+    exchange.journal.asked.pop(exchange.turn_id, None)  # nobody will say what it took
     return request
 
 
@@ -155,8 +158,7 @@ def open_reply(engine: Engine, question: Question, message_id: str) -> Flow[Open
     except BaseException:
         yield from _roll_back(engine, exchange)
         raise
-    model = question.options.model or (engine.ports.backend.model if engine.ports.backend else None)
-    return OpenReply(exchange, message_id, stream, Fold(message_id, model), question.options)
+    return OpenReply(exchange, message_id, stream, Fold(message_id, exchange.model or None), question.options)
 
 
 def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
@@ -184,7 +186,8 @@ def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
 def _opened(engine: Engine, question: Question) -> Flow[_Exchange]:
     journal = yield from engine.open(question.key, prompts=question.prompts)
     new_turn = engine.ports.ids.new()
-    return _Exchange(journal, new_turn, new_turn, prompts=question.prompts)
+    journal.model = question.options.model or journal.model  # without one, the backend's
+    return _Exchange(journal, new_turn, new_turn, journal.model, prompts=question.prompts)
 
 
 def _settle(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None]:
@@ -300,34 +303,23 @@ def _with_recovery(
 
 
 def _learn(engine: Engine, exchange: _Exchange, options: Options, error: BackendError) -> Flow[bool]:
-    """What an overflow says of the window, and of how we count; whether it said any of it."""
-    journal, reserve = exchange.journal, options.max_tokens or 0
-    bodies: list[Body] = []
-    if error.requested_tokens is not None:
-        known, asked = journal.state.calibrations.get(journal.model), journal.asked_tokens.get(exchange.turn_id, 0)
-        learnt = overflowed(
-            known, model=journal.model, estimated=asked, requested=error.requested_tokens, max_tokens=reserve
-        )
-        bodies += [] if learnt is None else [learnt]
-    if (rules := _told_limit(journal.stored_rules(), error.limit_tokens)) is not None:
-        bodies.append(PolicyChanged(rules.model_dump_json(), engine.ports.counter.id))
-    if bodies:
-        yield from append(journal, [draft(engine.ports, body) for body in bodies], engine.ports)
-    if rules is not None:
-        changed = ("context_window", "reply_reserve_tokens", "summary_tokens")
-        engine.events.emit(RulesChanged(journal.key.session, changed))
-    return bool(bodies)
-
-
-def _told_limit(rules: Policy, limit: int | None) -> Policy | None:
-    """The rules with a limit told by the provider, which wins over the configured window; None when it is not narrower."""
-    if limit is None or not 1 < limit < rules.context_window:
-        return None
-    reserve = min(rules.reply_reserve_tokens, max(1, limit // 5))
-    summary = min(rules.summary_tokens, policy(limit, reply_reserve_tokens=reserve).summary_tokens)
-    return rules.model_copy(
-        update={"context_window": limit, "reply_reserve_tokens": reserve, "summary_tokens": summary}
+    """Learns what a refusal says of the model's window and of how it counts; returns whether the rules in force changed."""
+    journal, model = exchange.journal, exchange.model
+    journal.model = model
+    before, rules = journal.window_rules(), journal.rules()
+    learnt = overflowed(
+        journal.state.calibrations.get(model),
+        model=model,
+        estimated=journal.asked.get(exchange.turn_id, (model, 0))[1],
+        requested=error.requested_tokens,
+        limit=error.limit_tokens,
+        max_tokens=options.max_tokens or 0,
     )
+    if learnt is not None:
+        yield from append(journal, (draft(engine.ports, learnt),), engine.ports)
+    if journal.window_rules() != before:
+        engine.events.emit(RulesChanged(journal.key.session, WINDOW_FIELDS))
+    return journal.rules() != rules
 
 
 def _overhead_tokens(engine: Engine, journal: Journal, options: Options) -> int:
@@ -341,6 +333,7 @@ def _overhead_tokens(engine: Engine, journal: Journal, options: Options) -> int:
 def _fitted(engine: Engine, exchange: _Exchange, options: Options) -> Flow[Request]:
     journal, turn_id, counter = exchange.journal, exchange.turn_id, engine.ports.counter
     backend = engine.ports.backend
+    journal.model = exchange.model
     role: Role = "system" if backend is not None and backend.scratch_role == "system" else "user"
     if getattr(backend, "binds_reasoning", False):
         options = replace(options, scratch=None, recall=False)  # frozen in the turn instead
@@ -355,9 +348,9 @@ def _fitted(engine: Engine, exchange: _Exchange, options: Options) -> Flow[Reque
         recall=options.recall,
     )
     window = replace(window, view=prompted(window.view, exchange.prompts, counter.count))
-    _note(engine, journal, window, turn_id, options, tools_tokens)
+    _note(engine, exchange, window, options, tools_tokens)
     tokens = window.view.tokens + tools_tokens + scratch_tokens + counter.count_text(window.recalled)
-    journal.asked_tokens[turn_id] = tokens
+    journal.asked[turn_id] = (exchange.model, tokens)
     text = "\n\n".join(t for t in (window.recalled, options.scratch) if t)
     messages = place_scratch(list(window.messages), Scratch(text, role))
     unbound = [index for index, entry in enumerate(window.view) if entry.seq <= journal.unbound_seq]
@@ -377,19 +370,18 @@ def _fitted(engine: Engine, exchange: _Exchange, options: Options) -> Flow[Reque
     )
 
 
-def _note(engine: Engine, journal: Journal, window: Window, turn_id: str, options: Options, tools_tokens: int) -> None:
+def _note(engine: Engine, exchange: _Exchange, window: Window, options: Options, tools_tokens: int) -> None:
     tools = json.dumps([(t.name, t.description, dict(t.parameters)) for t in options.tools], sort_keys=True)
-    backend = engine.ports.backend
-    journal.model = options.model or (backend.model if backend else "")
+    backend, journal = engine.ports.backend, exchange.journal
     with journal.lock:
         cause = journal.tracker.sent(
             window.view,
-            turn_id=turn_id,
+            turn_id=exchange.turn_id,
             tools_tokens=tools_tokens,
             compactions=journal.state.compactions,
             edits=journal.state.edits,
             surroundings=(
-                ("model", journal.model),
+                ("model", exchange.model),
                 ("tools", hashlib.sha256(tools.encode()).hexdigest() if options.tools else ""),
                 ("thinking", str(options.thinking)),
             ),

@@ -115,7 +115,7 @@ def explain(journal: Journal, ports: Ports) -> Flow[Explanation]:
     rules = journal.rules()
     return Explanation(
         session=journal.key.session,
-        context_window=journal.stored_rules().context_window,
+        context_window=journal.window_rules().context_window,
         budget_tokens=rules.budget_tokens,
         used_tokens=view.tokens,
         epoch=view.epoch,

@@ -216,7 +216,7 @@ class SessionHandle:
 
     def rules(self) -> Policy:
         """The rules in force, those set at run time or learnt from the provider included."""
-        return self._run(self._journal()).stored_rules()
+        return self._run(self._journal()).window_rules()
 
     def set_policy(self, **fields: object) -> Policy:
         """Other rules for this session from here on, by the names of `Policy`; they hold when it is opened anew too."""

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from ctxfold.background import Ahead, Aim, Pairs
 from ctxfold.budget import Policy
-from ctxfold.calibration import calibrated
+from ctxfold.calibration import calibrated, limited
 from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadLog
 from ctxfold.errors import (
     HeadMovedError,
@@ -46,6 +46,7 @@ from ctxfold.ports import Document, Ports
 from ctxfold.vectors import Vectors
 
 __all__ = [
+    "WINDOW_FIELDS",
     "Journal",
     "append",
     "check_open",
@@ -67,6 +68,7 @@ __all__ = [
 SNAPSHOT_EVERY = 1_000  # records
 TURN_TIMEOUT_S = 900.0
 DECIDE_TRIES = 16
+WINDOW_FIELDS = ("context_window", "reply_reserve_tokens", "summary_tokens")
 
 
 @dataclass(slots=True)
@@ -86,10 +88,12 @@ class Journal:
     unbooked_calls: int = 0  # to the summariser, for summaries that were then not written
     unbooked_usage: Usage = field(default_factory=Usage)
     unbound_seq: int = 0  # newest record that was there when the prefix last changed, or the session was opened
-    model: str = ""  # that was asked last: its calibration counts
-    asked_tokens: dict[str, int] = field(default_factory=dict[str, int])  # our count of each open turn's newest request
+    model: str = ""  # that is asked, or is to be asked next: its calibration and its limit count
+    opened: Policy | None = None  # the rules that this engine opened the session with: the window is its own models'
+    # the model and our count of each open turn's newest request
+    asked: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     overhead_tokens: int = 0  # what the newest request held besides the view, so that triggers see what is sent
-    held: tuple[int, int, str] | None = None  # epoch, tokens and policy at which compaction could not help
+    held: tuple[int, int, Policy] | None = None  # epoch, tokens and rules at which compaction could not help
     vectors: Vectors = field(default_factory=Vectors)  # of what was said, where there is an embedder
     readings: Readings = field(default_factory=Readings)  # of what recall looked at last
     scratch: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict[str, tuple[str, str]])
@@ -117,8 +121,24 @@ class Journal:
             return {turn_id: Prefix(turn.entries) for turn_id, turn in self.state.open.items()}
 
     def rules(self) -> Policy:
-        """The policy in force, as the log has it, in our own tokens: see `calibration`."""
-        return calibrated(self.stored_rules(), self.state.calibrations.get(self.model))
+        """The policy in force, in our own tokens: see `calibration`."""
+        return calibrated(self.window_rules(), self.state.calibrations.get(self.model))
+
+    def window_rules(self) -> Policy:
+        """The policy in force, in the tokens of the model that is asked, with the limit that this model has named."""
+        return limited(self.own_rules(), self.state.calibrations.get(self.model))
+
+    def own_rules(self) -> Policy:
+        """The policy as the log has it, with the window that this engine was given unless one was set at run time.
+
+        Another engine may serve the same session with another model: whoever opened it last does not size everybody's window.
+        """
+        stored, opened = self.stored_rules(), self.opened
+        if opened is None:
+            return stored
+        own = {name: getattr(opened, name) for name in WINDOW_FIELDS if name not in self.state.fixed}
+        same = all(getattr(stored, name) == value for name, value in own.items())
+        return stored if same else stored.model_copy(update=own)
 
     def stored_rules(self) -> Policy:
         """The policy as the log has it."""

@@ -231,9 +231,9 @@ def _written(journal: Journal, ports: Ports, plan: Plan, case: Case) -> Flow[Sum
 def _held(journal: Journal, view: View) -> bool:
     if journal.held is None:
         return False
-    epoch, tokens, policy = journal.held
+    epoch, tokens, rules = journal.held
     grown = view.tokens - tokens >= journal.rules().min_free_ratio * journal.rules().budget_tokens
-    return epoch == view.epoch and not grown and policy == journal.state.policy_json
+    return epoch == view.epoch and not grown and rules == journal.window_rules()
 
 
 def _hold(journal: Journal, view: View, hold: Hold) -> tuple[Event, ...]:
@@ -245,7 +245,7 @@ def _hold(journal: Journal, view: View, hold: Hold) -> tuple[Event, ...]:
 
 def _hold_on(journal: Journal, view: View) -> None:
     """No further attempt until the history has grown, an epoch has begun, or the rules are others."""
-    journal.held = (view.epoch, view.tokens, journal.state.policy_json)
+    journal.held = (view.epoch, view.tokens, journal.window_rules())
 
 
 def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View, ports: Ports) -> Flow[Outcome]:

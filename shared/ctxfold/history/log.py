@@ -212,8 +212,10 @@ class SessionState:
             case PolicyChanged(policy=policy, fixed=fixed):
                 self.policy_json = policy
                 self.fixed = self.fixed if fixed is None else fixed
-            case Calibrated(model=model):
-                self.calibrations[model] = record.body
+            case Calibrated(model=model, limit=limit):
+                known = self.calibrations.get(model)
+                kept = record.body if limit is not None or known is None else replace(record.body, limit=known.limit)
+                self.calibrations[model] = kept
             case GoalSet():
                 self.goal = record.body
             case OutputsSummarised():

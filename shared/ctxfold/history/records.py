@@ -200,12 +200,16 @@ class PolicyChanged:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """How a model's reported input compares with our own counts: their ratio, and the largest miss lately, as a share."""
+    """How a model's reported input compares with our own counts: their ratio, and the largest miss lately, as a share.
+
+    `limit` is the window that the model named when it refused a request, in its own tokens; None leaves the one known so far.
+    """
 
     model: str
     ratio: float
     error: float
     samples: int
+    limit: int | None = None
     kind: Literal["calibrated"] = "calibrated"
 
 

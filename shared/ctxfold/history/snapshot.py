@@ -94,6 +94,7 @@ class Snapshot(BaseModel):
     fixed: tuple[str, ...] = ()
     excerpts: bool = False
     calibrations: tuple[tuple[str, float, float, int], ...] = ()
+    limits: tuple[tuple[str, int], ...] = ()  # beside the calibrations, whose length older versions check
     goal: str = ""
     subgoals: tuple[tuple[str, int, bool], ...] = ()
     given: tuple[Literal["goal", "subgoal"], ...] = ()
@@ -143,6 +144,7 @@ def dump_state(state: SessionState, counter_id: str) -> str:
         "fixed": list(state.fixed),
         "excerpts": state.excerpts,
         "calibrations": [(c.model, c.ratio, c.error, c.samples) for c in state.calibrations.values()],
+        "limits": [(c.model, c.limit) for c in state.calibrations.values() if c.limit is not None],
         "goal": state.goal.goal,
         "subgoals": [astuple(s) for s in state.goal.subgoals],
         "given": state.goal.given,
@@ -210,7 +212,8 @@ def load_state(
     )
     state.live = loader.entries(snapshot.live)
     state.open = {k: OpenTurn(loader.entries(t.entries), t.at_s) for k, t in snapshot.open.items()}
-    state.calibrations = {c[0]: Calibrated(*c) for c in snapshot.calibrations}
+    limits = dict(snapshot.limits)
+    state.calibrations = {c[0]: Calibrated(*c, limit=limits.get(c[0])) for c in snapshot.calibrations}
     state.closed, state.pins = (
         dict.fromkeys(snapshot.closed),
         dict.fromkeys(snapshot.pins),

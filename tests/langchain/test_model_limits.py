@@ -1,0 +1,78 @@
+"""Step 7, item A6: a fallback to a larger model has that model's window, whichever was asked first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelFallbackMiddleware
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+
+from ctxfold.testing import ModelServer, Scripted
+from langchain_ctx import ChatCtx, ContextMiddleware, with_context
+
+T: Any = {"configurable": {"thread_id": "t", "session_id": "t"}}
+SHORT = "Which of the rooms is free? " * 30
+LONG = "The room on the left is free from nine to ten, the one on the right after that. " * 180  # about 3,600 tokens
+
+
+def answering(name: str) -> Any:
+    def answer(body: Any) -> Scripted:
+        return Scripted(f"{name} has read it. " + "It is a long story. " * 20)
+
+    return answer
+
+
+def chat_on(server: ModelServer, name: str, **settings: Any) -> ChatCtx:
+    return ChatCtx(model=name, provider="generic", base_url=server.base_url, api_key="x", max_retries=0, **settings)
+
+
+@pytest.mark.parametrize("big_first", [False, True])
+def test_fallback_in_an_agent(big_first: bool) -> None:
+    """The small model refuses at 2,000 tokens, though 16,000 are configured: the large one keeps its window."""
+    with (
+        ModelServer(model="small", script=answering("small"), context_window=2_000) as tight,
+        ModelServer(model="big", script=answering("big"), context_window=16_000) as wide,
+        ContextMiddleware(context_window=16_000, history_tools=False) as middleware,
+    ):
+        small, big = chat_on(tight, "small"), chat_on(wide, "big")
+        saver = InMemorySaver()
+        by_small = create_agent(small, [], middleware=[ModelFallbackMiddleware(big), middleware], checkpointer=saver)
+        by_big = create_agent(big, [], middleware=[ModelFallbackMiddleware(small), middleware], checkpointer=saver)
+        first, second = (by_big, by_small) if big_first else (by_small, by_big)
+        for agent in (first, second) * 6:
+            assert agent.invoke({"messages": [HumanMessage(SHORT)]}, T)["messages"][-1].text
+        assert any(r.body["model"] == "small" for r in tight.requests)
+        for agent in (by_small, by_big):
+            answer = agent.invoke({"messages": [HumanMessage(LONG)]}, T)["messages"][-1].text
+            assert answer.startswith("big has read it"), "the small one cannot take it, the large one can"
+            assert middleware.context("t").rules().context_window == 16_000
+        assert by_small.invoke({"messages": [HumanMessage("And now?")]}, T)["messages"][-1].text.startswith("small")
+        assert middleware.context("t").rules().context_window == 2_000
+        small.close()
+        big.close()
+
+
+@pytest.mark.parametrize("big_first", [False, True])
+@pytest.mark.parametrize("configured", [2_000, 16_000])
+def test_wrapped_models_that_share_a_session(tmp_path: Path, big_first: bool, configured: int) -> None:
+    """`with_fallbacks` between two wrapped models of one session, the small one's window configured rightly or not."""
+    url = f"sqlite:///{tmp_path / 'chat.db'}"
+    with (
+        ModelServer(model="small", script=answering("small"), context_window=2_000) as tight,
+        ModelServer(model="big", script=answering("big"), context_window=16_000) as wide,
+    ):
+        chats = chat_on(tight, "small"), chat_on(wide, "big")
+        small = with_context(chats[0], store=url, context_window=configured)
+        big = with_context(chats[1], store=url, context_window=16_000)
+        first, second = (big, small) if big_first else (small, big)
+        for model in (first, second) * 6:
+            assert model.invoke([HumanMessage(SHORT)], T).content
+        assert small.with_fallbacks([big]).invoke([HumanMessage(LONG)], T).content.startswith("big has read it")
+        assert big.with_fallbacks([small]).invoke([HumanMessage(LONG)], T).content.startswith("big has read it")
+        assert (small.context("t").rules().context_window, big.context("t").rules().context_window) == (2_000, 16_000)
+        for each in (small, big, *chats):
+            each.close()
