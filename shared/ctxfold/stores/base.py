@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ctxfold.closing import Closing
@@ -34,6 +37,7 @@ __all__ = [
     "decode_item",
     "encode_item",
     "erased_meanwhile",
+    "follow_forks",
     "indexed_term",
     "unseen",
 ]
@@ -43,6 +47,38 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_stores: weakref.WeakSet[BaseStore] = weakref.WeakSet()
+_at_fork: list[BaseStore] = []  # guarded by the lock below
+_fork_lock = threading.Lock()
+
+
+def follow_forks(store: BaseStore) -> None:
+    """Has `before_fork` and `after_fork` of a store called, for as long as the store exists."""
+    _stores.add(store)
+
+
+def _before_fork() -> None:
+    _fork_lock.acquire()
+    for store in list(_stores):
+        _at_fork.append(store)
+        store.before_fork()
+
+
+def _after_fork(*, in_child: bool) -> None:
+    try:
+        while _at_fork:
+            _at_fork.pop().after_fork(in_child=in_child)
+    finally:
+        _fork_lock.release()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=partial(_after_fork, in_child=False),
+        after_in_child=partial(_after_fork, in_child=True),
+    )
 
 # three of these still fit one entry of a PostgreSQL b-tree (2704 bytes)
 MAX_KEY_BYTES = 512
@@ -59,8 +95,15 @@ class Fresh:
 class BaseStore(ABC, Closing):
     """The async forms and context managers of a store, derived from its sync methods.
 
-    Safe across threads and tasks. After a fork, open a store of your own in the child.
+    Safe across threads and tasks. A store of ctxfold follows a fork: the child has connections and locks of its own, and a
+    copy of what was kept in memory.
     """
+
+    def before_fork(self) -> None:
+        """Called before the process forks, for stores that were given to `follow_forks`."""
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Called in both processes after a fork; in the child no other thread runs."""
 
     @abstractmethod
     async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

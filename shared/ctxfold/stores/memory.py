@@ -20,6 +20,7 @@ from ctxfold.stores.base import (
     checked_items,
     checked_key,
     erased_meanwhile,
+    follow_forks,
     indexed_term,
     unseen,
 )
@@ -94,6 +95,13 @@ class MemoryStore(BaseStore):
         self._leases: dict[tuple[SessionKey, str], tuple[str, float]] = {}
         self._items: dict[str, dict[str, tuple[Place, MemoryItem]]] = {}
         self._closed = False
+        follow_forks(self)
+
+    def before_fork(self) -> None:
+        self._lock.acquire()  # the child gets a copy of the logs: no change may be half done
+
+    def after_fork(self, *, in_child: bool) -> None:
+        self._lock.release()
 
     def __repr__(self) -> str:
         return "MemoryStore()"

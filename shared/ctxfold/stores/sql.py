@@ -25,6 +25,7 @@ from ctxfold.stores.base import (
     checked_items,
     checked_key,
     erased_meanwhile,
+    follow_forks,
     indexed_term,
     unseen,
 )
@@ -95,15 +96,48 @@ class SqlStore(BaseStore):
         dialect = "sqlite" if self._place.sqlite else "postgresql"
         self._sql = Statements.of(dialect)
         self._rows = Rows(self._sql, dialect, marks)
-        self._state = threading.Condition()
-        self._busy = 0
         self._closed = False
         self._ready = False
-        self._creation = threading.Lock()
+        self._forked_in_use = False
         self._beside = nullcontext()
-        # SQLite lets waiting writers poll; threads that share this store queue here instead
-        self._alone = _Queue(self._place, timeout_s) if self._place.sqlite else self._beside
+        self._make_locks()
         self._finalizer = weakref.finalize(self, self._engine.dispose)
+        follow_forks(self)
+
+    def _make_locks(self) -> None:
+        self._state = threading.Condition()
+        self._busy = 0
+        self._forking = False
+        self._creation = threading.Lock()
+        # SQLite lets waiting writers poll; threads that share this store queue here instead
+        self._alone = _Queue(self._place, self._timeout_s) if self._place.sqlite else self._beside
+
+    def before_fork(self) -> None:
+        """Ends SQLite's running calls and closes its connections.
+
+        SQLite keeps its locks of a file in memory of the process. A child that inherits them while a connection is open believes
+        that it holds locks that it does not have, also on connections that it opens itself.
+        """
+        if not self._place.sqlite:
+            return
+        self._state.acquire()
+        self._forking = True
+        quiet = self._state.wait_for(lambda: self._busy == 0, timeout=self._timeout_s)
+        if quiet and not self._place.in_memory:
+            self._engine.dispose()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        if in_child:
+            self._forked_in_use = self._place.sqlite and self._busy > 0
+            self._make_locks()  # other threads of the parent may have held them
+            if not self._place.sqlite:
+                # the parent's: to close one here would end its session on the server
+                self._inherited = self._engine.pool
+                self._engine.dispose(close=False)
+        elif self._place.sqlite:
+            self._forking = False
+            self._state.notify_all()
+            self._state.release()
 
     def __repr__(self) -> str:
         return f"SqlStore({self._place.name!r})"
@@ -140,6 +174,7 @@ class SqlStore(BaseStore):
     def _call(self, work: Callable[[Driven], T], *, alone: bool) -> T:
         """Do the work where the tables are; `close` waits for it."""
         with self._state:
+            self._state.wait_for(lambda: not self._forking)
             self._check_open()
             self._busy += 1
         try:
@@ -148,12 +183,17 @@ class SqlStore(BaseStore):
         finally:
             with self._state:
                 self._busy -= 1
-                if self._closed:
+                if self._closed or self._forking:
                     self._state.notify_all()
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError(f"{self!r} is closed: open a new one")
+        if self._forked_in_use:
+            raise StoreUnavailableError(
+                f"this process was forked while a call to {self._place.name} had been running for {self._timeout_s:g} s, so SQLite's "
+                'locks are not usable in it: start it with multiprocessing\'s "spawn", or fork at another moment'
+            )
 
     def _tried(self, work: Callable[[Driven], T], *, alone: bool) -> T:
         """Do the work on a pooled connection, again while it only met a lock or a dropped connection."""
