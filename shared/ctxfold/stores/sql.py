@@ -191,8 +191,8 @@ class SqlStore(BaseStore):
             raise StoreUnavailableError(f"{self!r} is closed: open a new one")
         if self._forked_in_use:
             raise StoreUnavailableError(
-                f"this process was forked while a call to {self._place.name} had been running for {self._timeout_s:g} s, so SQLite's "
-                'locks are not usable in it: start it with multiprocessing\'s "spawn", or fork at another moment'
+                f"this process was forked while a call to {self._place.name} had been running for {self._timeout_s:g} s: "
+                "SQLite's locks cannot be used in it, so start it anew (multiprocessing: spawn) or fork at another moment"
             )
 
     def _tried(self, work: Callable[[Driven], T], *, alone: bool) -> T:
