@@ -17,6 +17,7 @@ from langchain_core.messages import (
     BaseMessage,
     ChatMessage,
     HumanMessage,
+    InvalidToolCall,
     SystemMessage,
     ToolMessage,
 )
@@ -45,6 +46,7 @@ _WRITTEN_FOR = (
     "ephemeral_1h_input_tokens",
 )  # Anthropic's cache writes, in place of the sum
 OURS = "ctxfold"
+_NO_OBJECT = "the arguments are not a JSON object"
 _ROLES: Mapping[str, Role] = {
     "system": "system",
     "user": "user",
@@ -93,7 +95,7 @@ def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _uuid) -
         parts = with_thoughts(parts, kwargs, ours, kept)
         parts += _calls(message, ours, identity)
         if message.invalid_tool_calls:
-            kept["invalid"] = message.invalid_tool_calls
+            kept["invalid"] = [_invalid_rest(c) for c in message.invalid_tool_calls]
         usage = _usage(message, kept)
     elif isinstance(message, ToolMessage):
         parts = _result(message, parts, kept)
@@ -166,7 +168,20 @@ def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[P
                 ) from None
         extra = _mapping(_mapping(ours.get("calls")).get(call_id)).get("extra")
         parts.append(ToolCallPart(call_id, call["name"], text, extra if isinstance(extra, str) else None))
-    return parts
+    parts += [
+        ToolCallPart(str(c["id"]), c["name"] or "unknown", c["args"] or "")
+        for c in message.invalid_tool_calls
+        if c["id"]
+    ]
+    order = {str(name): n for n, name in enumerate(_list(ours.get("order")))}
+    return sorted(parts, key=lambda p: order.get(p.id, len(order)) if isinstance(p, ToolCallPart) else -1)
+
+
+def _invalid_rest(call: InvalidToolCall) -> dict[str, Any]:
+    """What the engine's call does not hold. One without id is no call: nothing can answer it, and no service takes it."""
+    if not call["id"]:
+        return dict(call)
+    return {name: value for name, value in call.items() if name not in ("args", "name") or not value}
 
 
 def _argument_texts(message: AIMessage, ours: Mapping[str, Any]) -> dict[str, str]:
@@ -284,13 +299,16 @@ def _tell(
 ) -> None:
     """What only an AIMessage has: calls, usage, reasoning, refusal."""
     calls: list[dict[str, Any]] = []
-    invalid: list[Any] = list(kept.get("invalid") or ())
+    invalid: list[dict[str, Any]] = []
     told: dict[str, dict[str, str]] = {}
+    kept_calls = [dict(_mapping(c)) for c in _list(kept.get("invalid"))]
     for call in message.tool_calls:
-        args = _decoded(call.arguments)
-        if not isinstance(args, dict):
-            error = "the arguments are not a JSON object"
-            invalid.append({"name": call.name, "args": call.arguments, "id": call.id, "error": error})
+        args = call.parsed()
+        if args is None:
+            rest = next((c for c in kept_calls if c.get("id") == call.id), {"error": _NO_OBJECT})
+            invalid.append(
+                {"name": call.name, "args": call.arguments, "id": call.id, "type": "invalid_tool_call", **rest}
+            )
             continue
         calls.append({"name": call.name, "args": args, "id": call.id})
         own = {} if call.extra is None else {"extra": call.extra}
@@ -300,7 +318,10 @@ def _tell(
             told[call.id] = own
     if told:
         ours["calls"] = told
-    fields |= {"tool_calls": calls, "invalid_tool_calls": invalid}
+    order = [call.id for call in message.tool_calls]
+    if order != [c["id"] for c in (*calls, *invalid)]:
+        ours["order"] = order
+    fields |= {"tool_calls": calls, "invalid_tool_calls": [*invalid, *(c for c in kept_calls if not c.get("id"))]}
     if message.usage is not None:
         fields["usage_metadata"] = kept.get("usage") or usage_metadata(message.usage)
     blocks = any(_is_thought(b) for b in _list(fields["content"]))

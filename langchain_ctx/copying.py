@@ -29,7 +29,7 @@ def import_history(history: BaseChatMessageHistory, context: AgentContext) -> in
     _check(history, context)
     messages = [from_langchain(m) for m in named(history.messages)]
     with translated():
-        return len(context.add(messages).messages) if messages else 0
+        return len(context.add(messages, skip_orphans=True).messages) if messages else 0
 
 
 async def aimport_history(history: BaseChatMessageHistory, context: AgentContext) -> int:
@@ -37,7 +37,7 @@ async def aimport_history(history: BaseChatMessageHistory, context: AgentContext
     _check(history, context)
     messages = [from_langchain(m) for m in named(await history.aget_messages())]
     with translated():
-        return len((await context.aadd(messages)).messages) if messages else 0
+        return len((await context.aadd(messages, skip_orphans=True)).messages) if messages else 0
 
 
 def export_history(context: AgentContext, history: BaseChatMessageHistory) -> int:

@@ -34,6 +34,8 @@ def asked(messages: Iterable[Message]) -> list[BaseMessage]:
 
 def _sent(message: Message) -> BaseMessage:
     told = to_langchain(message)
+    if isinstance(told, AIMessage) and any(not c["id"] for c in told.invalid_tool_calls):  # nothing can answer these
+        told = told.model_copy(update={"invalid_tool_calls": [c for c in told.invalid_tool_calls if c["id"]]})
     if not isinstance(told.content, str) or not any(isinstance(p, ReasoningPart) for p in message.parts):
         return told
     if not any(_thought_blocks(part) for part in message.parts):

@@ -181,7 +181,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
             return
         unasked = self._may_lack_its_question(new) and _ended(self.context.view())
         try:
-            self.context.add(new)
+            self.context.add(new, skip_orphans=True)
         except StoreError as error:
             self._failures.keep(self._key, error, len(new))
             raise
@@ -199,7 +199,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
             return
         unasked = self._may_lack_its_question(new) and _ended(await context.aview())
         try:
-            await context.aadd(new)
+            await context.aadd(new, skip_orphans=True)
         except StoreError as error:
             self._failures.keep(self._key, error, len(new))
             raise

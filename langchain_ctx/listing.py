@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from ctxfold.follow import Line
+from ctxfold.history.cuts import whole_rounds
 from ctxfold.messages import Message, content_key, is_final
 from langchain_ctx.convert import from_langchain
 
@@ -106,22 +106,7 @@ def parted(
     """
     told = [m if m.id not in line.again else replace(m, usage=None) for m in messages]  # stored anew, not counted twice
     told = [m for m in told if m.kind == "message"]  # summaries are the session's own
-    told = [*told[:1], *_whole_rounds(told[1:], goes_on=True)] if goes_on else _whole_rounds(told, goes_on=False)
+    told = [*told[:1], *whole_rounds(told[1:])] if goes_on else [*whole_rounds(told, waiting=())]
     ends = next((i for i in range(len(told) - 1, -1, -1) if is_final(told[i])), -1)
     settled = told[1 if goes_on else 0 : ends + 1]
     return tuple(settled) if ends < len(told) - 1 else (), tuple(told)
-
-
-def _whole_rounds(messages: Sequence[Message], *, goes_on: bool) -> list[Message]:
-    """Without calls that the conversation went on from before they were answered, and without answers to no call.
-
-    With `goes_on`, results at the beginning belong to a call before.
-    """
-    starts = [*(i for i, m in enumerate(messages) if m.role != "tool"), len(messages)]
-    found = [*messages[: starts[0]]] if goes_on else []
-    for start, end in pairwise(starts):
-        calls = {c.id for c in messages[start].tool_calls}
-        results = [m for m in messages[start + 1 : end] if calls >= {r.call_id for r in m.tool_results}]
-        if end == len(messages) or calls == {r.call_id for m in results for r in m.tool_results}:
-            found += [messages[start], *results]
-    return found

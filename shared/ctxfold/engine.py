@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from ctxfold.budget import Policy
 from ctxfold.calibration import observed, truncated
@@ -22,10 +22,10 @@ from ctxfold.errors import (
     SessionNotFoundError,
     WindowTooSmallError,
 )
-from ctxfold.events import Appended, PromptTruncated, Subscribers, TurnEnded
+from ctxfold.events import Appended, MessagesLeftOut, PromptTruncated, Subscribers, TurnEnded
 from ctxfold.flow import Flow
 from ctxfold.given import named
-from ctxfold.history.cuts import check_sequence, open_calls, round_tokens, waiting_turn
+from ctxfold.history.cuts import check_sequence, open_calls, round_tokens, waiting_turn, whole_rounds
 from ctxfold.history.records import (
     Draft,
     MessageAdded,
@@ -200,17 +200,20 @@ class Engine:
         new_turn: str | None = None,
         hold: bool = False,
         known_ids: bool = True,
+        skip_orphans: bool = False,
         expect: int | None = None,
     ) -> Flow[Added]:
         """Store messages and, when they complete a turn, make room where the rules ask for it.
 
         Messages go to the open turn that waits for their tool results, else to `turn_id`, else straight into the view. With
         `hold` they stay in an open turn until it is closed; a turn that has to be opened is called `new_turn`.
-        `known_ids` False says that all ids are newly made. With `expect`, HeadMovedError when the log does not end there.
+        `known_ids` False says that all ids are newly made. `skip_orphans` leaves out what is no whole tool round, in place of
+        OrphanToolResultError. With `expect`, HeadMovedError when the log does not end there.
         """
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
         checked: Sequence[Message] = [validated(m) for m in messages]
+        checked = self.without_orphans(journal, checked, turn_id) if skip_orphans else checked
         checked = (yield from told_again(journal, checked)) if known_ids else checked
         ids = (yield from unknown(journal, checked)) if known_ids else {m.id: f"m:{m.id}" for m in checked}
         fresh = [m for m in {m.id: m for m in checked}.values() if m.id in ids]
@@ -226,6 +229,20 @@ class Engine:
         if not hold and place is None and fresh[-1].role in ("user", "tool"):
             yield from self.room.make_room(journal)
         return Added(tuple(fresh), place)
+
+    def without_orphans(self, journal: Journal, messages: Sequence[Message], turn_id: str | None) -> Sequence[Message]:
+        """Returns the messages that can follow the open turn which they answer, or `turn_id`; the rest is told in an event.
+
+        Where nothing is left of them, they come back as they are, and are refused later: nothing would be asked or stored.
+        """
+        turns = journal.open_turns()
+        answered = {r.call_id for m in takewhile(lambda m: m.role == "tool", messages) for r in m.tool_results}
+        place = next((t for t in reversed(list(turns)) if answered & open_calls(turns[t])), turn_id)
+        legal = whole_rounds(messages, waiting=open_calls(turns.get(place or "", ())))
+        kept = {m.id for m in legal}
+        if (left_out := tuple(m.id for m in messages if m.id not in kept)) and legal:
+            self.events.emit(MessagesLeftOut(journal.key.session, left_out))
+        return legal or messages
 
     def _pieces(self, journal: Journal, fresh: Sequence[Message], turn: str | None) -> tuple[Sequence[Message], ...]:
         """A turn's messages, parted where its requests stood when the last of these would not have fitted; else whole.

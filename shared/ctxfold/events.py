@@ -23,6 +23,7 @@ __all__ = [
     "Inserted",
     "MemoryLearnt",
     "MessagesErased",
+    "MessagesLeftOut",
     "MessagesRestored",
     "OutputsPrepared",
     "PinsChanged",
@@ -108,6 +109,17 @@ class MessagesRestored:
 @dataclass(frozen=True, slots=True)
 class MessagesErased:
     """Messages are gone for good, by id; what was sent to others before is not in our hands."""
+
+    session: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesLeftOut:
+    """A list that somebody else keeps has tool results without their call, or calls that were never answered, by message id.
+
+    No service takes those: the session goes on without them.
+    """
 
     session: str
     ids: tuple[str, ...]
@@ -262,6 +274,7 @@ Event: TypeAlias = (
     | Updated
     | Removed
     | MessagesErased
+    | MessagesLeftOut
     | PinsChanged
     | RulesChanged
     | EditUndone

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ctxfold.calibration import overflowed
@@ -212,7 +211,11 @@ def _reconciled(engine: Engine, exchange: _Exchange, question: Question) -> Flow
     """What of the question is new; what it has gone back behind is gone."""
     if question.given_ids is None:
         return Reconciled(tuple(question.messages))
-    compare = partial(reconcile, given_ids=question.given_ids, whole=question.whole)
+
+    def compare(journal: Journal, messages: Sequence[Message]) -> Reconciled:
+        found = reconcile(journal, messages, given_ids=question.given_ids or (), whole=question.whole)
+        return replace(found, messages=tuple(engine.without_orphans(journal, found.messages, found.turn_id)))
+
     found = compare(exchange.journal, question.messages)
     if gone := found.superseded or found.left_behind:
         may_return = bool(found.left_behind)

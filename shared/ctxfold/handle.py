@@ -101,21 +101,41 @@ class SessionHandle:
 
     # keeping
 
-    def add(self, messages: Input, *, visibility: Visibility | None = None, known_ids: bool = True) -> Added:
+    def add(
+        self,
+        messages: Input,
+        *,
+        visibility: Visibility | None = None,
+        known_ids: bool = True,
+        skip_orphans: bool = False,
+    ) -> Added:
         """Store messages without asking the model; a known id with the same content is kept once.
 
         `visibility` "user" keeps them from the model: neither counted nor sent; "model" from `messages(audience="user")`.
         `known_ids` False says that all ids were made just now, and saves looking for them in the store.
+        `skip_orphans` leaves out tool results without their call and calls that were never answered, in place of
+        OrphanToolResultError; the event MessagesLeftOut names them.
         """
-        return self._run(self._add(messages, visibility, known_ids))
+        return self._run(self._add(messages, visibility, known_ids, skip_orphans))
 
-    async def aadd(self, messages: Input, *, visibility: Visibility | None = None, known_ids: bool = True) -> Added:
-        return await self._arun(self._add(messages, visibility, known_ids))
+    async def aadd(
+        self,
+        messages: Input,
+        *,
+        visibility: Visibility | None = None,
+        known_ids: bool = True,
+        skip_orphans: bool = False,
+    ) -> Added:
+        return await self._arun(self._add(messages, visibility, known_ids, skip_orphans))
 
-    def _add(self, content: Input, visibility: Visibility | None, known_ids: bool) -> Flow[Added]:
+    def _add(
+        self, content: Input, visibility: Visibility | None, known_ids: bool, skip_orphans: bool = False
+    ) -> Flow[Added]:
         messages = _seen_by(visibility, self._messages(content))
         known_ids = known_ids and not isinstance(content, str)
-        add = partial(self._engine.add, messages=messages, turn_id=self._turn, known_ids=known_ids)
+        add = partial(
+            self._engine.add, messages=messages, turn_id=self._turn, known_ids=known_ids, skip_orphans=skip_orphans
+        )
         journal = self._engine.known(self._key)
         added: Added | None = None
         if journal is not None and self._prompts in (None, journal.view().prompts):

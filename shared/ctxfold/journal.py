@@ -41,7 +41,7 @@ from ctxfold.history.records import (
 from ctxfold.history.snapshot import dump_state, message_in
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.loading import load
-from ctxfold.messages import Message, Usage, content_key
+from ctxfold.messages import Message, Usage, content_key, without_calls
 from ctxfold.ports import Document, Ports
 from ctxfold.vectors import Vectors
 
@@ -366,6 +366,9 @@ def _check_same(journal: Journal, message: Message, records: Sequence[Record]) -
     stored = [b.message for b in bodies if isinstance(b, MessageAdded | MessageInserted | MessageReplaced)]
     if any(content_key(version) == content_key(message) for version in stored):
         return
+    # sessions of older versions have a malformed call beside the message, and one that was never answered is left out
+    if _without_malformed(message) in map(_without_malformed, stored):
+        return
     entry = journal.state.entry(message.id)
     if entry is not None and content_key(entry.message) == content_key(message):
         return
@@ -373,6 +376,10 @@ def _check_same(journal: Journal, message: Message, records: Sequence[Record]) -
         f"message id {message.id!r} is in session {journal.key.session!r} with other content: "
         "give the new message an id of its own, or change the old one with update()"
     )
+
+
+def _without_malformed(message: Message) -> str:
+    return content_key(without_calls(message, [c.id for c in message.tool_calls if c.parsed() is None]))
 
 
 def turn_of(journal: Journal, message_id: str) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ctxfold.errors import (
     InvalidTextError,
@@ -37,6 +37,7 @@ __all__ = [
     "tool_result",
     "user",
     "validated",
+    "without_calls",
 ]
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -77,13 +78,21 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """One call; `arguments` is JSON text exactly as received."""
+    """One call; `arguments` is text exactly as received: a JSON object, unless the model has written a malformed call."""
 
     id: str
     name: str
     arguments: str
     extra: str | None = None
     type: Literal["tool_call"] = "tool_call"
+
+    def parsed(self) -> dict[str, Any] | None:
+        """Returns the arguments as an object, None for a malformed call, which is stored and answered like any other."""
+        try:
+            value: object = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return None
+        return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +263,12 @@ def _canonical_json(text: str) -> str:
         return text
 
 
+def without_calls(message: Message, call_ids: Collection[str]) -> Message:
+    """Returns the message without these tool calls."""
+    parts = tuple(p for p in message.parts if not (isinstance(p, ToolCallPart) and p.id in call_ids))
+    return replace(message, parts=parts)
+
+
 def validated(message: Message) -> Message:
     """The message itself, once it is known to be storable and sendable; raises MessageError otherwise."""
     _check_message(message)
@@ -324,14 +339,8 @@ def _check_text(text: str, message_id: str) -> None:
 
 
 def _check_arguments(part: ToolCallPart, message_id: str) -> None:
-    try:
-        value: object = json.loads(part.arguments)
-    except (ValueError, RecursionError) as error:
+    arguments: object = part.arguments
+    if not isinstance(arguments, str):
         raise InvalidToolArgumentsError(
-            f"tool call {part.name!r} in message {message_id!r} has arguments that are not JSON ({error}): {part.arguments[:80]!r}"
-        ) from None
-    if not isinstance(value, dict):
-        raise InvalidToolArgumentsError(
-            f"tool call {part.name!r} in message {message_id!r} needs a JSON object as arguments, got {part.arguments[:80]!r}"
+            f"tool call {part.name!r} in message {message_id!r} has {kind_of(arguments)} as arguments: give them as JSON text"
         )
-    _check_text(part.arguments, message_id)

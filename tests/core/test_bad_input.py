@@ -31,6 +31,7 @@ from ctxfold.errors import (
     UnknownRoleError,
     WindowTooSmallError,
 )
+from ctxfold.events import MessagesLeftOut
 from ctxfold.messages import Message, TextPart, assistant, tool_result, user
 from tests.core.driven import COUNTER, Driven, call, context, scripted, tool_round, turns
 
@@ -92,20 +93,51 @@ def test_same_id_with_other_content(ctx: Driven) -> None:
     refused(ctx, MessageConflictError, "twice", lambda: ctx.set_messages([user("a", id="n"), user("b", id="n")]))
 
 
-def test_tool_arguments_that_are_no_json(ctx: Driven) -> None:
-    bad = assistant("", id="m", calls=[call("c", "{oops")])
-    refused(ctx, InvalidToolArgumentsError, "not JSON", lambda: ctx.add(bad))
+def test_tool_arguments_that_are_no_text(ctx: Driven) -> None:
+    bad = assistant("", id="m", calls=[call("c", {"a": 1})])  # type: ignore[arg-type]
+    refused(ctx, InvalidToolArgumentsError, "a dict", lambda: ctx.add(bad))
 
 
-def test_a_reply_with_broken_arguments_leaves_nothing(make: Make) -> None:
-    bad = assistant("", id="m", calls=[call("c", "[1]")])
-    ctx = make(scripted(bad, bad))
-    with pytest.raises(InvalidToolArgumentsError, match="JSON object"):
-        ctx.send("hi")
-    with pytest.raises(InvalidToolArgumentsError):
-        ctx.send_stream("hi")
-    assert ctx.view().messages == ()
-    assert not ctx.ctx._engine._journals[ctx.ctx._key].state.open
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_malformed_call_is_answered_like_any_other(make: Make, stream: bool) -> None:
+    """Step 7, item A3: the reply that was paid for arrives, the caller answers its call, and the conversation goes on."""
+    bad = assistant("", id="m", calls=[call("c", '{"a":1,"b":')])
+    backend = scripted(bad, assistant("Once more, then.", id="n"), assistant("Noted.", id="o"))
+    ctx = make(backend)
+    (ctx.send_stream if stream else ctx.send)("hi")
+    ctx.send(tool_result("c", "The arguments are no JSON.", id="r", is_error=True))
+    ctx.send("And now?")
+    asked = backend.requests[-1].messages
+    assert [c.arguments for m in asked for c in m.tool_calls] == ['{"a":1,"b":']
+    assert [m.role for m in asked] == ["user", "assistant", "tool", "assistant", "user"]
+
+
+def test_orphans_are_left_out_where_they_may_be(make: Make) -> None:
+    """Step 7, item A3: a list that somebody else keeps is no reason to stop; the event names what was left out."""
+    ctx = make()
+    events: list[object] = []
+    ctx.subscribe(events.append)
+    calls = [call("a", '{"x": 1}'), call("b", "{")]
+    told = [
+        tool_result("zz", "orphan", id="t0"),
+        user("one", id="u1"),
+        assistant("Both.", id="a1", calls=calls),
+        tool_result("a", "found", id="t1"),
+        tool_result("a", "found again", id="t2"),
+        user("two", id="u2"),
+        assistant("", id="a2", calls=[call("c", '{"x": 1}')]),
+        user("three", id="u3"),
+        assistant("Done.", id="a3"),
+    ]
+    refused(ctx, OrphanToolResultError, "'zz'", lambda: ctx.add(told))
+    ctx.add(told, skip_orphans=True)
+    kept = ctx.messages()
+    assert [m.id for m in kept] == ["u1", "a1", "t1", "u2", "u3", "a3"]
+    assert [c.id for c in kept[1].tool_calls] == ["a"]
+    assert [e.ids for e in events if isinstance(e, MessagesLeftOut)] == [("t0", "t2", "a2")]
+    ctx.add(told, skip_orphans=True)
+    assert ctx.messages() == kept, "the list is known, whatever was left out of it"
+    refused(ctx, OrphanToolResultError, "'zz'", lambda: ctx.add(told[:1], skip_orphans=True))
 
 
 def test_lone_surrogates(ctx: Driven) -> None:

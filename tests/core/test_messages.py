@@ -79,9 +79,13 @@ def test_lone_surrogates_beside_the_parts(field: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["", "[1]", "{", "nonsense", "[" * 100_000])
-def test_arguments_must_be_a_json_object(arguments: str) -> None:
-    with pytest.raises(InvalidToolArgumentsError, match="'f'"):
-        validated(assistant("", id="m", calls=[ToolCallPart("c", "f", arguments)]))
+def test_a_malformed_call_is_a_call(arguments: str) -> None:
+    """Step 7, item A3: what a model wrote is stored as it was received; its result answers it."""
+    call = ToolCallPart("c", "f", arguments)
+    assert call.parsed() is None
+    assert validated(assistant("", id="m", calls=[call])).tool_calls == (call,)
+    with pytest.raises(InvalidToolArgumentsError, match=r"'f'.*a dict.*JSON text"):
+        validated(assistant("", id="m", calls=[ToolCallPart("c", "f", {"a": 1})]))  # type: ignore[arg-type]
 
 
 def test_calls_and_results_belong_to_their_roles() -> None:

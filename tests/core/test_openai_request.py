@@ -152,3 +152,19 @@ def test_canonical_bytes_grow_as_a_prefix_and_parse_arguments() -> None:
         shorter = backend.canonical_bytes(Request(ROUND[:end], tools=(TOOL,)))
         assert shorter.endswith(b"\n")
         assert backend.canonical_bytes(Request(ROUND, tools=(TOOL,))).startswith(shorter)
+
+
+@pytest.mark.parametrize(
+    ("provider", "arguments", "sent"),
+    [
+        ("openai", '{"a":1,"b":', '{"a":1,"b":'),
+        ("generic", '{"a":1,"b":', '{"INVALID_JSON": "{\\"a\\":1,\\"b\\":"}'),
+        ("vllm", "[1]", '{"INVALID_JSON": "[1]"}'),
+        ("llamacpp", "", "{}"),
+        ("vllm", '{"a":  1}', '{"a":  1}'),
+    ],
+)
+def test_a_malformed_call_goes_back_as_the_service_takes_it(provider: str, arguments: str, sent: str) -> None:
+    """Step 7, item A3: OpenAI takes the text; servers that parse the history refuse it, and every later request with it."""
+    (row,) = rows(provider, [assistant("", id="a", calls=[ToolCallPart("c", "ls", arguments)])])
+    assert row["tool_calls"][0]["function"] == {"name": "ls", "arguments": sent}

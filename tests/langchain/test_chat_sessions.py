@@ -21,7 +21,6 @@ from ctxfold.errors import (
     ConfigError,
     ContextOverflowError,
     EmptyMessagesError,
-    InvalidToolArgumentsError,
     MessageConflictError,
     MessageTooLargeError,
     OrphanToolResultError,
@@ -313,12 +312,14 @@ def test_an_overflow_with_compaction_off_is_theirs_too(echoing: ModelServer) -> 
         assert isinstance(caught.value, ContextOverflowError)
 
 
-def test_a_reply_with_broken_arguments_is_refused_by_a_session() -> None:
+def test_a_reply_with_broken_arguments_is_kept_by_a_session() -> None:
+    """Step 7, item A3: the result of a malformed call answers it."""
     broken = Scripted(tool_calls=(ScriptedCall("t", "{bad", id="c"),))
-    with ModelServer(model="m", script=[broken]) as server, made(server, session="s") as chat:
-        with pytest.raises(InvalidToolArgumentsError, match="not JSON"):
-            chat.invoke("x")
-        assert texts(chat) == []
+    with ModelServer(model="m", script=[broken, Scripted("Again.")]) as server, made(server, session="s") as chat:
+        (call,) = chat.invoke("x").invalid_tool_calls
+        assert (call["id"], call["args"]) == ("c", "{bad")
+        assert chat.invoke([ToolMessage("no JSON", tool_call_id="c", status="error")]).text == "Again."
+        assert texts(chat) == ["x", "", "no JSON", "Again."]
 
 
 def test_a_session_is_made_by_the_constructor(echoing: ModelServer, store_url: str) -> None:

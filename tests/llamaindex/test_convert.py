@@ -27,7 +27,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms.llm import ToolSelection
 
-from ctxfold.errors import InvalidToolArgumentsError, OrphanToolResultError, UnknownRoleError
+from ctxfold.errors import OrphanToolResultError, UnknownRoleError
 from ctxfold.messages import (
     MediaPart,
     Message,
@@ -336,9 +336,6 @@ def test_a_function_message_without_a_call_id_is_refused() -> None:
 
 def test_bad_tool_messages_are_refused_and_nothing_is_stored() -> None:
     memory = CtxMemory.from_defaults(context_window=2_000)
-    bad = ChatMessage(role="assistant", blocks=[ToolCallBlock(tool_call_id="a", tool_name="t", tool_kwargs="{nope")])
-    with pytest.raises(InvalidToolArgumentsError, match="not JSON"):
-        memory.put(bad)
     with pytest.raises(OrphanToolResultError, match="not open"):
         memory.put(ChatMessage(role="tool", content="r", additional_kwargs={"tool_call_id": "zz"}))
     assert memory.get_all() == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold.errors import ConfigError, InvalidToolArgumentsError
+from ctxfold.errors import ConfigError
 from ctxfold.messages import (
     MediaPart,
     Message,
@@ -89,10 +89,14 @@ def test_media_travel_as_given_and_images_of_chat_completions_are_rewritten() ->
     assert result["content"] == [{"type": "text", "text": "seen"}, own]
 
 
-def test_arguments_that_are_no_object_are_told_before_sending() -> None:
-    for arguments in ("{", "[1]"):
-        with pytest.raises(InvalidToolArgumentsError, match="ls"):
-            body([assistant("", id="a", calls=[ToolCallPart("c", "ls", arguments)])])
+@pytest.mark.parametrize(
+    ("arguments", "sent"),
+    [("{", {"INVALID_JSON": "{"}), ("[1]", {"INVALID_JSON": "[1]"}), ("", {}), ('{"a": 1}', {"a": 1}), ("{}", {})],
+)
+def test_a_malformed_call_goes_back_as_an_object(arguments: str, sent: dict[str, Any]) -> None:
+    """Step 7, item A3: the service takes objects only."""
+    (block,) = body([assistant("", id="a", calls=[ToolCallPart("c", "ls", arguments)])])["messages"][-1]["content"]
+    assert block["input"] == sent
 
 
 def test_max_tokens_are_asked_for_or_the_rows_or_stated() -> None:

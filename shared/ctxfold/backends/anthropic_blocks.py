@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.request_rules import keeps_reasoning, round_start
-from ctxfold.errors import InvalidToolArgumentsError
+from ctxfold.backends.request_rules import keeps_reasoning, round_start, wrapped_arguments
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 
 __all__ = ["Block", "Projected", "call_id", "message_blocks", "project", "reasoning_blocks"]
@@ -101,17 +100,9 @@ def call_id(given: str) -> str:
 
 
 def _input(call: ToolCallPart) -> Mapping[str, Any]:
-    try:
-        value: object = json.loads(call.arguments or "{}")
-    except ValueError as error:
-        raise InvalidToolArgumentsError(
-            f"tool call {call.name!r} has arguments that are not JSON ({error}): {call.arguments[:80]!r}"
-        ) from None
-    if not isinstance(value, dict):
-        raise InvalidToolArgumentsError(
-            f"tool call {call.name!r} needs a JSON object as arguments, got {call.arguments[:80]!r}"
-        )
-    return cast("dict[str, Any]", value)
+    """The service takes objects only; the model should still see what it wrote."""
+    value = call.parsed()
+    return wrapped_arguments(call) if value is None else value
 
 
 def _results(message: Message) -> list[Block]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
-from ctxfold.backends.profile import Profile
+from ctxfold.backends.profile import Profile, RequestRules
 from ctxfold.backends.request_rules import (
     check_extra,
     keeps_reasoning,
@@ -15,6 +15,7 @@ from ctxfold.backends.request_rules import (
     thinking_fields,
     tool_choice,
     without_refused,
+    wrapped_arguments,
 )
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec
 from ctxfold.ports import Request
@@ -176,16 +177,14 @@ def _calls(profile: Profile, message: Message, *, model: str) -> list[dict[str, 
         extras = [{name: value for name, value in e.items() if name in rules.call_extra} for e in extras]
     if rules.call_placeholder is not None and not any(extras):
         extras[0] = rules.call_placeholder
-    return [_call(call, extra) for call, extra in zip(message.tool_calls, extras, strict=True)]
+    return [_call(call, extra, rules) for call, extra in zip(message.tool_calls, extras, strict=True)]
 
 
-def _call(call: ToolCallPart, extra: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **extra,
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+def _call(call: ToolCallPart, extra: Mapping[str, Any], rules: RequestRules) -> dict[str, Any]:
+    arguments = call.arguments
+    if rules.malformed_arguments == "wrapped" and call.parsed() is None:
+        arguments = json.dumps(wrapped_arguments(call), ensure_ascii=False)
+    return {**extra, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _results(message: Message) -> list[dict[str, Any]]:

@@ -116,7 +116,9 @@ class RequestRules(_Row):
     """How a request body is written; `refuses` are parameters that the model never takes: they are left out.
 
     `call_extra` names what a provider adds to tool calls and wants back whichever model made them (else it goes back to the
-    model that made it); `call_placeholder` stands on the first call of a turn that has none of it.
+    model that made it); `call_placeholder` stands on the first call of a turn that has none of it. `malformed_arguments` says
+    how a call goes back whose arguments are no JSON object: as the model wrote it, or wrapped in an object. Servers that parse
+    the history for a chat template (vllm, sglang, llama.cpp) refuse every later request of a conversation with the former.
     """
 
     max_tokens_field: str = "max_tokens"
@@ -128,6 +130,7 @@ class RequestRules(_Row):
     refuses: tuple[str, ...] = ()
     call_extra: tuple[str, ...] = ()
     call_placeholder: dict[str, Any] | None = None
+    malformed_arguments: Literal["as_received", "wrapped"] = "wrapped"
     extra_body: dict[str, Any] = Field(default_factory=dict)
     extra_body_with_tools: dict[str, Any] = Field(default_factory=dict)
 

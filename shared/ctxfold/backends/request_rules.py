@@ -7,7 +7,7 @@ from typing import Any
 
 from ctxfold.backends.profile import Profile, ReasoningOut
 from ctxfold.errors import ConfigError
-from ctxfold.messages import Message
+from ctxfold.messages import Message, ToolCallPart
 from ctxfold.ports import Request
 
 __all__ = [
@@ -18,7 +18,13 @@ __all__ = [
     "thinks",
     "tool_choice",
     "without_refused",
+    "wrapped_arguments",
 ]
+
+
+def wrapped_arguments(call: ToolCallPart) -> dict[str, Any]:
+    """Returns a malformed call's text in an object, under the key that Anthropic's documentation gives for it."""
+    return {"INVALID_JSON": call.arguments} if call.arguments.strip() else {}
 
 
 def check_extra(request: Request, reserved: frozenset[str]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import takewhile
+from dataclasses import replace
+from itertools import pairwise, takewhile
 from typing import TypeAlias
 
 from ctxfold.errors import OrphanToolResultError
 from ctxfold.history.sections import lasting_sections
 from ctxfold.history.view import Entry
-from ctxfold.messages import Message
+from ctxfold.messages import Message, ToolResultPart, without_calls
 
 __all__ = [
     "CutRule",
@@ -23,6 +24,7 @@ __all__ = [
     "round_tokens",
     "unasked",
     "waiting_turn",
+    "whole_rounds",
 ]
 
 CutRule: TypeAlias = Callable[[Sequence[Entry]], frozenset[int]]
@@ -157,6 +159,42 @@ def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()
         else:
             pending = {c.id for c in message.tool_calls}
     return pending
+
+
+def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None = None) -> tuple[Message, ...]:
+    """Returns the messages of a list that somebody else keeps, without what would make it no legal conversation.
+
+    Left out are results whose call is not in the list, second results of one call, and calls that the conversation went on
+    from before they were answered: the whole round, or a malformed call alone. `waiting` are the calls that are open before
+    the list; None keeps the results at its beginning, whatever they answer. The last round may still wait.
+    """
+    starts = [*(i for i, m in enumerate(messages) if m.role != "tool" and m.visibility != "user"), len(messages)]
+    first = messages[: starts[0]]
+    found = [*first] if waiting is None else _answers(first, waiting)
+    for start, end in pairwise(starts):
+        message = messages[start]
+        calls = {c.id for c in message.tool_calls}
+        results = _answers(messages[start + 1 : end], calls)
+        missing = calls - {r.call_id for m in results for r in m.tool_results} if end < len(messages) else set[str]()
+        if missing:
+            if any(c.parsed() is not None for c in message.tool_calls if c.id in missing):
+                found += [m for m in results if m.visibility == "user"]
+                continue
+            message = without_calls(message, missing)
+        if message.tool_calls or message.text or not missing:
+            found += [message, *results]
+    return tuple(found)
+
+
+def _answers(messages: Iterable[Message], calls: Collection[str]) -> list[Message]:
+    """The first result of each of the calls; notes for the user stay where they are."""
+    found, waiting = list[Message](), set(calls)
+    for message in messages:
+        parts = tuple(p for p in message.parts if not isinstance(p, ToolResultPart) or p.call_id in waiting)
+        waiting -= {r.call_id for r in message.tool_results}
+        if message.visibility == "user" or any(isinstance(p, ToolResultPart) for p in parts):
+            found.append(message if len(parts) == len(message.parts) else replace(message, parts=parts))
+    return found
 
 
 def _follow(waiting: set[str], message: Message) -> None:
