@@ -15,6 +15,7 @@ from ctxfold.messages import Message
 from ctxfold.session import AgentContext
 from langchain_ctx.convert import from_langchain, to_langchain
 from langchain_ctx.errors import translated
+from langchain_ctx.listing import with_refusals
 from langchain_ctx.naming import named
 
 __all__ = ["aexport_history", "aimport_history", "export_history", "import_history"]
@@ -27,7 +28,7 @@ def import_history(history: BaseChatMessageHistory, context: AgentContext) -> in
     was added. What does not fit the window is summarised at once.
     """
     _check(history, context)
-    messages = [from_langchain(m) for m in named(history.messages)]
+    messages = with_refusals([from_langchain(m) for m in named(history.messages)])
     with translated():
         return len(context.add(messages, skip_orphans=True).messages) if messages else 0
 
@@ -35,7 +36,7 @@ def import_history(history: BaseChatMessageHistory, context: AgentContext) -> in
 async def aimport_history(history: BaseChatMessageHistory, context: AgentContext) -> int:
     """As `import_history`, in async code."""
     _check(history, context)
-    messages = [from_langchain(m) for m in named(await history.aget_messages())]
+    messages = with_refusals([from_langchain(m) for m in named(await history.aget_messages())])
     with translated():
         return len((await context.aadd(messages, skip_orphans=True)).messages) if messages else 0
 

@@ -21,6 +21,7 @@ from ctxfold.tokens import CtxWarning, TextCounter
 from langchain_ctx.convert import check_messages, to_langchain
 from langchain_ctx.errors import translated
 from langchain_ctx.keys import session_key
+from langchain_ctx.listing import with_refusals
 from langchain_ctx.recognise import incoming
 from langchain_ctx.sessions import Sessions
 
@@ -214,7 +215,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
         check_messages(messages)
-        return incoming(messages, self._snapshot, new_id=context.new_id)
+        return with_refusals(incoming(messages, self._snapshot, new_id=context.new_id))
 
     def _may_lack_its_question(self, new: Sequence[Message]) -> bool:
         """An answer alone, on a handle that a chain has read: where runs overlap on one, list input loses its user turn."""

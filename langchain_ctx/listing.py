@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from ctxfold.follow import Line
 from ctxfold.history.cuts import whole_rounds
-from ctxfold.messages import Message, content_key, is_final
+from ctxfold.messages import Message, ToolCallPart, content_key, is_final, tool_result
 from langchain_ctx.convert import from_langchain
 
-__all__ = ["Listing", "Said", "newest", "open_turn", "parted", "unbroken"]
+__all__ = ["Listing", "Said", "newest", "open_turn", "parted", "unbroken", "with_refusals"]
 
 
 class Listing:
@@ -79,6 +80,27 @@ def _version(message: BaseMessage) -> str:
     answers = message.tool_call_id if isinstance(message, ToolMessage) else None
     text = repr((message.type, message.content, calls, answers))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+
+
+def with_refusals(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with an error result for each malformed call that has none, as `create_agent` gives one.
+
+    Whoever keeps a history sees a run end with such a call; a service refuses a later request in which it has no result.
+    """
+    found: list[Message] = []
+    starts = [*(i for i, m in enumerate(messages) if m.role != "tool"), len(messages)]
+    found += messages[: starts[0]]
+    for start, end in pairwise(starts):
+        message, results = messages[start], messages[start + 1 : end]
+        answered = {r.call_id for m in results for r in m.tool_results}
+        malformed = [c for c in message.tool_calls if c.id not in answered and c.parsed() is None]
+        found += [message, *results, *(_refused(call, message.id) for call in malformed)]
+    return found
+
+
+def _refused(call: ToolCallPart, message_id: str) -> Message:
+    text = f"Tool call {call.name} was not executed: its arguments are no JSON object."
+    return tool_result(call.id, text, id=f"{message_id}-{call.id}", name=call.name, is_error=True)
 
 
 def newest(ids: Sequence[str | None], known: Collection[str]) -> int:

@@ -216,7 +216,9 @@ class Engine:
         checked = self.without_orphans(journal, checked, turn_id) if skip_orphans else checked
         checked = (yield from told_again(journal, checked)) if known_ids else checked
         ids = (yield from unknown(journal, checked)) if known_ids else {m.id: f"m:{m.id}" for m in checked}
-        fresh = [m for m in {m.id: m for m in checked}.values() if m.id in ids]
+        fresh: Sequence[Message] = [m for m in {m.id: m for m in checked}.values() if m.id in ids]
+        if skip_orphans and len(fresh) < len(checked):  # a call may be known from a turn that ended without its result
+            fresh = self.without_orphans(journal, fresh, turn_id)
         turn = waiting_turn(journal.open_turns(), fresh) or turn_id
         if not fresh:
             turn = turn_of(journal, checked[-1].id) or turn

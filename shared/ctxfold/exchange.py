@@ -196,7 +196,7 @@ def _settle(engine: Engine, exchange: _Exchange, question: Question) -> Flow[Non
     found = yield from _reconciled(engine, exchange, question)
     ends = next((i for i in range(len(found.messages) - 1, -1, -1) if is_final(found.messages[i])), -1)
     if ends >= 0:
-        yield from engine.add(exchange.journal, found.messages[: ends + 1], turn_id=found.turn_id)
+        yield from engine.add(exchange.journal, found.messages[: ends + 1], turn_id=found.turn_id, skip_orphans=True)
 
 
 def _drop_strays(engine: Engine, journal: Journal, ids: Collection[str]) -> Flow[None]:

@@ -318,7 +318,7 @@ class TestStrict:
                 "messages[2] with role 'tool'",
             ),
             ([assistant("", tool_calls=[call("c1")]), user("x"), result("c1")], "no response for c1"),
-            ([assistant("", tool_calls=[call("c1", arguments="{")]), result("c1")], "messages[0].tool_calls"),
+            ([assistant("", tool_calls=[call("c1", arguments=1)]), result("c1")], "messages[0].tool_calls"),
         ],
     )
     def test_what_every_strict_row_refuses(self, messages: list[Json], part: str) -> None:
@@ -327,6 +327,14 @@ class TestStrict:
         if messages:
             with ModelServer() as server:
                 assert post(server, messages).status_code == 200
+
+    def test_malformed_arguments_are_refused_where_the_service_reads_them(self) -> None:
+        """Step 7, item A3: OpenAI takes back the text that its model wrote."""
+        messages = [user("x"), assistant("", tool_calls=[call("c1", arguments="{")]), result("c1")]
+        with ModelServer(strict="openai") as server:
+            assert post(server, messages).status_code == 200
+        with ModelServer(strict="deepseek") as server:
+            assert "a JSON object" in error(server, messages)["message"]
 
     def test_parallel_calls_answered_in_any_order_pass(self) -> None:
         messages = [

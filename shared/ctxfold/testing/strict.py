@@ -30,7 +30,7 @@ def refusal(body: Body, strict: Strict | None, produced: Mapping[str, str]) -> E
         return None
     if not messages:
         return api_error(400, "Invalid 'messages': empty array, at least 1 is expected.", param="messages")
-    checks = (_roles(messages), _arguments(messages), _pairs(messages))
+    checks = (_roles(messages), _arguments(messages, any_text=strict == "openai"), _pairs(messages))
     message = next((found for found in checks if found), None)
     if message is None and thinks(body, strict, reasoning=False):
         message = _deepseek(body, messages) if strict == "deepseek" else _moonshot(messages, produced)
@@ -45,18 +45,18 @@ def _roles(messages: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _arguments(messages: Sequence[Mapping[str, Any]]) -> str | None:
+def _arguments(messages: Sequence[Mapping[str, Any]], *, any_text: bool) -> str | None:
+    """OpenAI takes back the text that its model wrote, whatever it is."""
+    needed = "arguments that are text" if any_text else "arguments that are a JSON object"
     for index, message in enumerate(messages):
         for call in calls_of(message):
             try:
-                valid = isinstance(json.loads(call["function"]["arguments"]), dict) and call.get("id")
+                text = call["function"]["arguments"]
+                valid = isinstance(text, str) if any_text else isinstance(json.loads(text), dict)
             except (KeyError, TypeError, ValueError):
                 valid = False
-            if not valid:
-                return (
-                    f"Invalid tool call at messages[{index}].tool_calls: needs an id, a function name and "
-                    "arguments that are a JSON object."
-                )
+            if not valid or not call.get("id"):
+                return f"Invalid tool call at messages[{index}].tool_calls: needs an id, a function name and {needed}."
     return None
 
 
