@@ -339,8 +339,7 @@ def _check_text(text: str, message_id: str) -> None:
 
 
 def _check_arguments(part: ToolCallPart, message_id: str) -> None:
-    arguments: object = part.arguments
-    if not isinstance(arguments, str):
+    if not is_a(part.arguments, str):
         raise InvalidToolArgumentsError(
-            f"tool call {part.name!r} in message {message_id!r} has {kind_of(arguments)} as arguments: give them as JSON text"
+            f"tool call {part.name!r} in message {message_id!r} has {kind_of(part.arguments)} as arguments: give them as JSON text"
         )
