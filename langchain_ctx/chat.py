@@ -18,14 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field
 
 from ctxfold.closing import Closing
 from ctxfold.connect import message_counter, open_backend
-from ctxfold.given import shown_url
+from ctxfold.given import name_or_own, shown_url
 from ctxfold.ports import ContextBackend, TokenCounter
 from ctxfold.session import AgentContext
 from langchain_ctx import asking, structured
 from langchain_ctx.answering import AnsweringChatModel
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.described import model_profile, package_version
-from langchain_ctx.keys import called, session_key
+from langchain_ctx.keys import called, check_fields, key_or_own
 from langchain_ctx.sessions import Sessions
 from langchain_ctx.tools import bound_tools, choice, specs
 
@@ -96,6 +96,7 @@ class ChatCtx(AnsweringChatModel, Closing):
     if not TYPE_CHECKING:
 
         def __init__(self, **data: Any) -> None:
+            check_fields(data)
             super().__init__(**data)
             # not in a validator: pydantic would wrap a ConfigError into an error of its own
             self._connect()
@@ -147,7 +148,7 @@ class ChatCtx(AnsweringChatModel, Closing):
         )
         if self.session is not None:
             try:
-                self._sessions.at(*self._named(self.session, self.owner))
+                self._sessions.at(*self._named(None, None))
             except BaseException:
                 self._sessions.close()
                 raise
@@ -202,7 +203,7 @@ class ChatCtx(AnsweringChatModel, Closing):
         """A session of this model: window, usage, pins, explain, export; the field's own when none is named."""
         if self._sessions is None:
             raise asking.no_session()
-        return self._sessions.at(*self._named(session or self.session, owner or self.owner))
+        return self._sessions.at(*self._named(session, owner))
 
     def get_num_tokens(self, text: str) -> int:
         return self._counter().count_text(text)
@@ -220,7 +221,7 @@ class ChatCtx(AnsweringChatModel, Closing):
     # whose session
 
     def _named(self, session: object, owner: object) -> tuple[str, str]:
-        key = session_key(session, owner)
+        key = key_or_own(session, owner, self.session, self.owner)
         return key.session, key.owner
 
     def _addressed(
@@ -273,12 +274,12 @@ class ChatCtx(AnsweringChatModel, Closing):
         """Erase all that is stored of a thread, its branches and places in graphs included, past recovery; the sessions' names."""
         if self._sessions is None:
             raise asking.no_session()
-        return self._sessions.erase(thread, owner or self.owner)
+        return self._sessions.erase(thread, name_or_own("owner", owner, self.owner))
 
     async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
         if self._sessions is None:
             raise asking.no_session()
-        return await self._sessions.aerase(thread, owner or self.owner)
+        return await self._sessions.aerase(thread, name_or_own("owner", owner, self.owner))
 
     def close(self) -> None:
         """Close the connections and the store that this model opened."""

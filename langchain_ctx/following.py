@@ -45,7 +45,7 @@ def root_of(
     In a sub-graph the first message of its `state` counts, too: what middleware adds to a request has another id each time.
     """
     told = config.get("configurable", {})
-    name = session or told.get("thread_id")
+    name = told.get("thread_id") if session is None else session
     nameless = name is None
     if nameless:
         name = f"{MADE_FROM}{first_id(messages)}"

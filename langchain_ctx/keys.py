@@ -6,15 +6,29 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from uuid import UUID
 
 from langchain_core.messages import convert_to_messages
 from langchain_core.prompt_values import PromptValue
 
 from ctxfold.errors import ConfigError
 from ctxfold.follow import BRANCH
+from ctxfold.given import check_name, kind_of
 from ctxfold.history.records import SessionKey
 
-__all__ = ["MADE_FROM", "WITHIN", "Address", "called", "first_id", "placed", "session_key", "sessions_of"]
+__all__ = [
+    "MADE_FROM",
+    "WITHIN",
+    "Address",
+    "called",
+    "check_fields",
+    "checked_session_id",
+    "first_id",
+    "key_or_own",
+    "placed",
+    "session_key",
+    "sessions_of",
+]
 
 WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
 RUN = ":"  # between a node of such a place and its run
@@ -39,18 +53,38 @@ class Address:
     @classmethod
     def of(cls, told: Sequence[str]) -> Address:
         session, owner, *kind = told
-        return cls(SessionKey(owner, session), made_up=bool(kind), place=kind == ["place"])
+        return cls(session_key(session, owner), made_up=bool(kind), place=kind == ["place"])
 
 
 def session_key(session: object, owner: object) -> SessionKey:
-    """The key for names as they come; ConfigError for an empty one or None: nobody shares a nameless session by accident."""
-    names = {"owner": owner, "session id": session}
-    for what, name in names.items():
-        if name is None or not str(name):
-            raise ConfigError(
-                f"the {what} is {'missing' if name is None else 'empty'}: give each conversation a name of its own"
-            )
-    return SessionKey(*map(str, names.values()))
+    """Returns the key for names as they come: a session may be named by a number or a UUID too, as LangGraph's threads are.
+
+    ConfigError for None, an empty name or anything else: nobody shares a nameless session by accident.
+    """
+    for what, name in (("owner", owner), ("session id", session)):
+        if name is None:
+            raise ConfigError(f"the {what} is missing: give each conversation a name of its own")
+    return SessionKey(check_name("owner", owner), checked_session_id(session))
+
+
+def key_or_own(session: object, owner: object, own_session: str | None, own_owner: str) -> SessionKey:
+    """Returns the key for the names of a call; None alone stands for what the object was made with."""
+    return session_key(own_session if session is None else session, own_owner if owner is None else owner)
+
+
+def checked_session_id(session: object) -> str:
+    """Returns the name of a session or thread as text; ConfigError for what cannot name one."""
+    if isinstance(session, bool) or not isinstance(session, str | int | UUID):
+        raise ConfigError(f"the session id is {kind_of(session)}: give a string, a number or a UUID")
+    return check_name("session id", str(session))
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """ConfigError for a session or an owner among the fields of a chat model that names none: pydantic has an error of its own."""
+    if fields.get("session") is not None:
+        check_name("session", fields["session"])
+    if "owner" in fields:
+        check_name("owner", fields["owner"])
 
 
 def placed(name: object, configurable: Mapping[str, Any], owner: str, first: str | None = None) -> Address:
@@ -64,7 +98,9 @@ def placed(name: object, configurable: Mapping[str, Any], owner: str, first: str
     of_a_run = RUN in place
     if first and of_a_run:
         place = WITHIN.join([*(part.partition(RUN)[0] for part in place.split(WITHIN)), first])
-    key = session_key(f"{name}{WITHIN}{place}" if place else name, configurable.get("owner", owner))
+    key = session_key(name, configurable.get("owner", owner))
+    if place:
+        key = key._replace(session=f"{key.session}{WITHIN}{place}")
     return Address(key, made_up=of_a_run, place=of_a_run and first is not None)
 
 

@@ -16,6 +16,7 @@ from langgraph.types import Command
 from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError
 from ctxfold.follow import Trail
+from ctxfold.given import check_name, name_or_own
 from ctxfold.ports import Reply, Request, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
@@ -80,8 +81,8 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
     ) -> None:
         super().__init__()
         self.tools = own_history_tools(history_tools, self._context_of)
-        self._session = session
-        self._owner = owner
+        self._session = None if session is None else check_name("session", session)
+        self._owner = check_name("owner", owner)
         self._writer = CallersSummarizer()
         self._sessions = Sessions(
             store=store,
@@ -108,7 +109,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
         name = session if kept is None else kept.session
         if not isinstance(name, str | int | UUID):  # as a run's thread_id may be
             raise ConfigError("this state has no session yet: give the thread's id, or a state after a model call")
-        key = session_key(name, owner or self._owner)
+        key = session_key(name, name_or_own("owner", owner, self._owner))
         return self._sessions.at(key.session, key.owner)
 
     def wrap_model_call(
@@ -223,10 +224,10 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
 
         It goes with the checkpointer's `delete_thread(thread)`, which knows nothing of sessions.
         """
-        return self._sessions.erase(thread, owner or self._owner)
+        return self._sessions.erase(thread, name_or_own("owner", owner, self._owner))
 
     async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
-        return await self._sessions.aerase(thread, owner or self._owner)
+        return await self._sessions.aerase(thread, name_or_own("owner", owner, self._owner))
 
     def close(self) -> None:
         """Close the store, if this middleware opened it."""

@@ -15,6 +15,7 @@ from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.exchange import Options, Question
 from ctxfold.follow import Line, Trail
+from ctxfold.given import check_name, name_or_own
 from ctxfold.history.records import SessionKey
 from ctxfold.ports import Request, Store, TokenCounter
 from ctxfold.session import AgentContext
@@ -22,7 +23,7 @@ from ctxfold.tokens import TextCounter
 from langchain_ctx.convert import from_langchain
 from langchain_ctx.errors import translated
 from langchain_ctx.foreign import asked
-from langchain_ctx.keys import MADE_FROM, Address, first_id, placed, session_key
+from langchain_ctx.keys import MADE_FROM, Address, first_id, key_or_own, placed, session_key
 from langchain_ctx.listing import Listing, newest
 from langchain_ctx.naming import named
 from langchain_ctx.sessions import Sessions
@@ -80,8 +81,8 @@ class ContextNode(Runnable[Any, Any], Closing):
         output_key: str = "llm_input_messages",
         **policy: object,
     ) -> None:
-        self._session = session
-        self._owner = owner
+        self._session = None if session is None else check_name("session", session)
+        self._owner = check_name("owner", owner)
         self._options = Options(tools=counted(tools), overhead_tokens=overhead_tokens)
         self._messages_key = messages_key
         self._output_key = output_key
@@ -96,7 +97,7 @@ class ContextNode(Runnable[Any, Any], Closing):
 
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
         """A session of this node: window, usage, pins, explain, export; the fixed one when none is named."""
-        key = session_key(session or self._session, owner or self._owner)
+        key = key_or_own(session, owner, self._session, self._owner)
         seen = self._sessions.places.seen(key)  # of a list that was rewritten it is a branch
         return self._sessions.at(key.session if seen is None else seen.session, key.owner)
 
@@ -220,10 +221,10 @@ class ContextNode(Runnable[Any, Any], Closing):
 
     def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
         """Erase all that is stored of a thread, its branches and places in graphs included, past recovery; the sessions' names."""
-        return self._sessions.erase(thread, owner or self._owner)
+        return self._sessions.erase(thread, name_or_own("owner", owner, self._owner))
 
     async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
-        return await self._sessions.aerase(thread, owner or self._owner)
+        return await self._sessions.aerase(thread, name_or_own("owner", owner, self._owner))
 
     def close(self) -> None:
         """Close the store, if this node opened it."""

@@ -19,7 +19,7 @@ from ctxfold.ports import ContextBackend, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 from langchain_ctx.embedding import as_embedder
-from langchain_ctx.keys import Address, sessions_of
+from langchain_ctx.keys import Address, checked_session_id, sessions_of
 from langchain_ctx.listing import unbroken
 from langchain_ctx.made_up import MadeUp
 from langchain_ctx.places import Places, Taken, beside, goes_on, may_go_on
@@ -187,13 +187,13 @@ class Sessions:
 
     def erase(self, thread: object, owner: str) -> tuple[str, ...]:
         """Erase all that is stored of a thread past recovery: its session, branches, and those of its places; their names."""
-        names = sessions_of(str(thread), self.store.sessions(owner))
+        names = sessions_of(checked_session_id(thread), self.store.sessions(owner))
         for name in names:
             self.at(name, owner).erase_session()
         return tuple(names)
 
     async def aerase(self, thread: object, owner: str) -> tuple[str, ...]:
-        names = sessions_of(str(thread), await self.store.asessions(owner))
+        names = sessions_of(checked_session_id(thread), await self.store.asessions(owner))
         for name in names:
             await (await self.aat(name, owner)).aerase_session()
         return tuple(names)

@@ -6,7 +6,7 @@ import builtins
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError
+from ctxfold.given import name_or_own
 from ctxfold.ports import Reply, Request, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
@@ -43,7 +44,7 @@ from langchain_ctx.calling import (
 from langchain_ctx.conversing import Conversation
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.foreign import asked
-from langchain_ctx.keys import Address, called, session_key
+from langchain_ctx.keys import Address, called, check_fields, key_or_own
 from langchain_ctx.reasoning import check_reasoning, returning
 from langchain_ctx.sessions import Sessions
 from langchain_ctx.streaming import InnerStream, Pieces
@@ -71,6 +72,7 @@ def with_context(
     (`thread_id` serves too), which beats `session`; a call without any is passed on as it is. `context_window` None takes the
     profile's. ConfigError for a thinking model whose reasoning cannot be sent back.
     """
+    check_fields({"session": session, "owner": owner})
     check_reasoning(model)
     if keeps_sessions(model):
         raise ConfigError(f"this {type(model).__name__} keeps sessions of its own: use it as it is, or leave those out")
@@ -110,11 +112,17 @@ class ContextChatModel(AddressedChatModel, Closing):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
+    if not TYPE_CHECKING:
+
+        def __init__(self, **data: Any) -> None:
+            check_fields(data)
+            super().__init__(**data)
+
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
         """A session of this model: window, usage, pins, explain, export; the field's own when none is named."""
         if self.sessions is None:
             raise no_session()
-        key = session_key(session or self.session, owner or self.owner)
+        key = key_or_own(session, owner, self.session, self.owner)
         return self.sessions.at(key.session, key.owner)
 
     # what it is
@@ -329,12 +337,12 @@ class ContextChatModel(AddressedChatModel, Closing):
         """Erase all that is stored of a thread, its branches and places in graphs included, past recovery; the sessions' names."""
         if self.sessions is None:
             raise no_session()
-        return self.sessions.erase(thread, owner or self.owner)
+        return self.sessions.erase(thread, name_or_own("owner", owner, self.owner))
 
     async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
         if self.sessions is None:
             raise no_session()
-        return await self.sessions.aerase(thread, owner or self.owner)
+        return await self.sessions.aerase(thread, name_or_own("owner", owner, self.owner))
 
     def close(self) -> None:
         """Close the store that was opened for this model; the model itself belongs to whoever made it."""

@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr
 
 from ctxfold import Window
 from ctxfold.errors import BudgetError, ConfigError
-from ctxfold.given import is_a, kind_of
+from ctxfold.given import check_name, is_a, kind_of
 from ctxfold.history.data import defused
 from ctxfold.messages import MediaPart, Message
 from llamaindex_ctx.convert import from_chat_messages
@@ -56,7 +56,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
         """The memory behind a session of the `Memory` above; without one, the memory that was given."""
         if session_id is None:
             return self._memory
-        name = f"{self._memory.session_id}/{session_id}"
+        name = f"{self._memory.session_id}/{check_name('session id', session_id)}"
         return self._sessions.get(name, lambda: self._memory.at(name))
 
     async def _aget(
@@ -75,7 +75,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
         if not messages:
             return
         stamp = messages[0].additional_kwargs.get(STAMP)
-        context = self.session(None if stamp is None else str(stamp)).context
+        context = self.session(stamp).context
         waiting = unanswered((await context.aview()).messages)
         # a flush may begin in the middle of a round whose calls it never handed over
         fresh = from_chat_messages(map(_without_stamp, messages), context.new_id, waiting, stray=as_text)

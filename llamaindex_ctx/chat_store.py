@@ -18,6 +18,7 @@ from pydantic import Field, PrivateAttr, computed_field
 
 from ctxfold.closing import Closing
 from ctxfold.errors import MessageNotFoundError
+from ctxfold.given import check_name
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, Opaque
 from ctxfold.ports import Store
@@ -85,7 +86,7 @@ class CtxChatStore(BaseChatStore, Closing):
     _shared: _Shared = PrivateAttr()
 
     def __init__(self, store: str | Store | None = None, *, owner: str = "default") -> None:
-        fields: dict[str, Any] = {"owner": owner}
+        fields: dict[str, Any] = {"owner": check_name("owner name", owner)}
         super().__init__(**fields)
         source = source_of(store, None)
         opened, ours = source.open()
@@ -104,6 +105,9 @@ class CtxChatStore(BaseChatStore, Closing):
 
     def context(self, key: str) -> AgentContext:
         """The session behind a key, made when it is new: search, undo, export."""
+        return self._context(check_name("session name", key))
+
+    def _context(self, key: str) -> AgentContext:
         name = SessionKey(self.owner, key)
         return self._shared.handles.get(name, lambda: self._shared.opened(name))
 
@@ -121,11 +125,11 @@ class CtxChatStore(BaseChatStore, Closing):
         return [key for key in self._shared.store.sessions(self.owner) if self._holds_any(key)]
 
     def _holds_any(self, key: str) -> bool:
-        view = self.context(key).view()
+        view = self._context(key).view()
         return any(m.visibility != "model" for m in view.messages)
 
     def _stored(self, key: str) -> tuple[Message, ...]:
-        if self._shared.store.head(SessionKey(self.owner, key)) is None:
+        if self._shared.store.head(SessionKey(self.owner, check_name("session name", key))) is None:
             return ()
         return self.context(key).messages(audience="user")
 
@@ -217,7 +221,7 @@ class CtxChatStore(BaseChatStore, Closing):
     @classmethod
     def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> CtxChatStore:
         """The chat store again, over the store registered under its name; ConfigError for another name, or a URL."""
-        name, owner = stored_name(data.get("store")), str(data.get("owner", "default"))
+        name, owner = stored_name(data.get("store")), check_name("owner name", data.get("owner", "default"))
         find_source(name)
         shared = _alive.get(name)
         if shared is None:
@@ -331,6 +335,7 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
 
 def _names(key: str, status: MessageStatus | None) -> tuple[str, ...]:
     """The histories that hold a key's messages with that status, older ones first."""
+    check_name("session name", key)
     match status:
         case MessageStatus.ACTIVE:
             return (key,)

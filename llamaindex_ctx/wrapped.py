@@ -30,6 +30,7 @@ from ctxfold.closing import Closing
 from ctxfold.connect import message_counter, session_rules
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.exchange import Question
+from ctxfold.given import check_name, name_or_own
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message
 from ctxfold.ports import Reply, Store, TokenCounter
@@ -76,6 +77,7 @@ def with_context(  # noqa: PLR0913 - one keyword per independent setting
     `embedder` recall goes by meaning too; `policy` holds fields of `Policy`, and `strategy` and `prices`.
     ConfigError for a thinking LLM whose reasoning cannot be sent back.
     """
+    _check_names(session, owner)
     check_llm("the LLM of with_context", llm)
     if summarizer is not None:
         check_llm("summarizer", summarizer)
@@ -106,6 +108,12 @@ def with_context(  # noqa: PLR0913 - one keyword per independent setting
         sessions=Sessions(store=store, settings=settings),
         callback_manager=llm.callback_manager,
     )
+
+
+def _check_names(session: object, owner: object) -> None:
+    if session is not None:
+        check_name("session name", session)
+    check_name("owner name", owner)
 
 
 def _known_window(llm: LLM) -> int:
@@ -141,6 +149,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
     _sessions: Sessions | None = PrivateAttr(default=None)
 
     def __init__(self, *, sessions: Sessions | None = None, **fields: Any) -> None:
+        _check_names(fields.get("session"), fields.get("owner", "default"))
         super().__init__(**fields)
         self._sessions = sessions
 
@@ -154,14 +163,15 @@ class ContextLLM(FunctionCallingLLM, Closing):
 
     def at(self, session: str, *, owner: str | None = None) -> Self:
         """The same LLM for another session; engine, store and connections are shared."""
-        return self.model_copy(update={"session": session, "owner": owner or self.owner})
+        key = SessionKey(name_or_own("owner name", owner, self.owner), check_name("session name", session))
+        return self.model_copy(update={"session": key.session, "owner": key.owner})
 
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
         """A session of this LLM: window, usage, pins, explain, export; its own when none is named."""
-        name = session or self.session
+        name = self.session if session is None else session
         if name is None:
             raise ConfigError("this LLM was given no session: name one, or give with_context(llm, session=...)")
-        return self._kept().at(name, owner or self.owner)
+        return self._kept().at(check_name("session name", name), name_or_own("owner name", owner, self.owner))
 
     def close(self) -> None:
         """Close the store that was opened for this LLM; the LLM itself belongs to whoever made it."""

@@ -143,8 +143,10 @@ class Engine:
     def _open_new(self, key: SessionKey, create: bool) -> Flow[Journal]:
         head = yield from ReadHead(key)
         policy = draft(self.ports, PolicyChanged(self.rules.model_dump_json(), self.ports.counter.id))
+        if head is None:
+            named(key)
         if head is None and create:
-            yield from AppendLog(named(key), (policy,))
+            yield from AppendLog(key, (policy,))
         state = yield from load(key, self.ports)
         opened = Journal(
             state,

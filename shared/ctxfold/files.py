@@ -12,6 +12,7 @@ from ctxfold.closing import Closing
 from ctxfold.connect import LineCodec
 from ctxfold.erasing import SessionErasing
 from ctxfold.flow import Call, Flow, in_thread
+from ctxfold.given import name_or_own
 from ctxfold.intake import import_jsonl
 from ctxfold.jsonl import write_lines
 from ctxfold.messages import Message
@@ -84,7 +85,8 @@ class SessionFiles(SessionErasing, Closing):
         key, records = parse_session(path)
         rules: dict[str, Any] = {**stored_policy(records), **settings}
         made: Any = cls
-        context: Self = made(backend, session=session or key.session, store=store, **rules)
+        name = name_or_own("session name", session, key.session)
+        context: Self = made(backend, session=name, store=store, **rules)
         try:
             context._run(load_log(context._engine, context._key, [(r.seq, r) for r in records]))
             context._run(context._edit(editing.reopen))

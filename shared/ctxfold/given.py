@@ -5,11 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from operator import index
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from ctxfold.errors import ConfigError
 
-__all__ = ["all_of", "check_has", "check_text", "is_a", "kind_of", "named", "shown_url", "whole_number"]
+__all__ = [
+    "all_of",
+    "check_has",
+    "check_name",
+    "check_text",
+    "is_a",
+    "kind_of",
+    "name_or_own",
+    "named",
+    "shown_url",
+    "whole_number",
+]
 
 K = TypeVar("K", bound=tuple[str, str])
 T = TypeVar("T")
@@ -56,11 +67,23 @@ def check_text(what: str, given: object) -> None:
         raise ConfigError(f"{what} is {kind_of(given)}: give it as text")
 
 
+def check_name(what: str, name: object) -> str:
+    """Returns the name of an owner or a session; ConfigError unless it is a string that is not empty."""
+    check_text(f"the {what}", name)
+    if not name:
+        raise ConfigError(f"the {what} is empty, and whoever has no name would share it: give one to each")
+    return cast("str", name)
+
+
+def name_or_own(what: str, name: object, own: str) -> str:
+    """Returns `own` for None alone: an empty name or a number is a mistake, and must not reach what belongs to `own`."""
+    return own if name is None else check_name(what, name)
+
+
 def named(key: K) -> K:
     """The key of a session that is to be made, owner and name; ConfigError for an empty one."""
-    for what, name in zip(("owner", "session"), key, strict=True):
-        if not name:
-            raise ConfigError(f"the {what} name is empty, and whoever has no name would share it: give one to each")
+    check_name("owner name", key[0])
+    check_name("session name", key[1])
     return key
 
 

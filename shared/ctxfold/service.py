@@ -18,6 +18,7 @@ from ctxfold.engine import Engine
 from ctxfold.errors import ConfigError
 from ctxfold.events import SectionInjected, SectionSkipped
 from ctxfold.flow import Flow, arun, run
+from ctxfold.given import name_or_own
 from ctxfold.history.records import SessionKey
 from ctxfold.history.sections import Place
 from ctxfold.journal import Journal
@@ -258,7 +259,10 @@ class ContextService:
     # driving
 
     def _flow(self, session: str | None, owner: str | None, work: Callable[[Engine, Journal], Flow[T]]) -> Flow[T]:
-        journal = yield from self._engine.open(SessionKey(owner or self._key.owner, session or self._key.session))
+        key = SessionKey(
+            name_or_own("owner name", owner, self._key.owner), name_or_own("session name", session, self._key.session)
+        )
+        journal = yield from self._engine.open(key)
         return (yield from work(self._engine, journal))
 
     def _run(self, session: str | None, owner: str | None, work: Callable[[Engine, Journal], Flow[T]]) -> T:

@@ -24,7 +24,7 @@ from ctxfold.explain import (
 )
 from ctxfold.files import SessionFiles
 from ctxfold.flow import Flow
-from ctxfold.given import check_text, named
+from ctxfold.given import check_name, check_text, name_or_own
 from ctxfold.handle import Input
 from ctxfold.history.cost import session_cost
 from ctxfold.history.prefix import PrefixStats
@@ -101,6 +101,8 @@ class AgentContext(SessionFiles):
         embedder: Embedder | None = None,
         **rules: object,
     ) -> None:
+        check_text("the owner name", owner)  # an empty one may be an older version's, which can still be opened
+        check_text("the session name", session)
         own = () if strategy is None or isinstance(strategy, str) else (as_strategy(strategy),)
         if strategy is not None:
             rules["strategy"] = own[0].name if own else strategy
@@ -140,20 +142,23 @@ class AgentContext(SessionFiles):
         self._owns_store = False
 
     def at(self, session: str, *, owner: str | None = None, create: bool = True) -> AgentContext:
-        """Another session over the same engine, store and backend; made at its first use."""
-        check_text("the session name", session)
+        """Another session over the same engine, store and backend; made at its first use.
+
+        `owner` None is this context's; ConfigError for an empty name, or what is no string.
+        """
+        key = SessionKey(name_or_own("owner name", owner, self.owner), check_name("session name", session))
         other = object.__new__(AgentContext)
-        other._bind(self._engine, SessionKey(owner or self._key.owner, session), self._prompts, create=create)
+        other._bind(self._engine, key, self._prompts, create=create)
         return other
 
     def fork(self, session: str, at: str | None = None) -> AgentContext:
         """A new session of this owner that goes on from message `at` (from here without it), archive and pins included."""
-        named(SessionKey(self.owner, session))
+        check_name("session name", session)
         key = self._run(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
         return self.at(key.session)
 
     async def afork(self, session: str, at: str | None = None) -> AgentContext:
-        named(SessionKey(self.owner, session))
+        check_name("session name", session)
         key = await self._arun(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
         return self.at(key.session)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -39,7 +40,23 @@ StoreUrl: TypeAlias = Annotated[
         "--store", envvar="CTXFOLD_STORE", help="sqlite:///chat.db, a path to such a file, or postgresql+psycopg://..."
     ),
 ]
-Owner: TypeAlias = Annotated[str, typer.Option("--owner", envvar="CTXFOLD_OWNER", help="whose sessions they are")]
+
+
+OWNER_VARIABLE = "CTXFOLD_OWNER"
+
+
+def _checked_owner(context: typer.Context, owner: str) -> str:
+    """Refuses an empty owner. Click takes an empty variable for one that is not set, and would go on with the default."""
+    source = context.get_parameter_source("owner")
+    unset = source is not None and source.name == "DEFAULT" and os.environ.get(OWNER_VARIABLE) == ""
+    if unset or not owner:
+        raise typer.BadParameter(f"the owner is empty: name one, or leave {OWNER_VARIABLE} unset for the default one")
+    return owner
+
+
+Owner: TypeAlias = Annotated[
+    str, typer.Option("--owner", envvar=OWNER_VARIABLE, callback=_checked_owner, help="whose sessions they are")
+]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="SESSION", help="the session's name")]
 

@@ -22,7 +22,7 @@ from ctxfold.errors import (
     SessionNotFoundError,
     StoreCorruptError,
 )
-from ctxfold.given import check_text
+from ctxfold.given import check_name, check_text
 from ctxfold.history.items import MemoryItem, Remembered
 from ctxfold.history.records import Draft, Record, SessionKey, fingerprint
 from ctxfold.ports import Document, Head, Postings, Rewrite
@@ -279,7 +279,7 @@ def _unfit(text: str) -> str | None:
 
 def checked_items(owner: str, items: Sequence[MemoryItem]) -> tuple[MemoryItem, ...]:
     """The items, once every store is known to take them; MessageError or InvalidTextError otherwise."""
-    checked_key(SessionKey(owner, ""))
+    checked_key(SessionKey(check_name("owner name", owner), ""))
     for item in items:
         for name in (item.id, item.session, item.kind):
             if problem := _unfit(name):
