@@ -15,7 +15,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pydantic import PrivateAttr
 
 from ctxfold.ports import Reply
-from ctxfold.stream import StreamEvent
+from ctxfold.stream import StreamPiece
 from langchain_ctx import asking
 from langchain_ctx.addressed import AddressedChatModel
 from langchain_ctx.chunks import ChunkWriter
@@ -77,7 +77,7 @@ class AnsweringChatModel(AddressedChatModel):
         call = self._call(messages, stop, kwargs, run_manager)
         writer, whole = self._writer(call), list[Reply]()
         with translated():
-            events: Generator[StreamEvent, None, None]
+            events: Generator[StreamPiece, None, None]
             if call.session is None:
                 events = asking.plain_stream(self._backend, call, whole.append)
             else:
@@ -97,7 +97,7 @@ class AnsweringChatModel(AddressedChatModel):
         call = self._call(messages, stop, kwargs, run_manager)
         writer, whole = self._writer(call), list[Reply]()
         with translated():
-            events: AsyncGenerator[StreamEvent, None]
+            events: AsyncGenerator[StreamPiece, None]
             if call.session is None:
                 events = asking.plain_astream(self._backend, call, whole.append)
             else:

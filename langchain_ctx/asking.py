@@ -14,7 +14,7 @@ from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.exchange import Options, Question
 from ctxfold.messages import Message
 from ctxfold.ports import ContextBackend, Reply, Request
-from ctxfold.stream import Fold, StreamEvent
+from ctxfold.stream import Fold, StreamPiece
 from langchain_ctx.convert import from_langchain, given_ids
 from langchain_ctx.keys import Address
 from langchain_ctx.tools import choice, specs
@@ -126,7 +126,7 @@ def _thinking(chat: ChatCtx, asked: bool | str | None, forced: str | None) -> bo
 
 def plain_stream(
     backend: ContextBackend, call: Call, done: Callable[[Reply], None]
-) -> Generator[StreamEvent, None, None]:
+) -> Generator[StreamPiece, None, None]:
     """Events of an answer that no session keeps."""
     fold = Fold(call.reply_id, call.options.model)
     stream = backend.open_stream(call.request())
@@ -140,7 +140,7 @@ def plain_stream(
 
 async def plain_astream(
     backend: ContextBackend, call: Call, done: Callable[[Reply], None]
-) -> AsyncGenerator[StreamEvent, None]:
+) -> AsyncGenerator[StreamPiece, None]:
     fold = Fold(call.reply_id, call.options.model)
     async with aclosing(await backend.aopen_stream(call.request())) as stream:
         async for chunk in stream:

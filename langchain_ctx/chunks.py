@@ -11,7 +11,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from ctxfold.messages import Message
 from ctxfold.ports import ToolCallDelta
-from ctxfold.stream import Content, ContentFirst, StreamEvent, Thinking, ToolCalls
+from ctxfold.stream import Content, ContentFirst, StreamPiece, Thinking, ToolCalls
 from langchain_ctx.convert import usage_metadata
 from langchain_ctx.thoughts import reasoning_kwargs
 
@@ -33,7 +33,7 @@ class ChunkWriter:
         self._segments = 0
         self._calls = _CallIndex()
 
-    def event(self, event: StreamEvent) -> ChatGenerationChunk:
+    def event(self, event: StreamPiece) -> ChatGenerationChunk:
         match event:
             case Thinking(text=text):
                 block = {"type": "reasoning", "reasoning": text, "index": self._index("reasoning")}

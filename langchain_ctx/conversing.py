@@ -12,15 +12,15 @@ from ctxfold.errors import OrphanToolResultError
 from ctxfold.exchange import Question
 from ctxfold.messages import Message
 from ctxfold.ports import Reply
-from ctxfold.stream import StreamEvent
+from ctxfold.stream import StreamPiece
 from langchain_ctx.keys import Address
 from langchain_ctx.listing import Said, newest, open_turn, parted
 from langchain_ctx.sessions import Sessions, Visit
 
 __all__ = ["Conversation"]
 
-Events: TypeAlias = Generator[StreamEvent, None, None]
-AsyncEvents: TypeAlias = AsyncGenerator[StreamEvent, None]
+Events: TypeAlias = Generator[StreamPiece, None, None]
+AsyncEvents: TypeAlias = AsyncGenerator[StreamPiece, None]
 
 
 class Conversation:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ctxfold.session import AgentContext, SessionUsage
     from ctxfold.stores.memory import MemoryStore
     from ctxfold.stores.sql import SqlStore
-    from ctxfold.stream import Content, ContentFirst, Fold, StreamEvent, Thinking, ToolCalls
+    from ctxfold.stream import Completed, Content, ContentFirst, Fold, StreamEvent, Thinking, ToolCalls
     from ctxfold.summaries import Summary, SummaryWriter
     from ctxfold.tokens import RatioCounter, TiktokenCounter, text_counter
     from ctxfold.toolkit import HistoryTool, history_tools
@@ -74,6 +74,7 @@ _WHERE = {
     "ColdCacheTrigger": "trigger",
     "CompactionHeld": "events",
     "CompactionProposal": "events",
+    "Completed": "stream",
     "Content": "stream",
     "ContentFirst": "stream",
     "ContextBackend": "ports",
@@ -154,6 +155,7 @@ __all__ = [
     "ColdCacheTrigger",
     "CompactionHeld",
     "CompactionProposal",
+    "Completed",
     "Content",
     "ContentFirst",
     "ContextBackend",

@@ -36,6 +36,7 @@ __all__ = [
     "finish_stream",
     "open_reply",
     "request_for",
+    "turn_of",
 ]
 
 OnAbort: TypeAlias = Literal["discard", "keep_partial"]
@@ -111,6 +112,10 @@ class OpenReply:
     fold: Fold
     options: Options
 
+    @property
+    def turn_id(self) -> str:
+        return self.exchange.turn_id
+
 
 def ask(engine: Engine, question: Question) -> Flow[Reply]:
     """The model's reply, stored. When anything fails, the session is as it was before."""
@@ -163,8 +168,15 @@ def open_reply(engine: Engine, question: Question, message_id: str) -> Flow[Open
 def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
     """Store what the stream has brought."""
     whole = reply.fold.close()
-    yield from engine.finish(reply.exchange.journal, reply.exchange.turn_id, whole.message)
-    return whole
+    stored = yield from engine.finish(reply.exchange.journal, reply.exchange.turn_id, whole.message)
+    return whole if stored == whole.message else replace(whole, message=stored)
+
+
+def turn_of(journal: Journal, message_id: str) -> str | None:
+    """The open turn that ends with this message; None when its turn is over."""
+    with journal.lock:
+        turns = journal.state.open.items()
+        return next((t for t, turn in turns if turn.entries and turn.entries[-1].id == message_id), None)
 
 
 def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:

@@ -46,7 +46,8 @@ class SessionHandle:
     _key: SessionKey
     _prompts: tuple[str, ...] | None
     _create: bool
-    _turn: str | None
+    _turn: str | None  # that messages were added to
+    _asked_turn: str | None  # that the newest request was made in
 
     # identity
 
@@ -342,6 +343,11 @@ class SessionHandle:
         await self._arun(self._edit(editing.undo))
 
     # driving
+
+    def _own_turn(self, journal: Journal) -> str | None:
+        """The turn that this context has begun, while it is open; nobody else is shown it."""
+        with journal.lock:
+            return next((t for t in (self._turn, self._asked_turn) if t in journal.state.open), None)
 
     def _journal(self) -> Flow[Journal]:
         return (yield from self._engine.open(self._key, create=self._create, prompts=self._prompts))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
@@ -37,7 +37,7 @@ from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, 
 from ctxfold.prices import CostLine, Prices
 from ctxfold.room import Window
 from ctxfold.service import ContextService
-from ctxfold.stream import StreamEvent
+from ctxfold.stream import Completed, StreamEvent, StreamPiece
 from ctxfold.tokens import TextCounter
 from ctxfold.vectors import Embedder
 from ctxfold.zones.section import Section
@@ -138,6 +138,7 @@ class AgentContext(SessionFiles):
         self._prompts = prompts
         self._create = create
         self._turn: str | None = None
+        self._asked_turn: str | None = None
         self._owns_engine = False
         self._owns_store = False
 
@@ -171,21 +172,46 @@ class AgentContext(SessionFiles):
 
     def send(self, content: Input, **options: Unpack[RequestOptions]) -> Reply:
         """The model's reply, stored with what was asked. On any error the session is as it was."""
-        return self._run(exchange.ask(self._engine, self._question(content, options)))
+        return self._run(self._sent(self._question(content, options)))
 
     async def asend(self, content: Input, **options: Unpack[RequestOptions]) -> Reply:
-        return await self._arun(exchange.ask(self._engine, self._question(content, options)))
+        return await self._arun(self._sent(self._question(content, options)))
+
+    def _sent(self, question: Question) -> Flow[Reply]:
+        reply = yield from exchange.ask(self._engine, question)
+        journal = self._engine.known(question.key)
+        self._asked_turn = None if journal is None else exchange.turn_of(journal, reply.message.id)
+        return reply
 
     def send_stream(self, content: Input, **options: Unpack[RequestOptions]) -> Iterator[StreamEvent]:
-        """The reply as events; stored when the stream ends. `on_abort` says what an abandoned one leaves behind."""
-        return self.stream(self._question(content, options))
+        """The reply as events, `Completed` with the whole of it last, once it is stored.
+
+        `on_abort` says what an abandoned one leaves behind. Until the turn ends, `view`, `messages` and `window` of this
+        context show it.
+        """
+        return self._streamed(self._question(content, options))
 
     def asend_stream(self, content: Input, **options: Unpack[RequestOptions]) -> AsyncIterator[StreamEvent]:
-        return self.astream(self._question(content, options))
+        return self._astreamed(self._question(content, options))
 
-    def stream(self, question: Question, done: Callable[[Reply], None] | None = None) -> Iterator[StreamEvent]:
-        """Events of the reply to a question; `done` gets the whole reply once it is stored."""
-        reply = self._run(exchange.open_reply(self._engine, question, question.reply_id or self.new_id()))
+    def _streamed(self, question: Question) -> Iterator[StreamEvent]:
+        whole: list[Reply] = []
+        # what a caller leaves is abandoned at once, not when the garbage is collected
+        with closing(cast("Generator[StreamPiece, None, None]", self.stream(question, whole.append))) as pieces:
+            yield from pieces
+        yield Completed(whole[0])
+
+    async def _astreamed(self, question: Question) -> AsyncIterator[StreamEvent]:
+        whole: list[Reply] = []
+        async with aclosing(cast("AsyncGenerator[StreamPiece, None]", self.astream(question, whole.append))) as pieces:
+            async for piece in pieces:
+                yield piece
+        yield Completed(whole[0])
+
+    def stream(self, question: Question, done: Callable[[Reply], None] | None = None) -> Iterator[StreamPiece]:
+        """The pieces of the reply to a question; `done` gets the whole reply once it is stored."""
+        reply: OpenReply = self._run(exchange.open_reply(self._engine, question, question.reply_id or self.new_id()))
+        self._asked_turn = reply.turn_id
         stream = cast("ChunkStream", reply.stream)
         try:
             for chunk in stream:
@@ -201,10 +227,11 @@ class AgentContext(SessionFiles):
 
     async def astream(
         self, question: Question, done: Callable[[Reply], None] | None = None
-    ) -> AsyncIterator[StreamEvent]:
+    ) -> AsyncIterator[StreamPiece]:
         reply: OpenReply = await self._arun(
             exchange.open_reply(self._engine, question, question.reply_id or self.new_id())
         )
+        self._asked_turn = reply.turn_id
         stream = cast("AsyncChunkStream", reply.stream)
         async with aclosing(stream):
             try:
@@ -251,10 +278,9 @@ class AgentContext(SessionFiles):
 
     def _window(self, recall: bool, question: str | None, overhead: int) -> Flow[Window]:
         journal = yield from self._journal()
-        turn = self._turn if self._turn in journal.state.open else None
         return (
             yield from self._engine.room.window(
-                journal, turn_id=turn, recall=recall, question=question, overhead_tokens=overhead
+                journal, turn_id=self._own_turn(journal), recall=recall, question=question, overhead_tokens=overhead
             )
         )
 
@@ -263,17 +289,19 @@ class AgentContext(SessionFiles):
 
         "user" leaves out what is for the model only; "model" is the window, summaries instead of what they stand for.
         """
-        return self._run(self._edit(lambda _, j: conversation(j, self._turn, audience)))
+        return self._run(self._edit(lambda _, j: conversation(j, self._own_turn(j), audience)))
 
     async def amessages(self, audience: Audience = "all") -> tuple[Message, ...]:
-        return await self._arun(self._edit(lambda _, j: conversation(j, self._turn, audience)))
+        return await self._arun(self._edit(lambda _, j: conversation(j, self._own_turn(j), audience)))
 
     def view(self) -> View:
-        """The zones as they stand, not made to fit."""
-        return self._run(self._journal()).view(self._turn)
+        """The zones as they stand, not made to fit; with the turn that this context has begun, while it is open."""
+        journal = self._run(self._journal())
+        return journal.view(self._own_turn(journal))
 
     async def aview(self) -> View:
-        return (await self._arun(self._journal())).view(self._turn)
+        journal = await self._arun(self._journal())
+        return journal.view(self._own_turn(journal))
 
     def get(self, message_id: str) -> Message:
         """A message as it was stored, compacted or not; MessageNotFoundError when the session never had it."""

@@ -10,7 +10,7 @@ from ctxfold.errors import BackendError
 from ctxfold.messages import Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart, Usage
 from ctxfold.ports import Chunk, Reply, ToolCallDelta
 
-__all__ = ["Content", "ContentFirst", "Fold", "StreamEvent", "Thinking", "ToolCalls"]
+__all__ = ["Completed", "Content", "ContentFirst", "Fold", "StreamEvent", "StreamPiece", "Thinking", "ToolCalls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,26 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
-    """Pieces of tool calls as they came; whole calls stand in the reply that `Fold.close` gives."""
+    """Pieces of tool calls as they came; the whole calls stand in the reply of `Completed`, or of `Fold.close`."""
 
     calls: tuple[ToolCallDelta, ...]
     chunk: Chunk
 
 
-StreamEvent: TypeAlias = Thinking | ContentFirst | Content | ToolCalls
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The last event of `send_stream`: the whole reply as it was stored, with its tool calls, usage and finish reason."""
+
+    reply: Reply
+
+    @property
+    def text(self) -> str:
+        """Empty: the events before have brought the text, and joining the text of all events must not double it."""
+        return ""
+
+
+StreamPiece: TypeAlias = Thinking | ContentFirst | Content | ToolCalls
+StreamEvent: TypeAlias = StreamPiece | Completed
 
 REFUSAL = "refusal"
 _CUT_SHORT = frozenset({"length", "context_window", "content_filter", "error"})
@@ -68,9 +81,9 @@ class Fold:
         self._raw: Any = None
         self._whole: Message | None = None
 
-    def feed(self, chunk: Chunk) -> tuple[StreamEvent, ...]:
+    def feed(self, chunk: Chunk) -> tuple[StreamPiece, ...]:
         """The events of one chunk: tool calls, then thinking, then content; none for an empty chunk."""
-        events: list[StreamEvent] = []
+        events: list[StreamPiece] = []
         if chunk.tool_calls:
             for delta in chunk.tool_calls:
                 self._calls.add(delta, len(self._segments))

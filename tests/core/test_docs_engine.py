@@ -53,11 +53,13 @@ def run(page: str, name: str, names: dict[str, Any]) -> None:
 
 
 def test_the_engine(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(examples(ENGINE)) == 3
+    assert len(examples(ENGINE)) == 4
     run(ENGINE, "engine.md", names)
     printed = capsys.readouterr().out
     assert "My locker is 47-B." in printed
     assert "A red umbrella." in printed
+    assert "A blue umbrella in 48-B." in printed
+    assert "stop " in printed
     assert "spent 0.0" in printed
     assert [m.role for m in names["ctx"].messages()][-4:] == ["user", "assistant", "tool", "assistant"]
     names["ctx"].close()

@@ -59,7 +59,7 @@ def test_tool_rounds_stay_private_until_the_turn_ends(make: Make) -> None:
     backend = scripted(parallel, "done")
     ctx = make(backend)
     ctx.send("look", tools=(ToolSpec("look"),))
-    assert ctx.view().messages == ()
+    assert ctx.ctx.at(ctx.session).view().messages == ()
     results = [tool_result("c1", "one", id="r1"), tool_result("c2", "two", id="r2")]
     with pytest.raises(OrphanToolResultError, match="'c9'"):
         ctx.send([results[0], tool_result("c9", "x", id="r9")])

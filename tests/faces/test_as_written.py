@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms import MockLLM
 
-from ctxfold import AgentContext, Content, ContentFirst, OpenAIChatBackend, SqlStore, Thinking
+from ctxfold import AgentContext, Completed, Content, ContentFirst, OpenAIChatBackend, SqlStore, Thinking
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx, CtxChatMessageHistory
 from llamaindex_ctx import CtxMemory
@@ -59,7 +59,7 @@ async def test_the_engine_alone(server: ModelServer, tmp_path: Path) -> None:
     assert (await ctx.asend("hello")).message.text
     kinds = {type(event) for event in ctx.send_stream("Remember the blue key, please.")}
     kinds |= {type(event) async for event in ctx.asend_stream("What colour has the key?")}
-    assert {Thinking, ContentFirst, Content} >= kinds >= {Thinking, ContentFirst}
+    assert {Thinking, ContentFirst, Content, Completed} >= kinds >= {Thinking, ContentFirst, Completed}
     message_id = ctx.view().live[0].id
     ctx.pin(message_id)
     for room in range(8):
