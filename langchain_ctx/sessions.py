@@ -86,9 +86,7 @@ class Sessions:
         advice = "make a section of it, section_from(...), or ctxfold.Section"
         more["sections"] = all_of("sections", more.get("sections", ()), Section, advice)
         reserve = rules.pop("reply_reserve_tokens", max_tokens)
-        if isinstance(more.get("strategy"), str):  # a name is a rule, an object is not
-            rules["strategy"] = more.pop("strategy")
-        session_rules(context_window, backend, reply_reserve_tokens=reserve, **rules)
+        session_rules(context_window, backend, strategy=more.get("strategy"), reply_reserve_tokens=reserve, **rules)
         self._settings: dict[str, Any] = {
             "backend": backend,
             "context_window": context_window,

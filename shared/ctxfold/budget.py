@@ -189,7 +189,7 @@ def _wrong(error: ValidationError) -> ConfigError:
         return ConfigError(f"policy setting {name} is {repr(first['input'])[:80]}: {first['msg']}{hint}")
     if name in _ELSEWHERE:
         return ConfigError(f"there is no setting {name!r}: here it is {_ELSEWHERE[name]}")
-    near = get_close_matches(name, Policy.model_fields, cutoff=0.5)
+    near = get_close_matches(name, Policy.model_fields, cutoff=0.65)
     known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(Policy.model_fields)}"
     return ConfigError(f"there is no setting {name!r}: {known}")
 

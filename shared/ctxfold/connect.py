@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
 from ctxfold.budget import MessageCounter, Policy, policy
-from ctxfold.errors import BackendError, ConfigError
+from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
+from ctxfold.compaction.tiers import BUILT_IN
+from ctxfold.errors import BackendError, ConfigError, WindowTooSmallError
 from ctxfold.given import check_has, is_a, kind_of
 from ctxfold.messages import Message
 from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
@@ -18,6 +21,7 @@ from ctxfold.tokens import TextCounter, text_counter
 from ctxfold.vectors import Embedder
 
 OPENAI = "openai_chat"
+LEAST_BUDGET_TOKENS = 16  # a user message of about ten words, with what a message costs beside its text
 STORES = "sqlite:///file.db, postgresql+psycopg://..., memory://, or a Store object"
 MODELS = (
     "give a backend such as OpenAIChatBackend; a model of LangChain goes into langchain_ctx.LangChainBackend, an LLM of LlamaIndex "
@@ -106,15 +110,42 @@ def _of_row(backend: ContextBackend | None) -> TextCounter | None:
     return counter_for(profile) if isinstance(profile, Profile) else None
 
 
-def session_rules(context_window: int | None, backend: ContextBackend | None, **rules: object) -> Policy:
-    """The rules for a window: the one given, else the backend's row; ConfigError when neither knows it, or it is no backend."""
+def session_rules(
+    context_window: int | None,
+    backend: ContextBackend | None,
+    *,
+    strategy: str | Strategy | Summarizer | None = None,
+    **rules: object,
+) -> Policy:
+    """Returns the rules for a window: the one given, else the window of the backend's row.
+
+    Raises ConfigError when neither knows the window, for an object that is no backend, and for a strategy that is not built
+    in; WindowTooSmallError for a window in which not even a short question fits.
+    """
     if backend is not None:
         check_has("backend", backend, ("send", "asend"), MODELS)
     window = context_window if context_window is not None else backend.context_window if backend else None
     if window is None:
         name = f" of {backend.model!r}" if backend else ""
         raise ConfigError(f"the context window{name} is not known: give context_window=... in tokens")
-    return policy(window, **rules)  # type: ignore[arg-type]
+    if strategy is not None:
+        rules["strategy"] = _built_in(strategy) if isinstance(strategy, str) else as_strategy(strategy).name
+    found = policy(window, **rules)  # type: ignore[arg-type]
+    if found.budget_tokens < LEAST_BUDGET_TOKENS:
+        raise WindowTooSmallError(
+            f"context_window is {found.context_window} tokens and the reply reserve {found.reply_reserve_tokens}: "
+            f"{found.budget_tokens} are left for the prompt, and a short question needs {LEAST_BUDGET_TOKENS}; "
+            "raise context_window or lower max_tokens"
+        )
+    return found
+
+
+def _built_in(name: str) -> str:
+    if name in BUILT_IN:
+        return name
+    near = get_close_matches(name, BUILT_IN)
+    known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BUILT_IN)}; or give an object of your own"
+    raise ConfigError(f"there is no strategy {name!r}: {known}")
 
 
 def ports(

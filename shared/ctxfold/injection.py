@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from ctxfold.editing import remove_ids
 from ctxfold.engine import Engine
@@ -17,7 +18,7 @@ from ctxfold.history.view import View
 from ctxfold.journal import Journal, append, draft
 from ctxfold.messages import Message
 from ctxfold.zones.inject import Filled, fill
-from ctxfold.zones.section import Item, Section
+from ctxfold.zones.section import KINDS, Item, Section
 
 __all__ = ["Beside", "beside", "inject", "put_at_head", "remove", "store", "take_from_head"]
 
@@ -145,9 +146,17 @@ def store(engine: Engine, journal: Journal, filled: Sequence[Filled]) -> Flow[tu
 
 
 def remove(engine: Engine, journal: Journal, kind: str | None = None) -> Flow[int]:
-    """Take the sections of a kind out of the view, or all of them; how many. It is an edit: the prefix breaks where they stood."""
-    notes = ((e.id, section_note(e.message)) for e in journal.view().live)
-    ids = [i for i, note in notes if note is not None and kind in (None, note.kind)]
+    """Removes the sections of a kind from the view, or all of them, and returns how many there were.
+
+    It is an edit: the prefix breaks where they stood. ConfigError for a kind that nothing knows.
+    """
+    notes = [(e.id, note) for e in journal.view().live if (note := section_note(e.message)) is not None]
+    known = {*KINDS, *(s.kind for s in engine.room.sections), *(note.kind for _, note in notes)}
+    if kind is not None and kind not in known:
+        near = get_close_matches(str(kind), known)
+        advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
+        raise ConfigError(f"no section of the kind {kind!r} is in the session, and none is known: {advice}")
+    ids = [i for i, note in notes if kind in (None, note.kind)]
     if ids:
         yield from remove_ids(engine, journal, ids)
     return len(ids)

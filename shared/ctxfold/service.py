@@ -18,7 +18,7 @@ from ctxfold.engine import Engine
 from ctxfold.errors import ConfigError
 from ctxfold.events import SectionInjected, SectionSkipped
 from ctxfold.flow import Flow, arun, run
-from ctxfold.given import name_or_own
+from ctxfold.given import name_or_own, whole_number
 from ctxfold.history.records import SessionKey
 from ctxfold.history.sections import Place
 from ctxfold.journal import Journal
@@ -86,6 +86,7 @@ class ContextService:
         self, budget_tokens: int, *, session: str | None = None, owner: str | None = None
     ) -> int:
         """Drop the oldest messages until the view fits; how many went. 0 tokens is no budget, and nothing is done.
+        ConfigError for a negative number.
 
         System prompts, pins, the newest user message and whole tool rounds stay; undo brings the others back.
         """
@@ -122,7 +123,11 @@ class ContextService:
         return await self._arun(session, owner, lambda e, j: injection.inject(e, j, kind, items, place=place))
 
     def remove(self, kind: str | None = None, *, session: str | None = None, owner: str | None = None) -> int:
-        """Take the sections of a kind out, or all of them; how many. By what is known of them, never by their text."""
+        """Removes the sections of a kind, or all of them, and returns how many there were.
+
+        Sections are recognised by their metadata, never by their text. ConfigError for a kind that is not built in, belongs to no
+        configured section and is not in the session: such a name is a misspelling.
+        """
         return self._run(session, owner, lambda e, j: injection.remove(e, j, kind))
 
     async def aremove(self, kind: str | None = None, *, session: str | None = None, owner: str | None = None) -> int:
@@ -279,9 +284,10 @@ def _reset(engine: Engine, journal: Journal) -> Flow[tuple[Message, ...]]:
 
 
 def _trimmed(engine: Engine, journal: Journal, budget_tokens: int) -> Flow[int]:
-    if budget_tokens <= 0:
+    if budget_tokens == 0:
         return 0
-    outcome = yield from engine.room.compact(journal, strategy=Trim(budget_tokens))
+    limit = whole_number("budget_tokens", budget_tokens, "give the tokens to trim to, or 0 to trim nothing")
+    outcome = yield from engine.room.compact(journal, strategy=Trim(limit))
     return outcome.event.archived if outcome.event is not None else 0
 
 

@@ -104,10 +104,8 @@ class AgentContext(SessionFiles):
         check_text("the owner name", owner)  # an empty one may be an older version's, which can still be opened
         check_text("the session name", session)
         own = () if strategy is None or isinstance(strategy, str) else (as_strategy(strategy),)
-        if strategy is not None:
-            rules["strategy"] = own[0].name if own else strategy
         reserve: Any = rules.pop("reply_reserve_tokens", max_tokens)  # the rule's own name, as `rules()` tells it
-        policy = session_rules(context_window, backend, reply_reserve_tokens=reserve, **rules)
+        policy = session_rules(context_window, backend, strategy=strategy, reply_reserve_tokens=reserve, **rules)
         bundle = ports(
             store=store,
             backend=backend,

@@ -11,6 +11,7 @@ import pytest
 
 from ctxfold import BackendError, ContextDelta, ContextService, Item, Query, Section, SectionInjected, SectionSkipped
 from ctxfold import memory_section as remembered
+from ctxfold.errors import ConfigError
 from ctxfold.messages import assistant, tool_result, user
 from ctxfold.zones.section import KINDS
 from tests.core.driven import Driven, call, scripted, text_of, tool_round, turns
@@ -112,9 +113,38 @@ def test_each_kind_goes_in_once_and_out_again(make: Make, kind: str) -> None:
     ctx.add(turns(3, start=6))
     ctx.compact()
     assert len(kinds_in(ctx)) == 1, "it outlives compactions"
-    assert service.remove("no-such-kind") == 0
     assert service.remove(kind) == 1
     assert kinds_in(ctx) == []
+    assert service.remove(kind) == 0
+
+
+def test_a_misspelt_kind_is_refused(make: Make) -> None:
+    """Step 7, C: `service.remove("typo")` passed silently."""
+    ctx = make(None, context_window=10_000, sections=[Section("prices", lambda _: [])])
+    service = Service(ctx)
+    service.inject("tickets", ["ticket 7 is open"])
+    for kind, advice in (
+        ("typo", "there are code, corrections"),
+        ("documnets", "did you mean 'documents'"),
+        ("", "there are"),
+    ):
+        with pytest.raises(ConfigError, match=advice):
+            service.remove(kind)
+    assert service.remove("prices") == 0, "it is configured"
+    assert service.remove("tickets") == 1, "a kind of the user's own that is in the session"
+
+
+def test_a_negative_budget_is_refused(make: Make) -> None:
+    """Step 7, C: a negative trim budget passed silently."""
+    ctx = make(None, context_window=10_000)
+    service = Service(ctx)
+    ctx.add(turns(3))
+    before = ctx.view().messages
+    for budget in (-1, "100", 1.5, None):
+        with pytest.raises(ConfigError, match="budget_tokens is"):
+            service.trim_messages_to_budget(budget)
+    assert service.trim_messages_to_budget(0) == 0
+    assert ctx.view().messages == before
 
 
 def test_what_is_put_in_by_hand_keeps_to_its_share_and_stands_where_it_may(make: Make) -> None:

@@ -60,18 +60,18 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
     ("embedder", "embedder is a str: give LangChain Embeddings", lambda m: opened(embedder="bge")),
     ("window as text", "context_window is '8000'", lambda m: opened(context_window="8000")),
     ("window of an agent", "context_window is '64k'", lambda m: ContextMiddleware(context_window="64k")),  # type: ignore[arg-type]
-    ("trigger", r"TokensTrigger\(at=4_000\)", lambda m: ContextMiddleware(context_window=9, trigger=("tokens", 4_000))),
-    ("keep", "'keep': here it is keep_last", lambda m: ContextMiddleware(context_window=9, keep=("messages", 4))),
-    ("tools of the agent", "names look: there are", lambda m: ContextMiddleware(context_window=9, history_tools="look")),
-    ("sections", "sections hold a str: make a section of it", lambda m: ContextMiddleware(context_window=9, sections=["x"])),
-    ("one retriever", "sections is a ChatCtx: give a list", lambda m: with_context(m, context_window=9, sections=m)),
+    ("trigger", r"TokensTrigger\(at=4_000\)", lambda m: ContextMiddleware(context_window=900, trigger=("tokens", 4_000))),
+    ("keep", "'keep': here it is keep_last", lambda m: ContextMiddleware(context_window=900, keep=("messages", 4))),
+    ("tools of the agent", "names look: there are", lambda m: ContextMiddleware(context_window=900, history_tools="look")),
+    ("sections", "sections hold a str: make a section of it", lambda m: ContextMiddleware(context_window=900, sections=["x"])),
+    ("one retriever", "sections is a ChatCtx: give a list", lambda m: with_context(m, context_window=900, sections=m)),
     ("nobody", "session id is missing: give each conversation a name", lambda m: opened(None)),
     ("nameless", "session id is empty", lambda m: opened("")),
-    ("nobody of a chain", "session id is missing", lambda m: CtxChatMessageHistory.factory(context_window=9)(None)),  # type: ignore[arg-type]
-    ("no owner", "owner is missing", lambda m: CtxChatMessageHistory.factory(context_window=9)("s", None)),  # type: ignore[arg-type]
+    ("nobody of a chain", "session id is missing", lambda m: CtxChatMessageHistory.factory(context_window=900)(None)),  # type: ignore[arg-type]
+    ("no owner", "owner is missing", lambda m: CtxChatMessageHistory.factory(context_window=900)("s", None)),  # type: ignore[arg-type]
     ("no session", "session id is missing", lambda m: with_context(m, context_window=8_000).context()),
     ("backend", "model of LangChainBackend is a str", lambda m: LangChainBackend("gpt-4o")),  # type: ignore[arg-type]
-    ("a config", "give the thread's id", lambda m: ContextMiddleware(context_window=9).context({"configurable": {}})),
+    ("a config", "give the thread's id", lambda m: ContextMiddleware(context_window=900).context({"configurable": {}})),
     ("path", "store is a PosixPath: use 'sqlite:///chat.db'", lambda m: opened(store=Path("chat.db"))),
     ("two slashes", "names a server, 'chat.db'", lambda m: opened(store="sqlite://chat.db")),
     ("database", "'connection_string': here it is store", lambda m: opened(connection_string="sqlite:///chat.db")),

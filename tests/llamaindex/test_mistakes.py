@@ -58,7 +58,7 @@ MADE: list[tuple[str, str, Callable[[], object]]] = [
     ("wrapped name", "LLM of with_context is a str", lambda: with_context("gpt-4o")),  # type: ignore[arg-type]
     ("wrapped summariser", "summarizer is a str", lambda: with_context(MockLLM(), context_window=8_000, summarizer="x")),  # type: ignore[arg-type]
     ("wrapped sections", "sections hold a str", lambda: with_context(MockLLM(), context_window=8_000, sections=["x"])),  # type: ignore[list-item]
-    ("wrapped limit", "here it is context_window", lambda: with_context(MockLLM(), context_window=9, token_limit=3)),
+    ("wrapped limit", "here it is context_window", lambda: with_context(MockLLM(), context_window=900, token_limit=3)),
     ("reasoning", "LLM of with_reasoning is a str", lambda: with_reasoning("gpt-4o")),  # type: ignore[type-var]
     ("backend", "LLM of a LlamaIndexBackend is a str", lambda: LlamaIndexBackend("gpt-4o")),  # type: ignore[arg-type]
     ("block", "CtxMemoryBlock is a str", lambda: CtxMemoryBlock("archive")),  # type: ignore[arg-type]
