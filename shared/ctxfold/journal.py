@@ -47,6 +47,7 @@ from ctxfold.vectors import Vectors
 
 __all__ = [
     "WINDOW_FIELDS",
+    "Held",
     "Journal",
     "append",
     "check_open",
@@ -71,6 +72,15 @@ DECIDE_TRIES = 16
 WINDOW_FIELDS = ("context_window", "reply_reserve_tokens", "summary_tokens")
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where compaction could not help: it is tried again in another epoch, from `until_tokens` on, or under other rules."""
+
+    epoch: int
+    until_tokens: float
+    rules: Policy
+
+
 @dataclass(slots=True)
 class Journal:
     """One session in use. `lock` guards the state; it is never held across an effect."""
@@ -93,7 +103,7 @@ class Journal:
     # the model and our count of each open turn's newest request
     asked: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     overhead_tokens: int = 0  # what the newest request held besides the view, so that triggers see what is sent
-    held: tuple[int, int, Policy] | None = None  # epoch, tokens and rules at which compaction could not help
+    held: Held | None = None
     vectors: Vectors = field(default_factory=Vectors)  # of what was said, where there is an embedder
     readings: Readings = field(default_factory=Readings)  # of what recall looked at last
     scratch: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict[str, tuple[str, str]])

@@ -24,6 +24,7 @@ __all__ = [
     "Trigger",
     "TurnsTrigger",
     "Verdict",
+    "counts",
     "evaluate",
     "minds_idle",
     "optimal_height",
@@ -213,6 +214,15 @@ def minds_idle(trigger: Trigger) -> bool:
             return any(map(minds_idle, triggers))
         case _:
             return isinstance(trigger, ColdCacheTrigger)
+
+
+def counts(trigger: Trigger) -> bool:
+    """Returns whether it names an amount (tokens, messages or turns), which the user wants obeyed at any size of the window."""
+    match trigger:
+        case AllOf(triggers=triggers) | AnyOf(triggers=triggers):
+            return any(map(counts, triggers))
+        case _:
+            return isinstance(trigger, TokensTrigger | MessagesTrigger | TurnsTrigger)
 
 
 def _cold(trigger: ColdCacheTrigger, signals: Signals) -> Verdict:

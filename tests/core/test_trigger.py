@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from ctxfold import Case, Hold, Plan
 from ctxfold.errors import ConfigError
+from ctxfold.events import CompactionHeld
 from ctxfold.prices import Prices
 from ctxfold.trigger import (
     AllOf,
@@ -25,6 +29,7 @@ from ctxfold.trigger import (
     optimal_height,
     with_prices,
 )
+from tests.core.driven import context, scripted
 
 PRICES = Prices.relative()
 SIGNALS = Signals(
@@ -206,3 +211,77 @@ def test_a_tail_that_grows_with_the_request_is_reckoned_with() -> None:
 
     assert per_call(best) == pytest.approx(min(per_call(h) for h in range(6_000, 30_000, 10)), rel=1e-5)
     assert optimal_height(PRICES, growth=growth, size_after=fixed, summary=summary) < best
+
+
+@pytest.mark.parametrize(
+    ("trigger", "first"),
+    [(MessagesTrigger(at=20), 10), (TurnsTrigger(at=10), 10), (TokensTrigger(at=1_500), None)],
+    ids=["messages", "turns", "tokens"],
+)
+@pytest.mark.parametrize("words", [3, 12, 60])
+def test_a_trigger_with_an_amount_is_obeyed_in_a_large_window(trigger: Any, first: int | None, words: int) -> None:
+    """Step 7, item B8: it was asked once and then no more, until a fifth of the window had been added."""
+    compacted: list[int] = []
+    with context(
+        scripted(*["fine " * words] * 60),
+        context_window=128_000,
+        system="Rule. " * 530,
+        trigger=trigger,
+        summarizer=scripted(*["Short."] * 60),
+    ) as ctx:
+        assert 750 < ctx.view().tokens < 1_450
+        for number in range(1, 61):
+            ctx.send(f"question {number} " + "word " * words)
+            if ctx.compacted_in_turn():
+                compacted.append(number)
+            elif isinstance(trigger, MessagesTrigger | TurnsTrigger):
+                assert len(ctx.view().live) < 20, "due, and nothing was done"
+        assert len(compacted) >= 2
+        assert first is None or compacted[0] == first
+        assert min(b - a for a, b in pairwise(compacted)) >= 2, "the cooldown holds"
+
+
+def test_a_trigger_with_an_amount_is_asked_again_after_a_hold() -> None:
+    """Step 7, item B8: pins keep all of what could go at first; the hold is told once, and ends with the next message that may."""
+    held: list[CompactionHeld] = []
+    with context(
+        scripted(*["fine"] * 30),
+        context_window=128_000,
+        trigger=MessagesTrigger(at=8),
+        keep_last=2,
+        pin_ratio=0.9,
+        summarizer=scripted(*["Short."] * 30),
+    ) as ctx:
+        ctx.subscribe(lambda e: held.append(e) if isinstance(e, CompactionHeld) else None)
+        for number in range(16):
+            question = ctx.user_message(f"question {number}")
+            answer = ctx.send(question).message
+            if number < 4:
+                ctx.pin(question.id, answer.id)
+        assert ctx.usage().compactions > 0
+        assert 1 <= len(held) <= ctx.usage().compactions + 1, "told once, not at every turn"
+
+
+class Growing:
+    """Wants each span to give way to a text that is longer."""
+
+    name = "growing"
+
+    def plan(self, case: Case) -> Plan | Hold:
+        old = case.older_than(2)
+        if not old:
+            return Hold("too little")
+        return Plan("", "due", case.view.tokens, case.view.tokens, covered=old, text="word " * 4_000)
+
+
+def test_a_failed_attempt_waits_for_more_than_a_decision_does() -> None:
+    """Step 7, item B8: a summary that is refused may have cost a call of the model, so it is not tried at every turn."""
+    held: list[CompactionHeld] = []
+    with context(
+        scripted(*["fine"] * 40), context_window=128_000, trigger=MessagesTrigger(at=8), strategy=Growing()
+    ) as ctx:
+        ctx.subscribe(lambda e: held.append(e) if isinstance(e, CompactionHeld) else None)
+        for number in range(40):
+            ctx.send(f"question {number}")
+        assert ctx.usage().compactions == 0
+        assert 2 <= len(held) <= 20, "it is tried again, but not every time"

@@ -24,12 +24,12 @@ from ctxfold.history.cuts import kept
 from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
 from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry, View
-from ctxfold.journal import Journal, append, draft, refresh, snapshot_draft
+from ctxfold.journal import Held, Journal, append, draft, refresh, snapshot_draft
 from ctxfold.messages import Message, Usage
 from ctxfold.ports import Document, Ports
 from ctxfold.prices import Prices
 from ctxfold.tracing import span
-from ctxfold.trigger import minds_idle
+from ctxfold.trigger import counts, minds_idle
 from ctxfold.zones.recall import document
 
 __all__ = ["Outcome", "check_known", "compact", "facts_of", "idle_time", "index_oversized"]
@@ -114,7 +114,7 @@ def compact(
         write = partial(_written, journal, ports)
         if isinstance(decision, Hold):
             yield from prepare(journal, case, strategy, write)
-            return Outcome(None, decision.reason), (*events, *_hold(journal, view, decision))
+            return Outcome(None, decision.reason), (*events, *_hold(journal, case, decision))
         found = yield from ready_or_leased(journal, decision, case, strategy, write, ports)
         if isinstance(found, str):
             return Outcome(None, found), events
@@ -129,7 +129,7 @@ def compact(
     if outcome.refused is not None:
         events = (*events, outcome.refused)
     if not outcome.compacted and facts.mode == "close":
-        _hold_on(journal, view)
+        _hold_on(journal, view, case.needed_tokens)
         events = (*events, CompactionHeld(journal.key.session, outcome.reason))
     return outcome, (*events, outcome.event) if outcome.event else events
 
@@ -229,23 +229,25 @@ def _written(journal: Journal, ports: Ports, plan: Plan, case: Case) -> Flow[Sum
 
 
 def _held(journal: Journal, view: View) -> bool:
-    if journal.held is None:
+    held = journal.held
+    if held is None:
         return False
-    epoch, tokens, rules = journal.held
-    grown = view.tokens - tokens >= journal.rules().min_free_ratio * journal.rules().budget_tokens
-    return epoch == view.epoch and not grown and rules == journal.window_rules()
+    return held.epoch == view.epoch and view.tokens < held.until_tokens and held.rules == journal.window_rules()
 
 
-def _hold(journal: Journal, view: View, hold: Hold) -> tuple[Event, ...]:
+def _hold(journal: Journal, case: Case, hold: Hold) -> tuple[Event, ...]:
+    """A decision costs no model call: where the user has named an amount it is asked for again as soon as there is more."""
     if not hold.exhausted:
         return ()
-    _hold_on(journal, view)
-    return (CompactionHeld(journal.key.session, hold.reason),)
+    told = journal.held is not None and journal.held.epoch == case.view.epoch
+    amount = case.rules.trigger is not None and counts(case.rules.trigger)
+    _hold_on(journal, case.view, 1 if amount else case.needed_tokens)
+    return () if told and amount else (CompactionHeld(journal.key.session, hold.reason),)
 
 
-def _hold_on(journal: Journal, view: View) -> None:
-    """No further attempt until the history has grown, an epoch has begun, or the rules are others."""
-    journal.held = (view.epoch, view.tokens, journal.window_rules())
+def _hold_on(journal: Journal, view: View, more_tokens: float) -> None:
+    """No further attempt until the history has grown by that much, an epoch has begun, or the rules are others."""
+    journal.held = Held(view.epoch, view.tokens + more_tokens, journal.window_rules())
 
 
 def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View, ports: Ports) -> Flow[Outcome]:

@@ -14,11 +14,12 @@ from ctxfold.history.cuts import check_sequence, kept, legal_cuts
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message
 from ctxfold.ports import TokenCounter
-from ctxfold.trigger import Signals, Verdict, evaluate
+from ctxfold.trigger import Signals, Verdict, counts, evaluate
 
 __all__ = ["Case", "Strategy", "Summarizer", "SummarizerStrategy", "as_strategy", "checked", "decide", "rewritten"]
 
 MODEL_SHARE = 0.6  # of a summary's limit; the rest is for its ledger, which nobody has to be paid for
+MIN_FREE_TOKENS = 256  # a trigger may fire on a short history: freeing less is worth no break of the prefix
 HEADING_TOKENS = 32  # a summary's limit is for its text: role and heading come on top
 
 
@@ -35,6 +36,22 @@ class Case:
     def used_tokens(self) -> int:
         """What the next request holds, tools and the like included."""
         return self.view.tokens + self.facts.overhead_tokens
+
+    @property
+    def needed_tokens(self) -> float:
+        """What an epoch has to free: a share of the budget; where a trigger fires earlier, of what is used; where the user has
+        named an amount, of what a compaction can touch, however little that is."""
+        rules, ratio = self.rules, self.rules.min_free_ratio
+        if rules.trigger is None:
+            return ratio * rules.budget_tokens
+        if counts(rules.trigger):
+            return max(1.0, ratio * min(rules.budget_tokens, self.touchable_tokens))
+        return min(ratio * rules.budget_tokens, max(ratio * self.used_tokens, MIN_FREE_TOKENS))
+
+    @property
+    def touchable_tokens(self) -> int:
+        """What the next request holds besides system prompts, tools and the like."""
+        return self.view.tokens - sum(e.tokens for e in self.view.system)
 
     @property
     def fits(self) -> bool:

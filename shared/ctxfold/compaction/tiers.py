@@ -11,17 +11,16 @@ from ctxfold.compaction.clear_tools import asked_again, clear_tools
 from ctxfold.compaction.plan import Decision, Hold, Plan, Writer
 from ctxfold.compaction.scoring import pruning_order
 from ctxfold.compaction.spans import elsewhere, led, newest_round, older_rounds, rest_of_past, span, summary_limit
-from ctxfold.compaction.strategy import Case, Strategy
+from ctxfold.compaction.strategy import MIN_FREE_TOKENS, Case, Strategy
 from ctxfold.history.cuts import kept
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message
-from ctxfold.trigger import Verdict
+from ctxfold.trigger import Verdict, counts
 
 __all__ = ["BUILT_IN", "SlidingWindow", "Tiered"]
 
 BACKLOG = 6  # summaries of tool outputs that wait; as many are shown without other pressure, if that frees enough
 SURE_TOKENS = 64
-MIN_FREE_TOKENS = 256  # a trigger may fire on a short history: freeing less is worth no break of the prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,10 @@ class Tiered:
         """A summary of the session's past; when that frees too little, of the finished rounds of what is being answered."""
         view, facts, rules = case.view, case.facts, case.rules
         past, own = view.parted()
-        session = span(past, facts, rules, older=view.compressed, used_tokens=case.used_tokens)
+        # where the user has named an amount, the tail is a share of what can be compacted
+        amount = rules.trigger is not None and counts(rules.trigger)
+        used = case.touchable_tokens + facts.overhead_tokens if amount else case.used_tokens
+        session = span(past, facts, rules, older=view.compressed, used_tokens=used)
         plans = [self._plan(case, session, reason)]
         if own:
             plans.append(self._own_plan(case, span(own, facts, rules, older=()), reason))
@@ -157,16 +159,14 @@ class Tiered:
             # the newest user message is not among these: the one before it may go where nothing else makes enough room
             session = span(past, facts, rules, older=view.compressed, question=False)
             plans.append(self._plan(case, session, reason))
-        needed = _needed(case) if facts.mode == "close" else 1
+        needed = case.needed_tokens if facts.mode == "close" else 1
         useful = [p for p in plans if p is not None and p.tokens_before - p.tokens_after >= needed]
         fitting = [p for p in useful if p.tokens_after + facts.overhead_tokens <= rules.budget_tokens]
         if fitting:
             return next((p for p in fitting if _sure(p, case)), fitting[0])
         if useful and facts.mode != "close":
             return min(useful, key=lambda p: p.tokens_after)
-        least = (
-            f"{needed:,.0f} tokens ({rules.min_free_ratio:.0%} of the budget)" if facts.mode == "close" else "anything"
-        )
+        least = f"{needed:,.0f} tokens (min_free_ratio is {rules.min_free_ratio:.0%})" if needed > 1 else "anything"
         return Hold(
             f"{reason}: no span is left whose summary would free {least}; system, pins and the newest messages fill it",
             exhausted=True,
@@ -298,25 +298,17 @@ def _verdicts(case: Case) -> tuple[Verdict, Verdict]:
     return soft, Verdict(ratio > rules.hard_ratio, f"hard trigger at {rules.hard_ratio:.0%}")
 
 
-def _needed(case: Case) -> float:
-    """What an epoch change has to free: its share of the budget; where a trigger fires earlier, of what is used."""
-    ratio, budget = case.rules.min_free_ratio, case.rules.budget_tokens
-    if case.rules.trigger is None:
-        return ratio * budget
-    return min(ratio * budget, max(ratio * case.used_tokens, MIN_FREE_TOKENS))
-
-
 def _target(case: Case) -> float:
     """Half-way between the triggers: the newest half of the budget is never pruned, so the soft one itself is seldom reached."""
     rules = case.rules
     if case.facts.mode == "close" and rules.trigger is not None:
-        return case.used_tokens - _needed(case)
+        return case.used_tokens - case.needed_tokens
     return (rules.soft_ratio + max(rules.soft_ratio, rules.hard_ratio)) / 2 * rules.budget_tokens
 
 
 def _wanted(case: Case) -> int:
     """What an order other than oldest first saves before it stops."""
-    return int(max(_needed(case), case.used_tokens - _target(case) + _needed(case)))
+    return int(max(case.needed_tokens, case.used_tokens - _target(case) + case.needed_tokens))
 
 
 def _enough(plan: Plan, case: Case, *, alone: bool) -> bool:
@@ -325,7 +317,7 @@ def _enough(plan: Plan, case: Case, *, alone: bool) -> bool:
     if case.facts.mode == "forced":
         return freed > 0
     most = case.rules.budget_tokens if alone and case.facts.mode == "cap" else _target(case)
-    return freed >= _needed(case) and (used <= most or (alone and case.facts.mode == "close"))
+    return freed >= case.needed_tokens and (used <= most or (alone and case.facts.mode == "close"))
 
 
 if TYPE_CHECKING:
