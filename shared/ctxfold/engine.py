@@ -204,13 +204,14 @@ class Engine:
         known_ids: bool = True,
         skip_orphans: bool = False,
         expect: int | None = None,
+        auto_compact: bool | None = None,
     ) -> Flow[Added]:
         """Store messages and, when they complete a turn, make room where the rules ask for it.
 
         Messages go to the open turn that waits for their tool results, else to `turn_id`, else straight into the view. With
         `hold` they stay in an open turn until it is closed; a turn that has to be opened is called `new_turn`.
         `known_ids` False says that all ids are newly made. `skip_orphans` leaves out what is no whole tool round, in place of
-        OrphanToolResultError. With `expect`, HeadMovedError when the log does not end there.
+        OrphanToolResultError. With `expect`, HeadMovedError when the log does not end there. `auto_compact` False makes no room.
         """
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
@@ -225,12 +226,22 @@ class Engine:
         if not fresh:
             turn = turn_of(journal, checked[-1].id) or turn
             return Added((), turn if turn in journal.state.open else None)
-        pieces = (fresh,) if hold else self._pieces(journal, fresh, turn)
+        makes_room = not hold and journal.may_compact(auto_compact)
+        pieces = self._pieces(journal, fresh, turn) if makes_room else (fresh,)
         if len(pieces) > 1:
             place = yield from self._add_in_turn(journal, pieces, turn, ids=ids, new_turn=new_turn, expect=expect)
         else:
-            place = yield from self._store(journal, fresh, turn, hold=hold, ids=ids, new_turn=new_turn, expect=expect)
-        if not hold and place is None and fresh[-1].role in ("user", "tool"):
+            place = yield from self._store(
+                journal,
+                fresh,
+                turn,
+                hold=hold,
+                ids=ids,
+                new_turn=new_turn,
+                expect=expect,
+                auto_compact=auto_compact,
+            )
+        if makes_room and place is None and fresh[-1].role in ("user", "tool"):
             yield from self.room.make_room(journal)
         return Added(tuple(fresh), place)
 
@@ -296,6 +307,7 @@ class Engine:
         ids: Mapping[str, str],
         new_turn: str | None = None,
         expect: int | None = None,
+        auto_compact: bool | None = None,
     ) -> Flow[str | None]:
         """Append new messages; the open turn that they are in, if any."""
         place, drafts = self._drafts(journal, fresh, turn, hold=hold, record_ids=ids, new_turn=new_turn)
@@ -307,7 +319,7 @@ class Engine:
             if isinstance(item.body, TurnClosed):
                 self._turn_ended(journal, item.turn_id or "", item.body.status)
         if place is None and is_final(fresh[-1]):
-            yield from self.room.maintain(journal)
+            yield from self.room.maintain(journal, auto_compact=auto_compact)
         return place
 
     def _drafts(
@@ -350,6 +362,7 @@ class Engine:
         new_turn: str,
         turn_id: str | None = None,
         known_ids: bool = True,
+        auto_compact: bool | None = None,
     ) -> Flow[str]:
         """Store what a turn starts or goes on with, in an open turn that others do not see; its id.
 
@@ -357,7 +370,7 @@ class Engine:
         fit; nothing is stored then.
         """
         if turn_id is None and (idle_s := (yield from idle_time(journal, self.ports))):
-            yield from self.room.maintain(journal, idle_s=idle_s)
+            yield from self.room.maintain(journal, idle_s=idle_s, auto_compact=auto_compact)
         rules = journal.rules()
         fixed = sum(e.tokens for e in journal.view().system)
         for message in messages:
@@ -372,7 +385,9 @@ class Engine:
         )
         return added.turn_id or turn_id or new_turn
 
-    def finish(self, journal: Journal, turn_id: str, reply: Message) -> Flow[Message]:
+    def finish(
+        self, journal: Journal, turn_id: str, reply: Message, *, auto_compact: bool | None = None
+    ) -> Flow[Message]:
         """Store a reply; without tool calls it closes the turn. A reply whose id the session has gets a new one.
 
         TurnClosedError when somebody has closed the turn meanwhile: the reply is not part of the conversation then.
@@ -396,7 +411,8 @@ class Engine:
         self.events.emit(Appended(journal.key.session, (added,)))
         if is_final(added):
             self._turn_ended(journal, turn_id, "completed")
-            yield from self.room.maintain(journal, full=added.finish_reason == "context_window")
+            full = added.finish_reason == "context_window"
+            yield from self.room.maintain(journal, full=full, auto_compact=auto_compact)
         return added
 
     def _learnt(self, journal: Journal, turn_id: str, reply: Message) -> list[Draft]:

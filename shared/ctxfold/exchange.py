@@ -123,7 +123,8 @@ def ask(engine: Engine, question: Question) -> Flow[Reply]:
     try:
         yield from _begin(engine, exchange, question)
         reply: Reply = yield from _with_recovery(engine, exchange, question.options, _complete)
-        stored = yield from engine.finish(exchange.journal, exchange.turn_id, reply.message)
+        auto = question.options.auto_compact
+        stored = yield from engine.finish(exchange.journal, exchange.turn_id, reply.message, auto_compact=auto)
     except GeneratorExit:
         raise
     except BaseException:
@@ -168,7 +169,8 @@ def open_reply(engine: Engine, question: Question, message_id: str) -> Flow[Open
 def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
     """Store what the stream has brought."""
     whole = reply.fold.close()
-    stored = yield from engine.finish(reply.exchange.journal, reply.exchange.turn_id, whole.message)
+    exchange, auto = reply.exchange, reply.options.auto_compact
+    stored = yield from engine.finish(exchange.journal, exchange.turn_id, whole.message, auto_compact=auto)
     return whole if stored == whole.message else replace(whole, message=stored)
 
 
@@ -191,7 +193,8 @@ def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
         # cancelled right after a reply with tool calls was stored: the caller never saw them
         yield from engine.close(journal, turn_id, "aborted")
     else:
-        yield from engine.finish(journal, turn_id, replace(partial, finish_reason="aborted"))
+        auto = reply.options.auto_compact
+        yield from engine.finish(journal, turn_id, replace(partial, finish_reason="aborted"), auto_compact=auto)
 
 
 def _opened(engine: Engine, question: Question) -> Flow[_Exchange]:
@@ -208,7 +211,13 @@ def _settle(engine: Engine, exchange: _Exchange, question: Question) -> Flow[Non
     found = yield from _reconciled(engine, exchange, question)
     ends = next((i for i in range(len(found.messages) - 1, -1, -1) if is_final(found.messages[i])), -1)
     if ends >= 0:
-        yield from engine.add(exchange.journal, found.messages[: ends + 1], turn_id=found.turn_id, skip_orphans=True)
+        yield from engine.add(
+            exchange.journal,
+            found.messages[: ends + 1],
+            turn_id=found.turn_id,
+            skip_orphans=True,
+            auto_compact=question.options.auto_compact,
+        )
 
 
 def _drop_strays(engine: Engine, journal: Journal, ids: Collection[str]) -> Flow[None]:
@@ -258,6 +267,7 @@ def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None
             new_turn=exchange.new_turn,
             turn_id=turn_id,
             known_ids=question.known_ids,
+            auto_compact=options.auto_compact,
         )
         exchange.head = found_beside.head
         yield from put_at_head(engine, journal, exchange.head)
@@ -299,7 +309,7 @@ def _with_recovery(
         if error.kind != "context_overflow":
             raise
         first = error
-    if not journal.rules().auto_compact or options.auto_compact is False:
+    if not journal.may_compact(options.auto_compact):
         raise ContextOverflowError(
             f"{first}; automatic compaction is off: call compact() or raise context_window"
         ) from first

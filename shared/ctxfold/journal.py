@@ -134,6 +134,10 @@ class Journal:
         """The policy in force, in our own tokens: see `calibration`."""
         return calibrated(self.window_rules(), self.state.calibrations.get(self.model))
 
+    def may_compact(self, auto_compact: bool | None = None) -> bool:
+        """Returns whether triggers and full windows may compact the session; `auto_compact` is one request's own choice."""
+        return self.stored_rules().auto_compact if auto_compact is None else auto_compact
+
     def window_rules(self) -> Policy:
         """The policy in force, in the tokens of the model that is asked, with the limit that this model has named."""
         return limited(self.own_rules(), self.state.calibrations.get(self.model))

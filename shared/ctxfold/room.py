@@ -83,7 +83,7 @@ class Room:
         rules = journal.rules()
         extra = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
         journal.overhead_tokens = extra
-        allowed = rules.auto_compact if auto_compact is None else auto_compact
+        allowed = journal.may_compact(auto_compact)
         if allowed:
             yield from self._prepare(journal, turn_id)
         view = journal.view(turn_id)
@@ -174,7 +174,7 @@ class Room:
 
     def make_room(self, journal: Journal, *, turn_id: str | None = None) -> Flow[None]:
         """What a request at this point would have had compacted, for those who only store a conversation."""
-        if not journal.rules().auto_compact:
+        if not journal.may_compact():
             return
         try:
             yield from self._fit(journal, turn_id, journal.overhead_tokens, allowed=True)
@@ -218,12 +218,14 @@ class Room:
         room -= self.ports.counter.count(question)
         return (yield from recalled(journal, view, self.ports, question=question, room_tokens=room))
 
-    def maintain(self, journal: Journal, *, idle_s: float = 0.0, full: bool = False) -> Flow[Outcome | None]:
+    def maintain(
+        self, journal: Journal, *, idle_s: float = 0.0, full: bool = False, auto_compact: bool | None = None
+    ) -> Flow[Outcome | None]:
         """Ordinary triggers, asked when a turn has closed; after a pause of `idle_s`, before the next one is stored.
 
-        With `full` they are not asked: the service has said that its window is.
+        With `full` they are not asked: the service has said that its window is. `auto_compact` is the request's own choice.
         """
-        if not journal.rules().auto_compact:
+        if not journal.may_compact(auto_compact):
             return None
         try:
             yield from self._prepare(journal, None)

@@ -10,7 +10,9 @@ import pytest
 
 from ctxfold import OpenAIChatBackend, ToolSpec
 from ctxfold.errors import BackendError, ContextOverflowError, MessageTooLargeError
-from ctxfold.messages import assistant
+from ctxfold.exchange import Options, Question
+from ctxfold.history.records import SessionKey
+from ctxfold.messages import assistant, user
 from ctxfold.testing import ModelServer
 from tests.core.driven import COUNTER, Driven, scripted, turns
 
@@ -96,3 +98,56 @@ def test_a_reply_that_stopped_at_the_window_has_the_conversation_compacted(make:
     with_it_off.add(turns(8))
     with_it_off.send("third")
     assert with_it_off.usage().compactions == 0
+
+
+@pytest.mark.parametrize("ask", ["send", "send_stream"])
+def test_a_request_that_may_not_compact_does_not(make: Make, ask: str) -> None:
+    """Step 7, item B9: neither before it is sent nor when its turn ends; what does not fit is an overflow."""
+    writer = scripted(*["short"] * 40)
+    ctx = make(scripted(*["fine, thank you " * 4] * 40), context_window=400, summarizer=writer)
+    refused: list[str] = []
+    for number in range(30):
+        before = ctx.view().messages
+        try:
+            getattr(ctx, ask)(f"question {number}", auto_compact=False)
+        except ContextOverflowError as error:
+            refused.append(str(error))
+        if refused:
+            assert ctx.view().messages == before
+    assert refused
+    assert all("automatic compaction is off" in reason for reason in refused)
+    assert (ctx.usage().compactions, writer.requests) == (0, [])
+    getattr(ctx, ask)("and now?")
+    assert ctx.usage().compactions > 0, "the next request may"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_request_that_may_compact_does_where_the_session_does_not(make: Make, own: bool) -> None:
+    """Step 7, item B9: the option of a request beats the session's rule, in both directions, after a refusal too."""
+    refusal = BackendError("too long", kind="context_overflow", limit_tokens=500)
+    ctx = make(
+        scripted(refusal, *["fine"] * 9), context_window=1_000, auto_compact=not own, summarizer=scripted("short")
+    )
+    ctx.add(turns(14, words=6), known_ids=False)
+    before = ctx.usage().compactions
+    if own:
+        assert ctx.send("and now?", auto_compact=True).message.text == "fine"
+        assert ctx.usage().compactions > before
+        return
+    with pytest.raises(ContextOverflowError, match="automatic compaction is off"):
+        ctx.send("and now?", auto_compact=False)
+    assert ctx.usage().compactions == before
+
+
+@pytest.mark.parametrize("auto_compact", [False, None])
+def test_a_request_for_somebody_else_keeps_to_the_option(make: Make, auto_compact: bool | None) -> None:
+    """Step 7, item B9: `request_for` stores finished turns of a list, and compacts there unless the caller forbids it."""
+    ctx = make(context_window=1_000)
+    listed = [*turns(8, words=30), user("and now?", id="q")]
+    options = Options(auto_compact=auto_compact)
+    question = Question(SessionKey("default", "default"), listed, options, given_ids=frozenset(m.id for m in listed))
+    try:
+        ctx.request_for(question)
+    except ContextOverflowError:
+        assert auto_compact is False
+    assert (ctx.usage().compactions > 0) is (auto_compact is None)
