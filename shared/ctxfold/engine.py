@@ -3,10 +3,12 @@ through Ports; the flows are driven by `flow.run` and `flow.arun`."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, takewhile
 
 from ctxfold.budget import Policy
@@ -16,6 +18,7 @@ from ctxfold.compaction.clear_tools import sized
 from ctxfold.compaction.strategy import Strategy
 from ctxfold.effects import AppendLog, FindLog, ReadHead
 from ctxfold.errors import (
+    CtxError,
     EmptyMessagesError,
     MessageConflictError,
     MessageTooLargeError,
@@ -37,17 +40,19 @@ from ctxfold.history.records import (
 from ctxfold.history.revise import prompt_changes
 from ctxfold.journal import (
     Journal,
+    TakeBack,
     append,
     check_open,
     close_turns,
     closing,
     decided,
     draft,
+    dropped_calls,
     opened_rules,
     refresh,
+    resumed,
     stale_turns,
     told_again,
-    turn_of,
     unknown,
 )
 from ctxfold.loading import load
@@ -58,7 +63,7 @@ from ctxfold.zones.section import Section, check_sections
 
 __all__ = ["Added", "Engine"]
 
-FIT_TRIES = 4
+_log = logging.getLogger("ctxfold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,8 @@ class Engine:
             except SessionNotFoundError:  # it was erased meanwhile
                 self.forget(lambda known: known == key)
                 journal = None
+            else:
+                yield from self._take_back_now(journal)
         if journal is None:
             self._check_prompts(prompts or (), self.rules)
             journal = yield from self._open_new(key, create)
@@ -216,15 +223,30 @@ class Engine:
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
         checked: Sequence[Message] = [validated(m) for m in messages]
-        checked = self.without_orphans(journal, checked, turn_id) if skip_orphans else checked
         checked = (yield from told_again(journal, checked)) if known_ids else checked
         ids = (yield from unknown(journal, checked)) if known_ids else {m.id: f"m:{m.id}" for m in checked}
+        if known_ids and (back := (yield from dropped_calls(journal, [m for m in checked if m.id in ids]))):
+            checked = (*back, *checked)
+            ids |= yield from unknown(journal, back)
+        checked = self.without_orphans(journal, checked, turn_id) if skip_orphans else checked
         fresh: Sequence[Message] = [m for m in {m.id: m for m in checked}.values() if m.id in ids]
         if skip_orphans and len(fresh) < len(checked):  # a call may be known from a turn that ended without its result
             fresh = self.without_orphans(journal, fresh, turn_id)
         turn = waiting_turn(journal.open_turns(), fresh) or turn_id
+        if known_ids and len(fresh) < len(checked):
+            # a retry: the turn that an earlier attempt has left open goes on, whoever opened it
+            if expect is not None:
+                yield from refresh(journal, self.ports)
+            starts = resumed(journal, checked, ids)
+            if not hold and (parts := [at for at, _ in starts if at]):
+                add = partial(self.add, journal, new_turn=new_turn, skip_orphans=skip_orphans)
+                return (yield from self._add_parts(checked, parts, turn_id, add))
+            if starts:
+                turn = starts[-1][1]
+                journal.take_backs.pop(turn, None)
+                if not fresh:
+                    return Added((), (yield from self._resume(journal, turn, hold=hold)))
         if not fresh:
-            turn = turn_of(journal, checked[-1].id) or turn
             return Added((), turn if turn in journal.state.open else None)
         makes_room = not hold and journal.may_compact(auto_compact)
         pieces = self._pieces(journal, fresh, turn) if makes_room else (fresh,)
@@ -259,6 +281,24 @@ class Engine:
             self.events.emit(MessagesLeftOut(journal.key.session, left_out))
         return legal or messages
 
+    def _add_parts(
+        self, messages: Sequence[Message], starts: Sequence[int], turn_id: str | None, add: Callable[..., Flow[Added]]
+    ) -> Flow[Added]:
+        """Add a list part by part, where failed attempts have left parts of it in open turns: each part goes on in its turn."""
+        stored: list[Message] = []
+        for start, end in pairwise((0, *starts, len(messages))):
+            added = yield from add(messages[start:end], turn_id=turn_id)
+            stored += added.messages
+            turn_id = added.turn_id
+        return Added(tuple(stored), turn_id)
+
+    def _resume(self, journal: Journal, turn: str, *, hold: bool) -> Flow[str | None]:
+        """The open turn of messages that are all stored; without `hold` it is closed where no tool call waits in it."""
+        if hold or open_calls(journal.view(turn).turn):
+            return turn
+        yield from self.close(journal, turn, "completed")
+        return None
+
     def _pieces(self, journal: Journal, fresh: Sequence[Message], turn: str | None) -> tuple[Sequence[Message], ...]:
         """A turn's messages, parted where its requests stood when the last of these would not have fitted; else whole.
 
@@ -284,9 +324,11 @@ class Engine:
     ) -> Flow[str | None]:
         """Store a turn piece by piece, with room made before each reply; nobody sees it before it is whole."""
         place = turn or new_turn or self.ports.ids.new()
+        own: set[str] = set()
         try:
             for piece in pieces[:-1]:
                 yield from self._store(journal, piece, place, hold=True, ids=ids, expect=expect)
+                own.update(m.id for m in piece)
                 expect = None
                 yield from self.room.make_room(journal, turn_id=place)
             return (yield from self._store(journal, pieces[-1], place, hold=False, ids=ids))
@@ -294,7 +336,7 @@ class Engine:
             raise
         except BaseException:
             if turn is None:
-                yield from self.close(journal, place, "discarded")
+                yield from self.take_back(journal, place, own, partial(self.close, journal, place, "discarded"))
             raise
 
     def _store(
@@ -311,7 +353,13 @@ class Engine:
     ) -> Flow[str | None]:
         """Append new messages; the open turn that they are in, if any."""
         place, drafts = self._drafts(journal, fresh, turn, hold=hold, record_ids=ids, new_turn=new_turn)
-        stored = yield from append(journal, drafts, self.ports, expect=expect)
+        try:
+            stored = yield from append(journal, drafts, self.ports, expect=expect)
+        except MessageConflictError:
+            yield from refresh(journal, self.ports)
+            for item in drafts:
+                check_open(journal, item.turn_id)
+            raise
         check_open(journal, place)
         self.events.emit(Appended(journal.key.session, tuple(fresh)))
         yield from index_oversized(journal, drafts, stored, self.ports)
@@ -366,20 +414,21 @@ class Engine:
     ) -> Flow[str]:
         """Store what a turn starts or goes on with, in an open turn that others do not see; its id.
 
-        It is `new_turn`, unless the messages go on with another one. MessageTooLargeError when a user message can never
-        fit; nothing is stored then.
+        It is `new_turn`, unless the messages go on with another one. MessageTooLargeError when the newest user message can
+        never fit; nothing is stored then.
         """
         if turn_id is None and (idle_s := (yield from idle_time(journal, self.ports))):
             yield from self.room.maintain(journal, idle_s=idle_s, auto_compact=auto_compact)
         rules = journal.rules()
         fixed = sum(e.tokens for e in journal.view().system)
-        for message in messages:
-            tokens = self.ports.counter.count(message) if message.role == "user" else 0
-            if tokens + fixed > rules.budget_tokens:
-                raise MessageTooLargeError(
-                    f"the message has {tokens} tokens and the system prompt {fixed}, but only {rules.budget_tokens} of the "
-                    f"window's {rules.context_window} are free for the prompt: shorten it or raise context_window"
-                )
+        # only the newest question has to stay whole: an older one that does not fit gives way like any other message
+        question = next((m for m in reversed(messages) if m.role == "user" and m.kind == "message"), None)
+        tokens = self.ports.counter.count(question) if question is not None else 0
+        if tokens + fixed > rules.budget_tokens:
+            raise MessageTooLargeError(
+                f"the message has {tokens} tokens and the system prompt {fixed}, but only {rules.budget_tokens} of the "
+                f"window's {rules.context_window} are free for the prompt: shorten it or raise context_window"
+            )
         added = yield from self.add(
             journal, messages, turn_id=turn_id, new_turn=new_turn, hold=True, known_ids=known_ids
         )
@@ -432,6 +481,39 @@ class Engine:
         """End a turn if it is open: "aborted" keeps its finished part, "discarded" nothing, in the view; the log keeps both."""
         if (yield from close_turns(journal, (turn_id,), status, self.ports)):
             self._turn_ended(journal, turn_id, status)
+
+    def take_back(
+        self, journal: Journal, turn_id: str, own: Collection[str], work: Callable[[], Flow[None]]
+    ) -> Flow[None]:
+        """Put the session back after an attempt that failed in turn `turn_id`, into which it had put the messages `own`.
+
+        Where the store fails here too, the session is put back when it is opened next; the attempt's own error is what the
+        caller hears of.
+        """
+        try:
+            yield from work()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            journal.take_backs[turn_id] = TakeBack(frozenset(own), journal.state.head, work)
+            if not isinstance(error, CtxError):
+                raise
+            _log.warning("session %r is put back later: %s", journal.key.session, error)
+
+    def _take_back_now(self, journal: Journal) -> Flow[None]:
+        """Put the session back where a failed attempt could not; a turn that another attempt went on with is left alone."""
+        for turn_id, kept in list(journal.take_backs.items()):
+            turns = journal.open_turns()
+            if any(e.id not in kept.own for e in turns.pop(turn_id, ())):
+                journal.take_backs.pop(turn_id, None)
+                continue
+            went_on = any(entries[-1].seq > kept.head for entries in (journal.view().live, *turns.values()) if entries)
+            try:
+                yield from self.close(journal, turn_id, "discarded") if went_on else kept.work()
+            except CtxError as error:  # nothing is lost by that: it is tried again when the session is opened next
+                _log.warning("session %r is put back later: %s", journal.key.session, error)
+                return
+            journal.take_backs.pop(turn_id, None)
 
     def _turn_ended(self, journal: Journal, turn_id: str, status: TurnStatus) -> None:
         journal.asked.pop(turn_id, None)

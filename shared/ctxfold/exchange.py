@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ctxfold.calibration import overflowed
@@ -21,9 +22,9 @@ from ctxfold.injection import beside, put_at_head, take_from_head
 from ctxfold.journal import WINDOW_FIELDS, Journal, append, draft, refresh
 from ctxfold.messages import Message, Role, ToolSpec, is_final
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
-from ctxfold.reconcile import Reconciled, check_answered, reconcile
+from ctxfold.reconcile import Reconciled, check_answered, reconcile, unheard_reply
 from ctxfold.room import Window
-from ctxfold.stream import Fold
+from ctxfold.stream import Fold, Played
 from ctxfold.zones.assemble import SCRATCH_ID, Scratch, place_scratch, scratch_message
 
 __all__ = [
@@ -90,13 +91,15 @@ class Question:
 class _Exchange:
     """What has to be taken back when an exchange fails: the turn `new_turn`, if it was opened, an edit, and sections in front.
 
-    `model` is the one that is asked: what it reports is learnt about it alone.
+    `model` is the one that is asked: what it reports is learnt about it alone. `own` are the messages that the exchange
+    put into that turn.
     """
 
     journal: Journal
     new_turn: str
     turn_id: str
     model: str
+    own: frozenset[str] = frozenset()
     removal: str | None = None
     head: tuple[Message, ...] = ()
     prompts: tuple[str, ...] | None = None
@@ -104,13 +107,17 @@ class _Exchange:
 
 @dataclass(slots=True)
 class OpenReply:
-    """A reply on its way: feed each chunk of `stream` to `fold`, then finish, or abandon."""
+    """A reply on its way: feed each chunk of `stream` to `fold`, then finish, or abandon.
+
+    `stored` is the reply itself where an earlier attempt stored it already; `stream` then plays it.
+    """
 
     exchange: _Exchange
     message_id: str
     stream: ChunkStream | AsyncChunkStream
     fold: Fold
     options: Options
+    stored: Message | None = None
 
     @property
     def turn_id(self) -> str:
@@ -118,17 +125,21 @@ class OpenReply:
 
 
 def ask(engine: Engine, question: Question) -> Flow[Reply]:
-    """The model's reply, stored. When anything fails, the session is as it was before."""
+    """The model's reply, stored. When anything fails, the session is as it was before.
+
+    A question that was stored together with its reply already, but whose caller never heard so, gets that reply again.
+    """
     exchange = yield from _opened(engine, question)
     try:
-        yield from _begin(engine, exchange, question)
+        if (known := (yield from _begin(engine, exchange, question))) is not None:
+            return Reply(known, known.usage, known.finish_reason)
         reply: Reply = yield from _with_recovery(engine, exchange, question.options, _complete)
         auto = question.options.auto_compact
         stored = yield from engine.finish(exchange.journal, exchange.turn_id, reply.message, auto_compact=auto)
     except GeneratorExit:
         raise
     except BaseException:
-        yield from _roll_back(engine, exchange)
+        yield from _take_back(engine, exchange)
         raise
     return reply if stored == reply.message else replace(reply, message=stored)
 
@@ -146,7 +157,7 @@ def request_for(engine: Engine, question: Question) -> Flow[Request]:
     except GeneratorExit:
         raise
     except BaseException:
-        yield from _roll_back(engine, exchange)
+        yield from _take_back(engine, exchange)
         raise
     exchange.journal.asked.pop(exchange.turn_id, None)  # nobody will say what it took
     return request
@@ -156,18 +167,21 @@ def open_reply(engine: Engine, question: Question, message_id: str) -> Flow[Open
     """The reply's stream, once its first event is there."""
     exchange = yield from _opened(engine, question)
     try:
-        yield from _begin(engine, exchange, question)
+        if (known := (yield from _begin(engine, exchange, question))) is not None:
+            return OpenReply(exchange, known.id, Played(known), Fold(known.id, known.model), question.options, known)
         stream = yield from _with_recovery(engine, exchange, question.options, _open)
     except GeneratorExit:
         raise
     except BaseException:
-        yield from _roll_back(engine, exchange)
+        yield from _take_back(engine, exchange)
         raise
     return OpenReply(exchange, message_id, stream, Fold(message_id, exchange.model or None), question.options)
 
 
 def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
     """Store what the stream has brought."""
+    if reply.stored is not None:
+        return Reply(reply.stored, reply.stored.usage, reply.stored.finish_reason)
     whole = reply.fold.close()
     exchange, auto = reply.exchange, reply.options.auto_compact
     stored = yield from engine.finish(exchange.journal, exchange.turn_id, whole.message, auto_compact=auto)
@@ -183,18 +197,23 @@ def turn_of(journal: Journal, message_id: str) -> str | None:
 
 def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
     """Leave behind what the caller chose: nothing, or the text that had arrived. A reply that is stored already stays."""
+    if reply.stored is None:
+        yield from _take_back(engine, reply.exchange, partial(_abandoned, engine, reply))
+
+
+def _abandoned(engine: Engine, reply: OpenReply) -> Flow[None]:
     journal, turn_id = reply.exchange.journal, reply.exchange.turn_id
     yield from refresh(journal, engine.ports)
-    partial = reply.fold.partial() if reply.options.on_abort == "keep_partial" else None
+    left = reply.fold.partial() if reply.options.on_abort == "keep_partial" else None
     turn = journal.state.open.get(turn_id)
-    if partial is None or turn is None:
+    if left is None or turn is None:
         yield from _roll_back(engine, reply.exchange)
     elif any(e.id == reply.message_id for e in turn.entries):
         # cancelled right after a reply with tool calls was stored: the caller never saw them
         yield from engine.close(journal, turn_id, "aborted")
     else:
         auto = reply.options.auto_compact
-        yield from engine.finish(journal, turn_id, replace(partial, finish_reason="aborted"), auto_compact=auto)
+        yield from engine.finish(journal, turn_id, replace(left, finish_reason="aborted"), auto_compact=auto)
 
 
 def _opened(engine: Engine, question: Question) -> Flow[_Exchange]:
@@ -245,8 +264,8 @@ def _reconciled(engine: Engine, exchange: _Exchange, question: Question) -> Flow
     return found
 
 
-def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None]:
-    """Store what is new, in the turn that asks."""
+def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[Message | None]:
+    """Store what is new, in the turn that asks; the reply where nothing is new and the question was answered already."""
     journal = exchange.journal
     found = yield from _reconciled(engine, exchange, question)
     messages, turn_id = found.messages, found.turn_id
@@ -261,6 +280,7 @@ def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None
             recall=options.recall,
             scratch=options.scratch,
         )
+        exchange.own = frozenset(m.id for m in found_beside.messages)
         turn_id = yield from engine.begin(
             journal,
             found_beside.messages,
@@ -274,7 +294,20 @@ def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[None
         for event in found_beside.events:
             engine.events.emit(event)
     exchange.turn_id = turn_id or exchange.new_turn
+    if (reply := unheard_reply(journal, exchange.turn_id, question.messages)) is not None:
+        if question.given_ids is None:
+            return reply
+        # the list asks for its reply anew: the calls of the one before are nobody's
+        yield from engine.close(journal, exchange.turn_id, "aborted")
+        exchange.turn_id = exchange.new_turn
     check_answered(journal, exchange.turn_id)
+    return None
+
+
+def _take_back(engine: Engine, exchange: _Exchange, work: Callable[[], Flow[None]] | None = None) -> Flow[None]:
+    """Put the session back after this exchange has failed, now or, where the store fails too, when it is opened next."""
+    work = work or partial(_roll_back, engine, exchange)
+    yield from engine.take_back(exchange.journal, exchange.new_turn, exchange.own, work)
 
 
 def _roll_back(engine: Engine, exchange: _Exchange) -> Flow[None]:

@@ -139,7 +139,7 @@ class SessionHandle:
         )
         journal = self._engine.known(self._key)
         added: Added | None = None
-        if journal is not None and self._prompts in (None, journal.view().prompts):
+        if journal is not None and not journal.take_backs and self._prompts in (None, journal.view().prompts):
             # mostly nobody else has written since: then nothing needs to be read first
             with suppress(BudgetError, HeadMovedError, MessageError, SessionError):
                 added = yield from add(journal, expect=journal.state.head)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ctxfold.compaction.clear_tools import sized
 from ctxfold.connect import LineCodec
@@ -18,9 +18,9 @@ from ctxfold.errors import (
 )
 from ctxfold.events import SessionLoaded
 from ctxfold.flow import Flow
-from ctxfold.history.cuts import check_sequence
+from ctxfold.history.cuts import check_sequence, open_calls
 from ctxfold.history.records import Draft, MessageAdded, Pinned, SessionKey
-from ctxfold.journal import Journal, append, draft, refresh, unknown
+from ctxfold.journal import Journal, append, closing, draft, refresh, resumed, unknown
 from ctxfold.messages import Message, content_key
 from ctxfold.ports import Document
 from ctxfold.transfer import Line, has_log, load_log, log_of, parse_lines
@@ -50,16 +50,22 @@ def _append(engine: Engine, journal: Journal, lines: Sequence[Line]) -> Flow[tup
     for _ in range(TRIES):
         names = yield from _new_names(journal, lines)
         fresh = list({line.message.id: line for line in lines if line.message.id in names}.values())
-        _check_rounds(fresh)
+        # a failed attempt to add some of the lines has left them in open turns: they are completed here
+        turns = list(dict.fromkeys(turn for _, turn in resumed(journal, [line.message for line in lines], names)))
+        place = turns[-1] if turns else None
+        _check_rounds(fresh, waiting=open_calls(journal.view(place).turn) if place else ())
         pins = [line.message.id for line in lines if line.pinned]
         _check_pins(engine, journal, lines)
-        drafts: list[Draft] = []
+        drafts: list[Draft] = [closing(engine.ports, turn, "completed") for turn in turns[:-1]]
         documents: list[Document] = []
         head = journal.state.head
         for message, shown in sized([x.message for x in fresh], rules=journal.rules(), counter=engine.ports.counter):
-            drafts.append(draft(engine.ports, MessageAdded(message, shown), record_id=names[message.id]))
+            turn = None if message.visibility == "user" else place
+            drafts.append(draft(engine.ports, MessageAdded(message, shown), turn_id=turn, record_id=names[message.id]))
             if shown is not None:
                 documents.append(document(head + len(drafts), message))
+        if place is not None:
+            drafts.append(closing(engine.ports, place, "completed"))
         if pins:
             drafts.append(draft(engine.ports, Pinned(tuple(pins))))
         if not drafts:
@@ -92,8 +98,8 @@ def _new_names(journal: Journal, lines: Sequence[Line]) -> Flow[dict[str, str]]:
         raise
 
 
-def _check_rounds(lines: Sequence[Line]) -> None:
-    waiting: set[str] = set()
+def _check_rounds(lines: Sequence[Line], *, waiting: Collection[str]) -> None:
+    waiting = set(waiting)
     for line in lines:
         if line.message.visibility == "user":
             continue

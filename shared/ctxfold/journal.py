@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -22,6 +22,7 @@ from ctxfold.errors import (
 )
 from ctxfold.events import Rewriter
 from ctxfold.flow import Flow
+from ctxfold.history.cuts import open_calls
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixTracker
 from ctxfold.history.readings import Readings
@@ -49,25 +50,28 @@ __all__ = [
     "WINDOW_FIELDS",
     "Held",
     "Journal",
+    "TakeBack",
     "append",
     "check_open",
     "close_turns",
     "closing",
     "decided",
     "draft",
+    "dropped_calls",
     "known_records",
     "opened_rules",
     "record_names",
     "refresh",
+    "resumed",
     "snapshot_draft",
     "stale_turns",
     "told_again",
-    "turn_of",
     "unknown",
 ]
 
 SNAPSHOT_EVERY = 1_000  # records
 TURN_TIMEOUT_S = 900.0
+DROPPED_LOOKED_AT = 64  # newest messages of aborted turns among which a late result finds its call
 DECIDE_TRIES = 16
 WINDOW_FIELDS = ("context_window", "reply_reserve_tokens", "summary_tokens")
 
@@ -79,6 +83,19 @@ class Held:
     epoch: int
     until_tokens: float
     rules: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Work that puts a session back after a failed attempt, kept because the store failed then too.
+
+    `own` are the messages that the attempt put into its turn, and `head` is where the log ended: what others have written since
+    is left alone.
+    """
+
+    own: frozenset[str]
+    head: int
+    work: Callable[[], Flow[None]]
 
 
 @dataclass(slots=True)
@@ -107,6 +124,7 @@ class Journal:
     vectors: Vectors = field(default_factory=Vectors)  # of what was said, where there is an embedder
     readings: Readings = field(default_factory=Readings)  # of what recall looked at last
     scratch: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict[str, tuple[str, str]])
+    take_backs: dict[str, TakeBack] = field(default_factory=dict[str, TakeBack])  # by the turn of the failed attempt
 
     @property
     def key(self) -> SessionKey:
@@ -295,7 +313,8 @@ def unknown(journal: Journal, messages: Sequence[Message]) -> Flow[dict[str, str
     """The ids of messages that the session does not have, each with the record id under which it is to be stored.
 
     A known id with the same content is left out; with other content it is a MessageConflictError. A message whose turn was
-    discarded, that was removed, or that was there before the conversation was cleared, counts as unknown: it is stored anew.
+    discarded, that an aborted turn did not keep, that was removed, or that was there before the conversation was cleared, counts
+    as unknown: it is stored anew.
     """
     wanted: dict[str, Message] = {}
     for message in messages:
@@ -308,7 +327,8 @@ def unknown(journal: Journal, messages: Sequence[Message]) -> Flow[dict[str, str
     for message_id, message in wanted.items():
         chain = chains[message_id]
         alive = [r for r in chain if r.turn_id not in dropped and r.id not in journal.state.undone]
-        gone = message_id in journal.state.removed
+        gone = message_id in journal.state.removed or message_id in journal.state.dropped
+        gone = gone and not _in_open_turn(journal, message_id)
         if chain and isinstance(chain[-1].body, Erased):
             _check_not_asked(message, messages)
         elif (
@@ -374,6 +394,11 @@ def _outlives_clear(journal: Journal, message_id: str) -> bool:
         return any(e.id == message_id for zone in zones for e in zone)
 
 
+def _in_open_turn(journal: Journal, message_id: str) -> bool:
+    with journal.lock:
+        return any(e.id == message_id for turn in journal.state.open.values() for e in turn.entries)
+
+
 def _check_same(journal: Journal, message: Message, records: Sequence[Record]) -> None:
     """That the message is one of its stored versions: callers that keep lists of their own may have an older one."""
     bodies = [r.body for r in records]
@@ -396,33 +421,72 @@ def _without_malformed(message: Message) -> str:
     return content_key(without_calls(message, [c.id for c in message.tool_calls if c.parsed() is None]))
 
 
-def turn_of(journal: Journal, message_id: str) -> str | None:
-    """The open turn that holds a message."""
+def resumed(journal: Journal, messages: Sequence[Message], fresh: Collection[str]) -> tuple[tuple[int, str], ...]:
+    """Where in the list messages begin that an open turn holds already, and that turn; again where another turn's begin.
+
+    Such a turn was left behind by an attempt that failed after it had stored a part of the list.
+    """
     with journal.lock:
-        turns = journal.state.open.items()
-        return next((t for t, turn in turns if any(e.id == message_id for e in turn.entries)), None)
+        owners = {e.id: turn_id for turn_id, turn in journal.state.open.items() for e in turn.entries}
+    found: list[tuple[int, str]] = []
+    for index, message in enumerate(messages):
+        turn_id = None if message.id in fresh else owners.get(message.id)
+        if turn_id is not None and (not found or found[-1][1] != turn_id):
+            found.append((index, turn_id))
+    return tuple(found)
 
 
 def told_again(journal: Journal, messages: Sequence[Message]) -> Flow[Sequence[Message]]:
-    """The messages; of those results that come first, one that an open turn's newest round has word for word is the one there.
+    """The messages; of those results that come first, one that a newest tool round has word for word is the one there.
 
-    So results may be made anew, under other ids, where the request that brought them failed.
+    So results may be made anew, under other ids, where the attempt that brought them failed: in an open turn, or after the last
+    reply was stored and only the answer of the store was lost.
     """
     first = tuple(takewhile(lambda m: m.role == "tool", messages))
     calls = {r.call_id for m in first for r in m.tool_results}
     if not calls:
         return messages
-    newest = [
-        e
-        for entries in journal.open_turns().values()
-        for e in takewhile(lambda e: e.message.role == "tool", reversed(entries))
-        if any(r.call_id in calls for r in e.message.tool_results)
-    ]
+    open_turns = journal.open_turns().values()
+    newest = [e for entries in open_turns for e in _results_before(entries, len(entries))]
+    if not any(calls & open_calls(entries) for entries in open_turns):  # else a service uses the id of a call again
+        live = journal.view().live
+        newest += _results_before(live, len(live))
+        newest += [e for entries in (*open_turns, live) for e in _results_before_reply(entries)]
+    newest = [e for e in newest if any(r.call_id in calls for r in e.message.tool_results)]
     cut = {e.seq: e.id for e in newest if e.shown_seq}
     records = (yield from FetchLog(journal.key, tuple(cut))) if cut else ()
     whole = {r.seq: m for r in records if (m := message_in(r, cut[r.seq])) is not None}
     known = {content_key(m): m for e in newest for m in (whole.get(e.seq, e.message),)}
     return (*(known.get(content_key(m), m) for m in first), *messages[len(first) :])
+
+
+def dropped_calls(journal: Journal, new_messages: Sequence[Message]) -> Flow[tuple[Message, ...]]:
+    """The call that the first new messages answer, with its other results, where its turn was aborted while it waited.
+
+    Somebody took the turn for dead after 15 minutes, but a tool, or the person who has to allow it, may take longer.
+    """
+    calls = {r.call_id for m in takewhile(lambda m: m.role == "tool", new_messages) for r in m.tool_results}
+    dropped = list(journal.state.dropped)[-DROPPED_LOOKED_AT:]
+    if not calls or not dropped or any(calls & open_calls(turn) for turn in journal.open_turns().values()):
+        return ()
+    chains = yield from _chains(journal, dropped)
+    found = [m for i, chain in chains.items() if chain and (m := message_in(chain[-1], i)) is not None]
+    calling = next((m for m in reversed(found) if calls & {c.id for c in m.tool_calls}), None)
+    if calling is None:
+        return ()
+    others = {c.id for c in calling.tool_calls} - calls
+    return (calling, *(m for m in found if others & {r.call_id for r in m.tool_results}))
+
+
+def _results_before(entries: Sequence[Entry], end: int) -> list[Entry]:
+    """The tool results that stand right before `end`."""
+    return list(takewhile(lambda e: e.message.role == "tool", (entries[i] for i in range(end - 1, -1, -1))))
+
+
+def _results_before_reply(entries: Sequence[Entry]) -> list[Entry]:
+    """The tool results that the last message answers, if it is a reply."""
+    answered = bool(entries) and entries[-1].message.role == "assistant"
+    return _results_before(entries, len(entries) - 1) if answered else []
 
 
 def check_open(journal: Journal, turn_id: str | None) -> None:

@@ -15,7 +15,7 @@ from ctxfold.history.view import Entry
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, content_key
 
-__all__ = ["Reconciled", "check_answered", "reconcile"]
+__all__ = ["Reconciled", "check_answered", "reconcile", "unheard_reply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +110,18 @@ def check_answered(journal: Journal, turn_id: str) -> None:
             f"{len(waiting)} tool call(s) still wait for a result ({', '.join(sorted(waiting))}), nothing was asked: "
             "send their results too, or add() those that come first"
         )
+
+
+def unheard_reply(journal: Journal, turn_id: str, messages: Sequence[Message]) -> Message | None:
+    """The reply that directly follows the newest of `messages`, as an earlier attempt stored it; its caller asks once more.
+
+    None where the conversation has gone on, and for what was left of a stream that was given up.
+    """
+    with journal.lock:
+        turn = journal.state.open.get(turn_id)
+        entries = turn.entries if turn is not None else journal.state.live
+    if len(entries) < 2 or entries[-2].id != messages[-1].id:
+        return None
+    reply = entries[-1].message
+    heard = reply.role != "assistant" or reply.kind != "message" or reply.finish_reason == "aborted"
+    return None if heard else reply

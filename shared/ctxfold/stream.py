@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
@@ -10,7 +11,17 @@ from ctxfold.errors import BackendError
 from ctxfold.messages import Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart, Usage
 from ctxfold.ports import Chunk, Reply, ToolCallDelta
 
-__all__ = ["Completed", "Content", "ContentFirst", "Fold", "StreamEvent", "StreamPiece", "Thinking", "ToolCalls"]
+__all__ = [
+    "Completed",
+    "Content",
+    "ContentFirst",
+    "Fold",
+    "Played",
+    "StreamEvent",
+    "StreamPiece",
+    "Thinking",
+    "ToolCalls",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +186,33 @@ class Fold:
     def _refused(self) -> tuple[Part, ...]:
         """A refusal is no content: it stays beside the message, and the finish reason tells."""
         return (Opaque(REFUSAL, json.dumps(_repaired("".join(self._refusal)))),) if self._refusal else ()
+
+
+class Played:
+    """A message that is there already, as an open answer: one chunk, for sync and async readers."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+    def _chunk(self) -> Chunk:
+        m = self._message
+        calls = tuple(
+            ToolCallDelta(index, call.id, call.name, call.arguments, call.extra)
+            for index, call in enumerate(m.tool_calls)
+        )
+        return Chunk(m.reasoning, m.text, calls, usage=m.usage, finish_reason=m.finish_reason, model=m.model, whole=m)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        yield self._chunk()
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        yield self._chunk()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    async def aclose(self) -> None:
+        """Nothing is held open."""
 
 
 @dataclass(slots=True)

@@ -104,8 +104,12 @@ def test_a_turn_that_was_left_joins_after_the_time_out() -> None:
     second = timed(store, clock)
     assert [m.id for m in second.view().messages] == ["q", "t-a", "t-r0"]
     assert timed(store, clock).view().messages == second.view().messages
+    first.add(tool_result("c9", "late", id="late"))
+    assert [m.id for m in second.view().messages] == ["q", "t-a", "t-r0", "open", "late"], (
+        "the result brings its call back"
+    )
     with pytest.raises(OrphanToolResultError):
-        first.add(tool_result("c9", "late", id="late"))
+        first.add(tool_result("c10", "nobody asked", id="never"))
 
 
 def test_a_reply_to_a_turn_that_was_closed_meanwhile() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from ctxfold.history.cuts import complete_prefix, open_calls
 from ctxfold.history.records import (
@@ -36,6 +36,7 @@ from ctxfold.messages import Message, Usage, is_final
 
 __all__ = ["CLOSED_TURNS_KEPT", "OpenTurn", "SessionState"]
 
+K = TypeVar("K", str, int)
 CLOSED_TURNS_KEPT = 256
 REMOVED_KEPT = 4_096  # ids, and as many records; they stand in every snapshot
 
@@ -82,6 +83,9 @@ class SessionState:
         self.edits = 0
         self.cleared_seq = 0
         self.removed: dict[str, None] = {}  # ids that an edit took out: they may come again
+        self.dropped: dict[
+            str, None
+        ] = {}  # ids that their turn did not keep when it was aborted: they may come again, too
         self.taken_out: dict[int, None] = {}  # their records, cleared ones too: recall does not bring them back
         self.fixed: tuple[str, ...] = ()  # policy fields that were set at run time
         self.excerpts = False  # whether an original was ever too large to be shown
@@ -154,7 +158,7 @@ class SessionState:
         twin.calibrations, twin.deferred = dict(self.calibrations), dict(self.deferred)
         twin.closed, twin.pins, twin.removed = dict(self.closed), dict(self.pins), dict(self.removed)
         twin.revertible, twin.undone = list(self.revertible), set(self.undone)
-        twin.taken_out = dict(self.taken_out)
+        twin.taken_out, twin.dropped = dict(self.taken_out), dict(self.dropped)
         return twin
 
     def entry(self, message_id: str) -> Entry | None:
@@ -189,7 +193,7 @@ class SessionState:
                 prompt = any(e.id in ids for e in self.system)
                 self._remove(frozenset(ids))
                 if not superseded:
-                    self._forget(ids)
+                    _remember(self.removed, ids)
                 self._edited(record, revertible=not prompt)
             case Cleared(prompts=prompts):
                 self._take_out(self.live)
@@ -233,7 +237,8 @@ class SessionState:
         return Entry(message.id, record.seq, message, self._count(message), number=record.number)
 
     def _add(self, entry: Entry, record: Record) -> None:
-        self.removed.pop(entry.id, None)
+        if record.turn_id is None:
+            self._comes_back(entry.id)
         if entry.message.visibility == "user" and not self._hidden:
             return
         self.excerpts = self.excerpts or bool(entry.shown_seq)
@@ -249,19 +254,24 @@ class SessionState:
                 self.open[record.turn_id] = turn
                 turn.entries.append(entry)
                 turn.at_s = record.at_s
+        elif entry.id not in self._visible_ids():
+            _remember(self.dropped, (entry.id,))  # its turn was closed meanwhile
 
     def _has_place(self, entry: Entry, after: Sequence[Entry]) -> bool:
         """False for what is there already, as an edit was undone, or two writers brought a message back at once, and for a result
         whose call went with what was undone."""
-        if self._ids is None:
-            self._ids = {e.id for zone in (self.system, self.compressed, self.live) for e in zone}
-        if entry.id in self._ids:
+        if entry.id in self._visible_ids():
             return False
         if not self.undone:
             return True
         results = entry.message.tool_results
         twice = after is not self.live and any(e.id == entry.id for e in after)
         return not twice and (not results or {r.call_id for r in results} <= open_calls(after))
+
+    def _visible_ids(self) -> set[str]:
+        if self._ids is None:
+            self._ids = {e.id for zone in (self.system, self.compressed, self.live) for e in zone}
+        return self._ids
 
     def _join(self, entry: Entry) -> None:
         if not self._has_place(entry, self.live):
@@ -281,7 +291,10 @@ class SessionState:
         if turn is None or not joins:
             self._no_longer_deferred(e.id for e in (turn.entries if turn else ()))
             return
-        for entry in turn.entries[: complete_prefix(turn.entries)]:
+        kept = complete_prefix(turn.entries)
+        _remember(self.dropped, (e.id for e in turn.entries[kept:]))
+        for entry in turn.entries[:kept]:
+            self._comes_back(entry.id)
             self._join(entry)
 
     def _compact(self, record: Record, body: Compacted) -> None:
@@ -328,7 +341,7 @@ class SessionState:
     def _restore(self, record: Record, body: Restored) -> None:
         message = body.message
         entry = replace(self._entry(record, message), seq=body.seq or record.seq)
-        self.removed.pop(message.id, None)
+        self._comes_back(message.id)
         self.taken_out.pop(entry.seq, None)
         if any(e.id == message.id for e in self.live):
             self._replace({message.id: entry})
@@ -338,18 +351,15 @@ class SessionState:
         if body.together is not None:
             self.revertible.append(record.id)
 
-    def _forget(self, ids: Iterable[str]) -> None:
-        self.removed.update(dict.fromkeys(ids))
-        while len(self.removed) > REMOVED_KEPT:
-            del self.removed[next(iter(self.removed))]
+    def _comes_back(self, message_id: str) -> None:
+        self.removed.pop(message_id, None)
+        self.dropped.pop(message_id, None)
 
     def _take_out(self, entries: Iterable[Entry]) -> None:
-        self.taken_out.update(dict.fromkeys(e.seq for e in entries if e.message.kind == "message"))
-        while len(self.taken_out) > REMOVED_KEPT:
-            del self.taken_out[next(iter(self.taken_out))]
+        _remember(self.taken_out, (e.seq for e in entries if e.message.kind == "message"))
 
     def _insert(self, entry: Entry, before: str | None) -> None:
-        self.removed.pop(entry.id, None)
+        self._comes_back(entry.id)
         if entry.message.visibility == "user" and not self._hidden:
             return
         if not self._has_place(entry, ()):
@@ -396,3 +406,10 @@ class SessionState:
         if revertible:
             self.revertible.append(record.id)
         self.tokens = sum(e.tokens for zone in (self.system, self.compressed, self.live) for e in zone)
+
+
+def _remember(kept: dict[K, None], new: Iterable[K]) -> None:
+    """Add to the ids or numbers that are kept; the oldest go where they are too many."""
+    kept.update(dict.fromkeys(new))
+    while len(kept) > REMOVED_KEPT:
+        del kept[next(iter(kept))]

@@ -90,6 +90,7 @@ class Snapshot(BaseModel):
     saved_tokens: int = 0
     avoided_tokens: int = 0
     removed: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     taken_out: tuple[int, ...] = ()
     fixed: tuple[str, ...] = ()
     excerpts: bool = False
@@ -140,6 +141,7 @@ def dump_state(state: SessionState, counter_id: str) -> str:
         "saved_tokens": state.saved_tokens,
         "avoided_tokens": state.avoided_tokens,
         "removed": list(state.removed),
+        "dropped": list(state.dropped),
         "taken_out": list(state.taken_out),
         "fixed": list(state.fixed),
         "excerpts": state.excerpts,
@@ -226,6 +228,7 @@ def load_state(
     state.summary_usage = Usage(*snapshot.summary_usage)
     state.saved_tokens, state.avoided_tokens = snapshot.saved_tokens, snapshot.avoided_tokens
     state.removed, state.taken_out = dict.fromkeys(snapshot.removed), dict.fromkeys(snapshot.taken_out)
+    state.dropped = dict.fromkeys(snapshot.dropped)
     state.fixed, state.excerpts = snapshot.fixed, snapshot.excerpts
     state.tokens = sum(e.tokens for zone in (state.system, state.compressed, state.live) for e in zone)
     return state

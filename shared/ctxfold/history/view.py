@@ -97,8 +97,9 @@ class View:
     def parted(self) -> tuple[Sequence[Entry], tuple[Entry, ...]]:
         """The live conversation before what is being answered, and that: the newest user message and the rounds after it.
 
-        It does not matter whether those stand in an open turn or, stored by who makes no requests, among the live messages.
-        The second part is empty when the conversation ends with a reply. Reads no more than the two newest turns.
+        It does not matter whether those stand in an open turn or, stored by who makes no requests, among the live messages. What
+        an open turn holds before its newest user message, such as one that was refused earlier, belongs to the second part too.
+        That part is empty when the conversation ends with a reply. Reads no more than the two newest turns.
         """
         places = range(len(self.live) + len(self.turn) - 1, -1, -1)
         at = next((i for i in places if self._answerable(i)), None)
@@ -108,7 +109,7 @@ class View:
         while at > 0 and self._at(at - 1).message.kind == "section":
             at -= 1
         if at >= len(self.live):
-            return self.live, self.turn[at - len(self.live) :]
+            return self.live, self.turn
         return self.live[:at], (*self.live[at:], *self.turn)
 
     def _at(self, index: int) -> Entry:

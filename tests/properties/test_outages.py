@@ -1,0 +1,69 @@
+"""Step 7, item A1: whatever the store and the processes go through, an acknowledged message is there, once and in order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxfold import SqlStore, Store
+from tests.core.postgres_schema import fresh_schema
+from tests.properties.outages import FAULTS, WINDOWS, Step, World
+
+SESSIONS = itertools.count()
+faults = st.lists(st.sampled_from(FAULTS), max_size=12)
+steps = st.lists(
+    st.builds(
+        Step,
+        client=st.integers(0, 1),
+        kind=st.sampled_from(("add", "add", "add_parts", "send", "stream")),
+        rounds=st.integers(0, 3),
+        words=st.integers(0, 8),
+        between=st.lists(st.sampled_from(("same", "same", "restart", "late")), max_size=4),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@pytest.fixture(scope="module")
+def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    folder: Path = tmp_path_factory.mktemp("outages")
+    with SqlStore(f"sqlite:///{folder / 'outages.db'}") as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def postgres(postgres_url: str) -> Iterator[Store]:
+    with fresh_schema(postgres_url) as url, SqlStore(url) as store:
+        yield store
+
+
+def play(store: Store, window: int, taken: list[Step], failing: list[str]) -> None:
+    world = World(store, f"s{next(SESSIONS)}", failing, window=window)
+    for step in taken:
+        world.take(step)
+    world.check()
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@settings(max_examples=settings.default.max_examples // len(WINDOWS))
+@given(taken=steps, failing=faults)
+def test_no_acknowledged_message_is_lost_on_sqlite(
+    sqlite: Store, window: int, taken: list[Step], failing: list[str]
+) -> None:
+    """Step 7, item A1, on SQLite: failing appends, failing cleanups, deaths between pieces, late retries."""
+    play(sqlite, window, taken, failing)
+
+
+@settings(max_examples=max(20, settings.default.max_examples // 10))
+@given(taken=steps, failing=faults, window=st.sampled_from(WINDOWS))
+def test_no_acknowledged_message_is_lost_on_postgresql(
+    postgres: Store, window: int, taken: list[Step], failing: list[str]
+) -> None:
+    """Step 7, item A1, on PostgreSQL."""
+    play(postgres, window, taken, failing)
