@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from ctxfold.errors import MessageError
+from ctxfold.given import json_problem
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart
 
 __all__ = ["Content", "as_json", "content_of", "parts_of", "plain_content"]
@@ -33,8 +34,8 @@ def as_json(value: object, what: str) -> str:
     """JSON text of the value; MessageError when JSON cannot hold it."""
     try:
         return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise MessageError(f"{what} holds what JSON cannot ({error}): give plain values") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MessageError(f"{what} holds what JSON cannot ({json_problem(error)}): give plain values") from None
 
 
 def parts_of(content: Content, role: Role, calls: Collection[str] = ()) -> tuple[list[Part], Layout | None]:

@@ -23,7 +23,7 @@ from langchain_core.messages import (
 )
 
 from ctxfold.errors import InvalidToolArgumentsError, MessageError, UnknownRoleError
-from ctxfold.given import is_a, kind_of
+from ctxfold.given import is_a, json_problem, kind_of
 from ctxfold.messages import (
     Message,
     MessageKind,
@@ -147,7 +147,7 @@ def _jsonable(values: Mapping[str, Any]) -> dict[str, Any]:
 def _fits_json(value: Any) -> bool:
     try:
         json.dumps(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return False
     return True
 
@@ -161,10 +161,10 @@ def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[P
         if text is None or _decoded(text) != call["args"]:
             try:
                 text = json.dumps(call["args"], ensure_ascii=False)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 raise InvalidToolArgumentsError(
-                    f"tool call {call['name']!r} in message {identity!r} has arguments that JSON cannot hold ({error}): "
-                    "give plain values"
+                    f"tool call {call['name']!r} in message {identity!r} has arguments that JSON cannot hold "
+                    f"({json_problem(error)}): give plain values"
                 ) from None
         extra = _mapping(_mapping(ours.get("calls")).get(call_id)).get("extra")
         parts.append(ToolCallPart(call_id, call["name"], text, extra if isinstance(extra, str) else None))

@@ -21,9 +21,10 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from ctxfold.errors import UnknownRoleError
+from ctxfold.errors import MessageError, UnknownRoleError
+from ctxfold.given import json_problem
 from ctxfold.messages import (
     MediaPart,
     Message,
@@ -79,10 +80,21 @@ def from_chat_messages(
 
 
 def from_chat_message(message: ChatMessage, id: str, *, strays: bool = False) -> Message:
-    """One message under the id that it carries, else under `id`. UnknownRoleError for a function's without call id.
+    """Returns one message under the id that it carries, else under `id`.
 
-    With `strays`, it is a result that answers whichever call waits, or none.
+    UnknownRoleError for a function's message without call id; with `strays`, it is a result that answers whichever call waits,
+    or none. MessageError for what JSON cannot hold.
     """
+    try:
+        return _from_chat_message(message, id, strays)
+    except (RecursionError, PydanticSerializationError) as error:
+        problem = RecursionError() if "Recursion" in repr(error) else error
+        raise MessageError(
+            f"a {message.role.value} message holds what JSON cannot ({json_problem(problem)}): give plain values"
+        ) from None
+
+
+def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
     role, kwargs = _role(message, strays), _kwargs(message)
     carried = message.additional_kwargs.get(ID_KEY)
     text = None if kwargs or KIND_KEY in message.additional_kwargs else _only_text(message)

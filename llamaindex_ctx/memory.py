@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
@@ -19,6 +19,7 @@ from pydantic import Field, PrivateAttr
 from ctxfold import Section
 from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallError
+from ctxfold.given import json_problem, kind_of
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.ports import Store, TokenCounter
 from ctxfold.session import AgentContext
@@ -351,7 +352,16 @@ class CtxMemory(BaseMemory, Closing):
 
     @classmethod
     def from_string(cls, text: str, **kwargs: Any) -> CtxMemory:
-        return cls.from_dict(json.loads(text), **kwargs)
+        """Returns the memory that `to_string` described. ConfigError for other text."""
+        try:
+            data: object = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"the text is no JSON ({json_problem(error)}): give what to_string() of a CtxMemory returned"
+            ) from None
+        if not isinstance(data, dict):
+            raise ConfigError(f"the text holds {kind_of(data)}: give what to_string() of a CtxMemory returned")
+        return cls.from_dict(cast("dict[str, Any]", data), **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self).from_dict, (self.to_dict(),))

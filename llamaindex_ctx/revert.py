@@ -115,7 +115,7 @@ def _arguments(text: str) -> Json | str:
     """The arguments decoded; as they are where that fails, for the engine to refuse."""
     try:
         value: object = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return cast("Json", value) if isinstance(value, dict) else text
 

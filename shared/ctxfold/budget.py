@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctxfold.errors import ConfigError, WindowTooSmallError
-from ctxfold.given import whole_number
+from ctxfold.given import json_problem, whole_number
 from ctxfold.messages import (
     MediaPart,
     Message,
@@ -227,9 +227,14 @@ class MessageCounter:
         return self._text.count(text)
 
     def count_tools(self, tools: Iterable[ToolSpec]) -> int:
-        """Tools cost what their JSON schema costs."""
-        return sum(
-            MESSAGE_OVERHEAD_TOKENS
-            + self._text.count(json.dumps([t.name, t.description, dict(t.parameters)], ensure_ascii=False))
-            for t in tools
-        )
+        """Tools cost what their JSON schema costs. ConfigError for a schema that JSON cannot hold."""
+        return sum(MESSAGE_OVERHEAD_TOKENS + self._text.count(_schema(t)) for t in tools)
+
+
+def _schema(tool: ToolSpec) -> str:
+    try:
+        return json.dumps([tool.name, tool.description, dict(tool.parameters)], ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"JSON cannot hold the parameters of tool {tool.name!r} ({json_problem(error)}): give a JSON schema of plain values"
+        ) from None

@@ -15,6 +15,7 @@ __all__ = [
     "check_name",
     "check_text",
     "is_a",
+    "json_problem",
     "kind_of",
     "name_or_own",
     "named",
@@ -85,6 +86,11 @@ def named(key: K) -> K:
     check_name("owner name", key[0])
     check_name("session name", key[1])
     return key
+
+
+def json_problem(error: Exception) -> str:
+    """Returns why JSON text could not be read or written, in words for an error message."""
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def whole_number(what: str, given: object, advice: str) -> int:

@@ -14,7 +14,7 @@ from ctxfold.errors import (
     MessageError,
     UnknownRoleError,
 )
-from ctxfold.given import is_a, kind_of
+from ctxfold.given import is_a, json_problem, kind_of
 
 __all__ = [
     "MediaPart",
@@ -317,13 +317,35 @@ def _check_part(part: Part, message: Message) -> None:
         value: object = getattr(part, name)
         if isinstance(value, str):
             _check_text(value, message.id)
-    if isinstance(part, ToolCallPart):
-        _check_arguments(part, message.id)
+    match part:
+        case ToolCallPart():
+            _check_arguments(part, message.id)
+            _check_json("the extra fields of a tool call", part.extra, message.id)
+        case MediaPart():
+            _check_json("a media part", part.data, message.id)
+        case ReasoningPart():
+            _check_json("the details of a reasoning part", part.details, message.id)
+        case Opaque():
+            _check_json(f"what {part.namespace!r} knows of it", part.json, message.id)
+        case _:
+            pass
     for kind, role in ((ToolCallPart, "assistant"), (ToolResultPart, "tool")):
         if isinstance(part, kind) and message.role != role:
             raise MessageError(
                 f"{message.role} message {message.id!r} holds a {part.type}: put it into a message with role {role!r}"
             )
+
+
+def _check_json(what: str, text: str | None, message_id: str) -> None:
+    """Raises MessageError for text that is no JSON: every later request that holds the message would fail on it."""
+    if text is None:
+        return
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(
+            f"message {message_id!r}: {what} is no JSON that can be read ({json_problem(error)}): give it as JSON text"
+        ) from None
 
 
 def _check_text(text: str, message_id: str) -> None:

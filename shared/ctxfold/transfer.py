@@ -28,6 +28,7 @@ from ctxfold.errors import (
 )
 from ctxfold.events import SessionLoaded
 from ctxfold.flow import Flow
+from ctxfold.given import json_problem
 from ctxfold.history.cuts import check_sequence
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import (
@@ -216,8 +217,8 @@ def parse_session(path: str | os.PathLike[str]) -> tuple[SessionKey, tuple[Recor
     """
     try:
         value: object = json.loads(Path(path).read_bytes())
-    except ValueError as error:
-        raise StoreCorruptError(f"{path} is not JSON ({error}): take another copy") from None
+    except (ValueError, RecursionError) as error:
+        raise StoreCorruptError(f"{path} is not JSON ({json_problem(error)}): take another copy") from None
     told = cast("Json", value) if isinstance(value, dict) else {}
     if told.get("format") != "ctxfold-session":
         raise StoreFormatError(f"{path} is no session that save_snapshot wrote: JSONL files go to import_jsonl")
@@ -231,7 +232,7 @@ def parse_session(path: str | os.PathLike[str]) -> tuple[SessionKey, tuple[Recor
             raise StoreCorruptError(f"{path} was changed after it was written (its digest differs): take another copy")
         records = tuple(map(_parsed, rows))
         key = SessionKey(str(told["owner"]), str(told["session"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise StoreCorruptError(f"{path} is damaged ({error!r}): take another copy") from None
     if [r.seq for r in records] != list(range(1, len(records) + 1)):
         raise StoreCorruptError(f"{path} lacks records: take another copy")
@@ -254,7 +255,7 @@ def file_rules(path: str | os.PathLike[str]) -> Json:
             beside: Any = json.loads(raw)[KEY]
             rows = (*beside.get("before", ()), *beside.get("then", ()))
             found += [_parsed(row) for row in rows if row["body"]["kind"] == "policy_changed"]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return stored_policy(found) if found else {}
 

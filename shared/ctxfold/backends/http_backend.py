@@ -36,7 +36,7 @@ from ctxfold.backends.profile import Profile, load_profile
 from ctxfold.backends.retry import Retry
 from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, InvalidTextError
-from ctxfold.given import is_a, shown_url
+from ctxfold.given import is_a, json_problem, shown_url
 from ctxfold.messages import Message
 from ctxfold.ports import Ids, Reply, Request, UuidIds
 
@@ -356,7 +356,7 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
         raise InvalidTextError(
             f"the request holds a lone surrogate at character {error.start}: decode the text properly or replace it"
         ) from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"the request cannot be written as JSON ({error}): use JSON values in tools and extra"
+            f"the request cannot be written as JSON ({json_problem(error)}): use JSON values in tools and extra"
         ) from error

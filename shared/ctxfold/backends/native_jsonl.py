@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 from ctxfold.backends.native_anthropic import anthropic_message, anthropic_row
 from ctxfold.backends.native_openai import openai_message, openai_row
 from ctxfold.errors import MessageError
+from ctxfold.given import json_problem
 from ctxfold.messages import Message, MessageKind, Part, Role, Usage, Visibility, validated
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def from_line(line: str, wire: str, new_id: Callable[[], str]) -> Message:
     """
     try:
         value: object = json.loads(line)
-    except ValueError as error:
-        raise MessageError(f"the line is not JSON ({error}): {line[:80]!r}") from None
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"the line is not JSON ({json_problem(error)}): {line[:80]!r}") from None
     if not isinstance(value, dict):
         raise MessageError(f"the line is no JSON object: {line[:80]!r}")
     row = cast("dict[str, Any]", value)
