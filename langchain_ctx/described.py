@@ -30,7 +30,7 @@ def model_profile(backend: Any, *, context_window: int | None, max_tokens: int |
             "tool_call_streaming": True,
             "tool_choice": rules.forced_tool_choice is not False,
             "temperature": "temperature" not in rules.refuses,
-            "mid_conversation_system_messages": not rules.one_leading_system,
+            "mid_conversation_system_messages": not rules.system_leads,
             "reasoning_output": True if thinking.default_on or thinking.on else None,
             "reasoning_effort_levels": list(thinking.effort) or None,
         }

@@ -119,6 +119,10 @@ class Policy(BaseModel):
         "facts, corrections, persona, graph, trajectory, strategy",
     )
     count_reasoning: bool = True
+    alternating_roles: bool = Field(
+        default=False,
+        description="neighbours of one role are asked as one message, for models whose template wants user and assistant in turns",
+    )
 
     @property
     def budget_tokens(self) -> int:

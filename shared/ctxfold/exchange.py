@@ -16,6 +16,7 @@ from ctxfold.engine import Engine
 from ctxfold.errors import BackendError, ContextOverflowError
 from ctxfold.events import RulesChanged
 from ctxfold.flow import Flow
+from ctxfold.history.alternation import alternating
 from ctxfold.history.records import SessionKey
 from ctxfold.history.revise import prompted
 from ctxfold.injection import beside, put_at_head, take_from_head
@@ -412,10 +413,17 @@ def _fitted(engine: Engine, exchange: _Exchange, options: Options) -> Flow[Reque
     text = "\n\n".join(t for t in (window.recalled, options.scratch) if t)
     messages = place_scratch(list(window.messages), Scratch(text, role))
     unbound = [index for index, entry in enumerate(window.view) if entry.seq <= journal.unbound_seq]
+    unbound_before = unbound[-1] + 1 if unbound else 0
+    stable = next((i for i, m in enumerate(messages) if m.id == SCRATCH_ID), len(messages))
+    if journal.rules().alternating_roles:
+        unbound_before = len(alternating(messages[:unbound_before]))
+        kept, messages = alternating(messages[:stable]), alternating(messages)
+        # the last of them is not stable where the scratch has joined it
+        stable = sum(one == other for one, other in zip(kept, messages, strict=False))
     return Request(
         messages=messages,
-        unbound_before=unbound[-1] + 1 if unbound else 0,
-        stable_messages=next((i for i, m in enumerate(messages) if m.id == SCRATCH_ID), len(messages)),
+        unbound_before=unbound_before,
+        stable_messages=stable,
         cache_key=hashlib.sha256(repr(journal.key).encode()).hexdigest()[:32],
         tools=options.tools,
         tool_choice=options.tool_choice,

@@ -75,7 +75,8 @@ def test_extra_of_a_call_travels_with_it() -> None:
 
 def test_one_leading_system() -> None:
     messages = (system("A", id="1"), system("B", id="2"), user("u", id="3"), system("C", id="4"))
-    assert rows("vllm", messages) == [
+    own = {"name": "own", "base_url": "http://localhost:9", "request": {"one_leading_system": True}}
+    assert rows(None, messages, profile=own) == [
         {"role": "system", "content": "A\n\nB"},
         {"role": "user", "content": "u"},
         {"role": "user", "content": "C"},
@@ -166,5 +167,5 @@ def test_canonical_bytes_grow_as_a_prefix_and_parse_arguments() -> None:
 )
 def test_a_malformed_call_goes_back_as_the_service_takes_it(provider: str, arguments: str, sent: str) -> None:
     """Step 7, item A3: OpenAI takes the text; servers that parse the history refuse it, and every later request with it."""
-    (row,) = rows(provider, [assistant("", id="a", calls=[ToolCallPart("c", "ls", arguments)])])
+    *_, row = rows(provider, [assistant("", id="a", calls=[ToolCallPart("c", "ls", arguments)])])
     assert row["tool_calls"][0]["function"] == {"name": "ls", "arguments": sent}

@@ -11,6 +11,7 @@ from ctxfold.backends.cache_marks import mark_stable
 from ctxfold.backends.profile import Profile
 from ctxfold.backends.request_rules import check_extra, thinking_fields, tool_choice, without_refused
 from ctxfold.errors import ConfigError
+from ctxfold.history.alternation import NOBODY_ASKED
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.ports import Request
 
@@ -18,7 +19,6 @@ __all__ = ["canonical_lines", "request_body", "tool_body"]
 
 DEFAULT_MAX_TOKENS = 8192  # the field is required: for models whose row does not say what they can write
 MIN_THINKING_TOKENS = 1024
-NOBODY_ASKED = "(The assistant speaks first.)"  # a conversation has to begin with the user's turn
 _RESERVED = frozenset({"max_tokens", "messages", "model", "stream", "system", "tools"})
 _CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "required": "any"}
 

@@ -139,7 +139,7 @@ class HttpBackend(ABC, Closing):
 
     @property
     def scratch_role(self) -> str:
-        return "user" if self.profile.request.one_leading_system else "system"
+        return "user" if self.profile.request.system_leads else "system"
 
     @property
     def binds_reasoning(self) -> bool:

@@ -33,7 +33,10 @@ class OpenAIChatBackend(HttpBackend):
 
     def canonical_bytes(self, request: Request) -> bytes:
         """Tools, then projected messages, one JSON object a line: a request extends another when these bytes do."""
-        return canonical_lines(request.tools, self.to_request_messages(request.messages, model=request.model))
+        name = request.model or self.model
+        # apart: a message that joins the one before it would seem to change it
+        rows = project(self._profile_for(name), request.messages, model=name, joined=False)
+        return canonical_lines(request.tools, rows)
 
     def _parser(self, profile: Profile, request: Request) -> Parser:
         return ChatParser(profile, thinking=request.thinking is not False, hide=self._hide)

@@ -17,6 +17,7 @@ from ctxfold.backends.request_rules import (
     without_refused,
     wrapped_arguments,
 )
+from ctxfold.history.alternation import alternating
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec
 from ctxfold.ports import Request
 
@@ -85,19 +86,22 @@ def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def project(
-    profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int = 0
+    profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int = 0, joined: bool = True
 ) -> list[dict[str, Any]]:
-    """The messages as they travel; nothing is changed in the messages themselves."""
+    """The messages as they travel; nothing is changed in the messages themselves.
+
+    With `joined` false neighbours of one role stay apart also where the row joins them: what a longer request extends.
+    """
     rules = profile.request
-    start = round_start(messages)
+    sent = _with_reasoning_kept(profile, messages, model=model, unbound_before=unbound_before)
     rows: list[dict[str, Any]] = []
     leading = True
-    for index, message in enumerate(messages):
+    for message in alternating(sent) if rules.alternating_roles and joined else sent:
         match message.role:
             case "system":
-                if rules.one_leading_system and leading and rows:
+                if rules.system_leads and leading and rows:
                     rows[0]["content"] += "\n\n" + message.text
-                elif rules.one_leading_system and not leading:
+                elif rules.system_leads and not leading:
                     # a template that takes one system message refuses any further on
                     rows.append(_said("user", message))
                 else:
@@ -106,16 +110,29 @@ def project(
             case "user":
                 rows.append(_said("user", message))
             case "assistant":
-                keeps = keeps_reasoning(
-                    profile.reasoning_out, message, model=model, in_round=index > start, bound=index >= unbound_before
-                )
-                rows.append(_assistant(profile, message, model=model, keeps=keeps))
+                rows.append(_assistant(profile, message, model=model))
             case "tool":
                 rows.extend(_results(message))
             case _:
                 assert_never(message.role)
         leading = False
     return rows
+
+
+def _with_reasoning_kept(
+    profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int
+) -> list[Message]:
+    """The messages, without the reasoning that does not go back."""
+    start = round_start(messages)
+    return [
+        message
+        if message.role != "assistant"
+        or keeps_reasoning(
+            profile.reasoning_out, message, model=model, in_round=index > start, bound=index >= unbound_before
+        )
+        else message.without_reasoning()
+        for index, message in enumerate(messages)
+    ]
 
 
 def _said(role: str, message: Message) -> dict[str, Any]:
@@ -138,14 +155,14 @@ def _content(message: Message) -> str | list[Any]:
     return blocks
 
 
-def _assistant(profile: Profile, message: Message, *, model: str, keeps: bool) -> dict[str, Any]:
+def _assistant(profile: Profile, message: Message, *, model: str) -> dict[str, Any]:
     row = _said("assistant", message)
     calls = message.tool_calls
     if not row["content"] and calls and profile.request.empty_content == "null":
         row["content"] = None
     field = profile.reasoning_out.field
     if field is not None:
-        reasoning = _reasoning(profile, message, keeps=keeps)
+        reasoning = _reasoning(profile, message)
         if reasoning is not None:
             row[field] = reasoning
     if calls:
@@ -153,17 +170,16 @@ def _assistant(profile: Profile, message: Message, *, model: str, keeps: bool) -
     return row
 
 
-def _reasoning(profile: Profile, message: Message, *, keeps: bool) -> str | list[Any] | None:
+def _reasoning(profile: Profile, message: Message) -> str | list[Any] | None:
     """What the row's reasoning field carries for this turn; None when the field is left out."""
     rules = profile.reasoning_out
-    if keeps:
-        parts = [part for part in message.parts if isinstance(part, ReasoningPart)]
-        if rules.field == profile.reasoning_in.details_field:
-            blocks = [block for part in parts if part.details is not None for block in json.loads(part.details)]
-            if blocks:
-                return blocks
-        elif parts and any(part.text for part in parts):
-            return "".join(part.text for part in parts)
+    parts = [part for part in message.parts if isinstance(part, ReasoningPart)]
+    if rules.field == profile.reasoning_in.details_field:
+        blocks = [block for part in parts if part.details is not None for block in json.loads(part.details)]
+        if blocks:
+            return blocks
+    elif any(part.text for part in parts):
+        return "".join(part.text for part in parts)
     wants = rules.placeholder_on == "all" or (rules.placeholder_on == "tool_calls" and bool(message.tool_calls))
     return rules.placeholder if wants else None
 

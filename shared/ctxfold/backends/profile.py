@@ -115,6 +115,9 @@ class ErrorRule(_Row):
 class RequestRules(_Row):
     """How a request body is written; `refuses` are parameters that the model never takes: they are left out.
 
+    `one_leading_system`: system messages stand at the beginning and travel as one, later ones as the user's.
+    `alternating_roles`: besides, user and assistant have to take turns, as the templates of Gemma and Mistral demand;
+    neighbours of one role travel as one message.
     `call_extra` names what a provider adds to tool calls and wants back whichever model made them (else it goes back to the
     model that made it); `call_placeholder` stands on the first call of a turn that has none of it. `malformed_arguments` says
     how a call goes back whose arguments are no JSON object: as the model wrote it, or wrapped in an object. Servers that parse
@@ -125,6 +128,7 @@ class RequestRules(_Row):
     include_usage: bool = True
     system_role: str = "system"
     one_leading_system: bool = False
+    alternating_roles: bool = False
     empty_content: Literal["empty_string", "null"] = "empty_string"
     forced_tool_choice: bool | Literal["not_while_thinking"] = True
     refuses: tuple[str, ...] = ()
@@ -133,6 +137,11 @@ class RequestRules(_Row):
     malformed_arguments: Literal["as_received", "wrapped"] = "wrapped"
     extra_body: dict[str, Any] = Field(default_factory=dict)
     extra_body_with_tools: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def system_leads(self) -> bool:
+        """Whether a system message may stand at the beginning only."""
+        return self.one_leading_system or self.alternating_roles
 
 
 class CacheRules(_Row):

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, cast, get_args
 
 from ctxfold.errors import ConfigError
 from ctxfold.testing import http, model, render
@@ -52,7 +52,8 @@ class ModelServer:
     """A chat-completions server on 127.0.0.1, in a thread of its own, from `with` to the end of the block.
 
     `model="lookup"` answers from the messages of each request alone; `script=` plays a list (or asks a
-    function of the request body). `strict` adds what that provider refuses; `context_window` is in tokens.
+    function of the request body). `strict` adds what that provider refuses, or, with "alternating",
+    a template that wants user and assistant to take turns; `context_window` is in tokens.
     Attributes may be read from any thread.
     """
 
@@ -70,8 +71,8 @@ class ModelServer:
             raise ConfigError(f"model {model!r} is not built in: use model='lookup' or pass script=[...]")
         if context_window is not None and context_window <= 0:
             raise ConfigError(f"context_window is {context_window}: give a positive number, or None")
-        if strict not in (None, "openai", "deepseek", "moonshot"):
-            raise ConfigError(f"strict is {strict!r}: use None, 'openai', 'deepseek' or 'moonshot'")
+        if strict not in (None, *get_args(Strict)):
+            raise ConfigError(f"strict is {strict!r}: use None, {', '.join(repr(name) for name in get_args(Strict))}")
         self.model = model
         self.context_window = context_window
         self.strict: Strict | None = strict

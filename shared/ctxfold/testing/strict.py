@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from ctxfold.testing.script import Body, ErrorReply, api_error
 from ctxfold.testing.values import as_list, as_mapping, calls_of
 
-Strict: TypeAlias = Literal["openai", "deepseek", "moonshot"]
+Strict: TypeAlias = Literal["openai", "deepseek", "moonshot", "alternating"]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
@@ -32,6 +32,8 @@ def refusal(body: Body, strict: Strict | None, produced: Mapping[str, str]) -> E
         return api_error(400, "Invalid 'messages': empty array, at least 1 is expected.", param="messages")
     checks = (_roles(messages), _arguments(messages, any_text=strict == "openai"), _pairs(messages))
     message = next((found for found in checks if found), None)
+    if message is None and strict == "alternating":
+        message = _alternation(messages)
     if message is None and thinks(body, strict, reasoning=False):
         message = _deepseek(body, messages) if strict == "deepseek" else _moonshot(messages, produced)
     return api_error(400, message, param="messages", code="invalid_request_error") if message else None
@@ -83,6 +85,24 @@ def _pairs(messages: Sequence[Mapping[str, Any]]) -> str | None:
         f"An assistant message with 'tool_calls' must be followed by tool messages responding to each "
         f"'tool_call_id': messages[{caller}] has no response for {', '.join(open_ids)}."
     )
+
+
+def _alternation(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Gemma's and Mistral's rule: a system message first, then user and assistant in turns; calls and results do not count."""
+    awaited = "user"
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role == "tool" or (role == "system" and index == 0):
+            continue
+        if role == "assistant" and calls_of(message) and awaited == "assistant":
+            continue
+        if role != awaited:
+            return (
+                "After the optional system message, conversation roles must alternate user and assistant roles except for "
+                f"tool calls and results: messages[{index}] has role {role!r}, expected {awaited!r}."
+            )
+        awaited = "assistant" if role == "user" else "user"
+    return None
 
 
 def _deepseek(body: Body, messages: Sequence[Mapping[str, Any]]) -> str | None:
