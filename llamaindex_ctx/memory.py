@@ -178,6 +178,7 @@ class CtxMemory(BaseMemory, Closing):
                 recall=self._looks, question=question(input), overhead_tokens=initial_token_count
             )
         self._feed()
+        self._live.beside_text = window.recalled
         return with_recalled(to_chat_messages(finished(window.messages)), window.recalled)
 
     @span
@@ -190,6 +191,7 @@ class CtxMemory(BaseMemory, Closing):
                 recall=self._looks, question=question(input), overhead_tokens=initial_token_count
             )
         await self._afeed()
+        self._live.beside_text = window.recalled
         return with_recalled(await shown(finished(window.messages)), window.recalled)
 
     @property
@@ -269,13 +271,17 @@ class CtxMemory(BaseMemory, Closing):
 
     @span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
-        """Put messages in place of all others, at once; on an error nothing has changed. The archive keeps the old ones."""
+        """Put messages in place of all others, at once; on an error nothing has changed. The archive keeps the old ones.
+
+        Messages at the beginning that the memory has already, by position and content, stay as they are, compacted or not: a
+        list that goes on from `get_all` or `get` costs no more than putting what is new.
+        """
         self._set(listed(messages))
         self._feed()
 
     def _set(self, messages: Sequence[ChatMessage | str]) -> None:
         fresh = once(self._taken(messages))
-        self.context.set_messages(fresh, prompts=True)
+        self.context.set_messages(fresh, prompts=True, recognise=True)
         self._live.waiting = bool(unanswered(fresh))
 
     @span
@@ -286,7 +292,7 @@ class CtxMemory(BaseMemory, Closing):
 
     async def _aset(self, messages: Sequence[ChatMessage | str]) -> None:
         fresh = once(self._taken(messages))
-        await self.context.aset_messages(fresh, prompts=True)
+        await self.context.aset_messages(fresh, prompts=True, recognise=True)
         self._live.waiting = bool(unanswered(fresh))
 
     def reset(self, status: MessageStatus | None = None) -> None:
@@ -305,7 +311,7 @@ class CtxMemory(BaseMemory, Closing):
         return self._live.waiting or any(is_summary(m) for m in messages if isinstance(m, ChatMessage))
 
     def _taken(self, messages: Sequence[ChatMessage | str], waiting: Sequence[ToolCallPart] = ()) -> list[Message]:
-        given = [m for m in messages if isinstance(m, str) or not is_section(m)]
+        given = [m for m in messages if isinstance(m, str) or not self._beside(m)]
         fresh = from_chat_messages(given, self.context.new_id, waiting)
         budget = self.context.policy.budget_tokens
         newest = next((m for m in reversed(fresh) if m.role == "user"), None)
@@ -318,6 +324,11 @@ class CtxMemory(BaseMemory, Closing):
                     "context_window (token_limit)"
                 )
         return fresh
+
+    def _beside(self, message: ChatMessage) -> bool:
+        """Whether this memory added the message to a window; a list that comes back may have lost the mark."""
+        text = self._live.beside_text
+        return is_section(message) or bool(text and message.role == "user" and message.content == text)
 
     # serialising
 

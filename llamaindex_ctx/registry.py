@@ -59,6 +59,7 @@ class Live:
     blocks: Blocks | None = None
     beside: bool = False  # whether anything is to stand beside the conversation
     waiting: bool = False  # whether the newest messages put are calls without results
+    beside_text: str = ""  # what stood beside the conversation in the window given out last: never stored
 
 
 PROCESS = "process-"  # how names begin that are made up

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from random import uniform
 from time import sleep
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -47,7 +48,7 @@ from ctxfold.history.revise import inserted, popped, removed, replaced, retained
 from ctxfold.history.view import Entry, View
 from ctxfold.journal import Journal, append, decided, draft, opened_rules, record_names, refresh, unknown
 from ctxfold.loading import without
-from ctxfold.messages import ROLES, Message, Opaque, Role, validated
+from ctxfold.messages import ROLES, Message, Opaque, Role, content_key, validated
 from ctxfold.ports import Document
 from ctxfold.zones.leaving import taken_out
 
@@ -195,8 +196,12 @@ def set_all(
     prompts: bool = False,
     pins: Collection[str] = (),
     expect: int | None = None,
+    recognise: bool = False,
 ) -> Flow[str | None]:
     """Put these messages in place of the whole conversation, at once; what was there stays in the log.
+
+    With `recognise`, a list that begins as the conversation does (or as its window) changes only what differs: messages are
+    compared by position and content, and keep the ids that they have here, so that compactions of the common part last.
 
     A tool round at the end that still waits for results goes into an open turn, whose id is returned. With `prompts` the
     system prompts are replaced too; without, system messages that stand among them already are not put there twice.
@@ -209,6 +214,16 @@ def set_all(
     if twice is not None:
         raise MessageConflictError(f"message id {twice!r} stands twice in the list: give each message an id of its own")
     pending = check_sequence(fresh)
+    if recognise and prompts:
+        for _ in range(REVISE_TRIES):
+            try:
+                changed = yield from _set_end(engine, journal, fresh, pending)
+            except HeadMovedError:
+                yield from refresh(journal, engine.ports)
+                continue
+            if changed is not None:
+                return changed.turn_id
+            break
     whole = len(fresh) if not pending else max(i for i, m in enumerate(fresh) if m.tool_calls)
     names = yield from record_names(journal, ids)
     turn = engine.ports.ids.new() if pending else None
@@ -229,6 +244,70 @@ def set_all(
         engine.events.emit(Appended(journal.key.session, tuple(fresh)))
     yield from engine.room.maintain(journal)
     return turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """The end of a conversation was replaced; the turn that waits for results after it, if any."""
+
+    turn_id: str | None
+
+
+def _set_end(
+    engine: Engine, journal: Journal, messages: Sequence[Message], pending: Collection[str]
+) -> Flow[_Changed | None]:
+    """Replaces the messages after the common beginning, in one write. None when a compaction covers what would have to go.
+
+    HeadMovedError when another writer was first.
+    """
+    with journal.lock:
+        head = journal.state.head
+    view = journal.view()
+    same, gone = _common_beginning(view, view.messages, messages)
+    if gone is None:
+        same, gone = _common_beginning(view, (yield from conversation(journal)), messages)
+    if gone is None:
+        return None
+    fresh = messages[same:]
+    whole = len(fresh) if not pending else max(i for i, m in enumerate(fresh) if m.tool_calls)
+    names = yield from record_names(journal, [m.id for m in fresh])
+    turn = engine.ports.ids.new() if pending else None
+    drafts: list[Draft] = []
+    documents: tuple[Document, ...] = ()
+    if gone:
+        body = MessageRemoved(tuple(e.id for e in gone), replaced_by=tuple(names[m.id] for m in fresh) or None)
+        documents = taken_out(view, body, again=names.keys())
+        drafts.append(draft(engine.ports, body))
+    for index, (m, shown) in enumerate(sized(fresh, rules=journal.rules(), counter=engine.ports.counter)):
+        place = turn if index >= whole else None
+        drafts.append(draft(engine.ports, MessageAdded(m, shown), turn_id=place, record_id=names[m.id]))
+    if drafts:
+        yield from append(journal, drafts, engine.ports, expect=head, documents=documents)
+    if gone:
+        engine.events.emit(Removed(journal.key.session, tuple(e.message for e in gone), "removed"))
+    if fresh:
+        engine.events.emit(Appended(journal.key.session, tuple(fresh)))
+        yield from engine.room.maintain(journal)
+    return _Changed(turn)
+
+
+def _common_beginning(
+    view: View, held: Sequence[Message], messages: Sequence[Message]
+) -> tuple[int, tuple[Entry, ...] | None]:
+    """How many of `messages` begin as those held, and the live entries after these.
+
+    None for the entries when nothing that was said is in common, or when the later ones are not all live.
+    """
+    held = [m for m in held if m.kind != "section"]
+    pairs = zip(held, messages, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: content_key(pair[0]) == content_key(pair[1]), pairs))
+    while 0 < same < len(held) and held[same].role == "tool":
+        same -= 1  # a tool round differs as a whole
+    if not any(m.role != "system" for m in held[:same]):
+        return same, None
+    live = {e.id: e for e in view.live}
+    gone = [live.get(m.id) for m in held[same:]]
+    return same, None if None in gone else tuple(e for e in gone if e is not None)
 
 
 def revise(engine: Engine, journal: Journal, change: Change, *, turn_id: str | None) -> Flow[str | None]:
@@ -347,7 +426,7 @@ def _together(journal: Journal, record_id: str) -> Flow[tuple[str, ...]]:
     """The records that one edit consists of."""
     found = yield from FindLog(journal.key, (record_id,))
     match found[0].body if found else None:
-        case Cleared(replaced_by=others) | Restored(together=others):
+        case Cleared(replaced_by=others) | MessageRemoved(replaced_by=others) | Restored(together=others):
             return (record_id, *(others or ()))
         case _:
             return (record_id,)

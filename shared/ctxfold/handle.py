@@ -148,15 +148,21 @@ class SessionHandle:
         self._turn = added.turn_id
         return added
 
-    def set_messages(self, messages: Sequence[Message], *, prompts: bool = False) -> None:
+    def set_messages(self, messages: Sequence[Message], *, prompts: bool = False, recognise: bool = False) -> None:
         """Put messages in place of the whole conversation at once, with `prompts` of the system prompts too.
 
-        What was there stays in the archive.
+        What was there stays in the archive. With `prompts` and `recognise`, messages at the beginning that the conversation
+        or its window has already, by position and content, stay as they are, compacted or not; only what differs is replaced.
         """
-        self._run(self._anew(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
+        self._run(self._set(messages, prompts, recognise))
 
-    async def aset_messages(self, messages: Sequence[Message], *, prompts: bool = False) -> None:
-        await self._arun(self._anew(lambda e, j: editing.set_all(e, j, messages, prompts=prompts)))
+    async def aset_messages(
+        self, messages: Sequence[Message], *, prompts: bool = False, recognise: bool = False
+    ) -> None:
+        await self._arun(self._set(messages, prompts, recognise))
+
+    def _set(self, messages: Sequence[Message], prompts: bool, recognise: bool) -> Flow[None]:
+        return self._anew(lambda e, j: editing.set_all(e, j, messages, prompts=prompts, recognise=recognise))
 
     def revise(self, change: editing.Change) -> None:
         """Put what `change` makes of the conversation, as the user sees it, in its place at once; None leaves it as it is.

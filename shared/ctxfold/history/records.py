@@ -100,10 +100,14 @@ class MessageReplaced:
 
 @dataclass(frozen=True, slots=True)
 class MessageRemoved:
-    """Messages taken out of the view; their records stay. `superseded` ones gave way to another reply, and stay known."""
+    """Messages taken out of the view; their records stay. `superseded` ones gave way to another reply, and stay known.
+
+    `replaced_by` are the records that put other messages in their place: an undo takes them back with it.
+    """
 
     ids: tuple[str, ...]
     superseded: bool | None = None
+    replaced_by: tuple[str, ...] | None = None
     kind: Literal["message_removed"] = "message_removed"
 
 
