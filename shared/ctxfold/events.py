@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -304,12 +305,18 @@ class Subscribers:
         """Subscribe (twice is once); the returned function unsubscribes."""
         if not callable(subscriber):
             raise ConfigError(f"the subscriber is {kind_of(subscriber)}: give a function of one event")
+        _refuse_async(subscriber, "the subscriber")
         if subscriber not in self._all:
             self._all.append(subscriber)
         return lambda: self._all.remove(subscriber) if subscriber in self._all else None
 
     def rewrite(self, rewriter: Rewriter) -> Callable[[], None]:
         """Make it the one compaction subscriber; ConfigError when there is another. The returned function ends it."""
+        if not callable(rewriter):
+            raise ConfigError(
+                f"the compaction subscriber is {kind_of(rewriter)}: give a function of one CompactionProposal"
+            )
+        _refuse_async(rewriter, "the compaction subscriber")
         if self.rewriters not in ([], [rewriter]):
             raise ConfigError("there is a compaction subscriber already: end that one first, a summary has one author")
         self.rewriters[:] = [rewriter]
@@ -325,3 +332,9 @@ class Subscribers:
                     "a subscriber raised %s on %s (why: at level DEBUG)", type(error).__name__, type(event).__name__
                 )
                 _log.debug("a subscriber raised on %s", type(event).__name__, exc_info=True)
+
+
+def _refuse_async(function: object, name: str) -> None:
+    """Raises ConfigError for a coroutine function, whose coroutine nobody would await."""
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise ConfigError(f"{name} is async, but it is called where nothing can be awaited: give a plain function")

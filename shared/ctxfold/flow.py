@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from ctxfold.errors import BackendError, ConfigError
 
@@ -139,14 +139,18 @@ class Apart(Effect[T]):
     """A function that may never return, in a daemon thread of its own: neither the caller's loop nor the end of the program
     waits for it. BackendError of kind "timeout" after `timeout_s`; None waits for ever.
 
-    What it returns is awaited where that is awaitable: on the loop, within the same time. Driven synchronously that is a
-    ConfigError, for a coroutine function before it is called.
+    What it returns is awaited where that is awaitable: on the loop, within the same time. Driven synchronously, with
+    `own_loop`, it is awaited on a loop that lives as long as this call, in its thread; without, that is a ConfigError, for a
+    coroutine function before it is called.
     """
 
     function: Callable[[], T | Awaitable[T]]
     timeout_s: float | None = None
+    own_loop: bool = False
 
     def perform(self, ports: Ports) -> T:
+        if self.own_loop:
+            return _within(_left_alone(self._whole), self.timeout_s)
         if inspect.iscoroutinefunction(self.function):
             raise self._only_async()
         result = _within(_left_alone(self.function), self.timeout_s)
@@ -168,6 +172,17 @@ class Apart(Effect[T]):
             if not scope.expired():
                 raise
             raise _expired(self.timeout_s or 0.0) from None
+
+    def _whole(self) -> T:
+        result: Any = self.function()
+        if not inspect.isawaitable(result):
+            return cast("T", result)
+
+        async def awaited() -> T:
+            found: T = await result
+            return found
+
+        return asyncio.run(awaited())
 
     def _only_async(self) -> ConfigError:
         name = getattr(self.function, "__name__", type(self.function).__name__)

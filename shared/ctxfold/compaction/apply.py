@@ -18,7 +18,7 @@ from ctxfold.compaction.tiers import BUILT_IN, Tiered
 from ctxfold.effects import FetchLog
 from ctxfold.errors import BackendError, ConfigError, CtxError, HeadMovedError, StrategyError, SummarizationFailedError
 from ctxfold.events import CompactionHeld, Event, HistoryCompacted, RewriteRefused
-from ctxfold.flow import Call, Deadline, Flow
+from ctxfold.flow import Apart, Flow
 from ctxfold.history.cost import session_cost
 from ctxfold.history.cuts import kept
 from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
@@ -156,9 +156,8 @@ def _wanted(case: Case, strategy: Strategy) -> Flow[Decision]:
     decision = decide(strategy, case)
     if isinstance(decision, Hold) or decision.rewrite is None:
         return decision
-    call, limit_s = Call(decision.rewrite), case.rules.summary_timeout_s
     try:
-        result: object = yield from (call if limit_s is None else Deadline(call, limit_s))
+        result: object = yield from Apart(decision.rewrite, case.rules.summary_timeout_s, own_loop=True)
     except BackendError as error:
         raise StrategyError(f"summarizer {strategy.name!r} failed: {error}; nothing was compacted") from error
     except CtxError:

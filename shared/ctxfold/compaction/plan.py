@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -42,8 +42,8 @@ class Plan:
 
     `writer` says who writes the summary: the model (with its fallbacks), the extractive summary, a one-line note, or nobody: the
     entries leave without a word. `text` is a summary that is written already. `rewrite` makes the new message list when it is
-    called; what it changed then becomes the plan. `turn_id` is set when the covered entries are an open turn's own; with
-    `within` they are live ones, and the summary takes their place among them.
+    called, and may be async; what it changed then becomes the plan. `turn_id` is set when the covered entries are an open turn's
+    own; with `within` they are live ones, and the summary takes their place among them.
     `tokens_after` is an upper estimate.
     """
 
@@ -56,7 +56,7 @@ class Plan:
     turn_id: str | None = None
     writer: Writer = "model"
     text: str | None = None
-    rewrite: Callable[[], Sequence[Message]] | None = None
+    rewrite: Callable[[], Sequence[Message] | Awaitable[Sequence[Message]]] | None = None
     within: bool = False
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from ctxfold.budget import Policy
 from ctxfold.compaction.plan import Decision, Facts, Hold, Plan, Writer
@@ -120,12 +121,12 @@ class Summarizer(Protocol):
     """Rewrites a message list: `summarize` returns a shorter one, made of messages of the old list and of new text messages.
 
     It may not drop system prompts, the newest user message or pinned ones, nor change a message, nor separate a tool call from
-    its results: StrategyError, and nothing is changed.
+    its results: StrategyError, and nothing is changed. `summarize` may be async; `should_summarize` is asked often, and may not.
     """
 
     def should_summarize(self, history: list[Message]) -> bool: ...
 
-    def summarize(self, history: list[Message]) -> list[Message]: ...
+    def summarize(self, history: list[Message]) -> list[Message] | Awaitable[list[Message]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,11 @@ class SummarizerStrategy:
 
     def plan(self, case: Case) -> Decision:
         history = [m for m in _said(case.view) if case.facts.turn_id is None or m.id not in _own(case.view)]
-        if case.facts.mode != "forced" and not self.summarizer.should_summarize(list(history)):
-            return Hold("the summarizer sees nothing to do")
+        if case.facts.mode != "forced":
+            due: object = self.summarizer.should_summarize(list(history))
+            _check_plain(due, f"should_summarize of {self.name!r}")
+            if not due:
+                return Hold("the summarizer sees nothing to do")
         call = partial(self.summarizer.summarize, list(history))
         return Plan(self.name, f"{case.facts.mode}: {self.name}", case.view.tokens, case.view.tokens, rewrite=call)
 
@@ -152,8 +156,10 @@ def as_strategy(given: object) -> Strategy:
                 f"the strategy {type(given).__name__} has no name: give it one (name = 'mine'); sessions store it"
             )
         found: Strategy = given  # type: ignore[assignment]
+        _refuse_async(found.plan, f"plan of {found.name!r}")
         return found
     if isinstance(given, Summarizer):
+        _refuse_async(given.should_summarize, f"should_summarize of {name!r}")
         return SummarizerStrategy(given, str(name))
     raise StrategyError(
         f"{type(given).__name__} is no strategy: it needs plan(case), or should_summarize(history) and summarize(history)"
@@ -161,16 +167,22 @@ def as_strategy(given: object) -> Strategy:
 
 
 def decide(strategy: Strategy, case: Case) -> Decision:
-    """What the strategy wants, checked. StrategyError when it raises or wants what is not allowed."""
+    """What the strategy wants, checked. StrategyError when it raises, returns no decision, or wants what is not allowed."""
     try:
-        decision = strategy.plan(case)
+        decision = cast("object", strategy.plan(case))
+        _check_plain(decision, f"plan of {strategy.name!r}")
+        if isinstance(decision, Hold) or (isinstance(decision, Plan) and decision.rewrite is not None):
+            return decision
+        if isinstance(decision, Plan):
+            return checked(replace(decision, strategy=decision.strategy or strategy.name), case)
     except CtxError:
         raise
     except Exception as error:
         raise StrategyError(f"strategy {strategy.name!r} raised {error!r}; nothing was compacted") from error
-    if isinstance(decision, Hold) or decision.rewrite is not None:
-        return decision
-    return checked(replace(decision, strategy=decision.strategy or strategy.name), case)
+    raise StrategyError(
+        f"strategy {strategy.name!r} returned {type(decision).__name__}; nothing was compacted: return a Plan, or "
+        "Hold(reason) where nothing is to be done"
+    )
 
 
 def checked(plan: Plan, case: Case) -> Plan:
@@ -221,6 +233,23 @@ def rewritten(plan: Plan, case: Case, result: Sequence[Message]) -> Decision:
     after = view.tokens - before + cost
     made = replace(plan, covered=tuple(gone), text=text or None, writer="nobody", tokens_after=after, rewrite=None)
     return checked(made, case)
+
+
+def _refuse_async(function: object, name: str) -> None:
+    if inspect.iscoroutinefunction(function):
+        raise StrategyError(
+            f"{name} is async, but it is asked at every turn and decides at once: make it a plain function; the slow part goes "
+            "into summarize, or into the function that a Plan carries as rewrite, and these may be async"
+        )
+
+
+def _check_plain(result: object, name: str) -> None:
+    """Raises StrategyError for an awaitable, which would pass for a yes."""
+    if not inspect.isawaitable(result):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise StrategyError(f"{name} returned {type(result).__name__}, which has to be awaited: make it a plain function")
 
 
 def _check_kept(name: str, touched: set[str], keep: Iterable[str]) -> None:
