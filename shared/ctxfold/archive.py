@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ctxfold.effects import AppendLog, EraseLogs, FetchLog, FindLog, ReadHead, ReadLog
 from ctxfold.engine import Engine
 from ctxfold.errors import ContextOverflowError, MessageError, SessionExistsError, SessionNotFoundError
 from ctxfold.events import MessagesRestored
 from ctxfold.explain import original_record
-from ctxfold.flow import Flow
+from ctxfold.flow import Flow, off_loop
 from ctxfold.history.cuts import complete_prefix
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import (
@@ -29,13 +30,13 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.terms import sentences, term_counts
-from ctxfold.history.view import Entry, View
+from ctxfold.history.view import Entry
 from ctxfold.journal import Journal, closing, decided, draft, known_records, refresh
 from ctxfold.messages import Message, Role
 from ctxfold.ports import Document, Ports
 from ctxfold.zones.leaving import taken_out
 from ctxfold.zones.ranking import ranked
-from ctxfold.zones.recall import document
+from ctxfold.zones.recall import document, documents, size_of
 
 __all__ = ["Hit", "documents_of", "fork", "origins_of", "restore", "search"]
 
@@ -63,7 +64,10 @@ def search(journal: Journal, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]
     wanted = term_counts(query)
     if not wanted or limit < 1:
         return ()
-    ranking, weights = yield from ranked(journal.key, tuple(wanted), beside=_visible(journal.view()), probe=PROBE)
+    shown = [(e.seq, e.message) for e in journal.view().live if not e.shown_seq and e.message.kind == "message"]
+    # live messages as documents: the index gets them when they leave; excerpts it has already, by their originals
+    visible = yield from documents(shown)
+    ranking, weights = yield from ranked(journal.key, tuple(wanted), beside=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
     for start in range(0, len(ranking), 4 * limit):
         scores = dict(ranking[start : start + 4 * limit])
@@ -72,16 +76,11 @@ def search(journal: Journal, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]
         for seq, score in scores.items():
             number, message = found.get(seq, (0, None))
             if message is not None and message.id not in hits:
-                hits[message.id] = Hit(message.id, f"#{number}", message.role, score, _excerpt(message, weights))
+                excerpt = yield from off_loop(partial(_excerpt, message, weights), size_of(message))
+                hits[message.id] = Hit(message.id, f"#{number}", message.role, score, excerpt)
         if len(hits) >= limit:
             break
     return tuple(hits.values())[:limit]
-
-
-def _visible(view: View) -> tuple[Document, ...]:
-    """Live messages as documents: the index gets them when they leave; excerpts it has already, by their originals."""
-    shown = (e for e in view.live if not e.shown_seq and e.message.kind == "message")
-    return tuple(document(e.seq, e.message) for e in shown)
 
 
 def _excerpt(message: Message, weights: Mapping[str, float]) -> str:

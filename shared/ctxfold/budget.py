@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -31,6 +32,8 @@ Learnt: TypeAlias = Literal[
 PruningOrder: TypeAlias = Literal["reactive", "task_aware", "mig", "subgoal", "subgoal_mig"]
 
 MESSAGE_OVERHEAD_TOKENS = 4  # role and separators, as in OpenAI's published counting recipe for chat messages
+LONG_TEXT_CHARS = 20_000  # the counts of longer texts are kept,
+LONG_TEXTS = 8  # of the newest so many
 MEDIA_TOKENS = 800  # a mid-sized image; providers charge between 85 and 1,600
 
 
@@ -203,6 +206,8 @@ class MessageCounter:
 
     def __init__(self, text: TextCounter, *, count_reasoning: bool = True) -> None:
         self._text = text
+        # a long text is counted several times on its way into the view, the first time in a worker thread
+        self._long = lru_cache(maxsize=LONG_TEXTS)(text.count)
         self._count_reasoning = count_reasoning
         self.id = f"{text.id}{'+reasoning' if count_reasoning else ''}"
 
@@ -211,13 +216,13 @@ class MessageCounter:
         for part in message.parts:
             match part:
                 case TextPart(text=text):
-                    total += self._text.count(text)
+                    total += self.count_text(text)
                 case ReasoningPart(text=text):
                     total += self._text.count(text) if self._count_reasoning else 0
                 case ToolCallPart():
                     total += MESSAGE_OVERHEAD_TOKENS + self._text.count(f"{part.id}{part.name}{part.arguments}")
                 case ToolResultPart():
-                    total += self._text.count(part.content) + self._text.count(part.call_id)
+                    total += self.count_text(part.content) + self._text.count(part.call_id)
                 case MediaPart():
                     total += MEDIA_TOKENS
                 case _:
@@ -228,7 +233,7 @@ class MessageCounter:
         return sum(self.count(m) for m in messages)
 
     def count_text(self, text: str) -> int:
-        return self._text.count(text)
+        return self._long(text) if len(text) >= LONG_TEXT_CHARS else self._text.count(text)
 
     def count_tools(self, tools: Iterable[ToolSpec]) -> int:
         """Tools cost what their JSON schema costs. ConfigError for a schema that JSON cannot hold."""

@@ -49,7 +49,9 @@ T = TypeVar("T")
 
 @runtime_checkable
 class _OffLoop(Protocol):
-    """A store that runs its sync methods away from the loop, as those of `stores` do."""
+    """A store that runs its sync methods away from the loop, as those of `stores` do; `blocking` says that they take time."""
+
+    blocking: bool
 
     async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
@@ -188,7 +190,7 @@ class LookedUp(Effect[T]):
         return run(self.flow, ports)
 
     async def aperform(self, ports: Ports) -> T:
-        if isinstance(ports.store, _OffLoop):
+        if isinstance(ports.store, _OffLoop) and ports.store.blocking:
             return await ports.store.offload(run, self.flow, ports)
         return await arun(self.flow, ports)
 

@@ -26,7 +26,7 @@ from ctxfold.errors import (
     WindowTooSmallError,
 )
 from ctxfold.events import Appended, MessagesLeftOut, PromptTruncated, Subscribers, TurnEnded
-from ctxfold.flow import Flow
+from ctxfold.flow import LONG_CHARS, Call, Flow, off_loop
 from ctxfold.given import named
 from ctxfold.history.cuts import check_sequence, open_calls, round_tokens, waiting_turn, whole_rounds
 from ctxfold.history.records import (
@@ -59,6 +59,7 @@ from ctxfold.loading import load
 from ctxfold.messages import Message, is_final, system, validated
 from ctxfold.ports import Ports
 from ctxfold.room import Room
+from ctxfold.zones.recall import size_of
 from ctxfold.zones.section import Section, check_sections
 
 __all__ = ["Added", "Engine"]
@@ -223,6 +224,7 @@ class Engine:
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
         checked: Sequence[Message] = [validated(m) for m in messages]
+        yield from self._counted(checked)
         checked = (yield from told_again(journal, checked)) if known_ids else checked
         ids = (yield from unknown(journal, checked)) if known_ids else {m.id: f"m:{m.id}" for m in checked}
         if known_ids and (back := (yield from dropped_calls(journal, [m for m in checked if m.id in ids]))):
@@ -299,6 +301,12 @@ class Engine:
         yield from self.close(journal, turn, "completed")
         return None
 
+    def _counted(self, messages: Sequence[Message]) -> Flow[None]:
+        """Count long messages off the event loop; the counter keeps what it found."""
+        for message in messages:
+            if size_of(message) >= LONG_CHARS:
+                yield from Call(partial(self.ports.counter.count, message))
+
     def _pieces(self, journal: Journal, fresh: Sequence[Message], turn: str | None) -> tuple[Sequence[Message], ...]:
         """A turn's messages, parted where its requests stood when the last of these would not have fitted; else whole.
 
@@ -352,7 +360,7 @@ class Engine:
         auto_compact: bool | None = None,
     ) -> Flow[str | None]:
         """Append new messages; the open turn that they are in, if any."""
-        place, drafts = self._drafts(journal, fresh, turn, hold=hold, record_ids=ids, new_turn=new_turn)
+        place, drafts = yield from self._drafts(journal, fresh, turn, hold=hold, record_ids=ids, new_turn=new_turn)
         try:
             stored = yield from append(journal, drafts, self.ports, expect=expect)
         except MessageConflictError:
@@ -379,7 +387,7 @@ class Engine:
         hold: bool,
         record_ids: Mapping[str, str],
         new_turn: str | None,
-    ) -> tuple[str | None, list[Draft]]:
+    ) -> Flow[tuple[str | None, list[Draft]]]:
         entries = journal.view(turn).turn if turn else ()
         drafts: list[Draft] = []
         if turn is not None and not entries and turn in journal.state.closed:
@@ -392,11 +400,11 @@ class Engine:
         pending = check_sequence(seen, waiting=waiting)
         place = turn or ((new_turn or self.ports.ids.new()) if pending or hold else None)
         places = {m.id: place for m in seen}
+        shown_tokens = round_tokens(entries)
+        measure = partial(sized, fresh, rules=journal.rules(), counter=self.ports.counter, shown_tokens=shown_tokens)
         drafts += [
             draft(self.ports, MessageAdded(m, shown), turn_id=places.get(m.id), record_id=record_ids[m.id])
-            for m, shown in sized(
-                fresh, rules=journal.rules(), counter=self.ports.counter, shown_tokens=round_tokens(entries)
-            )
+            for m, shown in (yield from off_loop(measure, sum(map(size_of, fresh))))
         ]
         if place is None or pending or hold or not seen:
             return place, drafts
@@ -421,6 +429,7 @@ class Engine:
             yield from self.room.maintain(journal, idle_s=idle_s, auto_compact=auto_compact)
         rules = journal.rules()
         fixed = sum(e.tokens for e in journal.view().system)
+        yield from self._counted(messages)
         # only the newest question has to stay whole: an older one that does not fit gives way like any other message
         question = next((m for m in reversed(messages) if m.role == "user" and m.kind == "message"), None)
         tokens = self.ports.counter.count(question) if question is not None else 0

@@ -21,9 +21,10 @@ from ctxfold.errors import BackendError, ConfigError
 if TYPE_CHECKING:
     from ctxfold.ports import Ports
 
-__all__ = ["All", "Apart", "Call", "Deadline", "Effect", "Flow", "arun", "in_thread", "run"]
+__all__ = ["LONG_CHARS", "All", "Apart", "Call", "Deadline", "Effect", "Flow", "arun", "in_thread", "off_loop", "run"]
 
 T = TypeVar("T")
+LONG_CHARS = 20_000  # from here on work on a text leaves the event loop
 
 
 class Effect(ABC, Generic[T]):
@@ -231,6 +232,14 @@ class Call(Effect[T]):
 
     async def aperform(self, ports: Ports) -> T:
         return await in_thread(self.function)
+
+
+def off_loop(function: Callable[[], T], chars: int) -> Flow[T]:
+    """Returns the function's result; one that goes through at least `LONG_CHARS` characters runs in a worker thread when driven on
+    a loop."""
+    if chars < LONG_CHARS:
+        return function()
+    return (yield from Call(function))
 
 
 async def in_thread(function: Callable[[], T]) -> T:

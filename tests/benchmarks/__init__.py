@@ -12,5 +12,6 @@ BENCHMARKS = (
     "llamaindex_put_get",
     "summary_calls",
     "agents_50",
+    "hostile_text",
 )
 SHOWS = ("survival", "bad_summariser", "tau_prefix", "evidence", "pruning")  # over public conversations: see README.md

@@ -14,6 +14,7 @@ from ctxfold.errors import BackendError
 __all__ = ["error_body", "failure", "http_failure", "plain_failure"]
 
 MAX_MESSAGE_CHARS = 2000
+MATCHED_CHARS = 8 * MAX_MESSAGE_CHARS  # of what a provider says, by the rules
 _ADVICE: Mapping[str, str] = {
     "auth": "check the API key: api_key=, or the provider's environment variable",
     "connect": "is the server running, and are provider and base_url right?",
@@ -32,7 +33,7 @@ _ADVICE: Mapping[str, str] = {
     "timeout": "raise the timeout, or try again",
     "unavailable": "try again later",
 }
-_MARKUP = re.compile(r"<[a-zA-Z!/][^>]*>")
+_MARKUP = re.compile(r"<[a-zA-Z!/][^<>]*>")  # no "<" inside, so that unclosed tags are not scanned again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def plain_failure(
     hide: Callable[[str], str] = str,
 ) -> BackendError:
     """A BackendError of a known kind, its message with provider, status and advice; `hide` takes secrets out."""
-    text = _MARKUP.sub("", what)[:MAX_MESSAGE_CHARS].rstrip(" .")
+    text = _MARKUP.sub("", what[:MATCHED_CHARS])[:MAX_MESSAGE_CHARS].rstrip(" .")
     http = f"HTTP {status}, " if status is not None else ""
     advice = _ADVICE.get(kind)
     if kind == "auth" and profile.key_env:
@@ -176,7 +177,7 @@ def _read(error: Mapping[str, Any]) -> _Said:
 
 
 def _first_rule(profile: Profile, said: _Said, status: int | None) -> tuple[ErrorRule | None, re.Match[str] | None]:
-    text = f"{said.message} {said.detail}" if said.detail else said.message
+    text = f"{said.message[:MATCHED_CHARS]} {said.detail[:MATCHED_CHARS]}".rstrip()
     if status is None and said.code is not None and re.fullmatch(r"[45]\d\d", said.code):
         status = int(said.code)  # in a stream the code is all that tells the status
     for rule in (*profile.errors, *common_rules().error_rules):

@@ -19,15 +19,16 @@ class TagSplitter:
     def feed(self, text: str) -> tuple[str, str]:
         """What this text adds to reasoning and to content."""
         text = self._held + text
+        if self._may_repeat and self._repeated(text):
+            text = text.lstrip().removeprefix(self._opening)
+            self._may_repeat = False
         pieces: tuple[list[str], list[str]] = ([], [])
-        while text:
-            if self._may_repeat and self._repeated(text):
-                text = text.lstrip().removeprefix(self._opening)
-                self._may_repeat = False
-                continue
+        at = 0
+        while at < len(text):
             tag = self._closing if self._open else self._opening
-            before, found, text = text.partition(tag)
-            if not found:
+            end = text.find(tag, at)
+            before = text[at : end if end >= 0 else len(text)]
+            if end < 0:
                 keep = _overlap(before, self._opening if self._may_repeat else tag)
                 keep = max(keep, _overlap(before, tag))
                 pieces[not self._open].append(before[: len(before) - keep])
@@ -35,6 +36,7 @@ class TagSplitter:
                 self._may_repeat = self._may_repeat and not before[: len(before) - keep].strip()
                 return "".join(pieces[0]), "".join(pieces[1])
             pieces[not self._open].append(before)
+            at = end + len(tag)
             self._open = not self._open
             self._may_repeat = False
         self._held = ""

@@ -30,7 +30,7 @@ from ctxfold.ports import Document, Ports
 from ctxfold.prices import Prices
 from ctxfold.tracing import span
 from ctxfold.trigger import counts, minds_idle
-from ctxfold.zones.recall import document
+from ctxfold.zones.recall import documents
 
 __all__ = ["Outcome", "check_known", "compact", "facts_of", "idle_time", "index_oversized"]
 
@@ -84,13 +84,14 @@ def idle_time(journal: Journal, ports: Ports) -> Flow[float]:
 def index_oversized(journal: Journal, drafts: Sequence[Draft], stored: Sequence[Record], ports: Ports) -> Flow[None]:
     """Make the originals searchable that are excerpts from the first time they are shown."""
     seqs = {r.id: r.seq for r in stored}
-    documents = [
-        document(seqs[d.id], d.body.message)
+    originals = [
+        (seqs[d.id], d.body.message)
         for d in drafts
         if isinstance(d.body, MessageAdded) and d.body.shown is not None and d.id in seqs
     ]
-    if documents:
-        yield from append(journal, (), ports, documents=documents)
+    if originals:
+        found = yield from documents(originals)
+        yield from append(journal, (), ports, documents=found)
 
 
 def compact(
@@ -268,7 +269,7 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
         ),
         turn_id=plan.turn_id,
     )
-    documents = yield from _documents(journal, _leaving(plan, before), ports)
+    leaving = yield from _documents(journal, _leaving(plan, before))
     source_tokens = sum(e.tokens for e in plan.covered if e.message.kind != "section")
     if message is not None and ports.counter.count(message) >= source_tokens:
         size = ports.counter.count(message)
@@ -278,7 +279,7 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
             return Outcome(None, "another writer changed the span first; nothing was written")
         head, drafts, now, after = _predicted(journal, written, plan, ports)
         try:
-            yield from append(journal, drafts, ports, expect=head, documents=documents)
+            yield from append(journal, drafts, ports, expect=head, documents=leaving)
         except HeadMovedError:
             yield from refresh(journal, ports)
             continue
@@ -326,18 +327,14 @@ def _leaving(plan: Plan, before: View) -> tuple[Entry, ...]:
     return (*plan.covered, *(e for e in before if e.id in shown))
 
 
-def _documents(journal: Journal, entries: Iterable[Entry], ports: Ports) -> Flow[tuple[Document, ...]]:
+def _documents(journal: Journal, entries: Iterable[Entry]) -> Flow[tuple[Document, ...]]:
     """Index entries for the originals that leave the view; summaries are not originals."""
     leaving = [e for e in entries if e.message.kind == "message"]
     stood_in = tuple(e.seq for e in leaving if e.shown_seq)
     found = (yield from FetchLog(journal.key, stood_in)) if stood_in else ()
-    originals = {r.seq: r for r in found}
-    made: list[Document] = []
-    for entry in leaving:
-        record = originals.get(entry.seq)
-        message = message_in(record, entry.id) if record else None
-        made.append(document(entry.seq, message or entry.message))
-    return tuple(made)
+    ids = {e.seq: e.id for e in leaving}
+    originals = {r.seq: message_in(r, ids[r.seq]) for r in found}
+    return (yield from documents([(e.seq, originals.get(e.seq) or e.message) for e in leaving]))
 
 
 def _event(

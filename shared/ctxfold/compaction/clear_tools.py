@@ -23,6 +23,7 @@ MIN_SAVED_TOKENS = 32
 MIDDLE_FROM_CHARS = 320  # shorter excerpts have no room for more than beginning and end
 FAILURE_CHARS = 120  # of one line
 WORD_CHARS = 24
+SEARCHED_CHARS = 50_000  # at once
 _FAILURE = re.compile(
     r"(?<!\b0 )(?<!\bno )(?:error|exception|traceback|fail(?:ed|ure|s)\b|fatal|panic|denied|refused|not found|timed out)"
     r"""(?!s?["']?\s*[:=]\s*["']?(?:none|null|false|0)\b)|错误|失败|异常|エラー|失敗|例外""",
@@ -130,7 +131,7 @@ def _failures(text: str, start: int, end: int, max_chars: int) -> str:
     if 4 * max_chars < MIDDLE_FROM_CHARS:
         return ""
     start = text.find("\n", start, end) + 1 or start
-    while hit := _FAILURE.search(text, start, end):
+    while hit := _next_failure(text, start, end):
         first = _apart(text, max(text.rfind("\n", start, hit.start()) + 1, start, hit.start() - FAILURE_CHARS // 4))
         last = text.find("\n", hit.end(), end)
         line = _beginning(text[first : end if last < 0 else last], FAILURE_CHARS)
@@ -140,6 +141,15 @@ def _failures(text: str, start: int, end: int, max_chars: int) -> str:
             found.pop()
             break
     return "\n".join(found)
+
+
+def _next_failure(text: str, start: int, end: int) -> re.Match[str] | None:
+    """The next word of failure; one call of a regular expression holds the interpreter, so a long text is searched in stretches."""
+    while start < end:
+        if (hit := _FAILURE.search(text, start, min(end, start + SEARCHED_CHARS + WORD_CHARS))) is not None:
+            return hit
+        start += SEARCHED_CHARS
+    return None
 
 
 def _beginning(text: str, max_chars: int) -> str:

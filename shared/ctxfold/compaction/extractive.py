@@ -17,6 +17,7 @@ __all__ = ["Passage", "ledger", "passages"]
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _WEIGHT = {"user": 1.5, "assistant": 1.1, "system": 1.5, "tool": 0.6}
 MAX_SENTENCE_CHARS = 300
+MOST_CHARS = 32  # of a token; only runs of white space and dashes have longer ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ def ledger(candidates: Sequence[Passage], *, limit_tokens: int, counter: TokenCo
     for passage in ranked:
         if passage.worth <= 0 or (passage.facts and passage.facts <= have):
             continue
+        if used + 2 + len(passage.text) // MOST_CHARS > limit_tokens:
+            continue  # too long whatever a counter says, and there may be thousands
         cost = counter.count_text(f"- {passage.text}\n") + 1
         if used + cost > limit_tokens:
             continue

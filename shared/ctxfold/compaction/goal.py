@@ -42,7 +42,10 @@ GOAL: what the user wants in the end, in at most 25 words
 STEP: the step that is under way, in at most 15 words
 SAME: yes if that is still the step in <step>, no if another one has begun"""
 _Change: TypeAlias = Callable[[GoalSet], GoalSet]
-_LINE = re.compile(r"^\W*(GOAL|STEP|SAME)\W*[:：]\W*(\S.*)$", re.I | re.M)
+# possessive: a model's reply may be thousands of blank lines, which must not be gone through once for each of them
+_LINE = re.compile(
+    r"^[^\w\n]*+(GOAL|STEP|SAME)[^\w\n:：]*+[:：]\W*+(?!(?:GOAL|STEP|SAME)[^\w\n:：]*+[:：])(.+)$", re.I | re.M
+)
 
 
 @dataclass(frozen=True, slots=True)

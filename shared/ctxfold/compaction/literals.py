@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ctxfold.compaction.normal import NUMERAL, normal
-from ctxfold.history.terms import STOP_WORDS, sentences
+from ctxfold.history.terms import STOP_WORDS, sentences, stretches
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart
 
@@ -38,6 +38,7 @@ Source: TypeAlias = Entry | Message
 MAX_FIELD_CHARS = 80
 TOOL_LABEL = "tool output: "  # before the words of a tool in a summary
 SHORT_VALUE = 3  # characters; a value as short means nothing without its key
+SCANNED_CHARS = 8_000  # at once; a longer line is gone through in stretches
 MAX_LITERAL_CHARS = 300  # longer ones are data, not something that anybody would repeat
 _KIND_WEIGHT: dict[FactKind, float] = {
     "call": 12,
@@ -182,9 +183,15 @@ class _Found(NamedTuple):
         return Fact(kind, text, value, self.key, self.number, self.message_id, self.weight * factor)
 
 
-@lru_cache(maxsize=8_192)  # a compaction goes over its sentences several times, the next one over the summary again
 def scan(text: str) -> tuple[Fact, ...]:
     """The literals of a line in order, each with the words that it belongs to; no rules and no labelled fields."""
+    if len(text) <= SCANNED_CHARS:
+        return _scanned(text)
+    return tuple(fact for part in stretches(text, SCANNED_CHARS) for fact in _scan(part))
+
+
+@lru_cache(maxsize=8_192)  # a compaction goes over its sentences several times, the next one over the summary again
+def _scanned(text: str) -> tuple[Fact, ...]:
     return tuple(_scan(text))
 
 
@@ -308,9 +315,13 @@ def _is_id(value: object) -> bool:
     return _kind_of(value) == "identifier" and any(c.isdigit() for c in value)
 
 
-@lru_cache(maxsize=16_384)
 def _kind_of(text: str) -> str | None:
     """What kind of literal the whole text is, None when it is more or less than one."""
+    return _whole_kind(text) if len(text) <= MAX_LITERAL_CHARS else None
+
+
+@lru_cache(maxsize=16_384)
+def _whole_kind(text: str) -> str | None:
     match = _LITERAL.fullmatch(text)
     return match and match.lastgroup
 

@@ -16,7 +16,7 @@ _DIGITS = dict(zip("零一二三四五六七八九两", (*range(10), 2), strict=
 _UNITS = {"十": 10, "百": 100, "千": 1_000, "万": 10_000, "亿": 100_000_000}
 _NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)*")
 _TIMES = {"k": 1_000, "m": 1_000_000, "million": 1_000_000, "bn": 10**9, "billion": 10**9, "万": 10_000, "亿": 10**8}
-_TIMES_AFTER = re.compile(r"\s*(k|m|million|bn|billion|万|亿)(?![a-z])")
+_TIMES_AFTER = re.compile(r"\s?(k|m|million|bn|billion|万|亿)(?![a-z])")
 _ISO = re.compile(r"(\d{4})[-/年](\d{1,2})(?:[-/月](\d{1,2}))?")
 _MONTH_DAY = re.compile(r"(\d{1,2})月(\d{1,2})")
 _WORDS = re.compile(r"([a-z]{3,9})\.?\s(\d{1,2})(?!\d)(?:st|nd|rd|th)?(?:,?\s(\d{4}))?")

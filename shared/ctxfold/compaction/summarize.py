@@ -22,7 +22,7 @@ from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcr
 from ctxfold.compaction.verify import Verification, check, ledger_lines, looks_wrong
 from ctxfold.effects import Complete
 from ctxfold.errors import CtxError, SummarizationFailedError
-from ctxfold.flow import All, Call, Deadline, Flow
+from ctxfold.flow import All, Deadline, Flow, off_loop
 from ctxfold.history.data import defused
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, TextPart, Usage, tool_result, user
@@ -37,11 +37,10 @@ SENTENCE_SHARE = 0.6  # of an extractive summary; the rest is for literals of ot
 PROMPT_OVERHEAD_TOKENS = 160  # markup, roles, and counts that miss
 MIN_ROOM_TOKENS = 256
 AT_ONCE = 4  # calls that a rate limiter should bear
-LONG_CHARS = 20_000  # from here on the check leaves the event loop
 RUNGS = (("model", True), ("model, tool outputs left out", False))
 _R = TypeVar("_R")
-_NOTED = re.compile(r"^(\d+) earlier messages are archived\.$", re.M)
-_REFERENCE = re.compile(r"\s*\(#(\d+)\)\s*$")
+_NOTED = re.compile(r"^(\d{1,18}) earlier messages are archived\.$", re.M)
+_REFERENCE = re.compile(r"(?<!\s)\s*+\(#(\d{1,18})\)\s*+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +157,16 @@ def _by_model(task: _Task, rung: str, window_tokens: int, *, bodies: bool) -> Fl
     if share < 16:
         raise SummarizationFailedError(f"only {task.limit} tokens are left for the summary: too few to ask a model")
     room = max(MIN_ROOM_TOKENS, window_tokens - share - overhead)
-    previous, blocks = task.previous, transcript(task.shown, bodies=bodies)
+    previous = task.previous
+    blocks = yield from _apart(partial(transcript, task.shown, bodies=bodies), task.entries)
     if previous and task.counter.count_text(previous) > room // 3:
         blocks, previous = [*transcript([user(previous, id="previous")]), *blocks], ""
     text = own_words((yield from _reduced(task, blocks, previous, share, room)))
     found = yield from _checked(task, text)
-    if (reason := looks_wrong(text, task.given, found)) is not None:
+    reason = yield from _apart(partial(looks_wrong, text, task.given, found), task.entries)
+    if reason is not None:
         raise SummarizationFailedError(reason)
-    return _finished(task, text, rung, found)
+    return (yield from _apart(partial(_finished, task, text, rung, found), task.entries))
 
 
 def own_words(text: str) -> str:
@@ -181,10 +182,10 @@ def _reduced(task: _Task, blocks: Sequence[str], previous: str, share: int, room
     while True:
         ask = partial(request, limit_tokens=share, instructions=task.rules.summary_prompt, about_parts=merging)
         carried = task.counter.count_text(previous) + 8 if previous else 0
-        parts = pieces(blocks, room - carried, task.counter)
+        parts = yield from _in_pieces(task, blocks, room - carried)
         if len(parts) == 1:
             return (yield from _asked(task, [ask(parts[0], previous=previous)]))[0]
-        parts = pieces(blocks, room - max(carried, share + 8), task.counter)
+        parts = yield from _in_pieces(task, blocks, room - max(carried, share + 8))
         if len(parts) == 2:  # as cheap in calls as it gets, and nothing to gain by doing both at once
             first = (yield from _asked(task, [ask(parts[0], previous=previous)]))[0]
             return (yield from _asked(task, [ask(parts[1], previous=first)]))[0]
@@ -195,6 +196,10 @@ def _reduced(task: _Task, blocks: Sequence[str], previous: str, share: int, room
         texts = yield from _asked(task, [ask(p, previous="") for p in parts])
         blocks = [f'<part number="{i}">\n{defused(text)}\n</part>' for i, text in enumerate(texts, 1)]
         merging = True
+
+
+def _in_pieces(task: _Task, blocks: Sequence[str], room: int) -> Flow[list[str]]:
+    return (yield from off_loop(partial(pieces, blocks, room, task.counter), sum(map(len, blocks))))
 
 
 def _asked(task: _Task, requests: Sequence[Request]) -> Flow[list[str]]:
@@ -240,9 +245,9 @@ def _extractive(task: _Task) -> Flow[Summary]:
     messages = [e.message for e in task.entries]
     room = int(task.limit * SENTENCE_SHARE)
     found = yield from _apart(partial(passages, messages), task.entries)
-    text = ledger(found, limit_tokens=room, counter=task.counter)
+    text = yield from _apart(partial(ledger, found, limit_tokens=room, counter=task.counter), task.entries)
     checked = yield from _checked(task, text)
-    summary = _finished(task, text, "extractive", checked)
+    summary = yield from _apart(partial(_finished, task, text, "extractive", checked), task.entries)
     if summary.text in (HEADING, ""):
         raise SummarizationFailedError("no sentence and no literal fits the limit" if task.facts else "nothing to keep")
     return summary
@@ -321,6 +326,4 @@ def _previous(covered: Sequence[Entry]) -> str:
 
 def _apart(function: partial[_R], entries: Sequence[Entry]) -> Flow[_R]:
     """The function's result; long spans are gone through in a worker thread when driven on a loop."""
-    if sum(len(message_of(e)[0].text) for e in entries) < LONG_CHARS:
-        return function()
-    return (yield from Call(function))
+    return (yield from off_loop(function, sum(len(message_of(e)[0].text) for e in entries)))

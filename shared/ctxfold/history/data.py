@@ -22,8 +22,8 @@ _MARKUP = re.compile(
     r"|start_of_turn|end_of_turn|bos|eos|s>|im_start|im_end|antml)(?:\b|_|>))",
     re.I,
 )
-_TEMPLATE = re.compile(r"[\[<]{1,2}(\s*/?\s*(?:INST|SYS)\s*)[\]>]{1,2}", re.I)
-_BEGINNING = re.compile(r"^([^\w\n\[]*)(\[?[^\n:：\]]{1,72}[:：\]])", re.M)
+_TEMPLATE = re.compile(r"[\[<]{1,2}(\s*+/?\s*+(?:INST|SYS)\s*+)[\]>]{1,2}", re.I)
+_BEGINNING = re.compile(r"^([^\w\n\[]{0,200})(\[?[^\n:：\]]{1,72}[:：\]])", re.M)
 _CODE = re.compile(r"[{}()=\"'`;]")
 _WORD = re.compile(r"[^\W\d_]+")
 _TURN_NAMES = frozenset(

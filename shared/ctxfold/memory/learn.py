@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,7 +17,7 @@ from ctxfold.compaction.verify import check
 from ctxfold.effects import Complete
 from ctxfold.errors import ConfigError, CtxError, SummarizationFailedError
 from ctxfold.events import MemoryLearnt
-from ctxfold.flow import Deadline, Flow
+from ctxfold.flow import Deadline, Flow, off_loop
 from ctxfold.history.data import defused
 from ctxfold.history.items import MemoryItem
 from ctxfold.history.records import SessionKey
@@ -46,7 +47,7 @@ what it is about, the same whenever the value may change ("home town"), or "". s
 confidence: from 0 to 1. data: only where the kind names values. Without anything to note: {{"items": []}}."""
 FREE = frozenset(term_counts("user assistant"))  # nobody calls himself that
 _NAME = re.compile(r"(?<=[\w,;] )[^\W\d_a-z][\w-]*")  # a word with a capital that begins no sentence
-_FENCE = re.compile(r"\A\s*```(?:json)?\s*|\s*```\s*\Z")
+_FENCE = re.compile(r"\A```(?:json)?|```\Z")
 
 
 class _Noted(BaseModel):
@@ -103,7 +104,8 @@ def extracted(
     for part in pieces(_blocks(said), room, ports.counter):
         noted = yield from _asked(part, journal, ports, kinds)
         for each in noted:
-            item = _item(each, said, journal.key, ports, kinds)
+            size = sum(len(said[str(n)].text) for n in each.sources if str(n) in said)
+            item = yield from off_loop(partial(_item, each, said, journal.key, ports, kinds), size)
             if item is None:
                 dropped += 1
             else:
@@ -119,7 +121,7 @@ def _asked(part: str, journal: Journal, ports: Ports, kinds: Sequence[str]) -> F
     limit_s = journal.rules().summary_timeout_s
     reply = yield from (effect if limit_s is None else Deadline(effect, limit_s))
     try:
-        found = _Answer.model_validate_json(_FENCE.sub("", reply.message.text))
+        found = _Answer.model_validate_json(_FENCE.sub("", reply.message.text.strip()))
     except ValueError as error:
         raise SummarizationFailedError(f"what is to be remembered is not as asked for: {str(error)[:200]}") from None
     return found.items[:MOST_ITEMS]

@@ -99,6 +99,8 @@ class BaseStore(ABC, Closing):
     copy of what was kept in memory.
     """
 
+    blocking: bool = True  # its sync methods wait for a disk or a network
+
     def before_fork(self) -> None:
         """Called before the process forks, for stores that were given to `follow_forks`."""
 

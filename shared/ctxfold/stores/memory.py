@@ -89,6 +89,8 @@ class _Log:
 class MemoryStore(BaseStore):
     """Logs kept as values under one lock; gone when the process ends."""
 
+    blocking = False
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._logs: dict[SessionKey, _Log] = {}

@@ -54,7 +54,7 @@ _ASKS = re.compile(
     re.IGNORECASE,
 )
 _ORDERS = re.compile(
-    r"(?:^|[,，])\W*(?:please )?(?:(?:tell me|remind me|give me|show me|recall)\b|请?告诉我|请?提醒我)",
+    r"(?:^|[,，])[^\w,，]*+(?:please )?(?:(?:tell me|remind me|give me|show me|recall)\b|请?告诉我|请?提醒我)",
     re.IGNORECASE,
 )
 _ASKS_CJK = re.compile(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ctxfold.errors import WindowTooSmallError
 from ctxfold.events import Event, SectionInjected, SectionSkipped
-from ctxfold.flow import Call, Flow
+from ctxfold.flow import Flow, off_loop
 from ctxfold.history.data import as_data
 from ctxfold.history.sections import Placed, SectionNote, section, section_note
 from ctxfold.history.view import View
@@ -21,7 +21,6 @@ from ctxfold.zones.sources import Found, Sources
 __all__ = ["Filled", "fill", "render"]
 
 CHARS_PER_TOKEN = 6  # more than text of any language has on average: what is cut here would not fit
-LONG_CHARS = 20_000  # from here on the work leaves the event loop
 LEAST_TOKENS = 16  # an item is cut to fit rather than left out, unless less than this is left
 
 
@@ -140,7 +139,7 @@ def _made(
 
     limit = max((len(i.text) for i in found.items), default=0) if budget_tokens is None else _chars(budget_tokens)
     size = sum(min(len(i.text), limit) for i in found.items)
-    chosen = choose() if size < LONG_CHARS else (yield from Call(choose))
+    chosen = yield from off_loop(choose, size)
     if not chosen.shown:
         if not chosen.left_out:
             return None

@@ -8,16 +8,17 @@ from math import fsum
 from typing import NamedTuple
 
 from ctxfold.effects import FetchLog
-from ctxfold.flow import Flow
+from ctxfold.flow import Flow, off_loop
 from ctxfold.history.data import as_data
 from ctxfold.history.readings import Reading, Readings
 from ctxfold.history.records import SessionKey
+from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import term_counts
 from ctxfold.messages import Message
 from ctxfold.ports import Document, TokenCounter
 from ctxfold.zones.ranking import ranked
 
-__all__ = ["Passage", "document", "fused", "passages", "recall", "render"]
+__all__ = ["Passage", "document", "documents", "fused", "passages", "recall", "render", "size_of"]
 
 CANDIDATES = 24  # messages whose sentences are looked at
 NEIGHBOURS = 3  # sentences to either side that speak for one
@@ -46,6 +47,17 @@ def document(seq: int, message: Message) -> Document:
     return Document(seq, counts, sum(counts.values()))
 
 
+def documents(originals: Sequence[tuple[int, Message]]) -> Flow[tuple[Document, ...]]:
+    """Returns the messages (seq, message) as the index sees them; long ones are taken apart off the event loop."""
+    chars = sum(size_of(message) for _, message in originals)
+    return (yield from off_loop(lambda: tuple(document(seq, message) for seq, message in originals), chars))
+
+
+def size_of(message: Message) -> int:
+    """Returns how many characters of a message can be searched."""
+    return len(message.text) + sum(len(c.arguments) for c in message.tool_calls)
+
+
 def recall(
     key: SessionKey,
     query: str,
@@ -71,8 +83,11 @@ def recall(
         return _fitting(fused((), near), budget_tokens, counter)
     known = readings.known(best)
     if len(known) < len(best):
-        known |= readings.keep((yield from FetchLog(key, tuple(sorted(best.keys() - known.keys())))))
-    found = passages(known, best, weights)
+        records = yield from FetchLog(key, tuple(sorted(best.keys() - known.keys())))
+        chars = sum(size_of(m) for r in records if (m := stored_message(r)) is not None)
+        known |= yield from off_loop(lambda: readings.keep(records), chars)
+    chars = sum(len(text) for each in known.values() for text, _ in each.sentences)
+    found = yield from off_loop(lambda: passages(known, best, weights), chars)
     return _fitting(fused(found, near) if near else found, budget_tokens, counter)
 
 

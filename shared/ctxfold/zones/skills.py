@@ -43,9 +43,9 @@ def ranked_skills(question: str, skills: Mapping[str, str]) -> Flow[tuple[str, .
     except Exception:  # noqa: BLE001 - a choice of skills is a help: without it the caller's order stands
         return None
     text = reply.message.text
-    if not re.fullmatch(r"[\s\d,.;]*\d[\s\d,.;]*", text):
+    if re.search(r"[^\s\d,.;]", text) or not re.search(r"\d", text):
         return None
-    numbers = [int(n) for n in re.findall(r"\d+", text)]
+    numbers = [int(n) for n in re.findall(r"(?<!\d)\d{1,9}(?!\d)", text)]
     if any(not 1 <= n <= len(names) for n in numbers):
         return None
     chosen = dict.fromkeys(names[n - 1] for n in numbers)
