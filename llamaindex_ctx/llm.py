@@ -251,8 +251,12 @@ class CtxLLM(FunctionCallingLLM):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls of a whole or streamed response; arguments under way are read as far as they go."""
-        calls = tool_selections(response)
+        """The calls of a whole or streamed response; arguments under way are read as far as they go.
+
+        Malformed arguments of a finished call raise InvalidToolArgumentsError; where no call is demanded, as agents ask, they
+        become one argument `INVALID_JSON`, so that the tool refuses the call and the model reads why.
+        """
+        calls = tool_selections(response, malformed_ok=not error_on_no_tool_call)
         if not calls and error_on_no_tool_call:
             raise MessageError(
                 f"the reply of {self.model!r} has 0 tool calls where at least 1 is needed: "

@@ -29,6 +29,7 @@ from llamaindex_ctx.revert import to_chat_message
 __all__ = ["Answer", "chat_response", "noted", "tool_selections"]
 
 THINKING = "thinking_delta"  # on every streamed response
+MALFORMED = "INVALID_JSON"  # the key under which services are given malformed arguments back
 FINISH = "finish_reason"  # on every whole one, the last of a stream among them
 
 
@@ -95,10 +96,11 @@ def noted(response: ChatResponse) -> dict[str, Any]:
     return cast("dict[str, Any]", response.additional_kwargs)  # pyright: ignore[reportUnknownMemberType]
 
 
-def tool_selections(response: ChatResponse) -> list[ToolSelection]:
+def tool_selections(response: ChatResponse, *, malformed_ok: bool = False) -> list[ToolSelection]:
     """The calls of a response. Arguments still under way are read as far as they go.
 
-    Arguments of a finished response that are no JSON object raise InvalidToolArgumentsError.
+    Arguments of a finished response that are no JSON object raise InvalidToolArgumentsError; with `malformed_ok` they become
+    one argument that holds the text.
     """
     beside = noted(response)
     finished = THINKING not in beside or FINISH in beside
@@ -106,14 +108,14 @@ def tool_selections(response: ChatResponse) -> list[ToolSelection]:
         ToolSelection(
             tool_id=block.tool_call_id or "",
             tool_name=block.tool_name,
-            tool_kwargs=_arguments(block, finished=finished),
+            tool_kwargs=_arguments(block, finished=finished, malformed_ok=malformed_ok),
         )
         for block in response.message.blocks
         if isinstance(block, ToolCallBlock)
     ]
 
 
-def _arguments(block: ToolCallBlock, *, finished: bool) -> dict[str, Any]:
+def _arguments(block: ToolCallBlock, *, finished: bool, malformed_ok: bool) -> dict[str, Any]:
     given = block.tool_kwargs
     if isinstance(given, dict):
         return given
@@ -121,7 +123,7 @@ def _arguments(block: ToolCallBlock, *, finished: bool) -> dict[str, Any]:
         return {}
     try:
         value: object = json.loads(given) if finished else from_json(given, allow_partial="trailing-strings")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if not finished:
             return {}  # not even a beginning of JSON yet; the finished response is judged
         value = error
@@ -129,6 +131,8 @@ def _arguments(block: ToolCallBlock, *, finished: bool) -> dict[str, Any]:
         return cast("dict[str, Any]", value)
     if not finished:
         return {}
+    if malformed_ok:
+        return {MALFORMED: given}
     raise InvalidToolArgumentsError(
         f"the model called {block.tool_name!r} with arguments that are no JSON object: {given[:80]!r}; "
         "ask again, or describe the tool's parameters more plainly"
