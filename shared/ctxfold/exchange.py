@@ -336,8 +336,8 @@ def _with_recovery(
     try:
         return (yield from send(request))
     except BackendError as error:
-        if error.kind == "reasoning_replay":
-            # reasoning that the provider binds to what stood before it: sent without, once
+        if error.kind == "reasoning_replay" and getattr(engine.ports.backend, "binds_reasoning", False):
+            # reasoning that the provider binds to what stood before it: sent without, once; other rows would send the same again
             journal.unbound_seq = journal.state.head
             return (yield from send((yield from _fitted(engine, exchange, options))))
         if error.kind != "context_overflow":

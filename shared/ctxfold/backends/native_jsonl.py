@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
+from ctxfold.backends.answer import as_dicts, as_text
 from ctxfold.backends.native_anthropic import anthropic_message, anthropic_row
 from ctxfold.backends.native_openai import openai_message, openai_row
 from ctxfold.errors import MessageError
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["from_line", "to_line"]
 
 KEY = "ctxfold"
+_CHAT_FIELDS = frozenset(
+    {"function_call", "reasoning", "reasoning_content", "reasoning_details", "tool_call_id", "tool_calls"}
+)
+_ANTHROPIC_BLOCKS = frozenset({"redacted_thinking", "thinking", "tool_result", "tool_use"})
 _WRITERS: Mapping[str, Callable[[Message], dict[str, Any]]] = {
     "anthropic_messages": anthropic_row,
     "openai_chat": openai_row,
@@ -56,7 +61,7 @@ def to_line(message: Message, wire: str) -> str:
 
 
 def from_line(line: str, wire: str, new_id: Callable[[], str]) -> Message:
-    """The message of a line; one that another wire wrote is read as its `ctxfold.wire` says, one without gets a new id.
+    """The message of a line, read as its `ctxfold.wire` says, else by its shape, else as `wire` has it; without an id it gets one.
 
     MessageError when the line is no message.
     """
@@ -68,7 +73,7 @@ def from_line(line: str, wire: str, new_id: Callable[[], str]) -> Message:
         raise MessageError(f"the line is no JSON object: {line[:80]!r}")
     row = cast("dict[str, Any]", value)
     beside = _object(row.pop(KEY, {}), KEY)
-    reader = _READERS.get(str(beside.get("wire", wire)))
+    reader = _READERS.get(str(beside.get("wire") or _shape(row) or wire))
     if reader is None:
         raise MessageError(f"the line was written for {beside['wire']!r}: use one of {', '.join(sorted(_READERS))}")
     identity = beside.get("id")
@@ -79,6 +84,15 @@ def from_line(line: str, wire: str, new_id: Callable[[], str]) -> Message:
         if isinstance(error, MessageError):
             raise
         raise MessageError(f"what stands under {KEY!r} is wrong: {error}") from None
+
+
+def _shape(row: Mapping[str, Any]) -> str | None:
+    """The wire that a line is written for, where only one of them has what it holds."""
+    kinds = {as_text(block.get("type")) for block in as_dicts(row.get("content"))}
+    if kinds & _ANTHROPIC_BLOCKS:
+        return "anthropic_messages"
+    chat = row.get("role") == "developer" or not _CHAT_FIELDS.isdisjoint(row) or row.get("content", "") is None
+    return "openai_chat" if chat else None
 
 
 def _completed(message: Message, beside: Mapping[str, Any]) -> Message:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from ctxfold.errors import ConfigError
+from ctxfold.given import is_a, kind_of
+
 Body: TypeAlias = Mapping[str, Any]
 
 
@@ -80,19 +83,69 @@ def api_error(
 
 
 class ScriptPlayer:
-    """Plays a list in order, or asks a function (whose None leaves the answer to `lookup`); an exhausted list answers 500."""
+    """Plays a list in order, or asks a function (whose None leaves the answer to `lookup`); an exhausted list answers 500.
+
+    ConfigError for an entry of a list that is no reply, or holds what cannot be sent; a function's wrong answer is a 500.
+    """
 
     def __init__(self, script: Script) -> None:
         self._ask = script if callable(script) else None
+        if not callable(script) and (is_a(script, (str, bytes, Mapping)) or not is_a(script, Iterable)):
+            raise ConfigError(
+                f"script is {kind_of(script)}: give a list of {_REPLIES}, or a function of the request's body"
+            )
         self._items: tuple[Reply, ...] = () if callable(script) else tuple(script)
+        for number, entry in enumerate(self._items):
+            wrong = _wrong(entry)
+            if wrong is not None:
+                raise ConfigError(f"script entry {number} of {len(self._items)} {wrong}")
         self._next = 0
 
     def reply(self, body: Body) -> Reply | None:
         """The reply to this request."""
         if self._ask is not None:
-            return self._ask(body)
+            found = self._ask(body)
+            wrong = None if found is None else _wrong(found)
+            return found if wrong is None else api_error(500, f"What the script function returned {wrong}.")
         if self._next >= len(self._items):
             message = f"The script of {len(self._items)} replies is exhausted: give ModelServer(script=...) more."
             return api_error(500, message, code="script_exhausted")
         self._next += 1
         return self._items[self._next - 1]
+
+
+_REPLIES = "Scripted, RawReply or ErrorReply from ctxfold.testing"
+
+
+def _wrong(entry: object) -> str | None:
+    """What is wrong with an entry, to follow its number; None when it can be played."""
+    match entry:
+        case Scripted():
+            texts = (
+                entry.content,
+                entry.reasoning,
+                *(x for c in entry.tool_calls if is_a(c, ScriptedCall) for x in (c.name, c.arguments)),
+            )
+            calls = [call for call in entry.tool_calls if not is_a(call, ScriptedCall)]
+            if calls:
+                return f"has {kind_of(calls[0])} among its tool_calls: give ScriptedCall(name, arguments)"
+            strange = [text for text in texts if not is_a(text, str)]
+            return (
+                f"has {kind_of(strange[0])} where text is needed: give content, reasoning and arguments as text"
+                if strange
+                else None
+            )
+        case RawReply():
+            frames = [frame for frame in entry.frames if not is_a(frame, bytes)]
+            if frames:
+                return f"has {kind_of(frames[0])} among its frames: give bytes"
+            return (
+                None
+                if entry.then in ("eof", "abort", "hang")
+                else f"ends with {entry.then!r}: use 'eof', 'abort' or 'hang'"
+            )
+        case ErrorReply():
+            sendable = is_a(entry.status, int) and is_a(entry.body, (str, Mapping))
+            return None if sendable else "has a status that is no number, or a body that is neither a mapping nor text"
+        case _:
+            return f"is {kind_of(entry)}: give {_REPLIES}"

@@ -49,7 +49,7 @@ class RecordedRequest:
 
 
 class ModelServer:
-    """A chat-completions server on 127.0.0.1, in a thread of its own, from `with` to the end of the block.
+    """A chat-completions server on 127.0.0.1, in a thread of its own, from `start` or `with` to `close` or the end of the block.
 
     `model="lookup"` answers from the messages of each request alone; `script=` plays a list (or asks a
     function of the request body). `strict` adds what that provider refuses, or, with "alternating",
@@ -81,6 +81,7 @@ class ModelServer:
         self._reasoning = reasoning
         self._counter = counter
         self._requests: list[RecordedRequest] = []
+        self._asked = 0
         self._cache = PrefixCache()
         self._produced: OrderedDict[str, str] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,6 +101,10 @@ class ModelServer:
     def requests(self) -> list[RecordedRequest]:
         """All chat requests so far, refused ones too, in order of arrival."""
         return list(self._requests)
+
+    def clear_requests(self) -> None:
+        """Forgets the requests so far; the script goes on where it is, and the prefix cache keeps what it has."""
+        self._requests.clear()
 
     def prefix_stats(self) -> PrefixStats:
         """Prompt tokens of all accepted requests, and how many a prefix cache would have served."""
@@ -135,7 +140,7 @@ class ModelServer:
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
-        return self.start()
+        return self if self._thread is not None else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -143,7 +148,7 @@ class ModelServer:
         self.close()
 
     async def __aenter__(self) -> Self:
-        return await asyncio.to_thread(self.start)
+        return await asyncio.to_thread(self.__enter__)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -253,6 +258,7 @@ class ModelServer:
         headers = {name: "[redacted]" if name in _CREDENTIALS else value for name, value in request.headers.items()}
         frozen = MappingProxyType(headers), MappingProxyType(body or {})
         self._requests.append(RecordedRequest(request.path, *frozen, request.body))
+        self._asked += 1
         if body is None:
             return await self._send(api_error(400, "The request body is not a JSON object."), writer)
         try:
@@ -289,7 +295,7 @@ class ModelServer:
     async def _complete(self, reply: Scripted, prompt: Prompt, body: Body, writer: asyncio.StreamWriter) -> bool:
         cached = self._cache.add(prompt)
         # the same request at the same place gets the same id, and no two requests share one
-        seed = f"{len(self._requests)}:".encode() + (prompt.prefixes[-1] if prompt.prefixes else b"")
+        seed = f"{self._asked}:".encode() + (prompt.prefixes[-1] if prompt.prefixes else b"")
         completion = render.Completion(
             reply,
             id=f"chatcmpl-{hashlib.sha256(seed).hexdigest()[:24]}",
