@@ -221,6 +221,8 @@ def _opened(engine: Engine, question: Question) -> Flow[_Exchange]:
     journal = yield from engine.open(question.key, prompts=question.prompts)
     new_turn = engine.ports.ids.new()
     journal.model = question.options.model or journal.model  # without one, the backend's
+    by_request = bool(question.options.extra.get("context_management"))
+    journal.provider_compacts = by_request or bool(getattr(engine.ports.backend, "compacts_itself", False))
     return _Exchange(journal, new_turn, new_turn, journal.model, prompts=question.prompts)
 
 

@@ -121,6 +121,7 @@ class Journal:
     asked: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     overhead_tokens: int = 0  # what the newest request held besides the view, so that triggers see what is sent
     held: Held | None = None
+    provider_compacts: bool = False  # whether the newest request had the provider compact on its own side
     vectors: Vectors = field(default_factory=Vectors)  # of what was said, where there is an embedder
     readings: Readings = field(default_factory=Readings)  # of what recall looked at last
     scratch: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict[str, tuple[str, str]])

@@ -129,8 +129,9 @@ class ContextBackend(Protocol):
 
     `scratch_role` is the role in which the row allows one message at the very end of a request. A backend may also say, by
     attributes of these names: `binds_reasoning` (to everything that stood before it), `reasoning_expires` (it goes back only
-    within its round), `truncates_silently` (it cuts what does not fit), `sparing(request)` (a summariser's request for a short
-    answer without thinking, as the model can do it).
+    within its round), `truncates_silently` (it cuts what does not fit), `compacts_itself` (the service does so on its own side,
+    and triggers wait until 95 % of the budget), `sparing(request)` (a summariser's request for a short answer without thinking,
+    as the model can do it).
     `context_window` is the row's default for the model, None when unknown.
     """
 

@@ -37,6 +37,7 @@ from ctxfold.zones.sources import Sources
 __all__ = ["Room", "Window"]
 
 FIT_TRIES = 4
+PROVIDER_RATIO = 0.95  # of the budget: up to here a provider that compacts by itself is left to do so
 BESIDE_TOKENS = 8  # role and gaps of the message in which recalled passages and sections travel
 
 
@@ -227,6 +228,9 @@ class Room:
         """
         if not journal.may_compact(auto_compact):
             return None
+        used = journal.view().tokens + journal.overhead_tokens
+        if journal.provider_compacts and not full and used <= PROVIDER_RATIO * journal.rules().budget_tokens:
+            return None
         try:
             yield from self._prepare(journal, None)
             overhead = journal.overhead_tokens
@@ -238,15 +242,27 @@ class Room:
             return None
 
     def compact(
-        self, journal: Journal, *, turn_id: str | None = None, strategy: Strategy | None = None
+        self,
+        journal: Journal,
+        *,
+        turn_id: str | None = None,
+        strategy: Strategy | None = None,
+        summary_tokens: int | None = None,
     ) -> Flow[Outcome]:
         """Compaction on demand, whatever the triggers say; with a turn, of its own rounds too.
 
-        `strategy` is asked in place of the session's own.
+        `strategy` is asked in place of the session's own; `summary_tokens` is the limit of this one summary.
         """
         overhead = journal.overhead_tokens if strategy is not None else 0
         return (
-            yield from self._compact(journal, "forced", turn_id=turn_id, overhead_tokens=overhead, strategy=strategy)
+            yield from self._compact(
+                journal,
+                "forced",
+                turn_id=turn_id,
+                overhead_tokens=overhead,
+                strategy=strategy,
+                summary_tokens=summary_tokens,
+            )
         )
 
     def apply_tool_summaries(self, journal: Journal) -> Flow[int]:
@@ -273,11 +289,12 @@ class Room:
         overhead_tokens: int = 0,
         idle_s: float = 0.0,
         strategy: Strategy | None = None,
+        summary_tokens: int | None = None,
     ) -> Flow[Outcome]:
         own = self.strategies if strategy is None else {journal.rules().strategy: strategy}
         facts = facts_of(journal, mode, turn_id=turn_id, overhead_tokens=overhead_tokens, idle_s=idle_s)
         before = journal.view(turn_id)
-        outcome, events = yield from compact(journal, facts, self.ports, own)
+        outcome, events = yield from compact(journal, facts, self.ports, own, summary_tokens=summary_tokens)
         for event in events:
             self.events.emit(event)
         if outcome.event is not None and (kinds := journal.rules().memory):

@@ -15,7 +15,7 @@ from ctxfold.compaction.goal import refresh_goal
 from ctxfold.compaction.on_demand import BetweenRounds, Focus, Newest, Trim
 from ctxfold.compaction.pairs import flush_pairs, summarise_pairs
 from ctxfold.engine import Engine
-from ctxfold.errors import ConfigError
+from ctxfold.errors import ConfigError, StoreError
 from ctxfold.events import SectionInjected, SectionSkipped
 from ctxfold.flow import Flow, arun, run
 from ctxfold.given import name_or_own, whole_number
@@ -167,19 +167,31 @@ class ContextService:
         return await self._arun(session, owner, _maintained)
 
     def compact_context(
-        self, *, focus: bool | str = False, session: str | None = None, owner: str | None = None
+        self,
+        *,
+        focus: bool | str = False,
+        summary_tokens: int | None = None,
+        session: str | None = None,
+        owner: str | None = None,
     ) -> Outcome:
-        """Compact now, whatever the triggers say; the outcome says what became of it.
+        """Compact now, whatever the triggers say; the outcome says what became of it, a failure of the store included.
+
+        `summary_tokens` is the limit of this one summary.
 
         With `focus`, older exchanges that bear on that topic stay word for word; True: on the goal and step in force, or the
         newest question.
         """
-        return self._run(session, owner, lambda e, j: e.room.compact(j, strategy=_focus(focus)))
+        return self._run(session, owner, lambda e, j: _compacted(e, j, focus, summary_tokens))
 
     async def acompact_context(
-        self, *, focus: bool | str = False, session: str | None = None, owner: str | None = None
+        self,
+        *,
+        focus: bool | str = False,
+        summary_tokens: int | None = None,
+        session: str | None = None,
+        owner: str | None = None,
     ) -> Outcome:
-        return await self._arun(session, owner, lambda e, j: e.room.compact(j, strategy=_focus(focus)))
+        return await self._arun(session, owner, lambda e, j: _compacted(e, j, focus, summary_tokens))
 
     def maybe_soft_compact_mid_iteration(self, *, session: str | None = None, owner: str | None = None) -> bool:
         """Between tool rounds of a turn, above the soft ratio: its older outputs give way. Once a turn, never with a model."""
@@ -302,6 +314,13 @@ def _between_rounds(engine: Engine, journal: Journal) -> Flow[bool]:
     turn_id = next(reversed(journal.state.open), None)
     outcome = yield from engine.room.compact(journal, turn_id=turn_id, strategy=BetweenRounds())
     return outcome.compacted
+
+
+def _compacted(engine: Engine, journal: Journal, focus: bool | str, summary_tokens: int | None) -> Flow[Outcome]:
+    try:
+        return (yield from engine.room.compact(journal, strategy=_focus(focus), summary_tokens=summary_tokens))
+    except StoreError as error:
+        return Outcome(None, f"nothing was compacted, the store failed: {error}", status="not_stored")
 
 
 def _focus(focus: bool | str) -> Focus | None:

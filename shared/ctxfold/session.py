@@ -47,7 +47,10 @@ __all__ = ["AgentContext", "Input", "SessionUsage"]
 
 @dataclass(frozen=True, slots=True)
 class SessionUsage:
-    """What a session has cost so far: `reported` sums what the provider said of every reply."""
+    """What a session has cost so far: `reported` sums what the provider said of every reply.
+
+    `turns_since_summary` counts the turns since the last hard compaction; None before the first.
+    """
 
     reported: Usage
     replies: int
@@ -57,6 +60,7 @@ class SessionUsage:
     budget_tokens: int
     prefix: PrefixStats
     cost: CostLine | None = None
+    turns_since_summary: int | None = None
 
 
 class AgentContext(SessionFiles):
@@ -338,6 +342,7 @@ class AgentContext(SessionFiles):
             replies=state.replies,
             turns=state.turns,
             compactions=state.compactions,
+            turns_since_summary=None if state.summary_turn < 0 else state.turns - state.summary_turn,
             window_tokens=journal.view().tokens,
             budget_tokens=journal.rules().budget_tokens,
             prefix=journal.tracker.stats(),

@@ -36,10 +36,10 @@ __all__ = [
 class Signals:
     """What a trigger may look at, at one moment.
 
-    `used_tokens` is the request as it would be sent, `messages` and `turns` are those of the live conversation (system prompts and
-    summaries aside). `idle_s` is the time since the last call to the model. The last four feed the economic trigger: how much
-    the request grows from one call to the next, its size right after a compaction, what the summariser writes, and the share of
-    the request before a compaction that stays verbatim on top of `size_after_tokens`.
+    `used_tokens` is the request as it would be sent, `prompt_tokens` of it are system prompts; `messages` and `turns` are of
+    the live conversation (system prompts and summaries aside). `idle_s` is the time since the last call to the model. The other
+    four feed the economic trigger: how much the request grows from one call to the next, its size right after a compaction, what
+    the summariser writes, and the share of the request before a compaction that stays verbatim on top of `size_after_tokens`.
     """
 
     used_tokens: int
@@ -53,6 +53,7 @@ class Signals:
     size_after_tokens: int = 0
     summary_tokens: int = 0
     tail_ratio: float = 0.0
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,11 @@ class RatioTrigger(_Trigger):
 
 
 class TokensTrigger(_Trigger):
-    """Due at that many tokens."""
+    """Due at that many tokens; without `count_prompts`, system prompts are not among them."""
 
     kind: Literal["tokens"] = "tokens"
     at: int = Field(default=60_000, gt=0)
+    count_prompts: bool = True
 
 
 class MessagesTrigger(_Trigger):
@@ -143,8 +145,10 @@ def evaluate(trigger: Trigger, signals: Signals) -> Verdict:
         case RatioTrigger(at=at):
             share = used / budget
             return Verdict(share >= at, f"{used:,} of {budget:,} tokens ({share:.0%}), due at {at:.0%}")
-        case TokensTrigger(at=at):
-            return Verdict(used >= at, f"{used:,} of {at:,} tokens")
+        case TokensTrigger(at=at, count_prompts=all_of_it):
+            counted = used if all_of_it else used - signals.prompt_tokens
+            note = "" if all_of_it else ", system prompts left out"
+            return Verdict(counted >= at, f"{counted:,} of {at:,} tokens{note}")
         case MessagesTrigger(at=at):
             return Verdict(signals.messages >= at, f"{signals.messages:,} of {at:,} messages")
         case TurnsTrigger(at=at, since_summary=since):

@@ -23,7 +23,7 @@ from ctxfold import (
 from ctxfold.budget import policy
 from ctxfold.compaction.clear_tools import excerpt, sized
 from ctxfold.compaction.spans import choose_cut
-from ctxfold.errors import BackendError, NotEnoughHistoryError
+from ctxfold.errors import BackendError, ConfigError, NotEnoughHistoryError, StoreUnavailableError
 from ctxfold.history.cuts import complete_prefix, kept, legal_cuts, round_of
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, assistant, system, tool_result, user
@@ -480,3 +480,70 @@ def test_two_large_questions_in_a_row(make: Make) -> None:
     ctx.send(user("word " * 400 + fact("second"), id="u2"))
     assert [m.id for m in backend.requests[1].messages][-1] == "u2"
     assert facts(text_of(backend.requests[1].messages)) == ["first", "second"]
+
+
+class CompactingBackend(ScriptedBackend):
+    """Stands for a service that compacts on its own side."""
+
+    compacts_itself = True
+
+
+@pytest.mark.parametrize("how", ["backend", "request", "neither"])
+def test_a_provider_that_compacts_by_itself_is_left_to_do_so(make: Make, how: str) -> None:
+    """Step 7, D C8: up to 95 % of the budget; from there on the session is compacted all the same."""
+    kind = CompactingBackend if how == "backend" else ScriptedBackend
+    extra = {"context_management": {"edits": [{"type": "compact"}]}} if how == "request" else {}
+    ctx = make(kind(["fine"] * 80), context_window=2_000, max_tokens=400, summarizer=scripted(*["short"] * 20))
+    assert ctx.usage().turns_since_summary is None
+    shares: list[float] = []
+    for number in range(80):
+        before = ctx.view().tokens / ctx.usage().budget_tokens
+        ctx.send(f"question {number} " + "word " * 20, extra=extra)
+        if ctx.compacted_in_turn():
+            shares.append(before)
+            assert ctx.usage().turns_since_summary == 0
+    assert ctx.usage().turns_since_summary in range(80)
+    assert shares
+    assert all(share > 0.90 for share in shares) is (how != "neither")
+
+
+def test_a_summary_may_be_limited_for_one_call(make: Make) -> None:
+    """Step 7, D C9: the limit goes to the summariser and bounds what is written."""
+    writer = scripted("word " * 30, "word " * 30)
+    ctx = make(context_window=4_000, summarizer=writer)
+    ctx.add(turns(20))
+    outcome = ctx.ctx.service.compact_context(summary_tokens=100)
+    assert outcome.status == "compacted"
+    assert ctx.view().compressed[0].tokens <= 100 + 32
+    assert ctx.rules().summary_tokens > 100, "of this call only"
+    with pytest.raises(ConfigError, match="summary_tokens"):
+        ctx.ctx.service.compact_context(summary_tokens=0)
+
+
+class Failing(MemoryStore):
+    """Takes nothing any more once it is down."""
+
+    down = False
+
+    def append(self, *args: Any, **kwargs: Any) -> Any:
+        if self.down:
+            raise StoreUnavailableError("the disk is full")
+        return super().append(*args, **kwargs)
+
+
+def test_what_became_of_a_compaction_is_a_value() -> None:
+    """Step 7, D C9: a failure of the store too, and the session is as it was."""
+    store = Failing()
+    with context(summarizer=scripted(*["word " * 400] * 9), store=store, context_window=4_000) as ctx:
+        assert ctx.service.compact_context().status == "no_change"
+        ctx.add(turns(20))
+        before = ctx.view().messages
+        store.down = True
+        outcome = ctx.service.compact_context()
+        assert (outcome.status, outcome.compacted) == ("not_stored", False)
+        assert "the disk is full" in outcome.reason
+        assert ctx.view().messages == before
+        with pytest.raises(StoreUnavailableError):
+            ctx.compact()
+        store.down = False
+        assert ctx.service.compact_context().status == "compacted"

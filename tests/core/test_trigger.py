@@ -285,3 +285,26 @@ def test_a_failed_attempt_waits_for_more_than_a_decision_does() -> None:
             ctx.send(f"question {number}")
         assert ctx.usage().compactions == 0
         assert 2 <= len(held) <= 20, "it is tried again, but not every time"
+
+
+def test_system_prompts_can_be_left_out_of_the_count() -> None:
+    """Step 7, D B2: a long prompt does not use up what the conversation may take."""
+    signals = replace(SIGNALS, prompt_tokens=8_000)
+    assert evaluate(TokensTrigger(at=60_000), signals).due
+    verdict = evaluate(TokensTrigger(at=60_000, count_prompts=False), signals)
+    assert (verdict.due, verdict.explanation) == (False, "53,204 of 60,000 tokens, system prompts left out")
+    first: dict[bool, int] = {}
+    for counted in (True, False):
+        with context(
+            scripted(*["fine " * 20] * 30),
+            context_window=128_000,
+            system="Rule. " * 400,
+            trigger=TokensTrigger(at=1_000, count_prompts=counted),
+            summarizer=scripted(*["Short."] * 30),
+        ) as ctx:
+            for number in range(30):
+                ctx.send(f"question {number} " + "word " * 20)
+                if ctx.usage().compactions:
+                    first[counted] = number
+                    break
+    assert first[True] + 5 < first[False]

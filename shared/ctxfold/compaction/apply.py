@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeGuard
+from typing import Literal, TypeAlias, TypeGuard
 
 from ctxfold.compaction.plan import Decision, Facts, Hold, Mode, Plan
 from ctxfold.compaction.prepare import alone, prepare, ready_or_leased
@@ -19,6 +19,7 @@ from ctxfold.effects import FetchLog
 from ctxfold.errors import BackendError, ConfigError, CtxError, HeadMovedError, StrategyError, SummarizationFailedError
 from ctxfold.events import CompactionHeld, Event, HistoryCompacted, RewriteRefused
 from ctxfold.flow import Apart, Flow
+from ctxfold.given import whole_number
 from ctxfold.history.cost import session_cost
 from ctxfold.history.cuts import kept
 from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
@@ -38,13 +39,21 @@ COMMIT_TRIES = 4
 FEW_TOKENS = 64
 
 
+OutcomeStatus: TypeAlias = Literal["compacted", "no_change", "rejected", "not_stored"]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a compaction: its event when it was written, otherwise why not."""
+    """What became of a compaction: its event when it was written, otherwise why not.
+
+    `status` is "compacted", "no_change" (nothing was due, possible or left to do), "rejected" (a summary was written and not
+    taken) or "not_stored" (the store failed, and the session is as it was).
+    """
 
     event: HistoryCompacted | None
     reason: str
     refused: RewriteRefused | None = None
+    status: OutcomeStatus = "no_change"
 
     @property
     def compacted(self) -> bool:
@@ -95,10 +104,23 @@ def index_oversized(journal: Journal, drafts: Sequence[Draft], stored: Sequence[
 
 
 def compact(
-    journal: Journal, facts: Facts, ports: Ports, own: Mapping[str, Strategy] | None = None
+    journal: Journal,
+    facts: Facts,
+    ports: Ports,
+    own: Mapping[str, Strategy] | None = None,
+    *,
+    summary_tokens: int | None = None,
 ) -> Flow[tuple[Outcome, tuple[Event, ...]]]:
-    """One step towards room, if one is due and allowed. `own` are strategies of the user's, by name."""
+    """One step towards room, if one is due and allowed. `own` are strategies of the user's, by name.
+
+    `summary_tokens` is the limit of this one summary, in place of the policy's.
+    """
     view, rules = journal.view(facts.turn_id), journal.rules()
+    if summary_tokens is not None:
+        limit = whole_number(
+            "summary_tokens", summary_tokens, "give the most tokens that the summary may take, 1 or more"
+        )
+        rules = rules.model_copy(update={"summary_tokens": limit})
     if facts.mode == "close" and _held(journal, view):
         return Outcome(None, "nothing has changed since the last attempt could not help"), ()
     check_known(rules.strategy, own or {}, journal.key.session)
@@ -182,7 +204,7 @@ def _done(journal: Journal, plan: Plan, summary: Summary | None, case: Case, por
         try:
             summary = yield from _written(journal, ports, plan, case)
         except SummarizationFailedError as error:
-            return Outcome(None, str(error))
+            return Outcome(None, str(error), status="rejected")
     plan, summary, refused = proposed(journal.key.session, plan, summary, case, journal.rewriters)
     if case.facts.mode == "cap" and summary is not None and _few_words(plan, summary, ports):
         within = plan.within or plan.turn_id is not None
@@ -273,7 +295,8 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
     source_tokens = sum(e.tokens for e in plan.covered if e.message.kind != "section")
     if message is not None and ports.counter.count(message) >= source_tokens:
         size = ports.counter.count(message)
-        return Outcome(None, f"the summary would not be smaller: {size} of {source_tokens} tokens; rejected")
+        reason = f"the summary would not be smaller: {size} of {source_tokens} tokens; rejected"
+        return Outcome(None, reason, status="rejected")
     for _ in range(COMMIT_TRIES):
         if not _unchanged(journal, plan, before):
             return Outcome(None, "another writer changed the span first; nothing was written")
@@ -286,7 +309,8 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
         journal.held = None
         journal.unbooked_calls -= booked
         journal.unbooked_usage = Usage()
-        return Outcome(_event(journal, plan, summary, now, after, ports.prices), plan.reason)
+        event = _event(journal, plan, summary, now, after, ports.prices)
+        return Outcome(event, plan.reason, status="compacted")
     return Outcome(None, f"other writers were first {COMMIT_TRIES} times; nothing was written")
 
 

@@ -82,6 +82,7 @@ class Case:
             size_after_tokens=fixed + rules.summary_tokens,
             summary_tokens=int(MODEL_SHARE * rules.summary_tokens),
             tail_ratio=rules.tail_ratio,
+            prompt_tokens=fixed,
         )
 
     def older_than(self, count: int) -> tuple[Entry, ...]:
