@@ -17,6 +17,7 @@ from ctxfold.errors import (
     HeadMovedError,
     MessageConflictError,
     MessageErasedError,
+    StoreCorruptError,
     StoreUnavailableError,
     TurnClosedError,
 )
@@ -192,7 +193,12 @@ _parsed: OrderedDict[str, Policy] = OrderedDict()
 def _policy(text: str) -> Policy:
     found = _parsed.get(text)
     if found is None:
-        found = _parsed[text] = Policy.model_validate_json(text)
+        try:
+            found = _parsed[text] = Policy.model_validate_json(text)
+        except ValueError as error:
+            raise StoreCorruptError(
+                f"the stored rules of a session cannot be read ({str(error)[:200]}): restore a copy"
+            ) from None
         if len(_parsed) > 64:
             _parsed.popitem(last=False)
     return found

@@ -9,26 +9,36 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ctxfold.errors import StoreUnavailableError
+
 __all__ = ["read_lines", "write_lines"]
+
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def write_lines(path: str | os.PathLike[str], lines: Sequence[str]) -> int:
-    """Write the file beside its place and move it there, so that it is never half there."""
+    """Write the file beside its place and move it there, so that it is never half there.
+
+    StoreUnavailableError, which is an OSError, when the disk has no room.
+    """
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(
             errno.ENOENT, os.strerror(errno.ENOENT), str(target)
         )  # not the name that it has meanwhile
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    name = ""
     try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{line}\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(target)
-    except BaseException:
-        with suppress(FileNotFoundError):
+    except BaseException as error:
+        with suppress(OSError):
             Path(name).unlink()
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise StoreUnavailableError(f"cannot write {target} ({error.strerror}): check the free space") from None
         raise
     return len(lines)
 

@@ -297,7 +297,8 @@ class Store(ItemStore, Protocol):
     def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
         """Whether `holder` now has the named lease of the session, until it is released or `ttl_s` has passed.
 
-        A holder that has it keeps it for longer. The session need not exist.
+        A holder that has it keeps it for longer. The session need not exist. `now_s` is the caller's clock: a store that several
+        machines share goes by the clock of its server instead.
         """
         ...
 

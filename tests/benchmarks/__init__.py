@@ -14,4 +14,5 @@ BENCHMARKS = (
     "agents_50",
     "hostile_text",
 )
-SHOWS = ("survival", "bad_summariser", "tau_prefix", "evidence", "pruning")  # over public conversations: see README.md
+# over public conversations, or servers of their own: see README.md
+SHOWS = ("survival", "bad_summariser", "tau_prefix", "evidence", "pruning", "faults")

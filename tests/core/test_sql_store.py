@@ -168,10 +168,9 @@ def test_garbage_file(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     path.write_bytes(b"this is no database, it is a text that is long enough" * 100)
     before = path.read_bytes()
-    with SqlStore(f"sqlite:///{path}") as store:
-        for _ in range(2):
-            with pytest.raises(StoreCorruptError, match=r"a\.db is damaged .*restore"):
-                store.append(KEY, [said("a")])
+    for _ in range(2):
+        with pytest.raises(StoreCorruptError, match=r"a\.db is damaged .*restore"):
+            SqlStore(f"sqlite:///{path}")
     assert path.read_bytes() == before
 
 
@@ -182,13 +181,13 @@ def test_damaged_file(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[8192:] = b"\xff" * (len(data) - 8192)
     path.write_bytes(data)
-    with SqlStore(f"sqlite:///{path}") as store, pytest.raises(StoreCorruptError, match="restore"):
-        store.read(KEY)
+    with pytest.raises(StoreCorruptError, match="restore"):
+        SqlStore(f"sqlite:///{path}")
 
 
 def test_folder_instead_of_file(tmp_path: Path) -> None:
-    with SqlStore(f"sqlite:///{tmp_path}") as store, pytest.raises(StoreUnavailableError, match="check the path"):
-        store.head(KEY)
+    with pytest.raises(StoreUnavailableError, match="check the path"):
+        SqlStore(f"sqlite:///{tmp_path}")
 
 
 def test_unreadable_record_is_named(url: str) -> None:
@@ -204,8 +203,8 @@ def test_newer_format(url: str) -> None:
     with SqlStore(url) as store:
         store.append(KEY, [said("a")])
     run_sql(url, "UPDATE ctxfold_meta SET value = '3'")
-    with SqlStore(url) as store, pytest.raises(StoreFormatError, match="format 3, this ctxfold reads 2: upgrade"):
-        store.append(KEY, [said("b")])
+    with pytest.raises(StoreFormatError, match="format 3, this ctxfold reads 2: upgrade"):
+        SqlStore(url)
     run_sql(url, "UPDATE ctxfold_meta SET value = '1'")
     with SqlStore(url) as store:
         assert store.head(KEY) == Head(1, 0)
@@ -217,26 +216,25 @@ def test_lost_version_and_lost_tables(url: str) -> None:
         run_sql(url, "DELETE FROM ctxfold_meta", "DROP TABLE ctxfold_records")
         with pytest.raises(StoreCorruptError, match="lacks tables"):
             store.read(KEY)
-    with SqlStore(url) as store, pytest.raises(StoreCorruptError, match="without a format version"):
-        store.read(KEY)
+    with pytest.raises(StoreCorruptError, match="without a format version"):
+        SqlStore(url)
 
 
 @pytest.mark.usefixtures("postgres_url")
 def test_unreachable_server_hides_the_password() -> None:
     address = "postgresql://ann:tops3cret@127.0.0.1:9/db?sslpassword=0ther"
-    with SqlStore(address) as store:
-        with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:9/db") as caught:
-            store.append(KEY, [said("a")])
-        for text in (str(caught.value), repr(store)):
-            assert "tops3cret" not in text
-            assert "0ther" not in text
-            assert "ann" in text
+    with pytest.raises(
+        StoreUnavailableError, match=r"ann:\*\*\*@127\.0\.0\.1:9/db .*check server, address and login"
+    ) as caught:
+        SqlStore(address)
+    assert "tops3cret" not in str(caught.value)
+    assert "0ther" not in str(caught.value)
 
 
 def test_unknown_database(postgres_url: str) -> None:
     address = postgres_url.rpartition("/")[0] + "/no_such_database"
-    with SqlStore(address) as store, pytest.raises(StoreUnavailableError, match="no_such_database"):
-        store.head(KEY)
+    with pytest.raises(StoreUnavailableError, match="no_such_database"):
+        SqlStore(address)
 
 
 def test_a_lock_held_too_long(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ __all__ = [
     "follow_forks",
     "indexed_term",
     "unseen",
+    "written_at",
 ]
 
 if TYPE_CHECKING:
@@ -357,3 +358,12 @@ def _conflict(draft: Draft) -> str:
         f"{name} is already in this session with other content: give the new one a new id, "
         "or use update() to change the old one"
     )
+
+
+def written_at(drafts: Sequence[Fresh], stored: Mapping[str, tuple[str, int]], head: int) -> bool:
+    """Returns whether just these drafts follow the record `head` (`stored`: record id -> fingerprint and seq).
+
+    Then the same append was done before, and its acknowledgement was lost with the connection.
+    """
+    places = ((item.fingerprint, seq) for seq, item in enumerate(drafts, head + 1))
+    return bool(drafts) and all(stored.get(item.draft.id) == place for item, place in zip(drafts, places, strict=True))

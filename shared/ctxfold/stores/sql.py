@@ -28,6 +28,7 @@ from ctxfold.stores.base import (
     follow_forks,
     indexed_term,
     unseen,
+    written_at,
 )
 from ctxfold.stores.sql_engine import (
     Driven,
@@ -74,8 +75,8 @@ class _Queue:
 class SqlStore(BaseStore):
     """Logs in `sqlite:///file.db` or `postgresql+psycopg://user:password@host/database`.
 
-    Safe across threads, tasks and processes. The first call, not the constructor, connects and makes the
-    tables. `timeout_s` bounds waiting for locks, for a connection and for the server. `sqlite://` lives in
+    Safe across threads, tasks and processes. The constructor connects and makes the tables: StoreError when it
+    cannot. `timeout_s` bounds waiting for locks, for a connection and for the server. `sqlite://` lives in
     memory, as long as this object. Async forms run in worker threads.
     """
 
@@ -98,10 +99,16 @@ class SqlStore(BaseStore):
         self._rows = Rows(self._sql, dialect, marks)
         self._closed = False
         self._ready = False
+        self._file: tuple[int, int] | None = None
         self._forked_in_use = False
         self._beside = nullcontext()
         self._make_locks()
         self._finalizer = weakref.finalize(self, self._engine.dispose)
+        try:
+            self._prepare()
+        except BaseException:
+            self._finalizer()
+            raise
         follow_forks(self)
 
     def _make_locks(self) -> None:
@@ -200,9 +207,17 @@ class SqlStore(BaseStore):
         deadline_s = time.monotonic() + self._timeout_s
         for attempt in range(1, _TRIES + 1):
             try:
-                with self._alone if alone else self._beside, connected(self._engine) as connection:
-                    return work(connection)
-            except self._failures as error:
+                with self._alone if alone else self._beside:
+                    file = self._file
+                    with connected(self._engine) as connection:
+                        result = work(connection)
+                    if alone and file is not None and self._place.file != file:
+                        raise StoreUnavailableError(
+                            f"the file of {self._place.name} was deleted or replaced during a write, which may be lost: "
+                            "put the file back and write again with the same ids"
+                        )
+                    return result
+            except (*self._failures, UnicodeDecodeError) as error:
                 if attempt == _TRIES or not is_passing(error) or time.monotonic() > deadline_s:
                     raise translated(error, self._place, self._timeout_s) from None
             except UnicodeEncodeError:
@@ -211,24 +226,37 @@ class SqlStore(BaseStore):
         raise AssertionError("unreachable")
 
     def _prepare(self) -> None:
-        if self._ready:
+        """Makes or upgrades the tables at first, and for a SQLite file that has taken the place of the one that was open."""
+        if self._ready and self._place.file == self._file:
             return
+        with self._creation:
+            found = self._place.file
+            if self._ready and found == self._file:
+                return
+            if self._ready and found is None:
+                raise StoreUnavailableError(
+                    f"the file of {self._place.name} was deleted while it was open: put it back, or open a new store"
+                )
+            if self._ready:
+                self._engine.dispose()
+            self._ready, self._file = False, None
+            self._tried(self._create, alone=True)
+            file = self._place.file
+            if file != found:
+                self._engine.dispose()  # connections that are opened from here on lead to `file`, or the next call sees it
+            self._ready, self._file = True, file
+
+    def _create(self, connection: Driven) -> None:
         from ctxfold.stores.sql_schema import FORMAT_VERSION, create_tables, stored_version, upgrade_tables
 
-        def create(connection: Driven) -> None:
-            found = stored_version(connection, self._place)
-            if found == FORMAT_VERSION:
-                return
-            if found is None and self._place.sqlite and not self._place.in_memory:
-                connection.execute("PRAGMA journal_mode=WAL")
-            with transaction(connection, self._place, self._timeout_s):
-                (create_tables if found is None else upgrade_tables)(connection, self._engine.dialect)
-            stored_version(connection, self._place)
-
-        with self._creation:
-            if not self._ready:
-                self._tried(create, alone=True)
-                self._ready = True
+        found = stored_version(connection, self._place)
+        if found == FORMAT_VERSION:
+            return
+        if found is None and self._place.sqlite and not self._place.in_memory:
+            connection.execute("PRAGMA journal_mode=WAL")
+        with transaction(connection, self._place, self._timeout_s):
+            (create_tables if found is None else upgrade_tables)(connection, self._engine.dialect)
+        stored_version(connection, self._place)
 
     def close(self) -> None:
         """Wait for running calls, then close every connection; idempotent."""
@@ -265,7 +293,7 @@ class SqlStore(BaseStore):
             there = self._rows.fingerprints(connection, key, ids) if head else {}
             if known_id is not None and there.get(known_id, ("", 0))[1] != known:
                 raise erased_meanwhile(key)
-            if expect is not None and expect != head:
+            if expect is not None and expect != head and not written_at(ready, there, expect):
                 raise HeadMovedError(expect, head)
             new = unseen(ready, {name: fingerprint for name, (fingerprint, _) in there.items()})
             records = self._rows.insert(connection, key, head, new, payloads, numbered=numbered)
@@ -337,7 +365,8 @@ class SqlStore(BaseStore):
 
     def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
         owner, session = checked_key(key)
-        values = (owner, session, name, holder, now_s + ttl_s, now_s)
+        times = (now_s, ttl_s, now_s) if self._place.sqlite else (ttl_s,)  # a server goes by its own clock
+        values = (owner, session, name, holder, *times)
         return self._write(lambda c: bool(c.execute(self._sql.take_lease, values).rowcount > 0))
 
     def release(self, key: SessionKey, name: str, holder: str) -> None:

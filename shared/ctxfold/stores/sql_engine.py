@@ -54,8 +54,8 @@ _OUT_OF_REACH = frozenset(
         sqlite3.SQLITE_PERM,
     }
 )
-# serialization failure, deadlock, lock timeout
-_PASSING_STATES = frozenset({"40001", "40P01", "55P03"})
+# serialization failure, deadlock, lock timeout, idle for too long within a transaction
+_PASSING_STATES = frozenset({"40001", "40P01", "55P03", "25P03"})
 # connection exceptions, bad login, resources, operator intervention, no such database
 _OUT_OF_REACH_STATES = ("08", "28", "53", "57", "3D", "25006")
 
@@ -89,6 +89,18 @@ class Place:
     secrets: tuple[str, ...] = ()
     synchronous: str = "FULL"
     prepare_threshold: int = _PREPARE_THRESHOLD
+
+    @property
+    def file(self) -> tuple[int, int] | None:
+        """Device and inode of the SQLite file that the path leads to; None without such a file."""
+        path = self.url.database
+        if not self.sqlite or self.in_memory or path is None or path.startswith("file:"):
+            return None
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     @property
     def proxied(self) -> bool:
@@ -283,6 +295,9 @@ def translated(error: Exception, place: Place, timeout_s: float) -> StoreError:
         return StoreUnavailableError(
             f"no free connection to {place.name} for {timeout_s:g} s: raise pool_size or timeout_s"
         )
+    if isinstance(error, UnicodeDecodeError) or "Could not decode to UTF-8" in str(error):
+        # the driver's message quotes what is stored
+        return StoreCorruptError(f"{place.name} is damaged (it holds text that is not UTF-8): restore it from a copy")
     reason = place.hide(re.sub(r"\s+", " ", str(error)).strip())[:300]
     if isinstance(error, sqlite3.Error):
         return _translated_sqlite(_sqlite_code(error), place, timeout_s, reason)
@@ -291,6 +306,10 @@ def translated(error: Exception, place: Place, timeout_s: float) -> StoreError:
         return StoreUnavailableError(f"{place.name} stayed locked for {timeout_s:g} s ({reason}): try again")
     if state in ("42P01", "42703"):
         return StoreCorruptError(f"{place.name} lacks tables or columns of ctxfold ({reason}): restore a copy")
+    if state == "57014":
+        return StoreUnavailableError(
+            f"{place.name} cancelled a statement ({reason}): try again, or raise the server's statement_timeout"
+        )
     gone = not state and type(error).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
     if gone or isinstance(error, Dropped) or state.startswith(_OUT_OF_REACH_STATES):
         return StoreUnavailableError(f"cannot reach {place.name} ({reason}): check server, address and login")
@@ -310,6 +329,8 @@ def _translated_sqlite(code: int, place: Place, timeout_s: float, reason: str) -
         return StoreUnavailableError(
             f"cannot use {place.name} ({reason}): check the path, its permissions and the free space"
         )
-    if "no such table" in reason or "no such column" in reason:
+    if any(
+        text in reason for text in ("no such table", "no such column", "no column named", "malformed database schema")
+    ):
         return StoreCorruptError(f"{place.name} lacks tables of ctxfold ({reason}): restore it from a copy")
     return StoreError(f"{place.name} refused a statement ({reason}): nothing was written")

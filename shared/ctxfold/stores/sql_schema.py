@@ -287,9 +287,9 @@ class Statements:
         f"SELECT seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? ORDER BY seq DESC LIMIT ?"
     )
     take_lease: str = (
-        "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (?, ?, ?, ?, ?) "
+        "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (?, ?, ?, ?, {now} + ?) "
         "ON CONFLICT (owner, session, name) DO UPDATE SET holder = excluded.holder, until_s = excluded.until_s "
-        "WHERE ctxfold_leases.until_s <= ? OR ctxfold_leases.holder = excluded.holder"
+        "WHERE ctxfold_leases.until_s <= {now} OR ctxfold_leases.holder = excluded.holder"
     )
     drop_lease: str = f"DELETE FROM ctxfold_leases WHERE {_MINE} AND name = ? AND holder = ?"
     record_id: str = f"SELECT record_id FROM ctxfold_records WHERE {_MINE} AND seq = ?"
@@ -324,9 +324,12 @@ class Statements:
     @classmethod
     def of(cls, dialect: str) -> Statements:
         mark, collation = ("?", "") if dialect == "sqlite" else ("%s", ' COLLATE "C"')
+        # the clocks of workers on several machines differ
+        now = "?" if dialect == "sqlite" else "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
         plain = cls()
         texts = {
-            each.name: getattr(plain, each.name).replace("?", mark).replace("{c}", collation) for each in fields(plain)
+            each.name: getattr(plain, each.name).replace("{now}", now).replace("?", mark).replace("{c}", collation)
+            for each in fields(plain)
         }
         if dialect == "sqlite":
             return cls(**texts)
