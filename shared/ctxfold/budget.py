@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctxfold.errors import ConfigError, WindowTooSmallError
 from ctxfold.given import json_problem, whole_number
+from ctxfold.media import medium_of, medium_tokens
 from ctxfold.messages import (
     MediaPart,
     Message,
@@ -34,7 +35,7 @@ PruningOrder: TypeAlias = Literal["reactive", "task_aware", "mig", "subgoal", "s
 MESSAGE_OVERHEAD_TOKENS = 4  # role and separators, as in OpenAI's published counting recipe for chat messages
 LONG_TEXT_CHARS = 20_000  # the counts of longer texts are kept,
 LONG_TEXTS = 8  # of the newest so many
-MEDIA_TOKENS = 800  # a mid-sized image; providers charge between 85 and 1,600
+MEDIA_KEPT = 1_024  # counts of media that are remembered: a message is counted several times, and its data is large
 
 
 class Policy(BaseModel):
@@ -209,6 +210,7 @@ class MessageCounter:
         # a long text is counted several times on its way into the view, the first time in a worker thread
         self._long = lru_cache(maxsize=LONG_TEXTS)(text.count)
         self._count_reasoning = count_reasoning
+        self._media: dict[tuple[str, str | None, int, int], int] = {}
         self.id = f"{text.id}{'+reasoning' if count_reasoning else ''}"
 
     def count(self, message: Message) -> int:
@@ -224,10 +226,20 @@ class MessageCounter:
                 case ToolResultPart():
                     total += self.count_text(part.content) + self._text.count(part.call_id)
                 case MediaPart():
-                    total += MEDIA_TOKENS
+                    total += self._of_medium(part)
                 case _:
                     continue
         return total
+
+    def _of_medium(self, part: MediaPart) -> int:
+        key = (part.kind, part.mime, len(part.data), hash(part.data))
+        known = self._media.get(key)
+        if known is None:
+            known = medium_tokens(medium_of(part), self.count_text)
+            if len(self._media) >= MEDIA_KEPT:
+                self._media.clear()
+            self._media[key] = known
+        return known
 
     def count_all(self, messages: Iterable[Message]) -> int:
         return sum(self.count(m) for m in messages)

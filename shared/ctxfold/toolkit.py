@@ -10,7 +10,8 @@ from ctxfold.archive import Hit
 from ctxfold.errors import ConfigError, CtxError
 from ctxfold.given import is_a, kind_of
 from ctxfold.history.view import View
-from ctxfold.messages import Message, ToolSpec
+from ctxfold.media import medium_of
+from ctxfold.messages import MediaPart, Message, ToolSpec
 from ctxfold.ports import TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.zones.assemble import newest_question
@@ -162,7 +163,9 @@ class _Bound:
     def _page(self, message: Message, reference: str, offset: int) -> str:
         if message.visibility == "user":
             return f"Error: message {reference} is for the user only."
-        text = "\n".join([message.text, *(f"calls {c.name}({c.arguments})" for c in message.tool_calls)]).strip("\n")
+        media = [f"[{medium_of(part)}]" for part in message.parts if isinstance(part, MediaPart)]
+        calls = [f"calls {c.name}({c.arguments})" for c in message.tool_calls]
+        text = "\n".join([message.text, *media, *calls]).strip("\n")
         rules = self._ctx.policy  # of the engine: no reading of the log for it
         start = max(0, offset)
         limit_tokens = int(PAGE_SHARE * rules.tool_result_ratio * rules.budget_tokens)
