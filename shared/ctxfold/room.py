@@ -10,7 +10,7 @@ from ctxfold.compaction.apply import Outcome, compact, facts_of
 from ctxfold.compaction.goal import refresh_goal
 from ctxfold.compaction.pairs import prepare_pairs
 from ctxfold.compaction.plan import Mode
-from ctxfold.compaction.strategy import Strategy
+from ctxfold.compaction.strategy import Strategy, SummarizerStrategy
 from ctxfold.compaction.tiers import BUILT_IN
 from ctxfold.errors import CtxError
 from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
@@ -87,6 +87,7 @@ class Room:
         allowed = journal.may_compact(auto_compact)
         if allowed:
             yield from self._prepare(journal, turn_id)
+            yield from self._ask_summarizer(journal, turn_id, extra)
         view = journal.view(turn_id)
         asked = self._coming(journal, view, question)
         wanted = self._wanted(sections, question is not None) if recall else ()
@@ -109,6 +110,15 @@ class Room:
         room -= self.ports.counter.count_text(text) if others else 0
         beside = yield from self._travelling(journal, view, others, asking, room, turn_id)
         return Window(view, "\n\n".join(t for t in (reserved, text, beside) if t))
+
+    def _ask_summarizer(self, journal: Journal, turn_id: str | None, extra: int) -> Flow[None]:
+        """Ask a summarizer of the user's on every input and between tool rounds; when it fails, the request goes on without."""
+        if turn_id is None or not isinstance(self.strategies.get(journal.rules().strategy), SummarizerStrategy):
+            return
+        try:
+            yield from self._compact(journal, "close", turn_id=turn_id, overhead_tokens=extra)
+        except CtxError as error:
+            self.events.emit(CompactionHeld(journal.key.session, f"the compaction failed: {error}"))
 
     def _wanted(self, sections: Sequence[Section] | None, unstored: bool) -> Sequence[Section]:
         """The sections that travel with a request: all of them where none was stored with the question."""

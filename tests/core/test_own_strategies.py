@@ -11,8 +11,9 @@ import pytest
 
 from ctxfold import AgentContext, Case, CompactionHeld, Hold, Message, Plan, RewriteRefused, StrategyError
 from ctxfold.errors import ConfigError
-from ctxfold.messages import user
-from tests.core.driven import Driven, scripted, turns
+from ctxfold.messages import assistant, user
+from tests.core.driven import Driven, call, scripted, turns
+from tests.properties.machine import assert_legal
 
 Make = Callable[..., Driven]
 
@@ -78,7 +79,7 @@ def boom(_: object) -> Any:
     [
         (AsyncNewest(boom), "ZeroDivisionError"),
         (AsyncNewest(lambda _: 7), "returned int"),
-        (AsyncNewest(lambda history: history[:2]), "has to stay"),
+        (AsyncNewest(lambda history: history[::-1]), "changed the order"),
         (AsyncNewest(seconds=60.0), "no answer within"),
     ],
     ids=["raises", "no list", "breaks its contract", "late"],
@@ -211,3 +212,44 @@ def test_subscribers_that_raise_cost_no_reply(make: Make, error: type[Exception]
         assert ctx.send(f"question {number}").message.text == "fine, thank you"
     assert ctx.usage().compactions > 0
     assert any(error.__name__ in reason for reason in reasons)
+
+
+class Asked:
+    """Keeps the newest two messages when it is told to; notes what it was asked about."""
+
+    name = "asked"
+
+    def __init__(self) -> None:
+        self.due = False
+        self.seen: list[list[str]] = []
+
+    def should_summarize(self, history: list[Message]) -> bool:
+        self.seen.append([m.role for m in history])
+        return self.due
+
+    def summarize(self, history: list[Message]) -> list[Message]:
+        self.due = False
+        return [user("They talked.", id="made"), *history[-2:]]
+
+
+def test_a_summarizer_is_asked_on_each_input_and_between_tool_rounds(make: Make) -> None:
+    """Step 7, D B1: it sees the turn under way, which stays although its result has only two messages of it."""
+    own = Asked()
+    rounds = [assistant("", id=f"m{n}", calls=[call(f"c{n}")]) for n in range(3)]
+    backend = scripted(*rounds, "done", "fine")
+    ctx = make(backend, context_window=8_000, strategy=own)
+    ctx.add(turns(6))
+    own.seen.clear()
+    ctx.send("look")
+    assert own.seen[0][-1] == "user"
+    for number in range(3):
+        own.due = number == 1
+        ctx.send(ctx.tool_message(f"c{number}", f"found {number}"))
+        assert_legal(backend.requests[-1].messages)
+        assert own.seen[number + 1][-1] == "tool"
+    assert ctx.usage().compactions == 1
+    between = backend.requests[2].messages
+    assert [m.role for m in between] == ["user", "user", "assistant", "tool", "assistant", "tool"]
+    assert between[0].text.endswith("They talked.")
+    assert [m.text for m in ctx.messages()][-8] == "look"
+    assert len(own.seen) == 5, "four requests and the end of the turn"

@@ -132,13 +132,16 @@ class Summarizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SummarizerStrategy:
-    """A `Summarizer` as a strategy. Its new messages become one summary, before what stays of the live conversation."""
+    """A `Summarizer` as a strategy. Its new messages become one summary, before what stays of the live conversation.
+
+    It is asked before each request too, between tool rounds as well; of the turn under way it sees everything, and all of it stays.
+    """
 
     summarizer: Summarizer
     name: str
 
     def plan(self, case: Case) -> Decision:
-        history = [m for m in _said(case.view) if case.facts.turn_id is None or m.id not in _own(case.view)]
+        history = _said(case.view)
         if case.facts.mode != "forced":
             due: object = self.summarizer.should_summarize(list(history))
             _check_plain(due, f"should_summarize of {self.name!r}")
@@ -210,6 +213,9 @@ def checked(plan: Plan, case: Case) -> Plan:
 def rewritten(plan: Plan, case: Case, result: Sequence[Message]) -> Decision:
     """What a summarizer did to the message list, as a plan; StrategyError when it did what it may not."""
     name, view = plan.strategy, case.view
+    own = {e.id for e in view.turn}  # what is being answered stays, whatever the result has of it
+    result = [m for m in result if m.id not in own]
+    answering = any(e.message.role == "user" and e.message.kind == "message" for e in view.turn)
     history = {e.id: e for e in (*view.system, *view.compressed, *view.live) if e.message.kind != "section"}
     new = [m for m in result if m.id not in history]
     left = [m for m in result if m.id in history]
@@ -222,7 +228,7 @@ def rewritten(plan: Plan, case: Case, result: Sequence[Message]) -> Decision:
     gone = [e for e in history.values() if e.id not in set(ids)]
     if any(not m.text or m.tool_calls or m.tool_results for m in new):
         raise StrategyError(f"summarizer {name!r} added a message that is no text")
-    _check_kept(name, {e.id for e in gone}, kept(tuple(history.values()), pins=case.facts.pins))
+    _check_kept(name, {e.id for e in gone}, kept(tuple(history.values()), pins=case.facts.pins, question=not answering))
     if not gone:
         return Hold(f"summarizer {name!r} took nothing out")
     text = "\n\n".join(m.text for m in new)
@@ -279,7 +285,3 @@ def _shape(message: Message) -> tuple[object, ...]:
 def _said(view: View) -> list[Message]:
     """The conversation without what was put in beside it."""
     return [m for m in view.messages if m.kind != "section"]
-
-
-def _own(view: View) -> frozenset[str]:
-    return frozenset(e.id for e in view.turn)
