@@ -9,6 +9,7 @@ from typing import Any
 from ctxfold.archive import Hit
 from ctxfold.errors import ConfigError, CtxError
 from ctxfold.given import is_a, kind_of
+from ctxfold.history.data import as_data
 from ctxfold.history.view import View
 from ctxfold.media import medium_of
 from ctxfold.messages import MediaPart, Message, ToolSpec
@@ -193,7 +194,7 @@ def _failed(error: CtxError) -> str:
 def _listed(hits: tuple[Hit, ...], view: View) -> str:
     """One line for each hit; the question that is being answered is none, although it holds all the words."""
     asked = newest_question(view)
-    lines = [f"{h.reference} {h.role}: {h.excerpt}" for h in hits if asked is None or h.message_id != asked.id]
+    lines = [f"{h.reference} {h.role}: {as_data(h.excerpt)}" for h in hits if asked is None or h.message_id != asked.id]
     return "\n".join(lines) or "Nothing was found."
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ctxfold.compaction.literals import TOOL_LABEL, is_rule, scan
-from ctxfold.history.data import neutral
+from ctxfold.history.data import defused
 from ctxfold.history.terms import sentences, term_counts
 from ctxfold.messages import Message
 from ctxfold.ports import TokenCounter
@@ -35,7 +35,7 @@ def passages(messages: Iterable[Message]) -> list[Passage]:
     found: dict[str, Passage] = {}
     order = 0
     for message in messages:
-        for sentence in sentences(neutral(message.text)):
+        for sentence in sentences(defused(message.text)):
             text = sentence.lstrip("-•* ")[:MAX_SENTENCE_CHARS]
             if text.endswith(("?", "？")) or text.startswith("["):
                 continue

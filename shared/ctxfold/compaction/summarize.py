@@ -172,7 +172,8 @@ def _by_model(task: _Task, rung: str, window_tokens: int, *, bodies: bool) -> Fl
 def own_words(text: str) -> str:
     """A summary without headings and references of ours; a model may have been told to forge them."""
     ours = (HEADING, LEDGER_HEADING, DATA_HEADING)
-    return "\n".join(_REFERENCE.sub("", line) for line in text.splitlines() if line.strip() not in ours)
+    lines = defused(text).splitlines()  # no token of a chat template, nothing invisible
+    return "\n".join(_REFERENCE.sub("", line) for line in lines if line.strip() not in ours)
 
 
 def _reduced(task: _Task, blocks: Sequence[str], previous: str, share: int, room: int) -> Flow[str]:

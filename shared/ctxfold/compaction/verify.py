@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ctxfold.compaction.literals import SHORT_VALUE, Fact, Source, extract, flat, message_of, negated, scan
 from ctxfold.compaction.normal import month_day
-from ctxfold.history.data import neutral
+from ctxfold.history.data import defused
 from ctxfold.history.terms import STOP_WORDS, sentences, terms
 from ctxfold.ports import TokenCounter
 
@@ -362,8 +362,8 @@ def _whole_number(digits: str, hay: str) -> bool:
 
 
 def _entry(fact: Fact) -> str:
-    text = neutral(" ".join(fact.text.split()))
-    key = neutral(" ".join(fact.key.split()))
+    text = defused(" ".join(fact.text.split()))
+    key = defused(" ".join(fact.key.split()))
     return f"{key}: {text}" if key else text
 
 
