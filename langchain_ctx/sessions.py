@@ -86,7 +86,8 @@ class Sessions:
         advice = "make a section of it, section_from(...), or ctxfold.Section"
         more["sections"] = all_of("sections", more.get("sections", ()), Section, advice)
         reserve = rules.pop("reply_reserve_tokens", max_tokens)
-        session_rules(context_window, backend, strategy=more.get("strategy"), reply_reserve_tokens=reserve, **rules)
+        checked: dict[str, Any] = {"strategy": more.get("strategy"), "counter": counter, "prices": more.get("prices")}
+        session_rules(context_window, backend, reply_reserve_tokens=reserve, **checked, **rules)
         self._settings: dict[str, Any] = {
             "backend": backend,
             "context_window": context_window,

@@ -90,7 +90,8 @@ def with_context(  # noqa: PLR0913 - one keyword per independent setting
     reserve = policy.pop("reply_reserve_tokens", told if max_tokens is None and isinstance(told, int) else max_tokens)
     rules = {name: value for name, value in policy.items() if name not in _NO_RULES}
     # checked at once, not at the first call
-    session_rules(window, None, strategy=policy.get("strategy"), reply_reserve_tokens=reserve, **rules)
+    checked: dict[str, Any] = {name: policy.get(name) for name in _NO_RULES}
+    session_rules(window, None, reply_reserve_tokens=reserve, counter=counter, **checked, **rules)
     settings = {
         "backend": CallersBackend(helped, context_window=window),
         "context_window": window,

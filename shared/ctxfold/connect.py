@@ -115,13 +115,18 @@ def session_rules(
     backend: ContextBackend | None,
     *,
     strategy: str | Strategy | Summarizer | None = None,
+    counter: TokenCounter | TextCounter | None = None,
+    prices: Prices | None = None,
     **rules: object,
 ) -> Policy:
     """Returns the rules for a window: the one given, else the window of the backend's row.
 
-    Raises ConfigError when neither knows the window, for an object that is no backend, and for a strategy that is not built
-    in; WindowTooSmallError for a window in which not even a short question fits.
+    Raises ConfigError when neither knows the window, for an object that is no backend, counter or prices, and for a strategy
+    that is not built in; WindowTooSmallError for a window in which not even a short question fits.
     """
+    if counter is not None:
+        message_counter(counter)
+    _check_prices(prices)
     if backend is not None:
         check_has("backend", backend, ("send", "asend"), MODELS)
     window = context_window if context_window is not None else backend.context_window if backend else None
@@ -148,6 +153,11 @@ def _built_in(name: str) -> str:
     raise ConfigError(f"there is no strategy {name!r}: {known}")
 
 
+def _check_prices(prices: object) -> None:
+    if prices is not None and not is_a(prices, Prices):
+        raise ConfigError(f"prices is {kind_of(prices)}: give ctxfold.Prices(...), or Prices.relative()")
+
+
 def ports(
     *,
     store: str | Store | None,
@@ -161,8 +171,7 @@ def ports(
     """Ports from what a user gives, looked at; without a summariser the backend itself writes summaries."""
     if summarizer is not None:
         check_has("summarizer", summarizer, ("send", "asend"), MODELS)
-    if prices is not None and not is_a(prices, Prices):
-        raise ConfigError(f"prices is {kind_of(prices)}: give ctxfold.Prices(...), or Prices.relative()")
+    _check_prices(prices)
     if embedder is not None:
         check_has("embedder", embedder, ("embed", "aembed"), "give an object with embed(texts) and aembed(texts)")
     model = backend.model if backend else None

@@ -26,7 +26,7 @@ from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
 from ctxfold.reconcile import Reconciled, check_answered, reconcile, unheard_reply
 from ctxfold.room import Window
 from ctxfold.stream import Fold, Played
-from ctxfold.zones.assemble import SCRATCH_ID, Scratch, place_scratch, scratch_message
+from ctxfold.zones.assemble import Scratch, first_unstable, place_scratch, scratch_message
 
 __all__ = [
     "OnAbort",
@@ -412,11 +412,10 @@ def _fitted(engine: Engine, exchange: _Exchange, options: Options) -> Flow[Reque
     _note(engine, exchange, window, options, tools_tokens)
     tokens = window.view.tokens + tools_tokens + scratch_tokens + counter.count_text(window.recalled)
     journal.asked[turn_id] = (exchange.model, tokens)
-    text = "\n\n".join(t for t in (window.recalled, options.scratch) if t)
-    messages = place_scratch(list(window.messages), Scratch(text, role))
+    messages = place_scratch(list(window.messages), Scratch(options.scratch or "", role), window.recalled)
     unbound = [index for index, entry in enumerate(window.view) if entry.seq <= journal.unbound_seq]
     unbound_before = unbound[-1] + 1 if unbound else 0
-    stable = next((i for i, m in enumerate(messages) if m.id == SCRATCH_ID), len(messages))
+    stable = first_unstable(messages)
     if journal.rules().alternating_roles:
         unbound_before = len(alternating(messages[:unbound_before]))
         kept, messages = alternating(messages[:stable]), alternating(messages)

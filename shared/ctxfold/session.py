@@ -109,7 +109,8 @@ class AgentContext(SessionFiles):
         check_text("the session name", session)
         own = () if strategy is None or isinstance(strategy, str) else (as_strategy(strategy),)
         reserve: Any = rules.pop("reply_reserve_tokens", max_tokens)  # the rule's own name, as `rules()` tells it
-        policy = session_rules(context_window, backend, strategy=strategy, reply_reserve_tokens=reserve, **rules)
+        given: Any = {"strategy": strategy, "counter": counter, "prices": prices, **rules}
+        policy = session_rules(context_window, backend, reply_reserve_tokens=reserve, **given)
         bundle = ports(
             store=store,
             backend=backend,

@@ -17,7 +17,7 @@ from ctxfold.exchange import Question
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, Usage, assistant, tool_result, user
 from ctxfold.stream import ContentFirst, Thinking
-from tests.core.driven import Driven, call, context, scripted, text_of
+from tests.core.driven import Driven, call, context, scripted, text_of, turns
 from tests.properties.machine import assert_legal
 from tests.timing import await_for
 
@@ -258,9 +258,38 @@ def test_scratch_travels_and_is_not_stored(make: Make) -> None:
     ctx.send("hi", scratch="It is Monday.")
     assert [m.text for m in backend.requests[0].messages] == ["hi", "It is Monday."]
     assert "Monday" not in text_of(ctx.view().messages)
-    before_user = scripted("one", scratch_role="user")
-    make(before_user).send("hi", scratch="It is Monday.")
-    assert [m.text for m in before_user.requests[0].messages] == ["It is Monday.", "hi"]
+    as_user = scripted("one", scratch_role="user")
+    make(as_user).send("hi", scratch="It is Monday.")
+    assert [m.text for m in as_user.requests[0].messages] == ["hi", "It is Monday."]
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_scratch_is_the_very_last_message(make: Make, role: str) -> None:
+    """Step 7, D A6: in the user role too. Recalled passages keep their place before the question there, and what the next
+    request repeats ends where the first of the two stands."""
+    backend = scripted(*["ok"] * 9, scratch_role=role)
+    ctx = make(backend, context_window=1_500)
+    ctx.add(user("The locker of the blue bicycle is 47-B.", id="fact"))
+    ctx.add([assistant("Noted.", id="noted"), *turns(30)])
+    ctx.compact()
+    ctx.send("Which locker has the blue bicycle?", scratch="It is Monday.")
+    request = backend.requests[-1]
+    last, before = request.messages[-1], request.messages[-2]
+    assert last.text.endswith("It is Monday.")
+    assert last.role == role
+    asked = next(i for i, m in enumerate(request.messages) if m.text == "Which locker has the blue bicycle?")
+    if role == "system":
+        assert "47-B" in last.text
+        assert request.stable_messages == asked + 1 == len(request.messages) - 1
+    else:
+        assert before.text == "Which locker has the blue bicycle?"
+        assert "47-B" in request.messages[-3].text
+        assert request.stable_messages == asked - 1 == len(request.messages) - 3
+    ctx.send("And now?", scratch="It is Tuesday.", recall=False)
+    request = backend.requests[-1]
+    assert [m.text for m in request.messages[-2:]] == ["And now?", "It is Tuesday."]
+    assert request.stable_messages == len(request.messages) - 1
+    assert not [m for m in ctx.messages() if "Monday" in m.text or "Tuesday" in m.text]
 
 
 def ask(ctx: Driven, messages: list[Message], given: set[str]) -> None:

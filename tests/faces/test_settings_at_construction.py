@@ -24,8 +24,8 @@ from llamaindex_ctx import CtxMemory
 NOWHERE: dict[str, Any] = {"model": "m", "api_key": "x", "base_url": "http://127.0.0.1:9/v1"}
 
 
-def chat_model(context_window: int = 4_000, **policy: Any) -> ChatCtx:
-    return ChatCtx(**NOWHERE, store="memory://", context_window=context_window, policy=policy)
+def chat_model(context_window: int = 4_000, counter: Any = None, **policy: Any) -> ChatCtx:
+    return ChatCtx(**NOWHERE, store="memory://", context_window=context_window, counter=counter, policy=policy)
 
 
 MADE: dict[str, Callable[..., object]] = {
@@ -72,3 +72,12 @@ def test_the_hint_for_a_foreign_setting(make: Callable[..., object]) -> None:
         make(context_window=4_000, table_name="messages")
     with pytest.raises(ConfigError, match="there is no setting 'hard_rato': did you mean hard_ratio"):
         make(context_window=4_000, hard_rato=0.5)
+
+
+@FACES
+def test_what_is_no_counter_and_no_prices(make: Callable[..., object]) -> None:
+    """Step 7, C: siblings of the misspelt strategy; most faces said so at the first call."""
+    with pytest.raises(ConfigError, match="counter is a builtin"):
+        make(context_window=4_000, counter=len)
+    with pytest.raises(ConfigError, match="prices is a dict"):
+        make(context_window=4_000, prices={"input": 1})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ctxfold.budget import Policy
 from ctxfold.effects import LookedUp
@@ -17,8 +18,8 @@ from ctxfold.zones.recall import Passage, recall, render
 from ctxfold.zones.semantic import near_passages
 
 __all__ = [
-    "SCRATCH_ID",
     "Scratch",
+    "first_unstable",
     "newest_question",
     "overflow",
     "place_scratch",
@@ -32,6 +33,7 @@ __all__ = [
 _log = logging.getLogger("ctxfold")
 
 SCRATCH_ID = "scratch"
+PASSAGES_ID = "passages"
 REMEMBERED_QUESTIONS = 64
 RECALL_ROUNDS = 8  # of tools; passages stand at the end, so they are new to the cache in every later request
 
@@ -130,15 +132,22 @@ def scratch_message(scratch: Scratch) -> Message:
     return Message(SCRATCH_ID, scratch.role, (TextPart(scratch.text),), kind="section")
 
 
-def place_scratch(messages: list[Message], scratch: Scratch | None) -> list[Message]:
-    """The messages with the scratch at the very end; in the user role before a user message that stands last."""
-    if scratch is None or not scratch.text:
-        return messages
-    message = scratch_message(scratch)
-    last_is_user = bool(messages) and messages[-1].role == "user"
-    if scratch.role != "system" and last_is_user:
-        return [*messages[:-1], message, messages[-1]]
-    return [*messages, message]
+def place_scratch(messages: list[Message], scratch: Scratch, passages: str = "") -> list[Message]:
+    """The messages with the scratch at the very end, and the passages that were recalled for the newest question before it.
+
+    They are one message, except in the user role where the question stands last: the passages then stand before the question.
+    Behind it, they would be what the model answers to; the scratch is the caller's own words, and they chose the last place.
+    """
+    if passages and scratch.role == "user" and messages and messages[-1].role == "user":
+        before = replace(scratch_message(replace(scratch, text=passages)), id=PASSAGES_ID)
+        return place_scratch([*messages[:-1], before, messages[-1]], scratch)
+    text = "\n\n".join(t for t in (passages, scratch.text) if t)
+    return [*messages, scratch_message(replace(scratch, text=text))] if text else messages
+
+
+def first_unstable(messages: Sequence[Message]) -> int:
+    """The place of the first message that is this request's alone; the number of messages when there is none."""
+    return next((i for i, m in enumerate(messages) if m.id in (SCRATCH_ID, PASSAGES_ID)), len(messages))
 
 
 def too_large(view: View, extra: int, rules: Policy) -> MessageTooLargeError | None:
