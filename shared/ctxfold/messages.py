@@ -176,6 +176,11 @@ class Message:
         )
 
     @property
+    def content(self) -> str | None:
+        """Returns the visible text, None where no part holds any; "" is a text that is empty."""
+        return self.text if any(isinstance(p, TextPart | ToolResultPart) for p in self.parts) else None
+
+    @property
     def reasoning(self) -> str:
         """The thinking text, "" when there is none."""
         return "".join(p.text for p in self.parts if isinstance(p, ReasoningPart))

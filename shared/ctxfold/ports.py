@@ -6,11 +6,11 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ctxfold.history.items import ItemStore
 from ctxfold.history.records import Draft, Record, SessionKey
-from ctxfold.messages import Message, ToolSpec, Usage
+from ctxfold.messages import Message, ToolCallPart, ToolSpec, Usage
 from ctxfold.prices import Prices
 from ctxfold.vectors import Embedder
 
@@ -27,6 +27,7 @@ __all__ = [
     "Postings",
     "Reply",
     "Request",
+    "ResponseType",
     "Rewrite",
     "Store",
     "SystemClock",
@@ -35,6 +36,9 @@ __all__ = [
     "ToolCallDelta",
     "UuidIds",
 ]
+
+
+ResponseType: TypeAlias = Literal["empty", "reasoning", "content", "reasoning_and_content"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,38 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer; `message` carries usage, model and finish reason, `raw` is the provider's own object."""
+    """A whole answer; `message` carries usage, model and finish reason, `raw` is the provider's own object.
+
+    `empty_content` says that the service sent content, and that it was empty.
+    """
 
     message: Message
     usage: Usage | None = None
     finish_reason: str | None = None
     raw: Any = None
+    empty_content: bool = False
+
+    @property
+    def response_type(self) -> ResponseType:
+        """Returns which of reasoning and content the answer has; tool calls do not count."""
+        reasoning, content = bool(self.message.reasoning), bool(self.message.text)
+        if reasoning:
+            return "reasoning_and_content" if content else "reasoning"
+        return "content" if content else "empty"
+
+    @property
+    def content(self) -> str | None:
+        """Returns the visible text: None where the answer has none, "" where the service sent an empty one."""
+        return self.message.text or ("" if self.empty_content else self.message.content)
+
+    @property
+    def reasoning_content(self) -> str | None:
+        """Returns the thinking text, None where there is none."""
+        return self.message.reasoning or None
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallPart, ...]:
+        return self.message.tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +120,7 @@ class Chunk:
 
     `sealed` is a block that came whole and only its provider can read; it keeps its place between text and reasoning.
     `whole` is the finished message where a source knows it; its id, model and usage are not read.
+    `empty_content`: content was sent here, and it was empty; a chunk with nothing else gives no event.
     """
 
     reasoning: str = ""
@@ -104,6 +135,7 @@ class Chunk:
     model: str | None = None
     raw: Any = None
     whole: Message | None = None
+    empty_content: bool = False
 
 
 class ChunkStream(Protocol):

@@ -91,6 +91,7 @@ class Fold:
         self._finish: str | None = None
         self._raw: Any = None
         self._whole: Message | None = None
+        self._empty_content = False
 
     def feed(self, chunk: Chunk) -> tuple[StreamPiece, ...]:
         """The events of one chunk: tool calls, then thinking, then content; none for an empty chunk."""
@@ -127,6 +128,7 @@ class Fold:
             self._model = chunk.model
         if chunk.whole is not None:
             self._whole = chunk.whole
+        self._empty_content = self._empty_content or chunk.empty_content
 
     def _segment(self, *, thinking: bool) -> _Segment:
         last = self._segments[-1] if self._segments else None
@@ -144,7 +146,8 @@ class Fold:
         calls = self._calls.close(self._id, cut_short=self._finish in _CUT_SHORT)
         given = self._given(tuple(call for _, call in calls))
         parts = self._parts(calls) if given is None else (*given, *self._refused())
-        return Reply(self._message(parts), self._usage, self._finish, self._raw)
+        message = self._message(parts)
+        return Reply(message, self._usage, self._finish, self._raw, self._empty_content and not message.text)
 
     def _given(self, calls: tuple[ToolCallPart, ...]) -> tuple[Part, ...] | None:
         """The parts of the message that came whole; None when it does not hold what was streamed."""

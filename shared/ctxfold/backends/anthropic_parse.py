@@ -53,6 +53,7 @@ class MessagesParser(AnswerParser):
         self._open: dict[int, _Open] = {}
         self._usage: dict[str, Any] = {}
         self._model: str | None = None
+        self._text_begun = False
 
     def _payload(self, payload: object, event_name: str) -> list[Chunk]:
         body = as_dict(payload)
@@ -93,6 +94,7 @@ class MessagesParser(AnswerParser):
                 delta = ToolCallDelta(number, as_text(block.get("id")) or None, as_text(block.get("name")) or None)
                 return [self._chunk(body, tool_calls=(delta,))]
             case "text":
+                self._text_begun = True
                 return self._content(as_text(block.get("text")), body)
             case "thinking":
                 opened.signature = as_text(block.get("signature"))
@@ -180,7 +182,7 @@ class MessagesParser(AnswerParser):
         return [self._chunk(body, reasoning=text)] if text else []
 
     def _chunk(self, raw: Mapping[str, Any], **fields: Any) -> Chunk:
-        return Chunk(model=self._model, raw=raw, **fields)
+        return Chunk(model=self._model, raw=raw, empty_content=self._text_begun, **fields)
 
     def _note_usage(self, usage: object) -> None:
         """Later numbers replace earlier ones; the last event repeats only some of them."""

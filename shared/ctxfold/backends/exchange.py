@@ -5,13 +5,15 @@ A flow yields `Open`, `Read` and `Sleep`; a channel performs them and closes wha
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from ctxfold.backends.failures import http_failure
+from ctxfold.backends.answer import as_dict
+from ctxfold.backends.failures import http_failure, plain_failure
 from ctxfold.backends.profile import Profile
 from ctxfold.backends.retry import Retry, retry_after_s
 from ctxfold.errors import BackendError
@@ -32,6 +34,7 @@ __all__ = [
     "Step",
     "Steps",
     "adrive",
+    "counted_tokens",
     "drive",
     "open_answer",
     "whole_reply",
@@ -239,6 +242,28 @@ def _open_once(call: Call) -> Steps[Answer]:
     if answer.failed_early is not None:
         raise answer.failed_early
     return answer
+
+
+def counted_tokens(call: Call) -> Steps[int]:
+    """The number of input tokens that a counting endpoint answers with; failures that may be retried are."""
+    return (yield from _retried(call, lambda: _count_once(call)))
+
+
+def _count_once(call: Call) -> Steps[int]:
+    deadline_s = call.now_s() + call.open.timeout_s
+    head: Head = yield call.open
+    body = yield from _error_body(call, deadline_s)
+    if not 200 <= head.status < 300:
+        wait = retry_after_s(head.headers, call.wall_s())
+        raise http_failure(call.profile, head.status, body, retry_after_s=wait, hide=call.hide)
+    try:
+        tokens: object = as_dict(json.loads(body)).get("input_tokens")
+    except (ValueError, RecursionError):
+        tokens = None
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
+        what = f"the counting endpoint's answer of {len(body)} bytes holds no number input_tokens"
+        raise plain_failure(call.profile, "protocol", what, hide=call.hide)
+    return tokens
 
 
 def _error_body(call: Call, deadline_s: float) -> Steps[bytes]:

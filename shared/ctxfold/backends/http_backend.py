@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
+from ctxfold.backends.counting import counter_for
 from ctxfold.backends.exchange import (
     AsyncChannel,
     Call,
@@ -26,6 +27,7 @@ from ctxfold.backends.exchange import (
     Open,
     Parser,
     adrive,
+    counted_tokens,
     drive,
     open_answer,
     whole_reply,
@@ -34,11 +36,13 @@ from ctxfold.backends.http_stream import AsyncHttpStream, HttpStream
 from ctxfold.backends.native_jsonl import from_line, to_line
 from ctxfold.backends.profile import Profile, load_profile
 from ctxfold.backends.retry import Retry
+from ctxfold.budget import MessageCounter
 from ctxfold.closing import Closing
 from ctxfold.errors import ConfigError, InvalidTextError
 from ctxfold.given import is_a, json_problem, shown_url
-from ctxfold.messages import Message
-from ctxfold.ports import Ids, Reply, Request, UuidIds
+from ctxfold.messages import Message, TextPart, ToolSpec
+from ctxfold.ports import Chunk, Ids, Reply, Request, UuidIds
+from ctxfold.stream import Fold
 
 if TYPE_CHECKING:
     import httpx
@@ -50,6 +54,9 @@ __all__ = ["HttpBackend"]
 HIDDEN = "**********"
 MIN_SECRET_CHARS = 6
 CREDENTIALS = frozenset({"api-key", "authorization", "x-api-key", "x-goog-api-key"})
+_COUNTED = frozenset(
+    {"messages", "model", "system", "thinking", "tool_choice", "tools"}
+)  # what a counting endpoint takes
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -188,6 +195,66 @@ class HttpBackend(ABC, Closing):
     async def aopen_stream(self, request: Request) -> AsyncHttpStream:
         channel = self._achannel(request)
         return AsyncHttpStream(await adrive(open_answer(self._call(request, stream=True)), channel), channel)
+
+    def merge_chunks(self, chunks: Iterable[Chunk]) -> Message | None:
+        """Returns the message that all chunks of one answer make; None where they hold nothing."""
+        fold = Fold(self._ids.new(), self._model)
+        for chunk in chunks:
+            fold.feed(chunk)
+        message = fold.close().message
+        return message if message.parts else None
+
+    def extract_messages(self, responses: Iterable[Reply | Chunk]) -> list[Message]:
+        """Returns the messages of whole replies, or the one message of all chunks of an answer."""
+        given = list(responses)
+        replies = [one.message for one in given if isinstance(one, Reply)]
+        merged = self.merge_chunks(one for one in given if isinstance(one, Chunk))
+        return replies if merged is None else [*replies, merged]
+
+    def to_system_message(self, message: Message) -> Message:
+        """Returns the message's text as a system message of the same id."""
+        return Message(message.id, "system", (TextPart(message.text),), kind=message.kind)
+
+    def estimate_tokens(self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = ()) -> int:
+        """Returns what the messages and tools would cost as input.
+
+        The row of Anthropic has an endpoint that counts: it is asked, which is one request over the network, and may raise
+        BackendError. Elsewhere the row's own counter estimates. The engine's turns never wait for this.
+        """
+        call = self._count_call(messages, tools)
+        if call is None:
+            return self._estimated(messages, tools)
+        channel = self._channel(Request(messages))
+        try:
+            return drive(counted_tokens(call), channel)
+        finally:
+            channel.close()
+
+    async def aestimate_tokens(self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = ()) -> int:
+        call = self._count_call(messages, tools)
+        if call is None:
+            return self._estimated(messages, tools)
+        channel = self._achannel(Request(messages))
+        try:
+            return await adrive(counted_tokens(call), channel)
+        finally:
+            await channel.aclose()
+
+    def _count_call(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Call | None:
+        """The request to the endpoint that counts whole requests; None where the row has none."""
+        rules = self.profile.tokens
+        if rules.kind != "endpoint" or rules.name is None or self.wire != "anthropic_messages":
+            return None
+        request = Request(messages, tools=tuple(tools))
+        call = self._call(request, stream=False)
+        body = {name: value for name, value in self.request_body(request, stream=False).items() if name in _COUNTED}
+        parts = urlsplit(call.open.url)
+        url = urlunsplit(parts._replace(path=parts.path.removesuffix(self._row.path) + rules.name))
+        return replace(call, open=replace(call.open, url=url, body=_encoded(body)))
+
+    def _estimated(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> int:
+        counter = MessageCounter(counter_for(self.profile))
+        return counter.count_all(messages) + counter.count_tools(tools)
 
     def message_to_jsonl(self, message: Message) -> str:
         """The message as one line of JSON in this provider's own shape; `message_from_jsonl` gives the same message back."""

@@ -30,6 +30,7 @@ class ChatParser(AnswerParser):
         self._tags = TagSplitter(*tags, starts_open=starts_open) if tags is not None else None
         self._calls = False
         self._tool_calls_used = False
+        self._empty_content = False
         self._fields_used = False
 
     def _reply(self, payload: object) -> list[Chunk]:
@@ -61,6 +62,7 @@ class ChatParser(AnswerParser):
             reasoning, content = reasoning + late[0], content + late[1]
         calls = self._tool_calls(delta) if "tool_calls" in delta or "function_call" in delta else ()
         details = self._details(delta)
+        self._empty_content = self._empty_content or delta.get("content") == ""
         usage = self._usage(body.get("usage") or choice.get("usage") or delta.get("usage"))
         if not (reasoning or content or refusal or calls or details or usage or finish):
             return None
@@ -76,6 +78,7 @@ class ChatParser(AnswerParser):
             finish_reason=finish,
             model=as_text(body.get("model")) or None,
             raw=body,
+            empty_content=self._empty_content,
         )
 
     def _texts(self, delta: Mapping[str, Any]) -> tuple[str, str]:
