@@ -269,19 +269,26 @@ class Engine:
             yield from self.room.make_room(journal)
         return Added(tuple(fresh), place)
 
-    def without_orphans(self, journal: Journal, messages: Sequence[Message], turn_id: str | None) -> Sequence[Message]:
+    def without_orphans(
+        self, journal: Journal, messages: Sequence[Message], turn_id: str | None, *, asks: bool = False
+    ) -> Sequence[Message]:
         """Returns the messages that can follow the open turn which they answer, or `turn_id`; the rest is told in an event.
 
         Where nothing is left of them, they come back as they are, and are refused later: nothing would be asked or stored.
+        With `asks` the model is asked now: calls at the very end were left behind by a run that failed.
         """
         turns = journal.open_turns()
         answered = {r.call_id for m in takewhile(lambda m: m.role == "tool", messages) for r in m.tool_results}
         place = next((t for t in reversed(list(turns)) if answered & open_calls(turns[t])), turn_id)
         legal = whole_rounds(messages, waiting=open_calls(turns.get(place or "", ())))
+        if not legal:
+            return messages
+        if asks and legal[-1].tool_calls and (legal[1:] or place in turns):
+            legal = legal[:-1]
         kept = {m.id for m in legal}
-        if (left_out := tuple(m.id for m in messages if m.id not in kept)) and legal:
+        if left_out := tuple(m.id for m in messages if m.id not in kept):
             self.events.emit(MessagesLeftOut(journal.key.session, left_out))
-        return legal or messages
+        return legal
 
     def _add_parts(
         self, messages: Sequence[Message], starts: Sequence[int], turn_id: str | None, add: Callable[..., Flow[Added]]

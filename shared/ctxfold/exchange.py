@@ -23,7 +23,7 @@ from ctxfold.injection import beside, put_at_head, take_from_head
 from ctxfold.journal import WINDOW_FIELDS, Journal, append, draft, refresh
 from ctxfold.messages import Message, Role, ToolSpec, is_final
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
-from ctxfold.reconcile import Reconciled, check_answered, reconcile, unheard_reply
+from ctxfold.reconcile import Reconciled, check_answered, reconcile, rewound, unheard_reply
 from ctxfold.room import Window
 from ctxfold.stream import Fold, Played
 from ctxfold.zones.assemble import Scratch, first_unstable, place_scratch, scratch_message
@@ -254,17 +254,17 @@ def _reconciled(engine: Engine, exchange: _Exchange, question: Question) -> Flow
     """What of the question is new; what it has gone back behind is gone."""
     if question.given_ids is None:
         return Reconciled(tuple(question.messages))
-
-    def compare(journal: Journal, messages: Sequence[Message]) -> Reconciled:
-        found = reconcile(journal, messages, given_ids=question.given_ids or (), whole=question.whole)
-        return replace(found, messages=tuple(engine.without_orphans(journal, found.messages, found.turn_id)))
-
-    found = compare(exchange.journal, question.messages)
+    journal = exchange.journal
+    compare = partial(reconcile, given_ids=question.given_ids, whole=question.whole)
+    found = compare(journal, question.messages)
+    if found.turn_id and (begun_anew := rewound(journal, question.messages, found)) is not None:
+        yield from engine.close(journal, found.turn_id, "discarded")
+        found = Reconciled(begun_anew)
     if gone := found.superseded or found.left_behind:
         may_return = bool(found.left_behind)
-        exchange.removal = yield from remove_ids(engine, exchange.journal, gone, may_return=may_return)
-        return compare(exchange.journal, question.messages)  # anew: a tool round goes as a whole
-    return found
+        exchange.removal = yield from remove_ids(engine, journal, gone, may_return=may_return)
+        found = compare(journal, question.messages)  # anew: a tool round goes as a whole
+    return replace(found, messages=tuple(engine.without_orphans(journal, found.messages, found.turn_id, asks=True)))
 
 
 def _begin(engine: Engine, exchange: _Exchange, question: Question) -> Flow[Message | None]:

@@ -7,7 +7,7 @@ content: whatever stands after the session's last known message is new.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ctxfold.errors import MessageConflictError, OrphanToolResultError
 from ctxfold.history.cuts import open_calls
@@ -15,7 +15,7 @@ from ctxfold.history.view import Entry
 from ctxfold.journal import Journal
 from ctxfold.messages import Message, content_key
 
-__all__ = ["Reconciled", "check_answered", "reconcile", "unheard_reply"]
+__all__ = ["Reconciled", "check_answered", "reconcile", "rewound", "unheard_reply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,27 @@ def reconcile(
                 return Reconciled(fresh, left_behind=_left_behind(live, message) if whole else ())
             return Reconciled((), superseded=_after(journal, message))
     return Reconciled(tuple(messages))
+
+
+def rewound(journal: Journal, messages: Sequence[Message], found: Reconciled) -> tuple[Message, ...] | None:
+    """Returns the open turn as a list has it that goes on from before its newest round, for a turn of its own; else None.
+
+    An agent's run that failed has left that round in the session, and its list is asked again without it; or the list ends
+    with calls that nobody will answer any more.
+    """
+    with journal.lock:
+        turn = journal.state.open.get(found.turn_id or "")
+        entries = [] if turn is None else [*turn.entries]
+    newest = messages[len(messages) - len(found.messages) - 1]
+    # a message without an id of its own is known as a turn's last one
+    at = next((i for i, e in enumerate(entries) if e.id == newest.id), len(entries) - 1)
+    if not found.messages and newest.tool_calls:
+        at -= 1
+    if at < 0 or not any(e.message.role == "assistant" for e in entries[at + 1 :]):
+        return None
+    whole = {m.id: m for m in messages}  # an entry may hold an excerpt
+    kept = (whole.get(e.id, e.message) for e in entries[: at + 1])
+    return (*(replace(m, usage=None) for m in kept), *found.messages)
 
 
 _LOOK_BACK = 512  # newest live messages whose ids are looked at; older ones are recognised by the store

@@ -22,15 +22,12 @@ from ctxfold import AgentContext
 from ctxfold.messages import Message, Opaque, TextPart, ToolCallPart, assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import (
-    ChatCtx,
-    ContextMiddleware,
-    ContextNode,
     CtxChatMessageHistory,
     from_langchain,
     import_history,
     to_langchain,
-    with_context,
 )
+from tests.langchain.faces import FACES, Agents, model_settings, run
 from tests.langchain.running import T
 
 BROKEN = '{"a":1,"b":'
@@ -67,85 +64,12 @@ def calls(server: ModelServer) -> list[str]:
     return [c["function"]["arguments"] for m in found for c in m.get("tool_calls") or ()]
 
 
-async def run(app: Any, how: str, text: str, config: Any = T) -> str:
-    """The text of the run's last message."""
-    given, both = {"messages": [HumanMessage(text)]}, ["values", "messages"]
-    match how:
-        case "invoke":
-            found = app.invoke(given, config)
-        case "ainvoke":
-            found = await app.ainvoke(given, config)
-        case "stream":
-            found = [state for mode, state in app.stream(given, config, stream_mode=both) if mode == "values"][-1]
-        case _:
-            parts = [part async for part in app.astream(given, config, stream_mode=both)]
-            found = [state for mode, state in parts if mode == "values"][-1]
-    return str(found["messages"][-1].text)
-
-
-class Agents:
-    """Agents of one face on one server, closed together."""
-
-    def __init__(self, face: str, server: ModelServer) -> None:
-        self._face, self._url = face, server.base_url
-        self._open: list[Any] = []
-
-    def agent(self, store: str, saver: Any) -> Any:
-        """A new agent, with new objects all the way down."""
-        model: Any = ChatOpenAI(model="m", base_url=self._url, api_key="x", max_retries=0)  # type: ignore[arg-type]
-        middleware: list[Any] = []
-        match self._face:
-            case "middleware":
-                middleware = [ContextMiddleware(context_window=8_000, store=store, history_tools=False)]
-            case "with_context":
-                model = with_context(model, context_window=8_000, store=store)
-            case "ChatCtx":
-                model = self._chat(context_window=8_000, store=store)
-            case "ChatCtx and middleware":
-                model = self._chat()
-                middleware = [ContextMiddleware(context_window=8_000, store=store, history_tools=False)]
-            case _:
-                model = Fitted(**model_settings(self._url), fit=ContextNode(context_window=8_000, store=store))
-        self._open += [model, *middleware]
-        return create_agent(model, [look], middleware=middleware, checkpointer=saver)
-
-    def _chat(self, **settings: Any) -> ChatCtx:
-        return ChatCtx(**model_settings(self._url), provider="openai", **settings)
-
-    async def aclose(self) -> None:
-        for one in self._open:
-            client = getattr(one, "inner", one)
-            if isinstance(client, ChatOpenAI):
-                await client.root_async_client.close()
-            for part in (one, getattr(one, "fit", None)):
-                if hasattr(part, "aclose"):
-                    await part.aclose()
-
-
-def model_settings(url: str) -> dict[str, Any]:
-    return {"model": "m", "base_url": url, "api_key": "x", "max_retries": 0}
-
-
-class Fitted(ChatOpenAI):
-    """A model before which a node stands."""
-
-    fit: Any = None
-
-    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        return self.fit | super().bind_tools(tools, **kwargs)
-
-
-FACES = pytest.mark.parametrize(
-    "face", ["middleware", "with_context", "ChatCtx", "ChatCtx and middleware", "ContextNode"]
-)
-
-
 @FACES
 @HOW
 async def test_an_agent_goes_on_after_malformed_calls(face: str, how: str, tmp_path: Path, store_url: str) -> None:
     """Alone, beside a good call, in several turns, and after a restart; the service is asked nothing that it refuses."""
     with ModelServer(model="m", script=answer, strict="openai") as server:
-        made = Agents(face, server)
+        made = Agents(face, server, look)
         with contextlib.closing(sqlite3.connect(tmp_path / "saver.db", check_same_thread=False)) as connection:
             saver: Any = SqliteSaver(connection) if how in ("invoke", "stream") else InMemorySaver()
             app = made.agent(store_url, saver)
@@ -177,7 +101,7 @@ def old_form(text: str, message_id: str, call_id: str) -> Message:
 async def test_a_thread_that_was_stuck_goes_on(face: str, answered: bool, store_url: str) -> None:
     """The session has the answer without its malformed call, the checkpointer has the call, and its result where it got one."""
     with ModelServer(model="m", script=answer, strict="openai") as server:
-        made, saver = Agents(face, server), InMemorySaver()
+        made, saver = Agents(face, server, look), InMemorySaver()
         broken = {"name": "look", "args": BROKEN, "id": "c1", "error": "no JSON", "type": "invalid_tool_call"}
         listed: list[BaseMessage] = [
             HumanMessage("Break it.", id="h1"),
@@ -245,7 +169,7 @@ async def test_a_thread_that_was_stuck_goes_on(face: str, answered: bool, store_
 async def test_odd_lists_stop_no_thread(face: str, odd: list[BaseMessage], store_url: str) -> None:
     """Step 7, item A3, siblings: whatever a checkpointer's list holds, the next questions are answered."""
     with ModelServer(model="m", script=answer, strict="openai") as server:
-        made, saver = Agents(face, server), InMemorySaver()
+        made, saver = Agents(face, server, look), InMemorySaver()
         app = made.agent(store_url, saver)
         assert await run(app, "invoke", "One.") == "Answer to One.."
         app.update_state(T, {"messages": [HumanMessage("Odd.", id="odd"), *odd]}, as_node="__start__")

@@ -1,0 +1,81 @@
+"""Step 7, C: a run of an agent that failed in its middle leaves nothing in the session that the agent's list does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+
+from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
+from tests.langchain.faces import FACES, Agents
+from tests.langchain.running import T
+
+
+class Breakdown:
+    """A tool and a model, either of which can be down."""
+
+    def __init__(self) -> None:
+        self.down = ""
+
+        @tool
+        def look(a: int = 0) -> str:
+            """Looks it up."""
+            if self.down == "tool":
+                raise RuntimeError("the tool is down")
+            return f"Entry {a}."
+
+        self.tool = look
+
+    def answer(self, body: Any) -> Any:
+        last = body["messages"][-1]
+        if last["role"] == "user" and "look" in str(last["content"]):
+            return Scripted("", tool_calls=(ScriptedCall("look", '{"a": 1}'),))
+        if last["role"] == "tool" and self.down == "model":
+            return ErrorReply(400, {"error": {"message": "down", "type": "invalid_request_error"}})
+        return Scripted(f"Answer to {last['content']}")
+
+
+def asked(server: ModelServer) -> list[str]:
+    """The newest request, message by message."""
+    return [str(m.get("content") or "CALL") for m in server.requests[-1].body["messages"]]
+
+
+@FACES
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("down", ["tool", "model"])
+@pytest.mark.parametrize("kept", ["checkpoints", "by the caller"])
+@pytest.mark.parametrize("retry", ["same question", "another question"])
+async def test_the_next_run_has_what_its_list_has(
+    face: str, how: str, down: str, kept: str, retry: str, store_url: str
+) -> None:
+    """The strict server refuses a call without its result; a stale round stands in no later request."""
+    broken = Breakdown()
+    with ModelServer(model="m", script=broken.answer, strict="openai") as server:
+        made = Agents(face, server, broken.tool)
+        app = made.agent(store_url, InMemorySaver() if kept == "checkpoints" else None)
+        listed: list[Any] = []
+
+        async def ask(text: str, message_id: str) -> None:
+            given = {"messages": [*listed, HumanMessage(text, id=message_id)]}
+            state = app.invoke(given, T) if how == "invoke" else await app.ainvoke(given, T)
+            if kept == "by the caller":
+                listed[:] = state["messages"]
+
+        await ask("One.", "h1")
+        broken.down = down
+        with pytest.raises(Exception, match="down"):
+            await ask("Please look.", "h2")
+        broken.down = ""
+        if retry == "same question":
+            await ask("Please look.", "h2")
+            done = ["Please look.", "CALL", "Entry 1.", "Answer to Entry 1."]
+        else:
+            await ask("Next.", "h3")
+            failed = {"tool": ["Please look."], "model": ["Please look.", "CALL", "Entry 1."]}[down]
+            done = [*(failed if kept == "checkpoints" else ()), "Next.", "Answer to Next."]
+        await ask("Last.", "h4")
+        assert asked(server) == ["One.", "Answer to One.", *done, "Last."]
+        await made.aclose()
