@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableConfig
+
+from langchain_ctx.listening import aeach_listening, each_listening, listening
 
 __all__ = ["AddressedChatModel"]
 
@@ -31,7 +33,8 @@ class AddressedChatModel(BaseChatModel, ABC):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        return super().invoke(input, config, stop=stop, **self._addressed(config, kwargs, input))
+        with listening(config):
+            return super().invoke(input, config, stop=stop, **self._addressed(config, kwargs, input))
 
     async def ainvoke(
         self,
@@ -41,7 +44,8 @@ class AddressedChatModel(BaseChatModel, ABC):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AIMessage:
-        return await super().ainvoke(input, config, stop=stop, **self._addressed(config, kwargs, input))
+        with listening(config):
+            return await super().ainvoke(input, config, stop=stop, **self._addressed(config, kwargs, input))
 
     def stream(
         self,
@@ -51,7 +55,8 @@ class AddressedChatModel(BaseChatModel, ABC):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        return super().stream(input, config, stop=stop, **self._addressed(config, kwargs, input))
+        pieces = super().stream(input, config, stop=stop, **self._addressed(config, kwargs, input))
+        return each_listening(cast("Generator[AIMessageChunk, None, None]", pieces), config)
 
     def astream(
         self,
@@ -61,7 +66,8 @@ class AddressedChatModel(BaseChatModel, ABC):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
-        return super().astream(input, config, stop=stop, **self._addressed(config, kwargs, input))
+        pieces = super().astream(input, config, stop=stop, **self._addressed(config, kwargs, input))
+        return aeach_listening(cast("AsyncGenerator[AIMessageChunk, None]", pieces), config)
 
     if not TYPE_CHECKING:  # the base has overloads by version, which hold here too
 

@@ -16,20 +16,26 @@ from ctxfold.messages import assistant
 from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
 from langchain_ctx.convert import from_langchain, to_langchain
 from langchain_ctx.errors import backend_error
+from langchain_ctx.listening import listeners
 
 __all__ = ["ChatModelSummarizer", "as_summarizer"]
 
-# "nostream" keeps LangGraph's message stream free of it; no callbacks, and no session of the caller's
-_CONFIG: RunnableConfig = {
-    "callbacks": [],
-    "tags": ["nostream", "ctxfold:summary"],
-    "run_name": "ctxfold summary",
-    "configurable": {},
-}
+
+def _config() -> RunnableConfig:
+    """A run of its own, which the caller's callbacks hear of; LangGraph's message stream and the caller's session do not."""
+    return {
+        "callbacks": [*listeners()],
+        "tags": ["nostream", "ctxfold:summary"],
+        "run_name": "ctxfold summary",
+        "configurable": {},
+    }
 
 
 class ChatModelSummarizer:
-    """Asks a LangChain chat model; its tokens never reach the caller's callbacks or streams.
+    """Asks a LangChain chat model.
+
+    The callbacks of the call that needs the summary hear of it as a run of its own, tagged "ctxfold:summary", with its usage; its
+    tokens reach no callback and no stream.
 
     `max_tokens` is passed on where the model has a field of that name.
     """
@@ -52,14 +58,14 @@ class ChatModelSummarizer:
 
     def send(self, request: Request) -> Reply:
         try:
-            answer = self._model.invoke(_asked(request), _CONFIG.copy(), **self._limits(request))
+            answer = self._model.invoke(_asked(request), _config(), **self._limits(request))
         except Exception as error:
             raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
 
     async def asend(self, request: Request) -> Reply:
         try:
-            answer = await self._model.ainvoke(_asked(request), _CONFIG.copy(), **self._limits(request))
+            answer = await self._model.ainvoke(_asked(request), _config(), **self._limits(request))
         except Exception as error:
             raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ctxfold.background import Start
-from ctxfold.compaction.apply import Outcome, compact, facts_of
+from ctxfold.compaction.apply import Outcome, Postponed, compact, facts_of, written_later
 from ctxfold.compaction.goal import refresh_goal
 from ctxfold.compaction.pairs import prepare_pairs
 from ctxfold.compaction.plan import Mode
@@ -307,9 +307,23 @@ class Room:
         outcome, events = yield from compact(journal, facts, self.ports, own, summary_tokens=summary_tokens)
         for event in events:
             self.events.emit(event)
+        if outcome.postponed is not None:
+            yield from Start(self._write_later(journal, outcome.postponed))
         if outcome.event is not None and (kinds := journal.rules().memory):
             yield from Start(self._remember(journal, before, outcome.event, kinds))
         return outcome
+
+    def _write_later(self, journal: Journal, postponed: Postponed) -> Flow[None]:
+        """In the background, the summary by the model of what was imported."""
+        try:
+            told = yield from written_later(journal, postponed, self.ports)
+        except Exception as error:  # noqa: BLE001 - in the background nobody else would hear of it
+            told = str(error) or repr(error)
+        if isinstance(told, str):
+            text = f"the imported messages keep their extractive summary: {told}"
+            self.events.emit(CompactionHeld(journal.key.session, text))
+        else:
+            self.events.emit(told)
 
     def _remember(
         self, journal: Journal, before: View, compacted: HistoryCompacted, kinds: Sequence[str]

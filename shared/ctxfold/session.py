@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Unpack, cast
 
 from ctxfold import archive, exchange
@@ -47,7 +47,8 @@ __all__ = ["AgentContext", "Input", "SessionUsage"]
 
 @dataclass(frozen=True, slots=True)
 class SessionUsage:
-    """What a session has cost so far: `reported` sums what the provider said of every reply.
+    """What a session has cost so far: `reported` sums what the provider said of every reply, `summaries` what it said of the
+    `summary_calls` to the summariser, which are no part of `reported`.
 
     `turns_since_summary` counts the turns since the last hard compaction; None before the first.
     """
@@ -61,6 +62,8 @@ class SessionUsage:
     prefix: PrefixStats
     cost: CostLine | None = None
     turns_since_summary: int | None = None
+    summaries: Usage = field(default_factory=Usage)
+    summary_calls: int = 0
 
 
 class AgentContext(SessionFiles):
@@ -348,6 +351,8 @@ class AgentContext(SessionFiles):
             budget_tokens=journal.rules().budget_tokens,
             prefix=journal.tracker.stats(),
             cost=session_cost(state, self._engine.ports.prices),
+            summaries=state.summary_usage + journal.unbooked_usage,
+            summary_calls=state.summary_calls + journal.unbooked_calls,
         )
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:

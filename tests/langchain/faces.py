@@ -42,22 +42,22 @@ class Agents:
         self._face, self._url, self._tools = face, server.base_url, tools
         self._open: list[Any] = []
 
-    def agent(self, store: str, saver: Any) -> Any:
+    def agent(self, store: str, saver: Any, *, context_window: int = 8_000) -> Any:
         """A new agent, with new objects all the way down."""
         model: Any = ChatOpenAI(model="m", base_url=self._url, api_key="x", max_retries=0)  # type: ignore[arg-type]
         middleware: list[Any] = []
         match self._face:
             case "middleware":
-                middleware = [ContextMiddleware(context_window=8_000, store=store, history_tools=False)]
+                middleware = [ContextMiddleware(context_window=context_window, store=store, history_tools=False)]
             case "with_context":
-                model = with_context(model, context_window=8_000, store=store)
+                model = with_context(model, context_window=context_window, store=store)
             case "ChatCtx":
-                model = self._chat(context_window=8_000, store=store)
+                model = self._chat(context_window=context_window, store=store)
             case "ChatCtx and middleware":
                 model = self._chat()
-                middleware = [ContextMiddleware(context_window=8_000, store=store, history_tools=False)]
+                middleware = [ContextMiddleware(context_window=context_window, store=store, history_tools=False)]
             case _:
-                model = Fitted(**model_settings(self._url), fit=ContextNode(context_window=8_000, store=store))
+                model = Fitted(**model_settings(self._url), fit=ContextNode(context_window=context_window, store=store))
         self._open += [model, *middleware]
         return create_agent(model, [*self._tools], middleware=middleware, checkpointer=saver)
 
@@ -68,10 +68,15 @@ class Agents:
         for one in self._open:
             client = getattr(one, "inner", one)
             if isinstance(client, ChatOpenAI):
-                await client.root_async_client.close()
+                await closed(client)
             for part in (one, getattr(one, "fit", None)):
                 if hasattr(part, "aclose"):
                     await part.aclose()
+
+
+async def closed(model: ChatOpenAI) -> None:
+    model.root_client.close()
+    await model.root_async_client.close()
 
 
 def model_settings(url: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from langchain_ctx import (
     import_history,
     to_langchain,
 )
-from tests.langchain.faces import FACES, Agents, model_settings, run
+from tests.langchain.faces import FACES, Agents, closed, model_settings, run
 from tests.langchain.running import T
 
 BROKEN = '{"a":1,"b":'
@@ -208,7 +208,7 @@ async def test_a_history_keeps_malformed_calls(how: str, store_url: str) -> None
             assert await ask("Four.", factory) == "Answer to Four.."
         asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
         assert asked == ["One.", "Break it.", "Two.", "Break both.", "Three.", "Four."]
-        await model.root_async_client.close()
+        await closed(model)
 
 
 def test_histories_are_imported_whatever_they_hold(store_url: str) -> None:

@@ -33,10 +33,29 @@ from ctxfold.tracing import span
 from ctxfold.trigger import counts, minds_idle
 from ctxfold.zones.recall import documents
 
-__all__ = ["Outcome", "check_known", "compact", "facts_of", "idle_time", "index_oversized"]
+__all__ = [
+    "Outcome",
+    "Postponed",
+    "check_known",
+    "compact",
+    "facts_of",
+    "idle_time",
+    "index_oversized",
+    "written_later",
+]
 
 COMMIT_TRIES = 4
 FEW_TOKENS = 64
+IMPORT_RATIO = 2.0  # of the budget
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """A summary that a model still has to write: of this plan, in place of the extractive one with this id."""
+
+    plan: Plan
+    case: Case
+    stand_in_id: str
 
 
 OutcomeStatus: TypeAlias = Literal["compacted", "no_change", "rejected", "not_stored"]
@@ -54,6 +73,7 @@ class Outcome:
     reason: str
     refused: RewriteRefused | None = None
     status: OutcomeStatus = "no_change"
+    postponed: Postponed | None = None
 
     @property
     def compacted(self) -> bool:
@@ -138,6 +158,10 @@ def compact(
         if isinstance(decision, Hold):
             yield from prepare(journal, case, strategy, write)
             return Outcome(None, decision.reason), (*events, *_hold(journal, case, decision))
+        imported = decision if _came_at_once(decision, case, ports) else None
+        if imported is not None:
+            told = f"{decision.reason}; {len(decision.covered)} messages came at once: a summary by the model follows"
+            decision = replace(decision, writer="extractive", reason=told)
         found = yield from ready_or_leased(journal, decision, case, strategy, write, ports)
         if isinstance(found, str):
             return Outcome(None, found), events
@@ -147,6 +171,10 @@ def compact(
                 noted.set_attribute("ctxfold.rung", outcome.event.rung)
                 noted.set_attribute("ctxfold.tokens_before", outcome.event.tokens_before)
                 noted.set_attribute("ctxfold.tokens_after", outcome.event.tokens_after)
+        known = {e.id for e in view}
+        stand_in = next((e.id for e in journal.view().compressed if e.id not in known), None)
+        if imported is not None and outcome.compacted and stand_in is not None:
+            outcome = replace(outcome, postponed=Postponed(imported, case, stand_in))
     finally:
         journal.compacting -= 1
     if outcome.refused is not None:
@@ -155,6 +183,37 @@ def compact(
         _hold_on(journal, view, case.needed_tokens)
         events = (*events, CompactionHeld(journal.key.session, outcome.reason))
     return outcome, (*events, outcome.event) if outcome.event else events
+
+
+def _came_at_once(plan: Plan, case: Case, ports: Ports) -> bool:
+    """Whether the span is more than a conversation grows to between two compactions, such as the history of an agent to which
+    sessions are given later. Nobody waits for the many calls that it takes, except who asks for a compaction.
+    """
+    if case.facts.mode == "forced" or ports.summarizer is None or ports.tasks is None:
+        return False
+    large = sum(e.tokens for e in plan.covered) > IMPORT_RATIO * case.rules.budget_tokens
+    return large and plan.writer == "model" and plan.turn_id is None and plan.text is None
+
+
+def written_later(journal: Journal, postponed: Postponed, ports: Ports) -> Flow[HistoryCompacted | str]:
+    """Have the model write the summary that was postponed, and put it in place of the extractive one.
+
+    The event, or why it could not be done: that summary stays then, and the archive has everything.
+    """
+    plan, case = postponed.plan, replace(postponed.case, facts=replace(postponed.case.facts, mode="close"))
+    summary = yield from _written(journal, ports, plan, case)
+    if summary.rung in ("extractive", "truncate"):
+        return "; ".join(summary.problems) or "the summariser was not asked"
+    yield from refresh(journal, ports)
+    view = journal.view()
+    standing = tuple(e for e in view.compressed if e.id == postponed.stand_in_id)
+    if not standing:
+        return "a later compaction has covered it meanwhile"
+    reason = f"{plan.reason}; the summary was written in the background"
+    swap = replace(plan, covered=standing, shown=(), reason=reason, tokens_before=view.tokens)
+    source_tokens = sum(e.tokens for e in plan.covered)
+    outcome = yield from _commit(journal, swap, summary, view, ports, source_tokens=source_tokens)
+    return outcome.event or outcome.reason
 
 
 def _decision(journal: Journal, case: Case, strategy: Strategy) -> Flow[tuple[Decision, tuple[Event, ...]]]:
@@ -272,7 +331,16 @@ def _hold_on(journal: Journal, view: View, more_tokens: float) -> None:
     journal.held = Held(view.epoch, view.tokens + more_tokens, journal.window_rules())
 
 
-def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View, ports: Ports) -> Flow[Outcome]:
+def _commit(
+    journal: Journal,
+    plan: Plan,
+    summary: Summary | None,
+    before: View,
+    ports: Ports,
+    *,
+    source_tokens: int | None = None,
+) -> Flow[Outcome]:
+    """Write the plan. `source_tokens` is what was summarised, if that is not what the plan covers."""
     message = as_message(summary, message_id=ports.ids.new()) if summary is not None and summary.text else None
     booked, used = journal.unbooked_calls, journal.unbooked_usage
     written = draft(
@@ -292,7 +360,8 @@ def _commit(journal: Journal, plan: Plan, summary: Summary | None, before: View,
         turn_id=plan.turn_id,
     )
     leaving = yield from _documents(journal, _leaving(plan, before))
-    source_tokens = sum(e.tokens for e in plan.covered if e.message.kind != "section")
+    if source_tokens is None:
+        source_tokens = sum(e.tokens for e in plan.covered if e.message.kind != "section")
     if message is not None and ports.counter.count(message) >= source_tokens:
         size = ports.counter.count(message)
         reason = f"the summary would not be smaller: {size} of {source_tokens} tokens; rejected"

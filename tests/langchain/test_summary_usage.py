@@ -1,0 +1,112 @@
+"""Step 7, C: what summaries cost is heard by the callbacks of the call that needed them, and said by `usage()`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableLambda
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+
+from ctxfold.testing import ModelServer, Scripted
+from langchain_ctx import ChatCtx, CtxChatMessageHistory, with_context
+from tests.langchain.faces import Agents, closed, model_settings
+from tests.langchain.running import T
+
+
+def answer(body: Any) -> Scripted:
+    """A long answer, or a short summary."""
+    if any(str(m["content"]).startswith("Story") for m in body["messages"]):
+        return Scripted("It is a long story. " * 30)
+    return Scripted("They asked for one story after the other.")
+
+
+class Counted(UsageMetadataCallbackHandler):
+    """LangChain's own count of usage, and of how many answers it was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def on_llm_end(self, response: Any, **kwargs: Any) -> None:
+        before = sum(u["total_tokens"] for u in self.usage_metadata.values())
+        super().on_llm_end(response, **kwargs)
+        self.calls += sum(u["total_tokens"] for u in self.usage_metadata.values()) > before
+
+
+class Tokens(BaseCallbackHandler):
+    """Every token, as an application shows them, and the runs."""
+
+    def __init__(self) -> None:
+        self.text, self.runs = "", 0
+
+    def on_llm_new_token(self, token: str, **_: Any) -> None:
+        self.text += token
+
+    def on_chat_model_start(self, *_: Any, **__: Any) -> None:
+        self.runs += 1
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize("face", ["middleware", "with_context", "with_context alone", "ChatCtx alone", "history"])
+async def test_a_summary_counts(face: str, how: str, store_url: str) -> None:
+    with ModelServer(model="m", script=answer, context_window=None) as server:
+        made = Agents(face, server)
+        settings = {**model_settings(server.base_url), "stream_usage": True}
+        plain = ChatOpenAI(**settings)
+        closing: list[Any] = []
+        match face:
+            case "with_context alone":
+                app: Any = with_context(plain, context_window=1_500, store=store_url)
+                closing.append(app)
+            case "ChatCtx alone":
+                app = ChatCtx(
+                    **model_settings(server.base_url), context_window=1_500, store=store_url, summarizer=plain
+                )
+                closing.append(app)
+            case "history":
+                history = CtxChatMessageHistory("t", store_url, 1_500, summarizer=plain)
+                closing.append(history)
+
+                def told(text: str) -> Any:
+                    found = plain.invoke([*history.messages, HumanMessage(text)])
+                    history.add_messages([HumanMessage(text), found])
+                    return found
+
+                async def atold(text: str) -> Any:
+                    found = await plain.ainvoke([*await history.aget_messages(), HumanMessage(text)])
+                    await history.aadd_messages([HumanMessage(text), found])
+                    return found
+
+                app = RunnableLambda(told, atold)
+            case _:
+                app = made.agent(store_url, InMemorySaver(), context_window=1_500)
+        usage, tokens = Counted(), Tokens()
+        config: Any = {**T, "callbacks": [usage, tokens]}
+        for number in range(12):
+            text = f"Story {number}?"
+            given: Any = (
+                text
+                if face in ("history", "with_context alone", "ChatCtx alone")
+                else {"messages": [HumanMessage(text)]}
+            )
+            match how:
+                case "invoke":
+                    app.invoke(given, config)
+                case "ainvoke":
+                    await app.ainvoke(given, config)
+                case "stream":
+                    _ = [*app.stream(given, config)]
+                case _:
+                    _ = [piece async for piece in app.astream(given, config)]
+        assert tokens.runs == len(server.requests) > 12, "the callbacks hear of every request"
+        assert "one story after the other" not in tokens.text
+        if how in ("invoke", "ainvoke"):
+            assert usage.calls == len(server.requests)
+        for one in closing:
+            await one.aclose()
+        await closed(plain)
+        await made.aclose()
