@@ -17,7 +17,7 @@ from ctxfold.messages import Message, ToolSpec
 from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
 from llamaindex_ctx.foreign import CumulativeChunks, whole_reply
 from llamaindex_ctx.revert import to_chat_messages
-from llamaindex_ctx.summarizer import check_llm
+from llamaindex_ctx.summarizer import check_llm, told_window
 
 __all__ = ["AsyncForeignStream", "ForeignStream", "LlamaIndexBackend", "bare_messages"]
 
@@ -26,7 +26,7 @@ class LlamaIndexBackend:
     """Asks a LlamaIndex LLM: text, tools where it calls functions, and reasoning where it gives it.
 
     `max_tokens` and `temperature` are passed on where the LLM has a field of that name, `stop` and `extra` as keyword arguments.
-    The window is that of the LLM's metadata, or `context_window`. The LLM is not closed here.
+    The window is `context_window`, or that of the LLM's metadata where somebody told it. The LLM is not closed here.
     """
 
     scratch_role = "user"  # a system message at the end is refused by several services
@@ -46,7 +46,7 @@ class LlamaIndexBackend:
 
     @property
     def context_window(self) -> int | None:
-        return self._window or self.llm.metadata.context_window or None
+        return self._window or told_window(self.llm)
 
     def send(self, request: Request) -> Reply:
         messages, options = self._asked(request)

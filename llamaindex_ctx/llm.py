@@ -35,13 +35,12 @@ from llamaindex_ctx.llm_reply import Answer, chat_response, noted, tool_selectio
 from llamaindex_ctx.llm_request import tool_rows, write_request
 from llamaindex_ctx.media import names_files
 from llamaindex_ctx.passing import chat_messages
+from llamaindex_ctx.summarizer import UnknownWindow
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
 
 __all__ = ["CtxLLM"]
-
-UNKNOWN_WINDOW = 32_768  # what is claimed when neither user, row nor provider has told the window
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -74,7 +73,11 @@ class CtxLLM(FunctionCallingLLM):
     )
     max_retries: int = Field(default=2, ge=0)
     thinking: bool | str | None = Field(default=None)
-    context_window: int | None = Field(default=None, gt=0, description="In tokens; the row's when unset.")
+    context_window: int | None = Field(
+        default=None,
+        gt=0,
+        description="In tokens; the row's when unset. Where both are, asking for it is a ConfigError.",
+    )
     additional_kwargs: dict[str, Any] = Field(default_factory=dict)
     extra_body: dict[str, Any] = Field(default_factory=dict)
 
@@ -157,8 +160,9 @@ class CtxLLM(FunctionCallingLLM):
         window = self.context_window or self.backend.context_window
         if self._told_window is not None:
             window = min(window or self._told_window, self._told_window)
-        return LLMMetadata(
-            context_window=window or UNKNOWN_WINDOW,
+        kind = LLMMetadata if window else UnknownWindow
+        return kind(
+            context_window=window or 0,
             num_output=self.max_tokens or -1,
             is_chat_model=True,
             is_function_calling_model=True,

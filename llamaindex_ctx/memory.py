@@ -88,7 +88,7 @@ class CtxMemory(BaseMemory, Closing):
     @classmethod
     def from_defaults(  # noqa: PLR0913 - LlamaIndex's own names beside ours
         cls,
-        session_id: str | None = None,
+        session_id: str | Sequence[ChatMessage] | None = None,
         *,
         store: str | Store | None = None,
         context_window: int | None = None,
@@ -107,7 +107,8 @@ class CtxMemory(BaseMemory, Closing):
         """A memory over a session, which is made in the store when it is new.
 
         Args:
-            session_id: the session's name; a new one is made up without it.
+            session_id: the session's name; a new one is made up without it. A list of messages in its place is `chat_history`,
+                which comes first in LlamaIndex's own memories.
             store: `sqlite:///file.db`, `postgresql+psycopg://...`, a registered name, a Store, or None for memory.
             context_window: tokens in and out together; without it and `token_limit`, the LLM's own.
             llm: who writes summaries; None for extractive ones.
@@ -120,6 +121,12 @@ class CtxMemory(BaseMemory, Closing):
             embedder: makes vectors, so that `get` recalls by meaning too.
             policy: further fields of `ctxfold.Policy`, and `max_tokens`, the reply reserve.
         """
+        if session_id is not None and not isinstance(session_id, str):
+            if chat_history is not None or not isinstance(session_id, list | tuple):
+                raise ConfigError(
+                    f"session_id is {kind_of(session_id)}: give the session's name, or the messages once, as chat_history=[...]"
+                )
+            session_id, chat_history = None, session_id
         history = None if chat_history is None else listed(chat_history)
         if llm is not None:
             check_llm("llm", llm)

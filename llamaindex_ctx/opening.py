@@ -24,7 +24,7 @@ from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_blocks import Block, Blocks
 from llamaindex_ctx.registry import Live, Source, find_source, keep_live
 from llamaindex_ctx.sections import listed_sections
-from llamaindex_ctx.summarizer import LlmSummarizer
+from llamaindex_ctx.summarizer import LlmSummarizer, known_window
 
 __all__ = ["FunctionCounter", "Tokenizer", "live_at", "open_live", "source_of", "window_rules"]
 
@@ -83,7 +83,7 @@ def window_rules(context_window: int | None, token_limit: int | None, llm: LLM |
         token_limit = whole_number("token_limit", token_limit, "give the tokens that the history may take, 1 or more")
     window = context_window
     if window is None and token_limit is None and llm is not None:
-        window = llm.metadata.context_window
+        window = known_window(llm)
     if window is None and token_limit is None:
         raise ConfigError("the context window is not known: give context_window=..., token_limit=... or llm=...")
     if token_limit is None:

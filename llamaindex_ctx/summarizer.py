@@ -7,7 +7,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LLMMetadata, MessageRole
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.llm import LLM
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
@@ -16,7 +17,7 @@ from ctxfold.given import kind_of
 from ctxfold.messages import assistant
 from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request
 
-__all__ = ["LlmSummarizer", "check_llm", "marked"]
+__all__ = ["LlmSummarizer", "UnknownWindow", "check_llm", "known_window", "marked", "told_window"]
 
 
 def check_llm(what: str, given: object) -> None:
@@ -25,6 +26,40 @@ def check_llm(what: str, given: object) -> None:
         raise ConfigError(
             f"{what} is {kind_of(given)}: give a LlamaIndex LLM, such as CtxLLM(model=..., provider=...) of llamaindex_ctx"
         )
+
+
+class UnknownWindow(LLMMetadata):
+    """Metadata of a model whose window nobody has told: to read `context_window` is a ConfigError, all else is known."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "context_window":
+            raise ConfigError(_unknown("CtxLLM", self.model_name))
+        return super().__getattribute__(name)
+
+
+def told_window(llm: LLM) -> int | None:
+    """The LLM's window in tokens; None where nobody said any, also where LlamaIndex assumes its default then."""
+    metadata = llm.metadata
+    if isinstance(metadata, UnknownWindow):
+        return None
+    window, fields = metadata.context_window, type(llm).model_fields
+    assumed = "context_window" in fields and "context_window" not in llm.model_fields_set
+    return None if window == DEFAULT_CONTEXT_WINDOW and assumed else window or None
+
+
+def known_window(llm: LLM) -> int:
+    """As `told_window`, or ConfigError."""
+    window = told_window(llm)
+    if window is None:
+        raise ConfigError(_unknown(type(llm).__name__, llm.metadata.model_name))
+    return window
+
+
+def _unknown(kind: str, model: str) -> str:
+    return (
+        f"{kind} was not told its context window, and none is known for the model {model!r} (LlamaIndex would assume "
+        f"{DEFAULT_CONTEXT_WINDOW}): give context_window=... in tokens"
+    )
 
 
 def marked(what: str) -> dict[str, Any]:
@@ -48,7 +83,7 @@ class LlmSummarizer:
 
     @property
     def context_window(self) -> int | None:
-        return self._llm.metadata.context_window or None
+        return told_window(self._llm)
 
     @property
     def scratch_role(self) -> str:

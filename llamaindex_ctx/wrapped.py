@@ -20,7 +20,6 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
-from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM, ToolSelection
 from pydantic import Field, PrivateAttr, SerializeAsAny
@@ -45,7 +44,7 @@ from llamaindex_ctx.passing import chat_messages
 from llamaindex_ctx.reasoning import check_reasoning, returning
 from llamaindex_ctx.runs import Run, Sessions, Whose
 from llamaindex_ctx.sections import listed_sections
-from llamaindex_ctx.summarizer import LlmSummarizer, check_llm
+from llamaindex_ctx.summarizer import LlmSummarizer, check_llm, known_window
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
@@ -84,7 +83,7 @@ def with_context(  # noqa: PLR0913 - one keyword per independent setting
     check_reasoning(llm)
     if isinstance(llm, ContextLLM):
         raise ConfigError("this LLM keeps its context already: use it as it is, or wrap the LLM inside")
-    window = _known_window(llm) if context_window is None else context_window
+    window = known_window(llm) if context_window is None else context_window
     helped = returning(llm)
     told: object = getattr(llm, "max_tokens", None)
     reserve = policy.pop("reply_reserve_tokens", told if max_tokens is None and isinstance(told, int) else max_tokens)
@@ -118,18 +117,6 @@ def _check_names(session: object, owner: object) -> None:
     check_name("owner name", owner)
 
 
-def _known_window(llm: LLM) -> int:
-    """The LLM's window, unless it is the one that LlamaIndex assumes where nobody said any."""
-    window = llm.metadata.context_window
-    fields = type(llm).model_fields
-    if window == DEFAULT_CONTEXT_WINDOW and "context_window" in fields and "context_window" not in llm.model_fields_set:
-        raise ConfigError(
-            f"{type(llm).__name__} was not told its context window, and {window} tokens is only LlamaIndex's guess: give "
-            "context_window=... in tokens"
-        )
-    return window
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """One call on its way: where it is asked, what, and how it is told apart from others."""
@@ -161,7 +148,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
 
     @property
     def metadata(self) -> LLMMetadata:
-        return self.inner.metadata.model_copy(update={"context_window": self.window})
+        return LLMMetadata(**{**self.inner.metadata.model_dump(), "context_window": self.window})
 
     def at(self, session: str, *, owner: str | None = None) -> Self:
         """The same LLM for another session; engine, store and connections are shared."""

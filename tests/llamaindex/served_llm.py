@@ -21,7 +21,8 @@ HELLO = [ChatMessage(role="user", content="Hello?")]
 @asynccontextmanager
 async def served(*replies: Any, settings: dict[str, Any] | None = None, **server_settings: Any) -> AsyncIterator[Any]:
     async with ModelServer(script=list(replies) or None, **server_settings) as server:
-        llm = CtxLLM(**{"model": "m", "base_url": server.base_url, "api_key": KEY, **(settings or {})})
+        base = {"model": "m", "base_url": server.base_url, "api_key": KEY, "context_window": 64_000}
+        llm = CtxLLM(**{**base, **(settings or {})})
         try:
             yield llm, server
         finally:

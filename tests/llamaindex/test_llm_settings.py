@@ -10,11 +10,12 @@ import sys
 from typing import Any
 
 import pytest
+from llama_index.llms.openai_like import OpenAILike
 
-from ctxfold import ScriptedBackend
+from ctxfold import AgentContext, ScriptedBackend
 from ctxfold.errors import ConfigError
 from ctxfold.testing import Scripted
-from llamaindex_ctx import CtxLLM
+from llamaindex_ctx import CtxLLM, CtxMemory, LlamaIndexBackend, with_context
 from tests.llamaindex.served_llm import HELLO, KEY, ask, served
 
 
@@ -24,10 +25,56 @@ def test_metadata_knows_the_window_from_the_user_then_the_row() -> None:
     given = CtxLLM(model="deepseek-v4-pro", provider="deepseek", api_key=KEY, context_window=64_000, max_tokens=500)
     assert (given.metadata.context_window, given.metadata.num_output) == (64_000, 500)
     unknown = CtxLLM(model="m").metadata
-    assert (unknown.context_window, unknown.num_output) == (32_768, -1)
+    assert unknown.num_output == -1
     assert unknown.is_function_calling_model
     assert unknown.is_chat_model
     assert unknown.model_name == "m"
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "window"),
+    [
+        ("openai", "gpt-4o", 128_000),
+        ("openai", "gpt-4o-mini", 128_000),
+        ("openai", "gpt-4-0613", 8_192),
+        ("openai", "gpt-4.1-nano", 1_047_576),
+        ("openai", "o3-mini", 200_000),
+        ("openai", "gpt-5.2-chat-latest", 128_000),
+        ("openai", "gpt-5.2", 400_000),
+        ("moonshot", "moonshot-v1-32k", 32_768),
+        ("moonshot", "kimi-k2.5", 262_144),
+        ("deepseek", "deepseek-flash", 1_000_000),
+    ],
+)
+def test_the_rows_have_the_windows_of_known_models(provider: str, model: str, window: int) -> None:
+    """Step 7, item B14: 32,768 was claimed for these."""
+    assert CtxLLM(model=model, provider=provider, api_key=KEY).metadata.context_window == window
+
+
+async def test_no_window_is_guessed() -> None:
+    """Step 7, item B14: to read a window that nobody told is an error that says what to give; nothing else is."""
+    async with served(Scripted("Yes."), Scripted("No."), settings={"context_window": None}) as (llm, _):
+        assert str((await llm.achat(HELLO)).message.content) == "Yes."
+        metadata = llm.metadata
+        assert (metadata.model_name, metadata.is_function_calling_model) == ("m", True)
+        with pytest.raises(ConfigError, match=r"model 'm'.*give context_window="):
+            _ = metadata.context_window
+        for take in (CtxMemory.from_defaults, with_context):
+            with pytest.raises(ConfigError, match=r"model 'm'.*give context_window="):
+                take(llm=llm)
+        assert LlamaIndexBackend(llm).context_window is None
+        with pytest.raises(ConfigError, match="context_window="):
+            AgentContext(LlamaIndexBackend(llm))
+        assert (await AgentContext(LlamaIndexBackend(llm), context_window=500).asend("Well?")).message.text == "No."
+        with with_context(llm, context_window=4_000) as wrapped:
+            assert wrapped.metadata.context_window == 4_000
+            assert wrapped.metadata.model_name == "m"
+    told = OpenAILike(model="m", api_base="http://127.0.0.1:9/v1", api_key="x", context_window=9_000)
+    bare = OpenAILike(model="m", api_base="http://127.0.0.1:9/v1", api_key="x")
+    assert CtxMemory.from_defaults(llm=told).context.policy.context_window == 9_000
+    assert LlamaIndexBackend(bare).context_window is None
+    with pytest.raises(ConfigError, match="OpenAILike was not told"):
+        CtxMemory.from_defaults(llm=bare)
 
 
 async def test_the_key_is_in_no_repr_dict_json_pickle_or_payload_and_is_sent() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from ctxfold.errors import ConfigError
 from llamaindex_ctx import CtxMemory
 from llamaindex_ctx.opening import FunctionCounter
-from tests.llamaindex.talk import parking
+from tests.llamaindex.talk import bot, parking, user
 
 
 class Encoding:
@@ -69,3 +70,18 @@ def test_counts_are_made_anew_for_another_tokenizer(tmp_path: Path) -> None:
     coarse = tokens(method(8), url, new=True)
     fine = tokens(method(2), url, new=False)
     assert fine == tokens(method(2), None, new=True) > 2 * coarse
+
+
+def test_a_history_may_come_first_as_in_the_stock_memories() -> None:
+    """Step 7, C: a list in the first place was a raw TypeError."""
+    with CtxMemory.from_defaults([user("Hello."), bot("Hi.")], token_limit=1_000) as memory:
+        assert [m.content for m in memory.get_all()] == ["Hello.", "Hi."]
+        assert memory.session_id
+    with CtxMemory.from_defaults([], token_limit=1_000) as memory:
+        assert memory.get_all() == []
+    wrong: Any
+    for wrong in ({"a": 1}, 7, user("Hello.")):
+        with pytest.raises(ConfigError, match="session_id is"):
+            CtxMemory.from_defaults(wrong, token_limit=1_000)
+    with pytest.raises(ConfigError, match="once"):
+        CtxMemory.from_defaults([user("Hello.")], chat_history=[], token_limit=1_000)
