@@ -35,7 +35,7 @@ def test_initialisation() -> None:
     memory = CtxMemory.from_defaults("test_user", token_limit=1_000)
     assert isinstance(memory, BaseMemory)
     assert (memory.session_id, memory.context.policy.budget_tokens) == ("test_user", 1_000)
-    assert CtxMemory.from_defaults(token_limit=10).session_id != CtxMemory.from_defaults(token_limit=10).session_id
+    assert CtxMemory.from_defaults(token_limit=100).session_id != CtxMemory.from_defaults(token_limit=100).session_id
     assert CtxMemory.class_name() == memory.to_dict()["class_name"] == "CtxMemory"
 
 
