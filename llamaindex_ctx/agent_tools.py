@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
+from llama_index.core.base.llms.types import ContentBlock, TextBlock
 from llama_index.core.tools import FunctionTool
 
+from ctxfold.errors import CtxError
+from ctxfold.messages import MediaPart, Message
 from ctxfold.session import AgentContext
+from ctxfold.toolkit import HistoryTool
 from ctxfold.toolkit import history_tools as neutral_tools
+from llamaindex_ctx.media import plain_media_block
 
 __all__ = ["history_tools"]
 
 
-def history_tools(context: AgentContext) -> list[FunctionTool]:
-    """read_message, search_history, pin_message, unpin_message and compact_history, for a `FunctionAgent`."""
-    return [
-        FunctionTool.from_defaults(
-            fn=tool.call,
-            async_fn=tool.acall,
-            name=tool.name,
-            description=tool.description,
-        )
-        for tool in neutral_tools(context)
-    ]
+def history_tools(context: AgentContext, *, media: bool = False) -> list[FunctionTool]:
+    """read_message, search_history, pin_message, unpin_message and compact_history, for a `FunctionAgent`.
+
+    read_message names images and files with type and size. With `media` it returns them as content blocks too: for LLMs that
+    take them in tool results, such as Anthropic's; chat completions refuse them there.
+    """
+    return [_tool(context, tool, media and tool.name == "read_message") for tool in neutral_tools(context)]
+
+
+def _tool(context: AgentContext, tool: HistoryTool, media: bool) -> FunctionTool:
+    def read(reference: str, offset: int = 0) -> str | list[ContentBlock]:
+        text = tool.call(reference=reference, offset=offset)
+        try:
+            return _with_media(text, context.get(reference)) if not offset else text
+        except CtxError:
+            return text  # it says what is wrong with the reference
+
+    async def aread(reference: str, offset: int = 0) -> str | list[ContentBlock]:
+        text = await tool.acall(reference=reference, offset=offset)
+        try:
+            return _with_media(text, await context.aget(reference)) if not offset else text
+        except CtxError:
+            return text
+
+    return FunctionTool.from_defaults(
+        fn=read if media else tool.call,
+        async_fn=aread if media else tool.acall,
+        name=tool.name,
+        description=tool.description,
+    )
+
+
+def _with_media(text: str, message: Message) -> str | list[ContentBlock]:
+    media = [part for part in message.parts if isinstance(part, MediaPart)]
+    if message.visibility == "user" or not media:
+        return text
+    return [TextBlock(text=text), *map(plain_media_block, media)]

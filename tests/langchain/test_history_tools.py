@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
 
 from ctxfold.messages import assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, history_tools
+from langchain_ctx import ChatCtx, CtxChatMessageHistory, history_tools
 
 
 def play(body: Any) -> Scripted:
@@ -55,3 +55,25 @@ async def test_an_agent_uses_them() -> None:
             assert sent["read_message"]["required"] == ["reference"]
             await chat.aclose()
             chat.close()
+
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+async def test_an_image_is_returned_where_the_tool_may_return_images() -> None:
+    """Step 7, item B23."""
+    image = {"type": "image", "base64": PIXEL, "mime_type": "image/png"}
+    with CtxChatMessageHistory("s", context_window=8_000) as history:
+        history.add_messages(
+            [HumanMessage([{"type": "text", "text": "Look:"}, image], id="seen"), AIMessage("I see.", id="a")]
+        )
+        for media in (False, True):
+            read = next(t for t in history_tools(history.context, media=media) if t.name == "read_message")
+            for reference, shown in (("seen", media), ("a", False), ("nobody", False)):
+                asked: Any = {"type": "tool_call", "id": "c", "name": "read_message", "args": {"reference": reference}}
+                for message in (read.invoke(asked), await read.ainvoke(asked)):
+                    kinds = [b["type"] for b in message.content_blocks]
+                    assert kinds == (["text", "image"] if shown else ["text"])
+                    assert ("[image, image/png, 1 x 1 pixels, 70 bytes]" in message.text) == (reference == "seen")
+                    if shown:
+                        assert message.content_blocks[1]["base64"] == PIXEL

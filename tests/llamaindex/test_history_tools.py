@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
 
 from ctxfold.messages import assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
@@ -53,3 +54,22 @@ async def test_an_agent_uses_them(streaming: bool) -> None:
         assert [b.id for b in context.explain().blocks if b.why == "pinned"] == ["a11"]
         sent = {t["function"]["name"]: t["function"]["parameters"] for t in server.requests[-1].body["tools"]}
         assert sent["read_message"]["required"] == ["reference"]
+
+
+PIXEL = b"iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+async def test_an_image_is_returned_where_the_tool_may_return_images() -> None:
+    """Step 7, item B23."""
+    memory = CtxMemory.from_defaults(token_limit=8_000)
+    blocks = [TextBlock(text="Look:"), ImageBlock(image=PIXEL, image_mimetype="image/png")]
+    memory.put_messages([ChatMessage(role="user", blocks=blocks), ChatMessage(role="assistant", content="I see.")])
+    seen, answer = (m.id for m in memory.context.messages())
+    for media in (False, True):
+        read = next(t for t in history_tools(memory.context, media=media) if t.metadata.name == "read_message")
+        for reference, shown in ((seen, media), (answer, False), ("nobody", False)):
+            for output in (read.call(reference=reference), await read.acall(reference=reference)):
+                assert [b.block_type for b in output.blocks] == (["text", "image"] if shown else ["text"])
+                assert ("[image, image/png, 1 x 1 pixels, 70 bytes]" in output.content) == (reference == seen)
+                if shown:
+                    assert output.blocks[1].image == PIXEL
