@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeAlias
 
 from ctxfold.calibration import overflowed
 from ctxfold.editing import remove_ids, revert
-from ctxfold.effects import Complete, OpenStream
+from ctxfold.effects import Complete, FindLog, OpenStream
 from ctxfold.engine import Engine
-from ctxfold.errors import BackendError, ContextOverflowError
+from ctxfold.errors import BackendError, BudgetError, ContextOverflowError
 from ctxfold.events import RulesChanged
 from ctxfold.flow import Flow
 from ctxfold.history.alternation import alternating
-from ctxfold.history.records import SessionKey
+from ctxfold.history.records import Compacted, SessionKey
 from ctxfold.history.revise import prompted
 from ctxfold.injection import beside, put_at_head, take_from_head
 from ctxfold.journal import WINDOW_FIELDS, Journal, append, draft, refresh
@@ -101,6 +101,7 @@ class _Exchange:
     turn_id: str
     model: str
     own: frozenset[str] = frozenset()
+    compactions: tuple[str, ...] = ()  # records of what was compacted in vain, newest first
     removal: str | None = None
     head: tuple[Message, ...] = ()
     prompts: tuple[str, ...] | None = None
@@ -317,6 +318,8 @@ def _roll_back(engine: Engine, exchange: _Exchange) -> Flow[None]:
     """A turn that this exchange opened goes; one that was under way stays open, so that the caller can try again."""
     yield from engine.close(exchange.journal, exchange.new_turn, "discarded")
     yield from take_from_head(engine, exchange.journal, exchange.head)
+    for record_id in exchange.compactions:
+        yield from revert(engine, exchange.journal, (record_id,))
     if exchange.removal is not None and exchange.new_turn not in exchange.journal.state.closed:
         yield from revert(engine, exchange.journal, (exchange.removal,))
 
@@ -332,7 +335,10 @@ def _open(request: Request) -> Flow[ChunkStream | AsyncChunkStream]:
 def _with_recovery(
     engine: Engine, exchange: _Exchange, options: Options, send: Callable[[Request], Flow[Any]]
 ) -> Flow[Any]:
-    """Send; on an overflow learn the limit, make room and send once more."""
+    """Send; on an overflow learn the limit, make room and send once more.
+
+    After a second refusal what was compacted for it comes back; what was learnt about the model stays.
+    """
     journal, turn_id = exchange.journal, exchange.turn_id
     request = yield from _fitted(engine, exchange, options)
     try:
@@ -350,17 +356,30 @@ def _with_recovery(
             f"{first}; automatic compaction is off: call compact() or raise context_window"
         ) from first
     learnt = yield from _learn(engine, exchange, options, first)
+    before = frozenset(journal.state.revertible)
     outcome = yield from engine.room.compact(journal, turn_id=turn_id)
     if not outcome.compacted and not learnt:
         raise ContextOverflowError(f"{first}; nothing could be compacted ({outcome.reason})") from first
-    request = yield from _fitted(engine, exchange, options)
     try:
+        request = yield from _fitted(engine, exchange, options)
         return (yield from send(request))
+    except BudgetError:
+        exchange.compactions = yield from _compacted_since(journal, before)
+        raise
     except BackendError as error:
         if error.kind != "context_overflow":
             raise
+        exchange.compactions = yield from _compacted_since(journal, before)
         yield from _learn(engine, exchange, options, error)
         raise ContextOverflowError(f"{error}; after compaction ({outcome.reason}) it still does not fit") from error
+
+
+def _compacted_since(journal: Journal, before: Collection[str]) -> Flow[tuple[str, ...]]:
+    """Returns the ids of the compactions that are not among `before`, newest first."""
+    with journal.lock:
+        new = [record_id for record_id in journal.state.revertible if record_id not in before]
+    found = yield from FindLog(journal.key, new)
+    return tuple(r.id for r in reversed(found) if isinstance(r.body, Compacted))
 
 
 def _learn(engine: Engine, exchange: _Exchange, options: Options, error: BackendError) -> Flow[bool]:

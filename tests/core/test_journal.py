@@ -19,11 +19,12 @@ from ctxfold.errors import (
     TurnClosedError,
 )
 from ctxfold.flow import run
-from ctxfold.history.log import SessionState
-from ctxfold.history.records import MessageAdded, Record, SessionKey, TurnClosed
+from ctxfold.history.log import OpenTurn, SessionState
+from ctxfold.history.records import GoalSet, MessageAdded, Record, SessionKey, TurnClosed
 from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
+from ctxfold.history.view import Entry
 from ctxfold.journal import SNAPSHOT_EVERY
-from ctxfold.messages import assistant, tool_result, user
+from ctxfold.messages import Usage, assistant, tool_result, user
 from tests.core.driven import Driven, call, context, scripted, tool_round, turns
 
 Make = Callable[..., Driven]
@@ -209,3 +210,41 @@ def test_two_openers_of_one_session_set_its_prompts_once() -> None:
     for flow, c in zip(flows, (one, two), strict=True):
         run(flow, c._engine.ports)
     assert [m.text for m in one.view().messages] == ["A", "B"]
+
+
+def test_a_copied_state_is_the_same_and_apart() -> None:
+    """Step 7, mutants: a copy that loses a field, or shares one, shows; every field is set to something first."""
+    state = SessionState(KEY, lambda m: len(m.text))
+    plain = vars(SessionState(KEY, lambda _: 0))
+    for name, value in plain.items():
+        filled: Any = value
+        match value:
+            case bool():
+                filled = not value
+            case int():
+                filled = 7
+            case str():
+                filled = "x"
+            case list():
+                filled = ["x"]
+            case set() | None:
+                filled = {"x"}
+            case dict() if name == "open":
+                filled = {"t": OpenTurn([Entry("u", 1, user("q", id="u"), 1)], 5.0)}
+            case dict():
+                filled = {"x": None}
+            case tuple():
+                filled = ("x",)
+            case Usage():
+                filled = Usage(1, 2)
+            case GoalSet():
+                filled = GoalSet("find out")
+            case _:
+                continue
+        setattr(state, name, filled)
+    twin = state.copy()
+    assert vars(twin) == vars(state)
+    shared = [n for n, v in vars(state).items() if isinstance(v, list | dict | set) and vars(twin)[n] is v]
+    assert not shared
+    twin.open["t"].entries.clear()
+    assert len(state.open["t"].entries) == 1

@@ -151,3 +151,26 @@ def test_a_request_for_somebody_else_keeps_to_the_option(make: Make, auto_compac
     except ContextOverflowError:
         assert auto_compact is False
     assert (ctx.usage().compactions > 0) is (auto_compact is None)
+
+
+@pytest.mark.parametrize("ask", ["send", "send_stream"])
+@pytest.mark.parametrize("limit", [None, 900])
+def test_a_second_refusal_leaves_the_session_as_it_was(make: Make, ask: str, limit: int | None) -> None:
+    """Step 7, D D6: what was compacted for the second request comes back; only what the model said of itself stays."""
+    full = BackendError("too long", kind="context_overflow", limit_tokens=limit)
+    backend = scripted(full, full, "fits now")
+    ctx = make(backend, context_window=4_000, max_tokens=100, summarizer=scripted(*["short"] * 40))
+    ctx.add(turns(40))
+    view, messages, usage, rules = ctx.view(), ctx.messages(), ctx.usage(), ctx.policy
+    with pytest.raises(ContextOverflowError, match="still does not fit"):
+        getattr(ctx, ask)("What is question 39 about?")
+    assert len(backend.requests) == 2
+    assert len(backend.requests[1].messages) < len(backend.requests[0].messages), "it was compacted for the second"
+    assert ctx.view().messages == view.messages
+    assert ctx.messages() == messages
+    assert (ctx.usage().compactions, ctx.usage().turns) == (usage.compactions, usage.turns)
+    assert ctx.policy == rules
+    if limit is not None:
+        assert ctx.usage().budget_tokens < limit, "a limit that was named is learnt"
+    ctx.send("And question 39?")
+    assert ctx.view().messages[-1].text == "fits now"

@@ -124,41 +124,10 @@ class SessionState:
     def copy(self) -> SessionState:
         """An independent fold at the same place."""
         twin = SessionState(self.key, self._count, hidden=self._hidden)
-        for name in (
-            "head",
-            "head_id",
-            "read_upto",
-            "snapshot_seq",
-            "epoch",
-            "tokens",
-            "policy_json",
-            "turns",
-            "summary_turn",
-            "edits",
-            "compactions",
-            "summary_calls",
-            "summary_usage",
-            "saved_tokens",
-            "avoided_tokens",
-            "usage",
-            "replies",
-            "cleared_seq",
-            "stale",
-            "fixed",
-            "excerpts",
-            "goal",
-        ):
-            setattr(twin, name, getattr(self, name))
-        twin.system, twin.compressed, twin.live = (
-            list(self.system),
-            list(self.compressed),
-            list(self.live),
-        )
+        for name, value in vars(self).items():
+            # entries and other values in the containers are frozen, but for open turns
+            setattr(twin, name, value.copy() if isinstance(value, list | dict | set) else value)
         twin.open = {turn: OpenTurn(list(t.entries), t.at_s) for turn, t in self.open.items()}
-        twin.calibrations, twin.deferred = dict(self.calibrations), dict(self.deferred)
-        twin.closed, twin.pins, twin.removed = dict(self.closed), dict(self.pins), dict(self.removed)
-        twin.revertible, twin.undone = list(self.revertible), set(self.undone)
-        twin.taken_out, twin.dropped = dict(self.taken_out), dict(self.dropped)
         return twin
 
     def entry(self, message_id: str) -> Entry | None:
