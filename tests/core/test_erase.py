@@ -240,3 +240,29 @@ def test_what_was_found_out_from_the_conversation_goes_too(make: Callable[..., D
     ctx.add([user(SAID, id="m"), assistant("noted", id="n"), *turns(2)])
     ctx.erase("m")
     assert ctx.goal().goal == "find the locker"  # the user's own word
+
+
+def test_message_numbers_stay_after_an_erasure(make: Callable[..., Driven], store: Any) -> None:
+    """Step 7, mutants: a number means the same message for good, and that of an erased one is never given again."""
+    ctx = make(store=store, session="s")
+    ctx.add(turns(3))
+    numbers = {m.id: ctx.explain_message(m.id).reference for m in ctx.messages()}
+    assert list(numbers.values()) == ["#1", "#2", "#3", "#4", "#5", "#6"]
+    ctx.erase("u1")
+    ctx.erase("a2")
+    other = make(store=store, session="s")
+    for reader in (ctx, other):
+        assert {i: reader.explain_message(i).reference for i in numbers if i not in ("u1", "a2")} == {
+            i: n for i, n in numbers.items() if i not in ("u1", "a2")
+        }
+        assert [reader.get(n).id for n in ("#1", "#2", "#4", "#5")] == ["u0", "a0", "a1", "u2"]
+        for reference in ("#3", "#6"):
+            with pytest.raises(MessageErasedError):
+                reader.get(reference)
+    other.add(user("after it all", id="new"))
+    reference = other.explain_message("new").reference
+    assert int(reference[1:]) > len(numbers)
+    again = make(store=store, session="s")
+    for reader in (ctx, other, again):
+        assert (reader.get(reference).id, reader.explain_message("new").reference) == ("new", reference)
+        assert [f"#{e.number}" for e in reader.view().live] == ["#1", "#2", "#4", "#5", reference]

@@ -13,6 +13,7 @@ import pytest
 
 from ctxfold import AgentContext, MemoryStore, ScriptedBackend, ToolSpec
 from ctxfold.errors import BackendError, OrphanToolResultError
+from ctxfold.events import TurnEnded
 from ctxfold.exchange import Question
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, Usage, assistant, tool_result, user
@@ -369,3 +370,29 @@ def check_all_there(ctx: AgentContext, backend: ScriptedBackend, count: int) -> 
     assert sum(b.zone == "summary" for b in ctx.explain().blocks) == 1
     other = context(store=ctx._engine.ports.store, context_window=1_500, create=False)
     assert other.view().messages == ctx.view().messages
+
+
+@pytest.mark.parametrize("on_abort", ["discard", "keep_partial"])
+async def test_a_cancel_right_after_a_reply_with_tool_calls_was_stored(on_abort: Any) -> None:
+    """Step 7, mutants: the caller never saw the calls, so nobody will answer them; its question stays where it asked for that."""
+    calling = replace(assistant("Let me look.", id="r", calls=[call("c1")]), usage=Usage(10, 5))
+    with Stopping(4) as store, context(scripted(calling, "two"), store=store) as ctx:
+        events: list[Any] = []
+        ctx.subscribe(events.append)
+
+        async def read() -> None:
+            async for _ in ctx.asend_stream("hi", on_abort=on_abort):
+                pass
+
+        task = asyncio.create_task(read())
+        await asyncio.wait_for(store.stopped.wait(), 60)
+        task.cancel()
+        store.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        kept = on_abort == "keep_partial"
+        assert [e.status for e in events if isinstance(e, TurnEnded)] == ["aborted" if kept else "discarded"]
+        assert [m.text for m in ctx.view().messages] == (["hi"] if kept else [])
+        assert ctx.usage().replies == 1, "no second reply was made of what had arrived"
+        assert (await ctx.asend("again")).message.text == "two"
+        assert not [m for m in ctx.messages() if m.tool_calls]

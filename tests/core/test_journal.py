@@ -25,6 +25,7 @@ from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
 from ctxfold.history.view import Entry
 from ctxfold.journal import SNAPSHOT_EVERY
 from ctxfold.messages import Usage, assistant, tool_result, user
+from ctxfold.ports import Ports
 from tests.core.driven import Driven, call, context, scripted, tool_round, turns
 
 Make = Callable[..., Driven]
@@ -248,3 +249,15 @@ def test_a_copied_state_is_the_same_and_apart() -> None:
     assert not shared
     twin.open["t"].entries.clear()
     assert len(state.open["t"].entries) == 1
+
+
+def test_the_session_that_was_used_longest_ago_leaves_the_cache() -> None:
+    """Step 7, mutants: the wrong session evicted."""
+    with context() as ctx:
+        engine = Engine(Ports(MemoryStore(), ctx.counter), ctx.policy, max_sessions=2)
+        first, second, third = (SessionKey("default", name) for name in ("first", "second", "third"))
+        for key in (first, second, first, third):
+            run(engine.open(key), engine.ports)
+        assert [key.session for key in (first, second, third) if engine.known(key)] == ["first", "third"]
+        run(engine.open(second), engine.ports)
+        assert [key.session for key in (first, second, third) if engine.known(key)] == ["second", "third"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from ctxfold import AgentContext, Message, Query, ScriptedBackend, Section
+from ctxfold.errors import BackendError
 from ctxfold.exchange import Question
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import ToolCallPart, assistant, tool_result, user
@@ -86,3 +89,18 @@ def test_prompts_of_calls_side_by_side_are_named_breaks() -> None:
 
 def ask(ctx: AgentContext, prompt: str, text: str) -> None:
     ctx.ask(Question(SessionKey("default", "default"), [user(text, id=text)], prompts=(prompt,)))
+
+
+def test_a_question_that_was_taken_back_counts_as_no_prefix_of_the_next() -> None:
+    """Step 7, mutants: a discarded turn counted as kept in the prefix."""
+    backend = ScriptedBackend(["one", BackendError("down", kind="server"), "three"])
+    with AgentContext(backend, context_window=10_000) as ctx:
+        ctx.send("question 1 about the garden")
+        with pytest.raises(BackendError):
+            ctx.send("question 2 about the garden")
+        first = ctx.usage().prefix
+        ctx.send("question 3 about the house")
+        prefix = ctx.usage().prefix
+        assert dict(prefix.breaks) == {"aborted_turn": 1}
+        kept = sum(map(ctx.counter.count, ctx.view().messages[:2]))
+        assert prefix.reused_tokens - first.reused_tokens == kept, "the question that was taken back is not among them"
