@@ -56,7 +56,7 @@ from ctxfold.journal import (
     unknown,
 )
 from ctxfold.loading import load
-from ctxfold.messages import Message, is_final, system, validated
+from ctxfold.messages import MediaPart, Message, is_final, system, validated
 from ctxfold.ports import Ports
 from ctxfold.room import Room
 from ctxfold.zones.recall import size_of
@@ -311,7 +311,8 @@ class Engine:
     def _counted(self, messages: Sequence[Message]) -> Flow[None]:
         """Count long messages off the event loop; the counter keeps what it found."""
         for message in messages:
-            if size_of(message) >= LONG_CHARS:
+            media = sum(len(part.data) for part in message.parts if isinstance(part, MediaPart))
+            if media + size_of(message) >= LONG_CHARS:
                 yield from Call(partial(self.ports.counter.count, message))
 
     def _pieces(self, journal: Journal, fresh: Sequence[Message], turn: str | None) -> tuple[Sequence[Message], ...]:

@@ -27,7 +27,7 @@ K = TypeVar("K", bound=tuple[str, str])
 T = TypeVar("T")
 _LOGIN = re.compile(r"//.*@")
 _SECRET_QUERY = re.compile(
-    r"((?:^|[?&;])[^=&;]*(?:key|token|secret|sig|pass|pwd|auth|cred)[^=&;]*)=[^&;#]*", re.IGNORECASE
+    r"((?:^|[?&;])(?=[^=&;]*(?:key|token|secret|sig|pass|pwd|auth|cred))[^=&;]++)=[^&;#]*", re.IGNORECASE
 )
 
 

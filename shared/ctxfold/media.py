@@ -79,7 +79,10 @@ class Medium:
 
 def medium_of(part: MediaPart) -> Medium:
     """Returns what is known of a medium, from its block and the header of its data."""
-    data: object = json.loads(part.data)
+    try:
+        data: object = json.loads(part.data)
+    except (ValueError, RecursionError):
+        data = None  # stored before parts were checked: the session stays readable, and the service refuses the part
     strings = dict(_strings(data, DEPTH))
     url = next((v for k, v in strings.items() if k.endswith("url") and not v.startswith("data:")), None)
     detail = strings.get("detail")

@@ -15,12 +15,12 @@ import pytest
 import ctxfold
 import langchain_ctx
 import llamaindex_ctx
-from ctxfold import AgentContext
+from ctxfold import AgentContext, MessageCounter, RatioCounter
 from ctxfold.backends.think_tags import TagSplitter
 from ctxfold.compaction.probe import probe
 from ctxfold.history.terms import sentences, stretches, terms
 from ctxfold.history.view import Entry
-from ctxfold.messages import ToolCallPart, assistant, tool_result, user
+from ctxfold.messages import MediaPart, Message, ToolCallPart, assistant, tool_result, user
 from tests.benchmarks.hostile_text import UNITS, body, pass_through
 from tests.timing import cpu_s
 
@@ -31,6 +31,7 @@ ANCHORED = frozenset(
         "ctxfold.compaction.verify._REFUSAL",
         "ctxfold.compaction.verify._CHAT_OPENING",
         "ctxfold.compaction.verify._ROLE_LINE",
+        "ctxfold.media._TEXTUAL",
         "ctxfold.tokens._LAST_SAFE_CUT",
     }
 )
@@ -203,3 +204,11 @@ def test_the_probe_looks_at_a_bounded_number_of_facts() -> None:
 
     cost(100)
     assert cost(8_000) < 10 * max(cost(2_000), 0.02)
+
+
+@pytest.mark.parametrize("data", ["", "[", "null", "3", "[" * 9_000])
+def test_a_medium_that_cannot_be_read_is_counted_all_the_same(data: str) -> None:
+    """Step 7, item B23: a session that holds one from an earlier version stays readable."""
+    counter = MessageCounter(RatioCounter())
+    empty, one = (counter.count(Message("m", "user", parts)) for parts in ((), (MediaPart("image", data),)))
+    assert one - empty == 800
