@@ -365,3 +365,30 @@ def test_the_examples_of_the_docs_run() -> None:
             assert len(ctx.view()) < 80
         lines = [x for x in example.splitlines() if x.strip() and not x.startswith(("from ", "import "))]
         assert len(lines) < 10
+
+
+def test_relevance_decides_which_of_uniform_outputs_go(make: Make) -> None:
+    """Step 7, D C13: all orders used to wait until every candidate was needed, and so cut the same."""
+    cut: dict[str, set[int]] = {}
+    for order in ("reactive", "task_aware", "mig", "subgoal", "subgoal_mig"):
+        ctx = make(context_window=40_000, strategy="clear_tools", pruning_order=order)
+        ctx.set_goal("Find out who holds the gate key.")
+        for number in range(60):
+            topic = "the gate key and who holds it" if number < 4 else f"parcel {number} and where it lies"
+            ctx.set_subgoal(f"step {number // 10}")
+            ctx.add(
+                [
+                    user(f"Look at {number}.", id=f"u{number}"),
+                    *tool_round(f"t{number}", f"This is about {topic}. " * 55),
+                ]
+            )
+            ctx.add(assistant("Seen.", id=f"s{number}"))
+            if ctx.usage().compactions:
+                break
+        shown = {e.id: bool(e.shown_seq) for e in ctx.view().live if e.message.role == "tool"}
+        cut[order] = {int(name[1:].split("-")[0]) for name, away in shown.items() if away}
+        assert cut[order], order
+    assert cut["reactive"] == set(range(len(cut["reactive"]))), "the oldest"
+    assert not cut["task_aware"] & set(range(4)), "what the goal is about stays"
+    assert not set(range(4)) <= cut["mig"], "one of them does, the others say the same"
+    assert len({frozenset(ids) for ids in cut.values()}) >= 3

@@ -121,15 +121,16 @@ class Tiered:
             return []
         plans: list[Plan] = []
         for entries, turn_id, newer_tokens in _scopes(case):
-            order, wanted = None, None
+            order, wanted, budget = None, None, rules.budget_tokens
             ready, gained = _ready(entries, case, turn_id)
             if rules.pruning_order != "reactive":
                 goal = facts.goal or _newest_question(view)
                 order = pruning_order(entries, rules.pruning_order, goal=goal, subgoals=facts.subgoals)
                 wanted = max(0, _wanted(case) - gained)
+                budget //= 2  # half as much is protected: an order decides only where there is more to choose from than is needed
             shown, saved = clear_tools(
                 entries,
-                budget_tokens=0 if recent else rules.budget_tokens,
+                budget_tokens=0 if recent else budget,
                 keep=_untouched(entries, case, turn_id)
                 | (newest_round(entries) if recent else frozenset[str]())
                 | {m.id for m in ready},
