@@ -148,6 +148,13 @@ class SessionHandle:
         self._turn = added.turn_id
         return added
 
+    def extend(self, messages: Sequence[Message]) -> Added:
+        """Stores several messages in one step, as `add` does."""
+        return self.add(messages)
+
+    async def aextend(self, messages: Sequence[Message]) -> Added:
+        return await self.aadd(messages)
+
     def set_messages(self, messages: Sequence[Message], *, prompts: bool = False, recognise: bool = False) -> None:
         """Put messages in place of the whole conversation at once, with `prompts` of the system prompts too.
 

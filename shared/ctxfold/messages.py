@@ -31,6 +31,7 @@ __all__ = [
     "Usage",
     "Visibility",
     "assistant",
+    "by_role",
     "content_key",
     "is_final",
     "system",
@@ -235,6 +236,13 @@ def tool_result(
     is_error: bool = False,
 ) -> Message:
     return Message(id, "tool", (ToolResultPart(call_id, content, name, is_error),))
+
+
+def by_role(messages: Iterable[Message], role: Role) -> tuple[Message, ...]:
+    """Returns the messages in that role; UnknownRoleError for what is no role."""
+    if role not in ROLES:
+        raise UnknownRoleError(f"role is {role!r}: use one of {', '.join(sorted(ROLES))}")
+    return tuple(m for m in messages if m.role == role)
 
 
 def is_final(message: Message) -> bool:

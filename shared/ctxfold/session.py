@@ -31,7 +31,7 @@ from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
 from ctxfold.inspection import Inspection, inspect
-from ctxfold.messages import Message, Usage
+from ctxfold.messages import Message, Role, Usage, by_role
 from ctxfold.options import RequestOptions, options_from
 from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request, Store, TokenCounter
 from ctxfold.prices import CostLine, Prices
@@ -308,6 +308,36 @@ class AgentContext(SessionFiles):
     async def aview(self) -> View:
         journal = await self._arun(self._journal())
         return journal.view(self._own_turn(journal))
+
+    def __len__(self) -> int:
+        """The number of messages in `view()`."""
+        return len(self.view().messages)
+
+    def __bool__(self) -> bool:
+        return True  # an empty conversation is a context all the same
+
+    def find_by_role(self, role: Role) -> tuple[Message, ...]:
+        """Returns the messages of `view()` in that role, in order; UnknownRoleError for what is no role."""
+        return by_role(self.view().messages, role)
+
+    async def afind_by_role(self, role: Role) -> tuple[Message, ...]:
+        return by_role((await self.aview()).messages, role)
+
+    def is_full(self, max_tokens: int | None = None) -> bool:
+        """Returns whether `view()` and a reply of `max_tokens` exceed the window, by the upper bound of the count.
+
+        Without `max_tokens` the reply reserve counts.
+        """
+        return self._run(self._full(max_tokens))
+
+    async def ais_full(self, max_tokens: int | None = None) -> bool:
+        return await self._arun(self._full(max_tokens))
+
+    def _full(self, max_tokens: int | None) -> Flow[bool]:
+        journal = yield from self._journal()
+        rules, view = journal.rules(), journal.view(self._own_turn(journal))
+        reply_tokens = rules.reply_reserve_tokens if max_tokens is None else max_tokens
+        return view.tokens + journal.overhead_tokens + reply_tokens > rules.context_window
 
     def get(self, message_id: str) -> Message:
         """A message as it was stored, compacted or not; MessageNotFoundError when the session never had it."""

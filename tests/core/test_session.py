@@ -18,6 +18,7 @@ from ctxfold.errors import (
     NothingToUndoError,
     OrphanToolResultError,
     PinBudgetError,
+    UnknownRoleError,
 )
 from ctxfold.messages import TextPart, assistant, system, tool_result, user
 from tests.core.driven import Driven, call, context, scripted, text_of, tool_round, turns
@@ -316,3 +317,20 @@ def test_an_own_store_is_left_open(make: Make) -> None:
             ctx.add(turns(1))
         with context(store=store) as ctx:
             assert len(ctx.view().messages) == 2
+
+
+def test_what_a_context_can_be_asked(make: Callable[..., Driven]) -> None:
+    """Step 7, D A5: len, extend, find_by_role, is_full."""
+    ctx = make(context_window=400, system="Be brief.", auto_compact=False)
+    assert len(ctx.ctx) == 1
+    assert bool(make(session="empty").ctx), "an empty conversation is a context all the same"
+    ctx.extend([user("Hello.", id="u"), assistant("Hi.", id="a")])
+    assert len(ctx.ctx) == 3
+    assert [m.id for m in ctx.find_by_role("user")] == ["u"]
+    assert [m.text for m in ctx.find_by_role("system")] == ["Be brief."]
+    with pytest.raises(UnknownRoleError, match="narrator"):
+        ctx.find_by_role("narrator")
+    tokens = ctx.view().tokens
+    assert not ctx.is_full()
+    assert not ctx.is_full(max_tokens=400 - tokens)
+    assert ctx.is_full(max_tokens=401 - tokens)
