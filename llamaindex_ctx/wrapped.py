@@ -148,7 +148,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
 
     @property
     def metadata(self) -> LLMMetadata:
-        return LLMMetadata(**{**self.inner.metadata.model_dump(), "context_window": self.window})
+        fields: dict[str, Any] = {**self.inner.metadata.model_dump(), "context_window": self.window}
+        return LLMMetadata(**fields)
 
     def at(self, session: str, *, owner: str | None = None) -> Self:
         """The same LLM for another session; engine, store and connections are shared."""

@@ -300,7 +300,7 @@ def _common_beginning(
     """
     held = [m for m in held if m.kind != "section"]
     pairs = zip(held, messages, strict=False)
-    same = sum(1 for _ in takewhile(lambda pair: content_key(pair[0]) == content_key(pair[1]), pairs))
+    same = sum(1 for _ in takewhile(lambda pair: _same(*pair), pairs))
     while 0 < same < len(held) and held[same].role == "tool":
         same -= 1  # a tool round differs as a whole
     if not any(m.role != "system" for m in held[:same]):
@@ -308,6 +308,12 @@ def _common_beginning(
     live = {e.id: e for e in view.live}
     gone = [live.get(m.id) for m in held[same:]]
     return same, None if None in gone else tuple(e for e in gone if e is not None)
+
+
+def _same(held: Message, message: Message) -> bool:
+    """Whether a message says nothing that the held one does not; a framework's notes that it brings are to be kept."""
+    notes = (p for p in message.parts if isinstance(p, Opaque))
+    return content_key(held) == content_key(message) and all(p in held.parts for p in notes)
 
 
 def revise(engine: Engine, journal: Journal, change: Change, *, turn_id: str | None) -> Flow[str | None]:

@@ -221,3 +221,15 @@ async def test_an_agent_with_tools_whose_caller_keeps_questions_and_answers(tmp_
         assert memory.context.usage().compactions < 12
         await memory.aset(told)
         assert contents(memory.get_all()) == contents(told)
+
+
+async def test_what_stands_beside_a_message_is_not_lost(call: Driver) -> None:
+    """Step 7, item B13: equal words with other `additional_kwargs` are no known message; a list without them keeps ours."""
+    with CtxMemory.from_defaults("s", token_limit=1_000) as memory:
+        await call(memory, "put_messages", [asked(0), answered(0)])
+        rated = bot(answered(0).content or "")
+        rated.additional_kwargs = {"rating": 5}
+        await call(memory, "set", [asked(0), rated])
+        assert dict((await call(memory, "get_all"))[-1].additional_kwargs) == {"rating": 5}
+        await call(memory, "set", [asked(0), answered(0), asked(1)])
+        assert dict((await call(memory, "get_all"))[1].additional_kwargs) == {"rating": 5}
