@@ -69,8 +69,12 @@ async def test_the_next_run_has_what_its_list_has(
         with pytest.raises(Exception, match="down"):
             await ask("Please look.", "h2")
         broken.down = ""
+        before = len(server.requests)
         if retry == "same question":
             await ask("Please look.", "h2")
+            if kept == "by the caller":
+                asked_anew = server.requests[before].body["messages"]
+                assert [m["content"] for m in asked_anew] == ["One.", "Answer to One.", "Please look."]
             done = ["Please look.", "CALL", "Entry 1.", "Answer to Entry 1."]
         else:
             await ask("Next.", "h3")
