@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ctxfold.stores.memory import MemoryStore
     from ctxfold.stores.sql import SqlStore
     from ctxfold.stream import Completed, Content, ContentFirst, Fold, StreamEvent, Thinking, ToolCalls
-    from ctxfold.summaries import Summary, SummaryWriter
+    from ctxfold.summaries import Summary, SummaryWriter, acompact_messages, compact_messages
     from ctxfold.tokens import RatioCounter, TiktokenCounter, text_counter
     from ctxfold.toolkit import HistoryTool, history_tools
     from ctxfold.trigger import (
@@ -129,6 +129,8 @@ _WHERE = {
     "Summarizer": "compaction.strategy",
     "Summary": "summaries",
     "SummaryWriter": "summaries",
+    "acompact_messages": "summaries",
+    "compact_messages": "summaries",
     "Thinking": "stream",
     "TiktokenCounter": "tokens",
     "TokenCounter": "ports",
@@ -219,6 +221,8 @@ __all__ = [
     "TurnsTrigger",
     "Usage",
     "Window",
+    "acompact_messages",
+    "compact_messages",
     "history_tools",
     "memory_section",
     "open_backend",

@@ -1,22 +1,27 @@
-"""Checked summaries of messages that no session keeps, for whoever stores a conversation elsewhere."""
+"""Summaries and compactions of messages that no session keeps, for whoever stores a conversation elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ctxfold.budget import Policy
+from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.compaction.summarize import HEADING, Summary, summarize
 from ctxfold.compaction.transcript import transcript
-from ctxfold.connect import ports, session_rules
+from ctxfold.connect import message_counter, ports, session_rules
 from ctxfold.errors import EmptyMessagesError, SummarizationFailedError
 from ctxfold.flow import Flow, arun, run
+from ctxfold.given import whole_number
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, validated
 from ctxfold.ports import ContextBackend, TokenCounter
+from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
 
-__all__ = ["Summary", "SummaryWriter"]
+__all__ = ["Summary", "SummaryWriter", "acompact_messages", "compact_messages"]
+
+LEAST_WINDOW_TOKENS = 4_000
 
 
 class SummaryWriter:
@@ -76,3 +81,85 @@ class SummaryWriter:
                 f"{'; '.join(failed.problems)}"
             )
         return replace(failed, text=text, rung="verbatim", archived=0)
+
+
+def compact_messages(
+    messages: Sequence[Message],
+    *,
+    pinned: Collection[str] = (),
+    preserve_n_last: int = 4,
+    strategy: str | Strategy | Summarizer = "summarize",
+    summarizer: ContextBackend | None = None,
+    counter: TokenCounter | TextCounter | None = None,
+    context_window: int | None = None,
+    summary_tokens: int = 1_024,
+) -> tuple[Message, ...]:
+    """Returns the messages as a strategy compacts them. The list itself is not changed, and nothing is stored.
+
+    Kept word for word are system prompts, the messages whose ids are `pinned` (with their tool rounds), the newest user message
+    and the newest `preserve_n_last`, which grow to whole tool rounds.
+
+    Args:
+        strategy: the name of a built-in strategy, or an object of your own: see docs/strategies.md.
+        summarizer: the model that writes a summary; None writes an extractive one.
+        context_window: the window that the strategy reckons with, in tokens; None takes one in which all messages fit.
+        summary_tokens: upper limit of a summary.
+
+    Raises:
+        NotEnoughHistoryError: nothing can be compacted.
+        MessageNotFoundError: a pinned id is not in the list.
+        StrategyError: a strategy of your own failed or broke its contract.
+    """
+    with _holding(messages, preserve_n_last, strategy, summarizer, counter, context_window, summary_tokens) as context:
+        context.add(messages)
+        if pinned:
+            context.pin(*pinned)
+        context.compact()
+        return context.view().messages
+
+
+async def acompact_messages(
+    messages: Sequence[Message],
+    *,
+    pinned: Collection[str] = (),
+    preserve_n_last: int = 4,
+    strategy: str | Strategy | Summarizer = "summarize",
+    summarizer: ContextBackend | None = None,
+    counter: TokenCounter | TextCounter | None = None,
+    context_window: int | None = None,
+    summary_tokens: int = 1_024,
+) -> tuple[Message, ...]:
+    """The async form of `compact_messages`."""
+    with _holding(messages, preserve_n_last, strategy, summarizer, counter, context_window, summary_tokens) as context:
+        await context.aadd(messages)
+        if pinned:
+            await context.apin(*pinned)
+        await context.acompact()
+        return (await context.aview()).messages
+
+
+def _holding(
+    messages: Sequence[Message],
+    preserve_n_last: int,
+    strategy: str | Strategy | Summarizer,
+    summarizer: ContextBackend | None,
+    counter: TokenCounter | TextCounter | None,
+    context_window: int | None,
+    summary_tokens: int,
+) -> AgentContext:
+    """Returns an empty session in memory, which compacts only when it is asked to."""
+    count = message_counter(counter)
+    if context_window is None:
+        # pins may take a quarter of the budget, and the newest messages half of it
+        context_window = max(LEAST_WINDOW_TOKENS, 8 * sum(count.count(validated(m)) for m in messages))
+    return AgentContext(
+        context_window=context_window,
+        counter=count,
+        summarizer=summarizer,
+        strategy=strategy,
+        keep_last=whole_number(
+            "preserve_n_last", preserve_n_last, "give how many of the newest messages stay, 1 or more"
+        ),
+        summary_tokens=summary_tokens,
+        auto_compact=False,
+    )

@@ -353,10 +353,13 @@ def test_compactions_are_few(make: Make) -> None:
 
 
 def test_the_examples_of_the_docs_run() -> None:
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4
     for example in EXAMPLES:
         names: dict[str, Any] = {}
         exec(compile(example, "strategies.md", "exec"), names)
+        if "shorter" in names:  # a list without a session
+            assert [m.id for m in names["shorter"][1:]] == ["a3", "q18", "a18", "q19", "a19"]
+            continue
         with names["ctx"] as ctx:
             ctx.add(turns(40))
             before = len(ctx.view())

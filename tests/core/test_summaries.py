@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from ctxfold import Message, RatioCounter, ScriptedBackend, SummaryWriter
-from ctxfold.errors import BackendError, ConfigError, EmptyMessagesError, SummarizationFailedError
-from ctxfold.messages import Usage, assistant, user
+from ctxfold import Message, RatioCounter, ScriptedBackend, SummaryWriter, acompact_messages, compact_messages
+from ctxfold.errors import (
+    BackendError,
+    ConfigError,
+    EmptyMessagesError,
+    MessageNotFoundError,
+    NotEnoughHistoryError,
+    SummarizationFailedError,
+)
+from ctxfold.history.cuts import check_sequence
+from ctxfold.messages import Usage, assistant, system, user
 from ctxfold.ports import Request
+from tests.core.driven import scripted, tool_round, turns
 
 CODES = [f"The code of locker {n} is {n}{n}-{n * 37}." for n in range(1, 9)]
 
@@ -92,3 +103,71 @@ def test_bad_settings_and_nothing_to_do() -> None:
         SummaryWriter()
     with pytest.raises(EmptyMessagesError):
         SummaryWriter(context_window=8_000).write([])
+
+
+@pytest.fixture(params=["sync", "async"])
+def compacted(request: pytest.FixtureRequest) -> Any:
+    """`compact_messages`, called one way or the other."""
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Message, ...]:
+        if request.param == "sync":
+            return compact_messages(*args, **kwargs)
+        return asyncio.run(acompact_messages(*args, **kwargs))
+
+    return call
+
+
+LISTED = [
+    system("Be kind.", id="s"),
+    *turns(20, words=40),
+    user("go", id="g"),
+    *tool_round("t", calls=2),
+    assistant("ok", id="z"),
+]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kept"), [("summarize", []), ("truncate", []), ("tiered", []), ("sliding_window", ["u3"])]
+)
+def test_a_list_is_compacted_without_a_session(compacted: Any, strategy: str, kept: list[str]) -> None:
+    """Step 7, D1: a standalone `compact(messages, pinned, preserve_n_last)` for a strategy."""
+    before = list(LISTED)
+    found = compacted(LISTED, pinned=("a3",), preserve_n_last=2, strategy=strategy, counter=RatioCounter())
+    assert before == LISTED
+    summaries = [m for m in found if m.kind == "summary"]
+    assert len(summaries) == (strategy != "sliding_window")
+    rest = [m for m in found if m.kind == "message"]
+    assert [m.id for m in rest] == ["s", *kept, "a3", "g", "t-a", "t-r0", "t-r1", "z"]
+    assert all(m in LISTED for m in rest), "word for word"
+    check_sequence(rest[1:])
+
+
+def test_the_newest_messages_and_the_model_s_summary(compacted: Any) -> None:
+    backend = scripted("They asked question 0 to question 17, word by word, and each answer was a reply.")
+    found = compacted(turns(20), preserve_n_last=5, summarizer=backend, counter=RatioCounter())
+    assert [m.id for m in found[1:]] == [m.id for m in turns(20)][-5:]
+    assert "They asked question 0 to question 17, word by word, and each answer was a reply." in found[0].text
+    assert len(backend.requests) == 1
+
+
+def test_a_strategy_of_one_s_own_compacts_a_list(compacted: Any) -> None:
+    class Newest:
+        def should_summarize(self, history: list[Message]) -> bool:
+            return len(history) > 3
+
+        def summarize(self, history: list[Message]) -> list[Message]:
+            return history[-3:]
+
+    assert [m.id for m in compacted(turns(4), strategy=Newest(), counter=RatioCounter())] == ["a2", "u3", "a3"]
+
+
+def test_a_list_that_cannot_be_compacted(compacted: Any) -> None:
+    with pytest.raises(NotEnoughHistoryError):
+        compacted(turns(2), preserve_n_last=4, counter=RatioCounter())
+    with pytest.raises(MessageNotFoundError):
+        compacted(turns(20), pinned=("nobody",), counter=RatioCounter())
+    for number in (0, -1, "4"):
+        with pytest.raises(ConfigError, match="preserve_n_last is"):
+            compacted(turns(20), preserve_n_last=number, counter=RatioCounter())
+    with pytest.raises(ConfigError, match="there is no strategy 'short'"):
+        compacted(turns(20), strategy="short", counter=RatioCounter())
