@@ -162,11 +162,15 @@ def _administrator(cluster: Cluster) -> psycopg.Connection:
     return psycopg.connect(cluster.url, autocommit=True, application_name="administrator")
 
 
-def _backends(cluster: Cluster, count: int) -> int:
-    """Cancels a backend that waits for a lock and terminates one at any moment of its work, in turn."""
+def _backends(cluster: Cluster, count: int, clients: list[Client]) -> int:
+    """Cancels a backend that waits for a lock and terminates one at any moment of its work, in turn.
+
+    Between two faults a client writes at least one turn: otherwise nothing would be acknowledged that could be lost.
+    """
     done = 0
     with closing(_administrator(cluster)) as server:
         while done < count:
+            _wait_for_progress(clients)
             if done % 2:
                 done += _signalled(server, "pg_terminate_backend", "state <> 'idle'")
                 time.sleep(0.005)
@@ -177,6 +181,14 @@ def _backends(cluster: Cluster, count: int) -> int:
                         time.sleep(0.002)
                 done += 1
     return done
+
+
+def _wait_for_progress(clients: list[Client]) -> None:
+    before = sum(len(client.acknowledged) for client in clients)
+    while sum(len(client.acknowledged) for client in clients) == before:
+        if any(client.crash for client in clients):
+            return
+        time.sleep(0.001)
 
 
 def _signalled(server: psycopg.Connection, function: str, which: str) -> bool:
@@ -219,7 +231,9 @@ def postgres_faults(programs: Path, sizes: Sizes) -> list[Outcome]:
         SqlStore(url).close()
         return [
             beside_clients(
-                url, Outcome("terminated or cancelled backends"), lambda _: _backends(cluster, sizes.backends)
+                url,
+                Outcome("terminated or cancelled backends"),
+                lambda clients: _backends(cluster, sizes.backends, clients),
             ),
             beside_clients(
                 hasty, Outcome("statement timeouts"), lambda clients: _timeouts(cluster, sizes.timeouts, clients)
@@ -236,7 +250,10 @@ def sqlite_kills(folder: Path, kills: int) -> Outcome:
         acknowledged, pid = _writer(url, done)
         with os.fdopen(acknowledged, "rb") as pipe:
             pipe.read(1)  # it has opened the session
-            time.sleep(chance.uniform(0.0, 0.06))
+            done += len(
+                pipe.read(chance.randrange(12))
+            )  # turns that are acknowledged first, however slow the machine is
+            time.sleep(chance.uniform(0.0, 0.004))
             os.kill(pid, signal.SIGKILL)
             done += len(pipe.read())
         os.waitpid(pid, 0)
