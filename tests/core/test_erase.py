@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ctxfold import AgentContext
 from ctxfold.errors import (
     MessageErasedError,
     MessageError,
@@ -266,3 +267,61 @@ def test_message_numbers_stay_after_an_erasure(make: Callable[..., Driven], stor
     for reader in (ctx, other, again):
         assert (reader.get(reference).id, reader.explain_message("new").reference) == ("new", reference)
         assert [f"#{e.number}" for e in reader.view().live] == ["#1", "#2", "#4", "#5", reference]
+
+
+def test_copies_of_an_erased_session_keep_its_message_numbers(
+    make: Callable[..., Driven], store: Any, tmp_path: Path
+) -> None:
+    """Step 7, mutants: an erased message counts in a fork, an import and a loaded snapshot too, so no number shifts there."""
+    ctx = make(store=store, session="s")
+    ctx.add(turns(3))
+    ctx.fork("before")
+    ctx.ctx.save_snapshot(tmp_path / "before.json")
+    ctx.erase("u1")
+    ctx.add(user("in between", id="between"))
+    between = ctx.explain_message("between").reference
+    ctx.fork("after")
+    ctx.fork("part", at="between")
+    ctx.ctx.save_snapshot(tmp_path / "after.json")
+    ctx.ctx.export_jsonl(tmp_path / "after.jsonl")
+    for session, file in (("snapshot-before", "before.json"), ("snapshot-after", "after.json")):
+        AgentContext.load_snapshot(tmp_path / file, session=session, store=store).close()
+    with context(store=store, session="import") as imported:
+        imported.import_jsonl(tmp_path / "after.jsonl")
+    numbers = {"u0": "#1", "a0": "#2", "a1": "#4", "u2": "#5", "a2": "#6"}
+    for session in ("s", "before", "after", "part", "snapshot-before", "snapshot-after", "import"):
+        with context(store=store, session=session, create=False) as reopened:
+            kept = numbers if "before" in session else numbers | {"between": between}
+            if session == "snapshot-before":  # it was saved while the message was still there
+                assert reopened.get("#3").id == "u1"
+            else:
+                with pytest.raises(MessageErasedError):
+                    reopened.get("#3")
+            assert {i: reopened.explain_message(i).reference for i in kept} == kept, session
+            assert {n: reopened.get(n).id for n in kept.values()} == {n: i for i, n in kept.items()}, session
+            reopened.add(user("after it all", id="new"))
+            new = reopened.explain_message("new").reference
+            assert int(new[1:]) > max(int(n[1:]) for n in kept.values()), session
+            assert reopened.get(new).id == "new", session
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["a-message", "the-session"])
+def test_what_a_fork_loses_leaves_its_message_numbers(make: Callable[..., Driven], store: Any, *, whole: bool) -> None:
+    """Step 7, mutants: erased with what it was forked from, a fork keeps its own numbers, and so do its own forks."""
+    ctx = make(store=store, session="s")
+    ctx.add(turns(2))
+    fork = ctx.fork("fork")
+    fork.add([user("my own", id="own"), assistant("noted", id="noted")])
+    own = {i: fork.explain_message(i).reference for i in ("own", "noted")}
+    if whole:
+        ctx.erase_session()
+    else:
+        ctx.erase("u0")
+    fork.fork("again")
+    for session in ("fork", "again"):
+        with context(store=store, session=session, create=False) as reopened:
+            assert {i: reopened.explain_message(i).reference for i in own} == own
+            assert [reopened.get(n).id for n in own.values()] == list(own)
+            for reference in ("#1", "#2", "#3", "#4") if whole else ("#1",):
+                with pytest.raises(MessageErasedError):
+                    reopened.get(reference)
