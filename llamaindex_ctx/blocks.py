@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr
 
 from ctxfold import Window
 from ctxfold.errors import BudgetError, ConfigError
-from ctxfold.given import check_name, is_a, kind_of
+from ctxfold.given import check_name, is_a, kind_of, name_path
 from ctxfold.history.data import defused
 from ctxfold.messages import MediaPart, Message
 from llamaindex_ctx.convert import from_chat_messages
@@ -30,7 +30,8 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
 
     So the text holds a summary of what was flushed long ago, the newest flushed messages, and passages that bear on the
     question, all within the memory's own `token_limit`, and nothing that was flushed is lost. Each session of the `Memory`
-    above has one of its own here, "<the memory's>/<that session>": see `session`.
+    above has one of its own here, "<the memory's>/<that session>", in which a "/" of that session's name is written "%2F" and
+    a "%" is written "%25": see `session`.
 
         archive = CtxMemory.from_defaults("archive", store="sqlite:///chat.db", token_limit=3_000, llm=llm)
         memory = Memory.from_defaults("ann", token_limit=30_000, memory_blocks=[CtxMemoryBlock(archive)])
@@ -56,7 +57,10 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
         """The memory behind a session of the `Memory` above; without one, the memory that was given."""
         if session_id is None:
             return self._memory
-        name = f"{self._memory.session_id}/{check_name('session id', session_id)}"
+        inner = name_path(
+            check_name("session id", session_id)
+        )  # without a "/": memory "a/b" has other sessions than "a"
+        name = f"{self._memory.session_id}/{inner}"
         return self._sessions.get(name, lambda: self._memory.at(name))
 
     async def _aget(

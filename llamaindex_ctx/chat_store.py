@@ -17,7 +17,7 @@ from llama_index.core.storage.chat_store.loading import RECOGNIZED_CHAT_STORES
 from pydantic import Field, PrivateAttr, computed_field
 
 from ctxfold.closing import Closing
-from ctxfold.errors import MessageNotFoundError
+from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.given import check_name
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, Opaque
@@ -257,7 +257,7 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
     """Histories for LlamaIndex's own `Memory`: `Memory.from_defaults("ann", chat_store=CtxAsyncChatStore("sqlite:///chat.db"))`.
 
     A session's active messages are the history under its key, as in `CtxChatStore`; what the memory has archived is the one
-    under "<key>/archived". The parameters are those of `CtxChatStore`.
+    under "<key>/archived", so a key must not end with "/archived". The parameters are those of `CtxChatStore`.
     """
 
     _histories: CtxChatStore = PrivateAttr()
@@ -305,14 +305,14 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
 
     async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
         """Take out the active message at `idx`."""
-        return await self._histories.adelete_message(key, idx)
+        return await self._histories.adelete_message(_names(key, MessageStatus.ACTIVE)[0], idx)
 
     async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
         for name in _names(key, status):
             await self._histories.adelete_messages(name)
 
     async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
-        return await asyncio.to_thread(self._histories.move_oldest, key, n)
+        return await asyncio.to_thread(self._histories.move_oldest, _names(key, MessageStatus.ACTIVE)[0], n)
 
     async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         archived = _names(key, MessageStatus.ARCHIVED)[0]
@@ -334,8 +334,15 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
 
 
 def _names(key: str, status: MessageStatus | None) -> tuple[str, ...]:
-    """The histories that hold a key's messages with that status, older ones first."""
-    check_name("session name", key)
+    """Returns the histories that hold a key's messages with that status, older ones first.
+
+    Raises ConfigError for a key that is the name of another key's archived messages.
+    """
+    if check_name("session name", key).endswith(ARCHIVED):
+        raise ConfigError(
+            f"the key {key!r} ends with {ARCHIVED!r}, which names the archived messages of {key.removesuffix(ARCHIVED)!r}: "
+            "give another key, or read them with status=MessageStatus.ARCHIVED"
+        )
     match status:
         case MessageStatus.ACTIVE:
             return (key,)

@@ -21,7 +21,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 from ctxfold import Item, Query, Section
 from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.events import Event, HistoryCompacted
-from ctxfold.given import all_of
+from ctxfold.given import all_of, name_path
 from ctxfold.messages import Message
 from ctxfold.session import AgentContext
 from llamaindex_ctx.marks import without_marks
@@ -230,8 +230,11 @@ class Blocks:
 
 
 def _name(owner: str, session: str) -> str:
-    """What a block, and a vector store that many blocks share, knows the session by."""
-    return session if owner == "default" else f"{owner}/{session}"
+    """Returns the name by which a block, and a vector store that many blocks share, knows the session.
+
+    It is the session's own name for the default owner, and `owner/session` for any other; no two sessions have the same.
+    """
+    return name_path(session) if owner == "default" else name_path(owner, session)
 
 
 async def _found(context: AgentContext, message_id: str) -> Message | None:

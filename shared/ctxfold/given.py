@@ -18,6 +18,7 @@ __all__ = [
     "json_problem",
     "kind_of",
     "name_or_own",
+    "name_path",
     "named",
     "shown_url",
     "whole_number",
@@ -74,6 +75,11 @@ def check_name(what: str, name: object) -> str:
     if not name:
         raise ConfigError(f"the {what} is empty, and whoever has no name would share it: give one to each")
     return cast("str", name)
+
+
+def name_path(*names: str) -> str:
+    """Returns the names joined with `/`. A `/` or `%` within a name is percent-encoded: other names never give the same path."""
+    return "/".join(name.replace("%", "%25").replace("/", "%2F") for name in names)
 
 
 def name_or_own(what: str, name: object, own: str) -> str:

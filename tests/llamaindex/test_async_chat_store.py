@@ -9,6 +9,7 @@ import pytest
 from llama_index.core.memory import Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
+from ctxfold.errors import ConfigError
 from ctxfold.ports import Store
 from llamaindex_ctx import CtxAsyncChatStore
 from tests.llamaindex.talk import bot, calling, result, user
@@ -90,3 +91,26 @@ async def test_a_stock_memory_over_it_keeps_concurrent_puts(db: CtxAsyncChatStor
     memory = Memory.from_defaults("ann", token_limit=30_000, chat_store=db)
     await asyncio.gather(*(memory.aput(user(f"message {i}")) for i in range(32)))
     assert len(await memory.aget_all()) == 32
+
+
+async def test_a_key_cannot_name_the_archived_messages_of_another(db: CtxAsyncChatStore) -> None:
+    """Step 7, item A2: the key "k/archived" read, and changed, what was archived of "k"."""
+    await db.add_messages("k", [user("secret"), bot("noted")], MessageStatus.ARCHIVED)
+    calls = [
+        lambda: db.get_messages("k/archived"),
+        lambda: db.get_messages("k/archived", None),
+        lambda: db.count_messages("k/archived"),
+        lambda: db.add_message("k/archived", user("x")),
+        lambda: db.add_messages("k/archived", [user("x")]),
+        lambda: db.set_messages("k/archived", []),
+        lambda: db.delete_message("k/archived", 0),
+        lambda: db.delete_messages("k/archived"),
+        lambda: db.delete_oldest_messages("k/archived", 1),
+        lambda: db.archive_oldest_messages("k/archived", 1),
+    ]
+    for call in calls:
+        with pytest.raises(
+            ConfigError, match=r"'k/archived' ends with '/archived', which names .* of 'k': give another"
+        ):
+            await call()
+    assert [m.content for m in await db.get_messages("k", MessageStatus.ARCHIVED)] == ["secret", "noted"]

@@ -13,6 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.memory import Memory
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from ctxfold import MemoryStore
 from llamaindex_ctx import CtxMemory, CtxMemoryBlock
 from tests.llamaindex.talk import bot, parking, user
 
@@ -153,3 +154,16 @@ async def test_their_memory_is_copied_with_the_block() -> None:
     held = memory.memory_blocks[0]
     assert isinstance(held, CtxMemoryBlock)
     assert held.session() is block.session()
+
+
+def test_no_two_pairs_of_memory_and_session_share_an_archive() -> None:
+    """Step 7, item A2: the session "b/c" of the memory "a" and the session "c" of the memory "a/b" were one."""
+    store = MemoryStore()
+    blocks = {
+        name: CtxMemoryBlock(CtxMemory.from_defaults(name, store=store, token_limit=300))
+        for name in ("a", "a/b", "a%2Fb")
+    }
+    pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b%2Fc"), ("a%2Fb", "c"), ("a", "c")]
+    archives = [blocks[name].session(inner).session_id for name, inner in pairs]
+    assert len(set(archives)) == len(pairs)
+    assert (archives[1], archives[-1]) == ("a/b/c", "a/c")
