@@ -25,6 +25,9 @@ LOW_DETAIL_TOKENS = 85  # OpenAI, "detail": "low": https://platform.openai.com/d
 # Anthropic: 1,500 to 3,000 tokens of text for a page, by its density: https://docs.claude.com/en/docs/build-with-claude/pdf-support
 PAGE_TOKENS = 2_000
 PAGE_BYTES = 50_000  # of a PDF whose page marks are compressed
+# The least that a page with a word on it takes in a PDF: its dictionary, its place among its parent's children and in the table of
+# objects take about 150 bytes, its stream of text about 100. Real pages take kilobytes, so this bounds forged files alone.
+LEAST_PAGE_BYTES = 250
 # Gemini: 32 tokens for a second of sound, and 258 for each frame, one a second: https://ai.google.dev/gemini-api/docs/tokens
 AUDIO_TOKENS_A_SECOND = 32
 VIDEO_TOKENS_A_SECOND = 290
@@ -98,7 +101,7 @@ def medium_of(part: MediaPart) -> Medium:
     if kind == "audio":
         return Medium(kind, mime, size, seconds=_wave_seconds(_decoded(encoded[:HEAD_CHARS]), size))
     if mime == "application/pdf":
-        found = len(_PAGE.findall(_decoded(encoded)))
+        found = min(len(_PAGE.findall(_decoded(encoded))), -(-size // LEAST_PAGE_BYTES))
         return Medium("document", mime, size, pages=found or max(1, -(-size // PAGE_BYTES)))
     if mime is not None and _TEXTUAL.match(mime):
         return Medium("document", mime, size, text=_decoded(encoded).decode("utf-8", "replace"))

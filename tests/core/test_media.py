@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ctxfold import MessageCounter, RatioCounter
+from ctxfold.media import medium_of
 from ctxfold.messages import MediaPart, Message, TextPart, user
 from ctxfold.toolkit import history_tools
 from tests.core.driven import context, turns
@@ -150,6 +151,17 @@ def test_files_are_counted_by_what_they_hold() -> None:
     assert tokens(MediaPart("file", '{"type": "file", "file": {"file_id": "f-1"}}')) == 800
 
 
+def test_a_pdf_has_no_more_pages_than_its_bytes_allow() -> None:
+    """A forged file of 700,000 page marks, 8 MB, counted 1,400,000,000 tokens."""
+    marks = b"%PDF-1.7\n" + b"/Type/Page " * 700_000
+    most = -(-len(marks) // 250)
+    assert medium_of(openai_file("a.pdf", "application/pdf", marks)).pages == most
+    assert tokens(openai_file("a.pdf", "application/pdf", marks)) == most * 2_000
+    small = pdf(40, padding=40 * 250)  # as small as pages can be
+    assert medium_of(openai_file("a.pdf", "application/pdf", small)).pages == 40
+    assert medium_of(openai_file("a.pdf", "application/pdf", pdf(2))).pages == 1
+
+
 def test_sound_and_film_are_counted_by_their_length() -> None:
     assert tokens(sound("wav", wave(10))) == pytest.approx(320, abs=1)
     assert tokens(sound("mp3", b"\xff\xfb" + b"\0" * 800_000)) == pytest.approx(3_200, abs=10)
@@ -169,7 +181,7 @@ def test_the_cost_of_counting_is_linear() -> None:
     ("part", "words"),
     [
         (openai_image("image/png", png(640, 480)), "[image, image/png, 640 x 480 pixels, 57 bytes]"),
-        (openai_file("a.pdf", "application/pdf", pdf(3)), "[document, application/pdf, 3 pages, 134 bytes]"),
+        (openai_file("a.pdf", "application/pdf", pdf(3, 866)), "[document, application/pdf, 3 pages, 1,000 bytes]"),
         (sound("wav", wave(3)), "[audio, audio/wav, 3 seconds, 96,044 bytes]"),
         (
             MediaPart("image", '{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}'),
