@@ -25,13 +25,14 @@ from ctxfold.messages import (
 from ctxfold.tokens import TextCounter
 from ctxfold.trigger import Trigger, with_prices
 
-__all__ = ["MessageCounter", "Policy", "PruningOrder", "policy"]
+__all__ = ["MessageCounter", "Policy", "PruningOrder", "check_least", "policy", "resized"]
 
 Learnt: TypeAlias = Literal[
     "summaries", "digest", "tree", "facts", "corrections", "persona", "graph", "trajectory", "strategy"
 ]
 PruningOrder: TypeAlias = Literal["reactive", "task_aware", "mig", "subgoal", "subgoal_mig"]
 
+LEAST_BUDGET_TOKENS = 16  # a user message of about ten words, with what a message costs beside its text
 MESSAGE_OVERHEAD_TOKENS = 4  # role and separators, as in OpenAI's published counting recipe for chat messages
 LONG_TEXT_CHARS = 20_000  # the counts of longer texts are kept,
 LONG_TEXTS = 8  # of the newest so many
@@ -166,6 +167,27 @@ def policy(
     if made.trigger is not None:
         with_prices(made.trigger, {})  # a model's name in place of its prices is found out now, not at the first turn
     return made
+
+
+def resized(rules: Policy, context_window: int) -> Policy:
+    """Returns the rules for a window of another size. In a smaller one, the reply reserve takes a fifth of it at most."""
+    if context_window >= rules.context_window:
+        return rules.model_copy(update={"context_window": context_window})
+    reserve = min(rules.reply_reserve_tokens, max(1, context_window // 5))
+    summary = min(rules.summary_tokens, policy(context_window, reply_reserve_tokens=reserve).summary_tokens)
+    return rules.model_copy(
+        update={"context_window": context_window, "reply_reserve_tokens": reserve, "summary_tokens": summary}
+    )
+
+
+def check_least(rules: Policy) -> None:
+    """Raises WindowTooSmallError for a window in which not even a short question fits."""
+    if rules.budget_tokens < LEAST_BUDGET_TOKENS:
+        raise WindowTooSmallError(
+            f"context_window is {rules.context_window} tokens and the reply reserve {rules.reply_reserve_tokens}: "
+            f"{rules.budget_tokens} are left for the prompt, and a short question needs {LEAST_BUDGET_TOKENS}; "
+            "raise context_window or lower max_tokens"
+        )
 
 
 # what others call it, and what it is called here

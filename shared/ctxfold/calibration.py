@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ctxfold.budget import Policy, policy
+from ctxfold.budget import Policy, resized
 from ctxfold.history.records import Calibrated
 
 __all__ = ["calibrated", "limited", "observed", "overflowed", "truncated"]
@@ -53,13 +53,7 @@ def overflowed(
 def limited(rules: Policy, known: Calibrated | None) -> Policy:
     """Returns the rules with the model's own limit, where that is narrower than the configured window; never a wider window."""
     limit = None if known is None else known.limit
-    if limit is None or limit >= rules.context_window:
-        return rules
-    reserve = min(rules.reply_reserve_tokens, max(1, limit // 5))
-    summary = min(rules.summary_tokens, policy(limit, reply_reserve_tokens=reserve).summary_tokens)
-    return rules.model_copy(
-        update={"context_window": limit, "reply_reserve_tokens": reserve, "summary_tokens": summary}
-    )
+    return rules if limit is None or limit >= rules.context_window else resized(rules, limit)
 
 
 def calibrated(rules: Policy, known: Calibrated | None) -> Policy:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
-from ctxfold.budget import MessageCounter, Policy, policy
+from ctxfold.budget import MessageCounter, Policy, check_least, policy
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.compaction.tiers import BUILT_IN
-from ctxfold.errors import BackendError, ConfigError, WindowTooSmallError
+from ctxfold.errors import BackendError, ConfigError
 from ctxfold.given import check_has, is_a, kind_of
 from ctxfold.messages import Message
 from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
@@ -21,7 +21,6 @@ from ctxfold.tokens import TextCounter, text_counter
 from ctxfold.vectors import Embedder
 
 OPENAI = "openai_chat"
-LEAST_BUDGET_TOKENS = 16  # a user message of about ten words, with what a message costs beside its text
 STORES = "sqlite:///file.db, postgresql+psycopg://..., memory://, or a Store object"
 MODELS = (
     "give a backend such as OpenAIChatBackend; a model of LangChain goes into langchain_ctx.LangChainBackend, an LLM of LlamaIndex "
@@ -136,12 +135,7 @@ def session_rules(
     if strategy is not None:
         rules["strategy"] = _built_in(strategy) if isinstance(strategy, str) else as_strategy(strategy).name
     found = policy(window, **rules)  # type: ignore[arg-type]
-    if found.budget_tokens < LEAST_BUDGET_TOKENS:
-        raise WindowTooSmallError(
-            f"context_window is {found.context_window} tokens and the reply reserve {found.reply_reserve_tokens}: "
-            f"{found.budget_tokens} are left for the prompt, and a short question needs {LEAST_BUDGET_TOKENS}; "
-            "raise context_window or lower max_tokens"
-        )
+    check_least(found)
     return found
 
 

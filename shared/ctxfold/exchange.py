@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from ctxfold.budget import check_least, resized
 from ctxfold.calibration import overflowed
 from ctxfold.editing import remove_ids, revert
 from ctxfold.effects import Complete, FindLog, OpenStream
@@ -20,7 +21,7 @@ from ctxfold.history.alternation import alternating
 from ctxfold.history.records import Compacted, SessionKey
 from ctxfold.history.revise import prompted
 from ctxfold.injection import beside, put_at_head, take_from_head
-from ctxfold.journal import WINDOW_FIELDS, Journal, append, draft, refresh
+from ctxfold.journal import WINDOW_FIELDS, Journal, append, draft, refresh, request_window
 from ctxfold.messages import Message, Role, ToolSpec, is_final
 from ctxfold.ports import AsyncChunkStream, ChunkStream, Reply, Request
 from ctxfold.reconcile import Reconciled, check_answered, reconcile, rewound, unheard_reply
@@ -50,7 +51,8 @@ class Options:
 
     `scratch` is one message at the very end that is never stored. `on_abort` says what a stream that is cancelled or fails
     leaves behind: nothing, or what had arrived, without tool calls. `extra` goes into the request body as it is.
-    `overhead_tokens` is what the request will hold besides messages, scratch and tools.
+    `overhead_tokens` is what the request will hold besides messages, scratch and tools. `context_window` takes the place of the
+    session's window for this request, and at the end of its turn where it is larger; a limit that the model has named still holds.
     """
 
     max_tokens: int | None = None
@@ -63,6 +65,7 @@ class Options:
     scratch: str | None = None
     recall: bool = True
     auto_compact: bool | None = None
+    context_window: int | None = None
     on_abort: OnAbort = "discard"
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     overhead_tokens: int = 0
@@ -133,11 +136,11 @@ def ask(engine: Engine, question: Question) -> Flow[Reply]:
     """
     exchange = yield from _opened(engine, question)
     try:
-        if (known := (yield from _begin(engine, exchange, question))) is not None:
-            return Reply(known, known.usage, known.finish_reason)
-        reply: Reply = yield from _with_recovery(engine, exchange, question.options, _complete)
-        auto = question.options.auto_compact
-        stored = yield from engine.finish(exchange.journal, exchange.turn_id, reply.message, auto_compact=auto)
+        with request_window(question.key, question.options.context_window):
+            if (known := (yield from _begin(engine, exchange, question))) is not None:
+                return Reply(known, known.usage, known.finish_reason)
+            reply: Reply = yield from _with_recovery(engine, exchange, question.options, _complete)
+        stored = yield from _finish(engine, exchange, question.options, reply.message)
     except GeneratorExit:
         raise
     except BaseException:
@@ -153,9 +156,10 @@ def request_for(engine: Engine, question: Question) -> Flow[Request]:
     """
     exchange = yield from _opened(engine, question)
     try:
-        yield from _settle(engine, exchange, question)
-        yield from _begin(engine, exchange, question)
-        request = yield from _fitted(engine, exchange, question.options)
+        with request_window(question.key, question.options.context_window):
+            yield from _settle(engine, exchange, question)
+            yield from _begin(engine, exchange, question)
+            request = yield from _fitted(engine, exchange, question.options)
     except GeneratorExit:
         raise
     except BaseException:
@@ -169,9 +173,12 @@ def open_reply(engine: Engine, question: Question, message_id: str) -> Flow[Open
     """The reply's stream, once its first event is there."""
     exchange = yield from _opened(engine, question)
     try:
-        if (known := (yield from _begin(engine, exchange, question))) is not None:
-            return OpenReply(exchange, known.id, Played(known), Fold(known.id, known.model), question.options, known)
-        stream = yield from _with_recovery(engine, exchange, question.options, _open)
+        with request_window(question.key, question.options.context_window):
+            if (known := (yield from _begin(engine, exchange, question))) is not None:
+                return OpenReply(
+                    exchange, known.id, Played(known), Fold(known.id, known.model), question.options, known
+                )
+            stream = yield from _with_recovery(engine, exchange, question.options, _open)
     except GeneratorExit:
         raise
     except BaseException:
@@ -185,9 +192,16 @@ def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
     if reply.stored is not None:
         return Reply(reply.stored, reply.stored.usage, reply.stored.finish_reason)
     whole = reply.fold.close()
-    exchange, auto = reply.exchange, reply.options.auto_compact
-    stored = yield from engine.finish(exchange.journal, exchange.turn_id, whole.message, auto_compact=auto)
+    stored = yield from _finish(engine, reply.exchange, reply.options, whole.message)
     return whole if stored == whole.message else replace(whole, message=stored)
+
+
+def _finish(engine: Engine, exchange: _Exchange, options: Options, message: Message) -> Flow[Message]:
+    """Store the reply. A narrower window of the request does not count for the triggers that the end of a turn asks."""
+    journal, window = exchange.journal, options.context_window
+    wider = window if window is not None and window > journal.own_rules().context_window else None
+    with request_window(journal.key, wider):
+        return (yield from engine.finish(journal, exchange.turn_id, message, auto_compact=options.auto_compact))
 
 
 def turn_of(journal: Journal, message_id: str) -> str | None:
@@ -214,12 +228,13 @@ def _abandoned(engine: Engine, reply: OpenReply) -> Flow[None]:
         # cancelled right after a reply with tool calls was stored: the caller never saw them
         yield from engine.close(journal, turn_id, "aborted")
     else:
-        auto = reply.options.auto_compact
-        yield from engine.finish(journal, turn_id, replace(left, finish_reason="aborted"), auto_compact=auto)
+        yield from _finish(engine, reply.exchange, reply.options, replace(left, finish_reason="aborted"))
 
 
 def _opened(engine: Engine, question: Question) -> Flow[_Exchange]:
     journal = yield from engine.open(question.key, prompts=question.prompts)
+    if question.options.context_window is not None:
+        check_least(resized(journal.own_rules(), question.options.context_window))
     new_turn = engine.ports.ids.new()
     journal.model = question.options.model or journal.model  # without one, the backend's
     by_request = bool(question.options.extra.get("context_management"))

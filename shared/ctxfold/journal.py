@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from ctxfold.background import Ahead, Aim, Pairs
-from ctxfold.budget import Policy
+from ctxfold.budget import Policy, resized
 from ctxfold.calibration import calibrated, limited
 from ctxfold.effects import AppendLog, FetchLog, FindLog, ReadLog
 from ctxfold.errors import (
@@ -63,6 +64,7 @@ __all__ = [
     "opened_rules",
     "record_names",
     "refresh",
+    "request_window",
     "resumed",
     "snapshot_draft",
     "stale_turns",
@@ -159,8 +161,14 @@ class Journal:
         return self.stored_rules().auto_compact if auto_compact is None else auto_compact
 
     def window_rules(self) -> Policy:
-        """The policy in force, in the tokens of the model that is asked, with the limit that this model has named."""
-        return limited(self.own_rules(), self.state.calibrations.get(self.model))
+        """The policy in force, in the tokens of the model that is asked, with the limit that this model has named.
+
+        Within `request_window`, the window is the one that the request has asked for, unless that limit is narrower.
+        """
+        rules, asked = self.own_rules(), _REQUEST_WINDOW.get()
+        if asked is not None and asked[0] == self.key:
+            rules = resized(rules, asked[1])
+        return limited(rules, self.state.calibrations.get(self.model))
 
     def own_rules(self) -> Policy:
         """The policy as the log has it, with the window that this engine was given unless one was set at run time.
@@ -177,6 +185,20 @@ class Journal:
     def stored_rules(self) -> Policy:
         """The policy as the log has it."""
         return _policy(self.state.policy_json)
+
+
+# a context variable, because other threads and tasks use the same journal for requests of their own
+_REQUEST_WINDOW: ContextVar[tuple[SessionKey, int] | None] = ContextVar("ctxfold_request_window", default=None)
+
+
+@contextmanager
+def request_window(key: SessionKey, context_window: int | None) -> Generator[None, None, None]:
+    """Within it, this thread or task reckons with a window of that size in this session; None leaves the session's own."""
+    token = _REQUEST_WINDOW.set(None if context_window is None else (key, context_window))
+    try:
+        yield
+    finally:
+        _REQUEST_WINDOW.reset(token)
 
 
 def opened_rules(given: Policy, state: SessionState) -> Policy:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from ctxfold.errors import ConfigError
 from ctxfold.exchange import OnAbort, Options
-from ctxfold.given import is_a, kind_of
+from ctxfold.given import is_a, kind_of, whole_number
 from ctxfold.messages import ToolSpec
 
 __all__ = ["RequestOptions", "options_from"]
@@ -27,6 +27,7 @@ class RequestOptions(TypedDict, total=False):
     scratch: str | None
     recall: bool
     auto_compact: bool | None
+    context_window: int | None
     on_abort: Literal["discard", "keep_partial"]
     extra: Mapping[str, Any]
 
@@ -41,6 +42,9 @@ def options_from(given: Mapping[str, Any]) -> Options:
     chosen: dict[str, Any] = dict(given)
     if isinstance(chosen.get("stop"), str):
         chosen["stop"] = (chosen["stop"],)
+    if chosen.get("context_window") is not None:
+        advice = "give this request's window in tokens, 1 or more, or None for the session's own"
+        chosen["context_window"] = whole_number("context_window", chosen["context_window"], advice)
     options = Options(**chosen)
     if options.on_abort not in get_args(OnAbort):
         raise ConfigError(f"on_abort is {options.on_abort!r}: use one of {', '.join(get_args(OnAbort))}")

@@ -52,7 +52,7 @@ from ctxfold.messages import user
 def sync_use(path: Path) -> None:
     backend = OpenAIChatBackend(provider="generic", model="lookup", base_url="http://127.0.0.1:9/v1", api_key="x")
     with AgentContext(backend, session="s", store="sqlite:///chat.db", context_window=8_000, system="Be brief.") as ctx:
-        assert_type(ctx.send("hello", max_tokens=10, tools=(ToolSpec("look"),)), Reply)
+        assert_type(ctx.send("hello", max_tokens=10, context_window=4_000, tools=(ToolSpec("look"),)), Reply)
         for event in ctx.send_stream("hello", on_abort="keep_partial"):
             assert_type(event, StreamEvent)
         assert_type(ctx.add([user("a", id="1")]), Added)
