@@ -88,7 +88,12 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
     ) -> None:
         super().__init__()
         sessions = Sessions(
-            store=store, context_window=context_window, summarizer=summarizer, counter=counter, policy=policy
+            store=store,
+            context_window=context_window,
+            summarizer=summarizer,
+            counter=counter,
+            overhead_tokens=overhead_tokens,
+            policy=policy,
         )
         try:
             key = session_key(session_id, owner)
@@ -142,7 +147,12 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         `mirror` gives the history that mirrors a session, from its id and its owner.
         """
         sessions = Sessions(
-            store=store, context_window=context_window, summarizer=summarizer, counter=counter, policy=policy
+            store=store,
+            context_window=context_window,
+            summarizer=summarizer,
+            counter=counter,
+            overhead_tokens=overhead_tokens,
+            policy=policy,
         )
         return HistoryFactory(sessions, overhead_tokens, mirror)
 

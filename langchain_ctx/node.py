@@ -92,6 +92,8 @@ class ContextNode(Runnable[Any, Any], Closing):
             summarizer=summarizer,
             counter=counter,
             max_tokens=max_tokens,
+            tools=self._options.tools,
+            overhead_tokens=overhead_tokens,
             policy=policy,
         )
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from ctxfold import Section
-from ctxfold.connect import open_store, session_rules
+from ctxfold.connect import check_overhead, message_counter, open_store, session_rules
 from ctxfold.follow import Line, Listed, Trail
 from ctxfold.given import all_of
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
+from ctxfold.messages import ToolSpec
 from ctxfold.ports import ContextBackend, Store, TokenCounter
 from ctxfold.session import AgentContext
 from ctxfold.tokens import TextCounter
@@ -65,6 +66,7 @@ class Sessions:
 
     `policy` holds fields of `Policy`, and `embedder`, `prices`, `sections` and `strategy` as `AgentContext` takes them; an
     embedder may be LangChain's `Embeddings`.
+    `tools` and `overhead_tokens`, what each request will hold beside the messages, are checked against the window alone.
     Settings are checked at once: ConfigError, WindowTooSmallError. A store given as a URL is opened here and closed by `close`.
     """
 
@@ -77,6 +79,8 @@ class Sessions:
         summarizer: Any = None,
         counter: TokenCounter | TextCounter | None = None,
         max_tokens: int | None = None,
+        tools: Sequence[ToolSpec] = (),
+        overhead_tokens: int = 0,
         policy: Mapping[str, Any],
     ) -> None:
         rules = dict(policy)
@@ -87,7 +91,10 @@ class Sessions:
         more["sections"] = all_of("sections", more.get("sections", ()), Section, advice)
         reserve = rules.pop("reply_reserve_tokens", max_tokens)
         checked: dict[str, Any] = {"strategy": more.get("strategy"), "counter": counter, "prices": more.get("prices")}
-        session_rules(context_window, backend, reply_reserve_tokens=reserve, **checked, **rules)
+        found = session_rules(context_window, backend, reply_reserve_tokens=reserve, **checked, **rules)
+        model = backend.model if backend else None
+        counts = message_counter(counter, model=model, backend=backend)
+        check_overhead(found, counts, tools=tools, overhead_tokens=overhead_tokens)
         self._settings: dict[str, Any] = {
             "backend": backend,
             "context_window": context_window,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
-from ctxfold.budget import MessageCounter, Policy, check_least, policy
+from ctxfold.budget import LEAST_BUDGET_TOKENS, MessageCounter, Policy, check_least, policy
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.compaction.tiers import BUILT_IN
-from ctxfold.errors import BackendError, ConfigError
-from ctxfold.given import check_has, is_a, kind_of
-from ctxfold.messages import Message
+from ctxfold.errors import BackendError, ConfigError, WindowTooSmallError
+from ctxfold.given import check_has, is_a, kind_of, whole_number
+from ctxfold.messages import Message, ToolSpec
 from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
 from ctxfold.prices import Prices
 from ctxfold.tasks import LocalTasks
@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from ctxfold.backends.http_backend import HttpBackend
     from ctxfold.stores.memory import MemoryStore
 
-__all__ = ["LineCodec", "foreign_failure", "message_counter", "open_backend", "open_store", "ports", "session_rules"]
+__all__ = [
+    "LineCodec",
+    "check_overhead",
+    "foreign_failure",
+    "message_counter",
+    "open_backend",
+    "open_store",
+    "ports",
+    "session_rules",
+]
 
 
 def open_store(store: str | Store | None) -> Store:
@@ -137,6 +146,27 @@ def session_rules(
     found = policy(window, **rules)  # type: ignore[arg-type]
     check_least(found)
     return found
+
+
+def check_overhead(
+    rules: Policy, counter: TokenCounter, *, tools: Sequence[ToolSpec] = (), overhead_tokens: int = 0
+) -> None:
+    """Checks what every request will hold beside its messages.
+
+    Raises ConfigError for an overhead that is no number of tokens, and WindowTooSmallError when not even a short question fits
+    beside it.
+    """
+    if overhead_tokens != 0:
+        advice = "give what each request holds beside its messages in tokens, 0 or more, as a number"
+        overhead_tokens = whole_number("overhead_tokens", overhead_tokens, advice)
+    tools_tokens = counter.count_tools(tools) if tools else 0
+    left = rules.budget_tokens - overhead_tokens - tools_tokens
+    if left < LEAST_BUDGET_TOKENS:
+        raise WindowTooSmallError(
+            f"overhead_tokens is {overhead_tokens} and the tools have {tools_tokens} tokens; a window of {rules.context_window} "
+            f"has {rules.budget_tokens} for the prompt: {max(0, left)} are left, and a short question needs {LEAST_BUDGET_TOKENS}; "
+            "lower overhead_tokens, give fewer tools or raise context_window"
+        )
 
 
 def _built_in(name: str) -> str:

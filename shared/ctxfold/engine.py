@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, takewhile
 
-from ctxfold.budget import Policy
+from ctxfold.budget import LEAST_BUDGET_TOKENS, Policy
 from ctxfold.calibration import observed, truncated
 from ctxfold.compaction.apply import check_known, idle_time, index_oversized
 from ctxfold.compaction.clear_tools import sized
@@ -193,10 +193,12 @@ class Engine:
 
     def _check_prompts(self, prompts: Sequence[str], rules: Policy) -> None:
         tokens = sum(self.ports.counter.count(validated(system(text, id="prompt"))) for text in prompts)
-        if prompts and tokens >= rules.budget_tokens:
+        left = rules.budget_tokens - tokens
+        if prompts and left < LEAST_BUDGET_TOKENS:
             raise WindowTooSmallError(
                 f"the system prompt has {tokens} tokens and the reply reserve {rules.reply_reserve_tokens}, "
-                f"the window is {rules.context_window}: shorten the prompt or raise context_window"
+                f"the window is {rules.context_window}: {max(0, left)} are left, and a short question needs {LEAST_BUDGET_TOKENS}; "
+                "shorten the prompt or raise context_window"
             )
 
     # writing

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain_core.tools import tool
 from llama_index.core.llms import MockLLM
 
 import llamaindex_ctx
-from ctxfold import AgentContext
+from ctxfold import AgentContext, MemoryStore
 from ctxfold.errors import ConfigError, CtxError, WindowTooSmallError
 from langchain_ctx import (
     ChatCtx,
@@ -26,6 +27,12 @@ NOWHERE: dict[str, Any] = {"model": "m", "api_key": "x", "base_url": "http://127
 
 def chat_model(context_window: int = 4_000, counter: Any = None, **policy: Any) -> ChatCtx:
     return ChatCtx(**NOWHERE, store="memory://", context_window=context_window, counter=counter, policy=policy)
+
+
+@tool
+def look_up(name: str) -> str:
+    """Look a person up in the directory of all employees, and return the parking place."""
+    return name
 
 
 MADE: dict[str, Callable[..., object]] = {
@@ -81,3 +88,75 @@ def test_what_is_no_counter_and_no_prices(make: Callable[..., object]) -> None:
         make(context_window=4_000, counter=len)
     with pytest.raises(ConfigError, match="prices is a dict"):
         make(context_window=4_000, prices={"input": 1})
+
+
+WITH_OVERHEAD: dict[str, Callable[..., Any]] = {
+    name: MADE[name] for name in ("ContextNode", "CtxChatMessageHistory", "CtxChatMessageHistory.factory")
+}
+OVERHEAD = pytest.mark.parametrize("make", WITH_OVERHEAD.values(), ids=WITH_OVERHEAD)
+
+
+@OVERHEAD
+def test_an_overhead_without_room_for_a_question(make: Callable[..., Any]) -> None:
+    """Step 7, C: an overhead of the whole budget failed at the first call."""
+    for overhead in (785, 800, 1_000, 10**9):  # of a budget of 800
+        left = max(0, 800 - overhead)
+        told = rf"overhead_tokens is {overhead} and .* has 800 for the prompt: {left} are left, .* needs 16; lower overhead"
+        with pytest.raises(WindowTooSmallError, match=told):
+            make(context_window=1_000, overhead_tokens=overhead)
+    make(context_window=1_000, overhead_tokens=784).close()
+    make(context_window=1_000, overhead_tokens=0).close()
+
+
+@OVERHEAD
+def test_an_overhead_that_is_no_number_of_tokens(make: Callable[..., Any]) -> None:
+    """Step 7, C: sibling of an overhead that is too large."""
+    for overhead in (-1, "many", None, True, 1.5):
+        with pytest.raises(ConfigError, match=rf"overhead_tokens is {overhead!r}: give what each request holds beside"):
+            make(context_window=1_000, overhead_tokens=overhead)
+
+
+def test_tools_without_room_for_a_question() -> None:
+    """Step 7, C: tools that fill the budget are an overhead too."""
+    with pytest.raises(
+        WindowTooSmallError, match=r"overhead_tokens is 0 and the tools have \d+ tokens; .* give fewer tools"
+    ):
+        ContextNode(context_window=1_000, tools=[look_up] * 40)
+    with pytest.raises(WindowTooSmallError, match="overhead_tokens is 780 and the tools have"):
+        ContextNode(context_window=1_000, tools=[look_up], overhead_tokens=780)
+    ContextNode(context_window=1_000, tools=[look_up], overhead_tokens=600).close()
+
+
+class Words:
+    """One token for each word."""
+
+    id = "words"
+
+    def count(self, text: str) -> int:
+        return len(text.split())
+
+
+def test_a_system_prompt_without_room_for_a_question() -> None:
+    """Step 7, C: a prompt that left less than a short question needs failed at the first call."""
+    for words, left in ((781, 15), (796, 0), (5_000, 0)):  # of a budget of 800, and 4 for the message itself
+        told = rf"the system prompt has {words + 4} tokens .*: {left} are left, and a short question needs 16; shorten the prompt"
+        with pytest.raises(WindowTooSmallError, match=told):
+            AgentContext(context_window=1_000, system="word " * words, counter=Words())
+    with pytest.raises(WindowTooSmallError, match="the system prompt has 786 tokens"):
+        AgentContext(context_window=1_000, system=["word " * 389] * 2, counter=Words())
+    with AgentContext(context_window=1_000, system="word " * 780, counter=Words()) as context:
+        context.add("What is it?")
+        assert len(context.window().messages) == 2
+
+
+def test_a_prompt_that_is_refused_leaves_the_session_as_it_was() -> None:
+    store = MemoryStore()
+    with pytest.raises(WindowTooSmallError):
+        AgentContext(session="s", store=store, context_window=1_000, system="word " * 790, counter=Words())
+    assert store.sessions("default") == ()
+    with AgentContext(session="s", store=store, context_window=1_000, system="Be brief.", counter=Words()):
+        pass
+    with pytest.raises(WindowTooSmallError):
+        AgentContext(session="s", store=store, context_window=1_000, system="word " * 790, counter=Words())
+    with AgentContext(session="s", store=store, context_window=1_000, counter=Words()) as context:
+        assert context.view().prompts == ("Be brief.",)
