@@ -139,9 +139,10 @@ def test_summaries_are_written_by_the_model_given() -> None:
     writer = FakeListChatModel(responses=[summary])
     with ContextNode(context_window=WINDOW, summarizer=writer) as fit:
         said: list[BaseMessage] = []
-        for number in range(30):
+        for number in range(30):  # in steps: a list that is far larger than the budget is taken in without the model
             said += [HumanMessage(told(number)), AIMessage("Noted.")]
-        shown = fit.invoke([*said, HumanMessage("And?")], thread())
+            if number % 5 == 4:
+                shown = fit.invoke([*said, HumanMessage("And?")], thread())
         assert sum(summary in m.text for m in shown) == 1
         assert fit.invoke([*said, HumanMessage("And?")], thread()) == shown
 
