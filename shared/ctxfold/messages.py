@@ -155,6 +155,8 @@ class Message:
 
     `id` is unique within its session. `kind` tells summaries and injected sections from ordinary messages; `model`, `usage`
     and `finish_reason` are set on replies. `visibility` None means both: what only the user sees is neither counted nor sent.
+    `preserve_reasoning` True sends the reasoning back where the provider's row strips it, False strips it, except beside tool
+    calls, where providers demand it; None does as the row says. Reasoning that the provider would refuse never goes back.
     """
 
     id: str
@@ -166,6 +168,7 @@ class Message:
     usage: Usage | None = None
     finish_reason: str | None = None
     visibility: Visibility | None = None
+    preserve_reasoning: bool | None = None
 
     @property
     def text(self) -> str:
@@ -313,6 +316,11 @@ def _check_message(given: object) -> None:
     if given.visibility not in VISIBLE:
         raise MessageError(
             f"message {given.id!r} has visibility {given.visibility!r}: use 'user', 'model' or None for both"
+        )
+    if given.preserve_reasoning is not None and not is_a(given.preserve_reasoning, bool):
+        raise MessageError(
+            f"message {given.id!r} has preserve_reasoning {given.preserve_reasoning!r}: "
+            "use True or False, or None for what the provider's row says"
         )
     if given.kind not in KINDS:
         raise MessageError(f"message {given.id!r} is of kind {given.kind!r}: use one of {', '.join(sorted(KINDS))}")

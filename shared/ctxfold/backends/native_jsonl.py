@@ -45,7 +45,7 @@ def to_line(message: Message, wire: str) -> str:
     beside: dict[str, Any] = {"id": message.id, "wire": wire}
     if message.kind != "message":
         beside["kind"] = message.kind
-    for name in ("model", "finish_reason", "visibility"):
+    for name in ("model", "finish_reason", "visibility", "preserve_reasoning"):
         if getattr(message, name) is not None:
             beside[name] = getattr(message, name)
     if message.usage is not None:
@@ -112,6 +112,7 @@ def _completed(message: Message, beside: Mapping[str, Any]) -> Message:
         model=beside.get("model"),
         finish_reason=beside.get("finish_reason"),
         visibility=beside.get("visibility"),
+        preserve_reasoning=beside.get("preserve_reasoning"),
         usage=None if usage is None else Usage(**_object(usage, "usage")),
         parts=_parts().validate_python(beside["parts"]) if "parts" in beside else message.parts,
     )

@@ -97,7 +97,13 @@ def round_start(messages: Sequence[Message]) -> int:
 
 
 def keeps_reasoning(rules: ReasoningOut, message: Message, *, model: str, in_round: bool, bound: bool) -> bool:
-    """Whether a turn's reasoning goes back: as the row says, of the same model where it asks so, and still bound to its prefix."""
+    """Returns whether a turn's reasoning goes back: as the message itself says, else the row.
+
+    What the provider would refuse never goes back: another model's where the row asks for its own, and what is no longer bound
+    to its prefix. Beside tool calls the row decides, because some providers demand it there.
+    """
     keeps = {"none": False, "all": True, "current_round": in_round, "tool_rounds": bool(message.tool_calls)}[rules.keep]
+    if message.preserve_reasoning is not None and not (message.tool_calls and keeps):
+        keeps = message.preserve_reasoning
     foreign = rules.same_model_only and message.model not in (None, model)
     return keeps and not foreign and (bound or not rules.prefix_bound)
