@@ -369,6 +369,8 @@ def test_no_entry_point_takes_what_names_no_owner(world: World, entry: str) -> N
 @pytest.mark.parametrize("entry", NAMED)
 def test_no_entry_point_takes_what_names_no_session(world: World, entry: str) -> None:
     for name in NAMES:
+        if isinstance(name, list | tuple) and entry == "llamaindex_ctx.CtxMemory.from_defaults":
+            continue  # as in LlamaIndex's own memories, a list in the first place is the history
         refused(world, lambda name=name: NAMED[entry](world, name))  # type: ignore[misc]
 
 

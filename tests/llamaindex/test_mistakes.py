@@ -44,7 +44,7 @@ MADE: list[tuple[str, str, Callable[[], object]]] = [
     ("two slashes", "names a server, 'chat.db'.*three slashes", lambda: opened(store="sqlite://chat.db")),
     ("another driver", "sqlite.aiosqlite.*the same URL", lambda: opened(store="sqlite+aiosqlite:///chat.db")),
     ("nobody's session", "session name is empty", lambda: opened("")),
-    ("a number's session", "session name is an int", lambda: opened(5)),
+    ("a number's session", "session_id is an int: give the session's name", lambda: opened(5)),
     ("a chat store", "'chat_store': here it is store", lambda: opened(chat_store=CtxChatStore())),
     ("a prompt", "'summarize_prompt': here it is summary_prompt", lambda: opened(summarize_prompt="Shorter!")),
     ("text as history", "the messages are a str: give a list", lambda: opened(chat_history="Hello.")),
