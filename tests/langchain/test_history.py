@@ -36,7 +36,8 @@ from ctxfold.errors import (
     WindowTooSmallError,
 )
 from ctxfold.history.records import Draft, Record, SessionKey
-from langchain_ctx import CtxChatMessageHistory
+from ctxfold.testing import ModelServer, Scripted
+from langchain_ctx import ChatCtx, CtxChatMessageHistory, with_context
 
 WORDS = "The quick brown fox jumps over the lazy dog and comes back home in the evening. " * 3
 
@@ -331,3 +332,43 @@ async def test_room_is_left_for_what_the_chain_adds() -> None:
             return factory("s").context.view().tokens
 
     assert await tokens(900) <= 1_600 - 900 < await tokens(0)
+
+
+LOCKERS = [f"The code of locker {n} in hall {n * 3} is {n * 1_117 + 40}." for n in range(1, 61)]
+ASKED = LOCKERS[:24:2]
+
+
+def test_a_history_does_not_recall_and_a_wrapped_model_does() -> None:
+    """Step 7, item B16: README and notebook 01 say so and lead to `with_context`."""
+
+    def heard(body: Any) -> Scripted:
+        return Scripted("Noted.")
+
+    def run(*, wrapped: bool) -> int:
+        """Returns how many of the codes are in the request that asks for them."""
+        with ModelServer(model="m", script=heard) as server:
+            settings: dict[str, Any] = {"context_window": 1_200, "store": "memory://"}
+            chat = ChatCtx(model="m", base_url=server.base_url, api_key="x", max_retries=0)
+            model: Any = with_context(chat, session="s", **settings) if wrapped else chat
+            with CtxChatMessageHistory("s", **settings) as history:
+                found = 0
+                for text in [*(f"{fact} " + "We spoke of the weather. " * 12 for fact in LOCKERS), *ASKED]:
+                    asks = text in ASKED
+                    question = HumanMessage(
+                        text.rpartition(" is ")[0].replace("The", "What was the", 1) + "?" if asks else text
+                    )
+                    if wrapped:
+                        model.invoke([question])
+                    else:
+                        history.add_messages([question, model.invoke([*history.messages, question])])
+                    found += asks and text.rpartition(" ")[2] in str(server.requests[-1].body["messages"])
+                chat.close()
+                return found
+
+    assert run(wrapped=True) >= len(ASKED) - 1
+    assert run(wrapped=False) < len(ASKED) // 2
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    notebook = (Path(__file__).parents[2] / "notebooks" / "01_langchain_chain.ipynb").read_text(encoding="utf-8")
+    for text in (readme, notebook):
+        assert "does not recall" in text
+        assert "with_context" in text
