@@ -26,7 +26,6 @@ __all__ = [
 
 K = TypeVar("K", bound=tuple[str, str])
 T = TypeVar("T")
-_LOGIN = re.compile(r"//.*@")
 _SECRET_QUERY = re.compile(
     r"((?:^|[?&;])(?=[^=&;]*(?:key|token|secret|sig|pass|pwd|auth|cred))[^=&;]++)=[^&;#]*", re.IGNORECASE
 )
@@ -112,5 +111,7 @@ def whole_number(what: str, given: object, advice: str) -> int:
 
 def shown_url(url: str) -> str:
     """The address without the secrets in it: no user and password, no values of query fields that name a credential."""
-    address, mark, query = _LOGIN.sub("//", url).partition("?")
+    start, end = url.find("//"), url.rfind("@")
+    plain = url[: start + 2] + url[end + 1 :] if 0 <= start < end else url
+    address, mark, query = plain.partition("?")
     return address + mark + _SECRET_QUERY.sub(r"\1=", query)
