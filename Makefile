@@ -2,14 +2,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/.setup-stamp
-SOURCES := shared langchain_ctx llamaindex_ctx
+SOURCES := shared langchain_ctx llamaindex_ctx examples
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-oldest test-newest lint types bench notebooks clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z%-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## create .venv and install everything (nothing to do when up to date)
 
@@ -25,10 +25,13 @@ $(STAMP): pyproject.toml constraints-dev.txt
 	@touch $(STAMP)
 
 demo: setup  ## a conversation that outgrows its window, without key or network
-	@$(BIN)/python -m ctxfold.demo $(ARGS)
+	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: setup  ## all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-%: setup  ## the tests of one area, a folder of tests/: make test-engine
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/$* $(ARGS)
 
 LANGCHAIN_TESTS := langchain-tests langchain-openai langchain-deepseek langchain-anthropic langchain-classic langgraph-checkpoint-sqlite \
 	langmem hypothesis pytest pytest-asyncio pytest-xdist
@@ -52,10 +55,10 @@ lint: setup  ## ruff, formatting, import contracts
 	$(BIN)/lint-imports
 
 types: setup  ## mypy strict and pyright strict
-	$(BIN)/mypy $(SOURCES) $(wildcard tests/typing)
+	$(BIN)/mypy $(SOURCES) tests/support $(wildcard tests/typing)
 	$(BIN)/basedpyright
 
-bench: setup  ## engine time per turn beside its peers
+bench: setup  ## engine time per turn beside its peers; ARGS="against COMMIT" compares
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 notebooks: setup  ## execute the notebooks in place, outputs stored

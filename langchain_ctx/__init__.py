@@ -9,51 +9,94 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from langchain_ctx.agent_tools import history_tools
     from langchain_ctx.backend import LangChainBackend
-    from langchain_ctx.chat import ChatCtx
-    from langchain_ctx.convert import from_langchain, to_langchain
-    from langchain_ctx.copying import aexport_history, aimport_history, export_history, import_history
-    from langchain_ctx.counting import token_counter
-    from langchain_ctx.embedding import LangChainEmbedder
-    from langchain_ctx.history import CtxChatMessageHistory
+    from langchain_ctx.chat_model import ChatCtx
+    from langchain_ctx.errors import (
+        ChatAuthenticationError,
+        ChatConnectionError,
+        ChatInvalidRequestError,
+        ChatNotFoundError,
+        ChatOverflowError,
+        ChatPermissionError,
+        ChatRateLimitError,
+        ChatServiceError,
+        ChatTimeoutError,
+        CtxMessageTooLargeError,
+        CtxOverflowError,
+    )
+    from langchain_ctx.history import (
+        CtxChatMessageHistory,
+        HistoryFactory,
+        aexport_history,
+        aimport_history,
+        export_history,
+        import_history,
+    )
+    from langchain_ctx.messages import from_langchain, to_langchain
     from langchain_ctx.middleware import ContextMiddleware
     from langchain_ctx.node import ContextNode
-    from langchain_ctx.plugged import ContextSummarizer
     from langchain_ctx.reasoning import with_reasoning
-    from langchain_ctx.sections import section_from
-    from langchain_ctx.summarizer import ChatModelSummarizer
-    from langchain_ctx.wrapped import with_context
+    from langchain_ctx.retrieval import LangChainEmbedder, section_from
+    from langchain_ctx.summarizer import ChatModelSummarizer, ContextSummarizer
+    from langchain_ctx.token_counting import token_counter
+    from langchain_ctx.tools import history_tools
+    from langchain_ctx.wrapper import ContextChatModel, with_context
 
 _WHERE = {
-    "ChatCtx": "chat",
+    "ChatAuthenticationError": "errors",
+    "ChatConnectionError": "errors",
+    "ChatCtx": "chat_model",
+    "ChatInvalidRequestError": "errors",
     "ChatModelSummarizer": "summarizer",
+    "ChatNotFoundError": "errors",
+    "ChatOverflowError": "errors",
+    "ChatPermissionError": "errors",
+    "ChatRateLimitError": "errors",
+    "ChatServiceError": "errors",
+    "ChatTimeoutError": "errors",
+    "ContextChatModel": "wrapper",
     "ContextMiddleware": "middleware",
     "ContextNode": "node",
-    "ContextSummarizer": "plugged",
+    "ContextSummarizer": "summarizer",
     "CtxChatMessageHistory": "history",
+    "CtxMessageTooLargeError": "errors",
+    "CtxOverflowError": "errors",
+    "HistoryFactory": "history",
     "LangChainBackend": "backend",
-    "LangChainEmbedder": "embedding",
-    "aexport_history": "copying",
-    "aimport_history": "copying",
-    "export_history": "copying",
-    "from_langchain": "convert",
-    "history_tools": "agent_tools",
-    "import_history": "copying",
-    "section_from": "sections",
-    "to_langchain": "convert",
-    "token_counter": "counting",
-    "with_context": "wrapped",
+    "LangChainEmbedder": "retrieval",
+    "aexport_history": "history",
+    "aimport_history": "history",
+    "export_history": "history",
+    "from_langchain": "messages",
+    "history_tools": "tools",
+    "import_history": "history",
+    "section_from": "retrieval",
+    "to_langchain": "messages",
+    "token_counter": "token_counting",
+    "with_context": "wrapper",
     "with_reasoning": "reasoning",
 }
 
 __all__ = [
+    "ChatAuthenticationError",
+    "ChatConnectionError",
     "ChatCtx",
+    "ChatInvalidRequestError",
     "ChatModelSummarizer",
+    "ChatNotFoundError",
+    "ChatOverflowError",
+    "ChatPermissionError",
+    "ChatRateLimitError",
+    "ChatServiceError",
+    "ChatTimeoutError",
+    "ContextChatModel",
     "ContextMiddleware",
     "ContextNode",
     "ContextSummarizer",
     "CtxChatMessageHistory",
+    "CtxMessageTooLargeError",
+    "CtxOverflowError",
+    "HistoryFactory",
     "LangChainBackend",
     "LangChainEmbedder",
     "aexport_history",

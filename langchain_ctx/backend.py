@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ctxfold.errors import BackendError, ConfigError
-from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
-from langchain_ctx.convert import from_langchain
+from ctxfold.errors import ConfigError
+from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream, ContextBackend, Reply, Request
 from langchain_ctx.errors import as_backend_error
-from langchain_ctx.foreign import ForeignChunks, asked, offered
+from langchain_ctx.inner_model import ForeignChunks, asked, offered, read_stream
+from langchain_ctx.messages import from_langchain
 from langchain_ctx.reasoning import check_model
 
 __all__ = ["LangChainBackend"]
@@ -31,6 +31,7 @@ class LangChainBackend:
     """
 
     scratch_role = "user"  # a system message at the end is refused by several services
+    capabilities = BackendCapabilities()
 
     def __init__(
         self, model: BaseChatModel, *, context_window: int | None = None, config: RunnableConfig | None = None
@@ -47,9 +48,9 @@ class LangChainBackend:
     @property
     def model(self) -> str:
         for name in ("model", "model_name"):
-            found: object = getattr(self._model, name, None)
-            if isinstance(found, str) and found:
-                return found
+            value: object = getattr(self._model, name, None)
+            if isinstance(value, str) and value:
+                return value
         return type(self._model).__name__
 
     @property
@@ -73,16 +74,12 @@ class LangChainBackend:
     def open_stream(self, request: Request) -> ChunkStream:
         runnable, messages, options = self._call(request)
         source = runnable.stream(messages, self._config.copy(), **options)
-        stream = _Stream(source, self.model)
-        stream.begin()
-        return stream
+        return read_stream(source, ForeignChunks(), self.model).begin()
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         runnable, messages, options = self._call(request)
         source = runnable.astream(messages, self._config.copy(), **options)
-        stream = _AsyncStream(source, self.model)
-        await stream.begin()
-        return stream
+        return await read_stream(source, ForeignChunks(), self.model).abegin()
 
     def close(self) -> None:
         """The model belongs to whoever made it."""
@@ -98,13 +95,13 @@ class LangChainBackend:
     def _options(self, request: Request) -> dict[str, Any]:
         fields = type(self._model).model_fields
         names = {*fields, *(f.alias for f in fields.values() if f.alias)}
-        told: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "thinking": request.thinking if getattr(self._model, "context_backend", None) is not None else None,
             "model": request.model if request.model != self.model else None,
         }
-        options = {name: value for name, value in told.items() if value is not None and name in names}
+        options = {name: value for name, value in settings.items() if value is not None and name in names}
         if request.stop:
             options["stop"] = list(request.stop)
         if request.extra:
@@ -114,74 +111,6 @@ class LangChainBackend:
     def _reply(self, answer: AIMessage) -> Reply:
         message = from_langchain(answer)
         return Reply(message, message.usage, message.finish_reason, answer)
-
-
-class _Stream:
-    """Chunks of a model's own generator; its failures leave as BackendError."""
-
-    def __init__(self, source: Iterator[Any], model: str) -> None:
-        self._source = source
-        self._model = model
-        self._first: Any = None
-        self._chunks = ForeignChunks()
-
-    def begin(self) -> None:
-        self._first = self._next()
-        if self._first is None:
-            raise _nothing(self._model)
-
-    def _next(self) -> Any:
-        with as_backend_error(self._model):
-            return next(self._source, None)
-
-    def __iter__(self) -> Iterator[Chunk]:
-        piece, self._first = self._first, None
-        while piece is not None:
-            yield from self._chunks.read(piece)
-            piece = self._next()
-        yield from self._chunks.end()
-
-    def close(self) -> None:
-        close = getattr(self._source, "close", None)
-        if close is not None:
-            close()
-
-
-class _AsyncStream:
-    def __init__(self, source: AsyncIterator[Any], model: str) -> None:
-        self._source = source
-        self._model = model
-        self._first: Any = None
-        self._chunks = ForeignChunks()
-
-    async def begin(self) -> None:
-        self._first = await self._next()
-        if self._first is None:
-            raise _nothing(self._model)
-
-    async def _next(self) -> Any:
-        with as_backend_error(self._model):
-            return await anext(self._source, None)
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        piece, self._first = self._first, None
-        while piece is not None:
-            for chunk in self._chunks.read(piece):
-                yield chunk
-            piece = await self._next()
-        for chunk in self._chunks.end():
-            yield chunk
-
-    async def aclose(self) -> None:
-        close = getattr(self._source, "aclose", None)
-        if close is not None:
-            await close()
-
-
-def _nothing(model: str) -> BackendError:
-    return BackendError(
-        f"the stream of {model} ended before its first chunk: try again", kind="empty_response", retryable=True
-    )
 
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
 from ctxfold.messages import Message
-from ctxfold.ports import ToolCallDelta
+from ctxfold.protocols import ToolCallDelta
 from ctxfold.stream import Content, ContentFirst, StreamPiece, Thinking, ToolCalls
-from langchain_ctx.convert import usage_metadata
-from langchain_ctx.thoughts import reasoning_kwargs
+from langchain_ctx.messages import reasoning_kwargs, usage_metadata
 
 __all__ = ["ChunkWriter"]
 
@@ -48,7 +47,7 @@ class ChunkWriter:
                 assert_never(event)
 
     def last(self, message: Message) -> ChatGenerationChunk:
-        """What is known only at the end; completes the ids of calls that came without one."""
+        """Returns the chunk that ends the stream, with what is known only then; completes missing ids of calls."""
         extra, signed = reasoning_kwargs(message, in_content=self._blocks)
         extra.pop("reasoning_content", None)
         extras = {c.id: {"extra": c.extra} for c in message.tool_calls if c.extra is not None}
@@ -58,7 +57,7 @@ class ChunkWriter:
         refusal = message.opaque("refusal")
         if refusal is not None:
             extra["refusal"] = refusal
-        told = {"model_name": message.model, "finish_reason": message.finish_reason}
+        metadata = {"model_name": message.model, "finish_reason": message.finish_reason}
         late = [
             (index, ToolCallDelta(id=call.id))
             for index, call in enumerate(message.tool_calls)
@@ -66,7 +65,7 @@ class ChunkWriter:
         ]
         chunk = self._tool_calls(late)
         chunk.message.additional_kwargs = extra
-        chunk.message.response_metadata |= {name: value for name, value in told.items() if value is not None}
+        chunk.message.response_metadata |= {name: value for name, value in metadata.items() if value is not None}
         assert isinstance(chunk.message, AIMessageChunk)
         chunk.message.chunk_position = "last"
         if message.usage is not None:
@@ -92,10 +91,10 @@ class ChunkWriter:
         return f"lc_{kind}_{self._segments}"
 
     def _chunk(self, content: str | list[Any], **fields: Any) -> ChatGenerationChunk:
-        told = {"model_provider": self._provider}
+        metadata = {"model_provider": self._provider}
         if self._blocks:
-            told["output_version"] = "v1"
-        message = AIMessageChunk(content=content, id=self._id, response_metadata=told, **fields)
+            metadata["output_version"] = "v1"
+        message = AIMessageChunk(content=content, id=self._id, response_metadata=metadata, **fields)
         return ChatGenerationChunk(message=message)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from ctxfold.errors import MessageError
-from ctxfold.given import json_problem
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart
+from ctxfold.validation import json_problem
 
 __all__ = ["Content", "as_json", "content_of", "parts_of", "plain_content"]
 
@@ -197,21 +197,21 @@ class _Sources:
 
     def block(self, place: Sequence[Any]) -> str | Block | None:
         """The block at a place of the layout; None when the message no longer has it."""
-        form, *told = place
+        form, *details = place
         match form:
             case "s":
-                return self._take(told[0])
+                return self._take(details[0])
             case "t":
-                return {"type": "text", "text": self._take(told[0]), **told[1]}
+                return {"type": "text", "text": self._take(details[0]), **details[1]}
             case "r":
                 part = next(self._reasoning, None)
-                return None if part is None else {"type": told[0], told[0]: part.text, **told[1]}
+                return None if part is None else {"type": details[0], details[0]: part.text, **details[1]}
             case "c":
-                return self._call(told[0], told[1])
+                return self._call(details[0], details[1])
             case "m":
-                return self._medium(told[0], told[1:])
+                return self._medium(details[0], details[1:])
             case _:
-                return cast("Block", told[0])
+                return cast("Block", details[0])
 
     def _take(self, length: int) -> str:
         self._at += length
@@ -236,5 +236,5 @@ class _Sources:
         return _unsourced(wire, rest) if form == "source" else _unwired(wire, rest)
 
     def used_up(self) -> bool:
-        """Whether every text and medium has found its place."""
+        """Returns True when every text and medium has been placed."""
         return self._at == len(self._text) and next(self._media, None) is None

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from langchain_core import exceptions as lc
 
+from ctxfold.adapters import model_calls
 from ctxfold.connect import foreign_failure
-from ctxfold.errors import BackendError, ConfigError, ContextOverflowError, CtxError, MessageError, MessageTooLargeError
+from ctxfold.errors import BackendError, ContextOverflowError, CtxError, MessageTooLargeError
 
-__all__ = ["as_backend_error", "backend_error", "translated"]
+__all__ = [
+    "ChatAuthenticationError",
+    "ChatConnectionError",
+    "ChatInvalidRequestError",
+    "ChatNotFoundError",
+    "ChatOverflowError",
+    "ChatPermissionError",
+    "ChatRateLimitError",
+    "ChatServiceError",
+    "ChatTimeoutError",
+    "CtxMessageTooLargeError",
+    "CtxOverflowError",
+    "as_backend_error",
+    "backend_error",
+    "translated",
+]
 
 
 class CtxOverflowError(ContextOverflowError, lc.ContextOverflowError):
@@ -125,18 +141,15 @@ def _model_error(error: BackendError) -> BackendError:
     return other
 
 
-@contextmanager
-def as_backend_error(model: str) -> Generator[None, None, None]:
-    """Whatever a model raises leaves the block as BackendError; what cannot be sent at all, as our own."""
-    try:
-        yield
-    except (ConfigError, MessageError):
-        raise
-    except Exception as error:
-        raise backend_error(error, model) from error
+def as_backend_error(model: str) -> AbstractContextManager[None]:
+    """Raises BackendError for whatever a LangChain model raises in the block, with the kind that its class stands for."""
+    return model_calls.as_backend_error(model, _kind)
 
 
 def backend_error(error: Exception, model: str) -> BackendError:
-    """A LangChain model's failure as the engine knows failures."""
-    kind = next((kind for cls, kind in _KINDS if isinstance(error, cls)), None)
-    return foreign_failure(error, model, kind=kind)
+    """Returns a LangChain model's failure as a BackendError."""
+    return foreign_failure(error, model, kind=_kind(error))
+
+
+def _kind(error: Exception) -> str | None:
+    return next((kind for cls, kind in _KINDS if isinstance(error, cls)), None)

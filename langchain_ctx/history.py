@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, Unpack
 
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, message_to_dict
 
-from ctxfold.closing import Closing
-from ctxfold.errors import EmptyMessagesError, StoreError
+from ctxfold._closing import Closing
+from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
 from ctxfold.messages import Message
-from ctxfold.ports import Store, TokenCounter
-from ctxfold.session import AgentContext
+from ctxfold.protocols import Store, TokenCounter
+from ctxfold.session.context import AgentContext
 from ctxfold.tokens import CtxWarning, TextCounter
-from langchain_ctx.convert import check_messages, to_langchain
+from ctxfold.validation import kind_of
 from langchain_ctx.errors import translated
-from langchain_ctx.keys import session_key
-from langchain_ctx.listing import with_refusals
-from langchain_ctx.recognise import incoming
-from langchain_ctx.sessions import Sessions
+from langchain_ctx.message_lists import new_messages, with_refusals
+from langchain_ctx.messages import check_messages, from_langchain, named, to_langchain
+from langchain_ctx.session_routing import session_key
+from langchain_ctx.sessions import ContextSettings, Sessions
 
-__all__ = ["CtxChatMessageHistory", "HistoryFactory"]
+__all__ = [
+    "CtxChatMessageHistory",
+    "HistoryFactory",
+    "aexport_history",
+    "aimport_history",
+    "export_history",
+    "import_history",
+]
 
 MirrorOf: TypeAlias = Callable[[str, str], BaseChatMessageHistory]
 
@@ -65,7 +74,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         overhead_tokens: what the chain adds to the messages: its own prompt, tools and the new question.
         mirror: another history that is given every new message too; what it raises is a warning, `export_history` catches up.
         create: False raises SessionNotFoundError for a session that is not in the store.
-        policy: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `strategy` and `prices` as `AgentContext` takes them.
+        settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `policy`, `strategy` and `prices` as in `AgentContext`.
     """
 
     _owned = False
@@ -84,7 +93,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         overhead_tokens: int = 0,
         mirror: BaseChatMessageHistory | None = None,
         create: bool = True,
-        **policy: Any,
+        **settings: Unpack[ContextSettings],
     ) -> None:
         super().__init__()
         sessions = Sessions(
@@ -93,7 +102,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
             summarizer=summarizer,
             counter=counter,
             overhead_tokens=overhead_tokens,
-            policy=policy,
+            settings=settings,
         )
         try:
             key = session_key(session_id, owner)
@@ -140,7 +149,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         counter: TokenCounter | TextCounter | None = None,
         overhead_tokens: int = 0,
         mirror: MirrorOf | None = None,
-        **policy: Any,
+        **settings: Unpack[ContextSettings],
     ) -> HistoryFactory:
         """A `get_session_history` for RunnableWithMessageHistory: a new handle per call over one engine and one store.
 
@@ -152,7 +161,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
             summarizer=summarizer,
             counter=counter,
             overhead_tokens=overhead_tokens,
-            policy=policy,
+            settings=settings,
         )
         return HistoryFactory(sessions, overhead_tokens, mirror)
 
@@ -225,7 +234,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
         check_messages(messages)
-        return with_refusals(incoming(messages, self._snapshot, new_id=context.new_id))
+        return with_refusals(new_messages(messages, self._snapshot, new_id=context.new_id))
 
     def _may_lack_its_question(self, new: Sequence[Message]) -> bool:
         """An answer alone, on a handle that a chain has read: where runs overlap on one, list input loses its user turn."""
@@ -302,6 +311,76 @@ class HistoryFactory(Closing):
 
 
 def _ended(view: View) -> bool:
-    """Whether the conversation's last word is an answer."""
+    """Returns True when the conversation ends with an answer."""
     last = view.last()
     return last is not None and last.message.role == "assistant" and not last.message.tool_calls
+
+
+def import_history(history: BaseChatMessageHistory, context: AgentContext) -> int:
+    """Store what another history holds in a session, in its order; how many messages were new to it.
+
+    Messages without ids are known by content and place, so that importing a history once more, when it has grown, brings what
+    was added. What does not fit the window is summarised at once.
+    """
+    _check(history, context)
+    messages = with_refusals([from_langchain(m) for m in named(history.messages)])
+    with translated():
+        return len(context.add(messages, skip_orphans=True).messages) if messages else 0
+
+
+async def aimport_history(history: BaseChatMessageHistory, context: AgentContext) -> int:
+    """As `import_history`, in async code."""
+    _check(history, context)
+    messages = with_refusals([from_langchain(m) for m in named(await history.aget_messages())])
+    with translated():
+        return len((await context.aadd(messages, skip_orphans=True)).messages) if messages else 0
+
+
+def export_history(context: AgentContext, history: BaseChatMessageHistory) -> int:
+    """Give another history the messages of a session that it lacks, as they were said, summaries aside; how many those were.
+
+    It knows a message by its id or, where it keeps none, by its content.
+    """
+    _check(history, context)
+    missing = _missing(context.messages(), history.messages)
+    if missing:
+        history.add_messages(missing)
+    return len(missing)
+
+
+async def aexport_history(context: AgentContext, history: BaseChatMessageHistory) -> int:
+    """As `export_history`, in async code."""
+    _check(history, context)
+    missing = _missing(await context.amessages(), await history.aget_messages())
+    if missing:
+        await history.aadd_messages(missing)
+    return len(missing)
+
+
+def _check(history: object, context: object) -> None:
+    if not isinstance(history, BaseChatMessageHistory):
+        raise ConfigError(
+            f"the history is {kind_of(history)}: give a BaseChatMessageHistory; a list goes into "
+            "InMemoryChatMessageHistory(messages=...)"
+        )
+    if not isinstance(context, AgentContext):
+        raise ConfigError(f"the context is {kind_of(context)}: give an AgentContext, as `.context` of a history is one")
+
+
+def _missing(own: Sequence[Message], theirs: Sequence[BaseMessage]) -> list[BaseMessage]:
+    ids = {m.id for m in theirs if m.id}
+    nameless = Counter(_content(m) for m in theirs if not m.id)
+    missing: list[BaseMessage] = []
+    for message in map(to_langchain, own):
+        if message.id in ids:
+            continue
+        if nameless[_content(message)] > 0:
+            nameless[_content(message)] -= 1
+        else:
+            missing.append(message)
+    return missing
+
+
+def _content(message: BaseMessage) -> str:
+    body = message_to_dict(message)["data"]
+    return json.dumps([message.type, body["content"], body.get("tool_calls"), body.get("tool_call_id")], default=str)

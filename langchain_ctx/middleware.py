@@ -1,41 +1,338 @@
-"""`ContextMiddleware`: an agent of `create_agent` whose conversation may outgrow its model's window."""
+"""Defines ContextMiddleware for agents of `create_agent` whose conversation may outgrow the model's window."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from typing import Annotated, Any, NotRequired, TypeAlias, Unpack, cast
 from uuid import UUID
 
-from langchain.agents.middleware.types import AgentMiddleware, ExtendedModelResponse, ModelRequest, ModelResponse
+from langchain.agents.middleware.types import (
+    AgentMiddleware,
+    AgentState,
+    ExtendedModelResponse,
+    ModelRequest,
+    ModelResponse,
+    PrivateStateAttr,
+)
 from langchain.tools import ToolRuntime
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage
-from langchain_core.runnables import ensure_config
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.types import Command
 
-from ctxfold.closing import Closing
-from ctxfold.errors import ConfigError
-from ctxfold.follow import Trail
-from ctxfold.given import check_name, name_or_own
-from ctxfold.ports import Reply, Request, Store, TokenCounter
-from ctxfold.session import AgentContext
+from ctxfold._closing import Closing
+from ctxfold._deprecated import KEYWORDS, renamed_keywords
+from ctxfold.adapters.history_tools import HISTORY_TOOLS, HistoryTool, history_tools
+from ctxfold.adapters.model_calls import original_error
+from ctxfold.compaction.live_prefix import answers_freely
+from ctxfold.effects import Flow
+from ctxfold.engine.attach import BRANCH, Attachment, Cursor
+from ctxfold.engine.engine import Engine
+from ctxfold.engine.turn import Options, TurnInput, ask
+from ctxfold.errors import ConfigError, CtxError
+from ctxfold.history.diff import newest_known, split_settled
+from ctxfold.history.records import SessionKey
+from ctxfold.messages import Message, ToolSpec
+from ctxfold.protocols import Reply, Request, Store, TokenCounter
+from ctxfold.session.context import AgentContext
 from ctxfold.tokens import TextCounter
-from langchain_ctx.calling import Caller, CallersModel, CallersSummarizer, calling, failing_as_it_did, keeps_sessions
-from langchain_ctx.convert import from_langchain
+from ctxfold.validation import check_name, name_or_own
+from langchain_ctx.active_model import (
+    Caller,
+    CallersModel,
+    CallersSummarizer,
+    calling,
+    keeps_sessions,
+)
+from langchain_ctx.chat_model import WINDOW
 from langchain_ctx.errors import as_backend_error, translated
-from langchain_ctx.following import KEPT, ContextState, kept_in, root_of
-from langchain_ctx.keys import Address, session_key
-from langchain_ctx.listing import Listing
-from langchain_ctx.model_call import ModelCall, conversation, lasting, model_call, response_of, told
-from langchain_ctx.own_history import own_history_tools, takes_tools
+from langchain_ctx.inner_model import WindowCache
+from langchain_ctx.message_lists import LangChainList, VersionCache, leading_count
+from langchain_ctx.messages import from_langchain
 from langchain_ctx.reasoning import returning
-from langchain_ctx.reporting import annotated, listen, reporting
-from langchain_ctx.sessions import Sessions, Visit
+from langchain_ctx.reporting import Report, annotated, reporting
+from langchain_ctx.session_routing import MADE_FROM, Address, first_id, placed, session_key
+from langchain_ctx.sessions import ContextSettings, ErasesThreads, PoolOf, Sessions, Visit
+from langchain_ctx.summarizer import asking_for_summary, limits
+from langchain_ctx.tools import counted, is_free
 
-__all__ = ["ContextMiddleware"]
+__all__ = [
+    "KEPT",
+    "AgentList",
+    "AgentTurn",
+    "ContextMiddleware",
+    "ContextState",
+    "ModelAnswer",
+    "kept_cursor",
+    "own_history_tools",
+    "reply_from",
+    "response_of",
+    "root_of",
+    "takes_tools",
+]
 
 
-class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
+KEPT = "ctxfold"
+
+
+class ContextState(AgentState[Any]):
+    """The agent's state, with the cursor that `ContextMiddleware` keeps beside its messages."""
+
+    ctxfold: NotRequired[Annotated[dict[str, Any] | None, PrivateStateAttr]]
+
+
+def kept_cursor(state: object) -> Cursor | None:
+    """Returns the cursor in the state of an agent, in a snapshot of it, or in its values."""
+    values = cast("object", state if isinstance(state, Mapping) else getattr(state, "values", None))
+    saved = cast("Mapping[str, Any]", values).get(KEPT) if isinstance(values, Mapping) else None
+    return None if saved is None else Cursor.from_dict(saved)
+
+
+def root_of(
+    config: RunnableConfig,
+    messages: Sequence[BaseMessage],
+    state: Mapping[str, Any],
+    *,
+    session: str | None,
+    owner: str,
+) -> Address:
+    """Returns the session that a run asks for: by the middleware's settings, its thread, or else its first message.
+
+    In a sub-graph the first message of its `state` counts too: what middleware adds to a request has another id each time.
+    """
+    configurable = config.get("configurable", {})
+    name = configurable.get("thread_id") if session is None else session
+    anonymous = name is None
+    if anonymous:
+        name = f"{MADE_FROM}{first_id(messages)}"
+    root = placed(name, configurable, owner, first_id(state.get("messages")))
+    key, cursor = root.key, kept_cursor(state)
+    if cursor is not None and root.place and cursor.root.startswith(f"{key.session}{BRANCH}"):
+        key = SessionKey(key.owner, cursor.root)
+    return replace(root, key=key, made_up=root.made_up or anonymous)
+
+
+Runtime = ToolRuntime[Any, Any]
+
+
+def own_history_tools(
+    chosen: bool | Collection[str], context_of: Callable[[Runtime], AgentContext]
+) -> tuple[BaseTool, ...]:
+    """All of them, none, or those that are named; `context_of` finds the session of a tool call."""
+    known = {spec.name: spec for spec in HISTORY_TOOLS}
+    named = (chosen,) if isinstance(chosen, str) else chosen
+    names = (known if named else ()) if isinstance(named, bool) else named
+    unknown = sorted(set(names) - known.keys())
+    if unknown:
+        raise ConfigError(f"history_tools names {', '.join(unknown)}: there are {', '.join(known)}")
+    return tuple(_tool(known[name], context_of) for name in names)
+
+
+def _tool(spec: ToolSpec, context_of: Callable[[Runtime], AgentContext]) -> BaseTool:
+    def bound(runtime: Runtime) -> HistoryTool:
+        return next(t for t in history_tools(context_of(runtime)) if t.name == spec.name)
+
+    def call(runtime: ToolRuntime[Any, Any], **arguments: Any) -> str:
+        return bound(runtime).call(**arguments)
+
+    async def acall(runtime: ToolRuntime[Any, Any], **arguments: Any) -> str:
+        return await bound(runtime).acall(**arguments)
+
+    return StructuredTool.from_function(
+        func=call,
+        coroutine=acall,
+        name=spec.name,
+        description=spec.description,
+        args_schema=dict(spec.parameters),
+    )
+
+
+def takes_tools(model: BaseChatModel) -> bool:
+    return type(model).bind_tools is not BaseChatModel.bind_tools
+
+
+ModelAnswer: TypeAlias = "ModelResponse[Any] | ExtendedModelResponse[Any] | AIMessage"
+_ID = attrgetter("id")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentList:
+    """The messages of a request without the leading system messages, each with an id.
+
+    `unsaved` are the positions of messages that other middleware added to this request only: they came without an id, and the
+    agent's state does not have them.
+    """
+
+    messages: Sequence[BaseMessage]
+    ids: Sequence[str]
+    unsaved: frozenset[int]
+
+    @classmethod
+    def of(cls, request: ModelRequest[Any]) -> AgentList:
+        messages = cast("list[BaseMessage]", request.messages[leading_count(request.messages) :])
+        ids: list[str | None] = [*map(_ID, messages)]
+        if all(ids):
+            return cls(messages, cast("list[str]", ids), frozenset())
+        unsaved = frozenset(i for i, message_id in enumerate(ids) if not message_id)
+        messages = [
+            m.model_copy(update={"id": uuid.uuid4().hex}) if i in unsaved else m for i, m in enumerate(messages)
+        ]
+        return cls(messages, [str(m.id) for m in messages], unsaved)
+
+    def incoming(self, known: VersionCache) -> LangChainList:
+        return LangChainList(self.messages, self.ids, known=known)
+
+    def saved(self, answer: ModelResponse[Any]) -> LangChainList | None:
+        """Returns the messages that the agent's state will have after this call; None if that is all of them."""
+        if not self.unsaved:
+            return None
+        return LangChainList([*(m for i, m in enumerate(self.messages) if i not in self.unsaved), *answer.result])
+
+
+class AgentCaches:
+    """Holds what one model call of an agent leaves for the next: converted windows, and versions of messages."""
+
+    def __init__(self) -> None:
+        self.windows = WindowCache()
+        self.versions = VersionCache()
+
+    def clear(self) -> None:
+        """Drops all texts, as an erasure demands."""
+        self.windows.clear()
+        self.versions.clear()
+
+
+class AgentTurn:
+    """Runs one model call of an agent in its session.
+
+    With `separate`, the session follows the agent's state: the answer comes with the cursor to keep there.
+    """
+
+    def __init__(
+        self,
+        request: ModelRequest[Any],
+        messages: AgentList,
+        model: BaseChatModel,
+        caches: AgentCaches,
+        *,
+        separate: bool,
+    ) -> None:
+        self.incoming = messages.incoming(caches.versions)
+        self._request = request
+        self._messages = messages
+        self._model = model
+        self._windows = caches.windows
+        self._separate = separate
+        self._key = SessionKey("", "")
+        self._prompt = None if request.system_message is None else request.system_message.text or None
+
+    def run(self, attach: Callable[[Engine], Flow[Visit]], engine: Engine) -> Flow[Any]:
+        """Returns the agent's response, in the session that the flow `attach` finds."""
+        visit = yield from attach(engine)
+        self._key = visit.key
+        settled, messages = self._unseen(visit.attachment)
+        yield from visit.add(engine, settled)
+        answer = response_of((yield from ask(engine, self._question(visit, messages))))
+        # the result of a structured answer's call
+        yield from visit.add(engine, [*map(from_langchain, answer.result[1:])])
+        if not self._separate:
+            return answer
+        incoming, saved = self.incoming.followed_by(answer.result), self._messages.saved(answer)
+        goes_on = len(answer.result) == 1 and bool(getattr(answer.result[0], "tool_calls", None))
+        cursor = yield from visit.leave(engine, incoming, saved=saved, waiting=goes_on)
+        # in a sub-graph the state may end with the run
+        return ExtendedModelResponse(answer, Command(update={KEPT: cursor.to_dict()}))
+
+    def _unseen(self, attachment: Attachment) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        """Returns the messages of finished turns that the session lacks, and those of this call's question."""
+        known = newest_known(self._messages.ids, attachment.known)
+        unseen = [from_langchain(m) for m in self._messages.messages[max(known, 0) :]]
+        return split_settled(unseen, attachment.restored, continues_known=known >= 0)
+
+    def _question(self, visit: Visit, messages: tuple[Message, ...]) -> TurnInput:
+        settings = self._request.model_settings
+        limit = settings.get("max_tokens")
+        options = Options(
+            tools=_tools(self._request),
+            max_tokens=limit if isinstance(limit, int) else None,
+            context_window=settings.get(WINDOW),
+        )
+        leading = self._request.messages[: leading_count(self._request.messages)]
+        prompts = (*(() if self._prompt is None else (self._prompt,)), *(m.text for m in leading))
+        given_ids = frozenset(m.id for m in messages)
+        whole = self._separate and visit.cursor is None
+        return TurnInput(visit.key, messages, options, prompts or None, given_ids=given_ids, whole=whole, attached=True)
+
+    def metadata(self, window: Request) -> dict[str, Any]:
+        """Returns the metadata of the call's trace: the session, and how many of the agent's messages the model is shown."""
+        shown = sum(m.kind == "message" and m.role != "system" for m in window.messages)
+        return {"ctxfold_session": self._key.session, "ctxfold_shown": shown, "ctxfold_listed": len(self._messages.ids)}
+
+    def repeats(self, request: Request) -> bool:
+        """Tells whether the agent would send the session's request like this: with the same tools, for an answer in text."""
+        own = self._request
+        free = own.response_format is None and is_free(own.tool_choice) and answers_freely(own.model_settings.keys())
+        return free and request.tools == _tools(own)
+
+    def summary_request(self, window: Request) -> ModelRequest[Any]:
+        """Returns the agent's request for a summary on the live prefix."""
+        request = self.request_with(window)
+        return request.override(model_settings={**request.model_settings, **limits(self._model, window)})
+
+    def request_with(self, window: Request) -> ModelRequest[Any]:
+        """Returns the agent's request with the window in place of its messages; its own system message stays as it is."""
+        messages = self._windows.asked(self._key, window.messages)
+        if self._prompt is not None:
+            own = next((i for i, m in enumerate(messages) if m.type == "system" and m.text == self._prompt), None)
+            messages = messages if own is None else [*messages[:own], *messages[own + 1 :]]
+        settings = {name: value for name, value in self._request.model_settings.items() if name != WINDOW}
+        return self._request.override(model=self._model, messages=cast("list[Any]", messages), model_settings=settings)
+
+
+def _tools(request: ModelRequest[Any]) -> tuple[ToolSpec, ...]:
+    """Returns the tools to count; a tool that runs at the provider counts as its description, a structured answer as its schema."""
+    schemas = getattr(request.response_format, "schema_specs", ())
+    return (*counted(request.tools), *(ToolSpec(s.name, s.description, s.json_schema) for s in schemas))
+
+
+def reply_from(answer: ModelAnswer) -> Reply:
+    """Returns the reply in an agent's response, after giving ids to all messages of the response."""
+    response = _response(answer)
+    first = response.result[0] if response.result else None
+    if not isinstance(first, AIMessage):
+        raise CtxError(
+            "the agent's model call returned no AIMessage: check the middleware that stands inside ContextMiddleware"
+        )
+    for message in response.result:
+        message.id = message.id or uuid.uuid4().hex
+    reply = from_langchain(first)
+    return Reply(reply, reply.usage, reply.finish_reason, response)
+
+
+def response_of(reply: Reply) -> ModelResponse[Any]:
+    """Returns the agent's own response, its message with the id under which the session stores it."""
+    response = cast("ModelResponse[Any]", reply.raw)
+    response.result[0].id = reply.message.id
+    return response
+
+
+def _response(answer: ModelAnswer) -> ModelResponse[Any]:
+    match answer:
+        case AIMessage():
+            return ModelResponse([answer])
+        case ExtendedModelResponse():
+            return answer.model_response
+        case _:
+            return answer
+
+
+class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, Closing):
     """Gives the model a window that fits; the agent's own messages stay as they are, and whole.
 
     ```python
@@ -48,16 +345,15 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
     Args:
         context_window: tokens in and out together.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
-        session: the session's name; None takes the run's `thread_id` (a sub-agent's with its place in the graph), and without one
-            the conversation's first message.
+        session_id: the session's name; None takes the run's `thread_id` (a sub-agent's with its place in the graph), and without
+            one the conversation's first message.
         owner: whose session it is; `configurable["owner"]` beats it.
         summarizer: a chat model or a backend that writes summaries; None is the model of the call.
         counter: a token counter; None is tiktoken's for the model.
-        max_tokens: reply reserve in tokens; None keeps a fifth of the window free.
         history_tools: the tools that the model gets for its own history: True for all (read_message, search_history,
             pin_message, unpin_message, compact_history), False for none, or their names.
-        policy: further fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `sections`, `strategy` and `prices` as `AgentContext`
-            takes them.
+        settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `policy`, `reply_reserve_tokens` (tokens kept free for the
+            reply, by default a fifth of the window), `sections`, `strategy`, `prices` and `embedder` as `AgentContext` takes them.
 
     Beside a checkpointer the session goes wherever the checkpoints go: see docs/langchain-agents.md. Its name among middleware
     is "SummarizationMiddleware": it takes the place of deepagents' own. One middleware serves many threads and tasks. `close`
@@ -66,32 +362,32 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
 
     state_schema = ContextState
 
+    @renamed_keywords(KEYWORDS)
     def __init__(
         self,
         *,
         context_window: int,
         store: str | Store | None = None,
-        session: str | None = None,
+        session_id: str | None = None,
         owner: str = "default",
         summarizer: Any = None,
         counter: TokenCounter | TextCounter | None = None,
-        max_tokens: int | None = None,
         history_tools: bool | Collection[str] = True,
-        **policy: object,
+        **settings: Unpack[ContextSettings],
     ) -> None:
         super().__init__()
         self.tools = own_history_tools(history_tools, self._context_of)
-        self._session = None if session is None else check_name("session", session)
+        self._session = None if session_id is None else check_name("session", session_id)
         self._owner = check_name("owner", owner)
-        self._writer = CallersSummarizer()
+        self._writer = CallersSummarizer(summarizer)
+        self._caches = AgentCaches()
         self._sessions = Sessions(
             store=store,
             context_window=context_window,
             backend=CallersModel(),
-            summarizer=self._writer if summarizer is None else summarizer,
+            summarizer=self._writer,
             counter=counter,
-            max_tokens=max_tokens,
-            policy=policy,
+            settings=settings,
         )
 
     @property
@@ -105,8 +401,8 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
         `session` is the thread's id, or a state of the agent (`agent.get_state(config)`, a tool's `runtime.state`): a thread
         that went on from an earlier checkpoint has a session for each of its branches.
         """
-        kept = kept_in(session)
-        name = session if kept is None else kept.session
+        cursor = kept_cursor(session)
+        name = session if cursor is None else cursor.session
         if not isinstance(name, str | int | UUID):  # as a run's thread_id may be
             raise ConfigError("this state has no session yet: give the thread's id, or a state after a model call")
         key = session_key(name, name_or_own("owner", owner, self._owner))
@@ -115,99 +411,86 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
-        request, messages = self._offering(request), conversation(request)
-        if not messages:
+        request, messages = self._with_usable_tools(request), AgentList.of(request)
+        if not messages.ids:
             return handler(request)
-        root, model, listed = self._root(request, messages), self._model(request), Listing(messages)
+        root, model = self._root(request, messages), self._model(request)
+        turn = AgentTurn(request, messages, model, self._caches, separate=not self._is_shared(root))
 
         def send(window: Request) -> Reply:
-            report.tell()
-            with as_backend_error(type(model).__name__), annotated(**call.metadata(window, len(messages))):
-                return told(handler(call.within(window)))
+            report.send()
+            with as_backend_error(type(model).__name__), annotated(**turn.metadata(window)):
+                return reply_from(handler(turn.request_with(window)))
 
-        with (
-            translated(),
-            failing_as_it_did(),
-            calling(Caller(model, send=send)),
-            reporting(getattr(request.runtime, "stream_writer", None)) as report,
-            self._sessions.visit(root, listed, left=self._left(request.state, root)) as visit,
-        ):
-            visit.root.subscribe(listen)
-            session, call = visit.session, self._call(request, model, messages, visit)
-            if call.settled:
-                session.add(call.settled)
-            answer = response_of(session.ask(call.question()))
-            if len(answer.result) > 1:  # the result of a structured answer's call
-                session.add([*map(from_langchain, answer.result[1:])])
-            report.tell()
-            if self._fixed(root):
-                return answer
-            now, kept = listed.and_then(answer.result), lasting(request, answer)
-            return _ended(answer, visit.leave(now, lasting=kept, waiting=_calls(answer)))
+        def repeat(window: Request) -> Reply:
+            with as_backend_error(type(model).__name__), asking_for_summary():
+                return reply_from(handler(turn.summary_request(window)))
+
+        caller = Caller(model, send=send, repeat=repeat, repeats=turn.repeats, own=request.model)
+        with self._call(request, root, turn, caller) as (report, flow):
+            answer = self._sessions.run(root.key, flow)
+            report.send()
+            return answer
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Any:
-        request, messages = self._offering(request), conversation(request)
-        if not messages:
+        request, messages = self._with_usable_tools(request), AgentList.of(request)
+        if not messages.ids:
             return await handler(request)
-        root, model, listed = self._root(request, messages), self._model(request), Listing(messages)
+        root, model = self._root(request, messages), self._model(request)
+        turn = AgentTurn(request, messages, model, self._caches, separate=not self._is_shared(root))
 
         async def asend(window: Request) -> Reply:
-            await report.atell()
-            with as_backend_error(type(model).__name__), annotated(**call.metadata(window, len(messages))):
-                return told(await handler(call.within(window)))
+            await report.asend()
+            with as_backend_error(type(model).__name__), annotated(**turn.metadata(window)):
+                return reply_from(await handler(turn.request_with(window)))
 
+        async def arepeat(window: Request) -> Reply:
+            with as_backend_error(type(model).__name__), asking_for_summary():
+                return reply_from(await handler(turn.summary_request(window)))
+
+        caller = Caller(model, asend=asend, arepeat=arepeat, repeats=turn.repeats, own=request.model)
+        with self._call(request, root, turn, caller) as (report, flow):
+            answer = await self._sessions.arun(root.key, flow)
+            await report.asend()
+            return answer
+
+    @contextmanager
+    def _call(
+        self, request: ModelRequest[Any], root: Address, turn: AgentTurn, caller: Caller
+    ) -> Generator[tuple[Report, Callable[[Engine], Flow[Any]]], None, None]:
+        """Yields what reports the events of the call, and the flow that makes it."""
+        cursor = None if self._is_shared(root) else kept_cursor(request.state)
         with (
             translated(),
-            failing_as_it_did(),
-            calling(Caller(model, asend=asend)),
+            original_error(),
+            calling(caller),
             reporting(getattr(request.runtime, "stream_writer", None)) as report,
+            self._sessions.entered(root, turn.incoming, cursor=cursor) as attach,
         ):
-            async with self._sessions.avisit(root, listed, left=self._left(request.state, root)) as visit:
-                visit.root.subscribe(listen)
-                session, call = visit.session, self._call(request, model, messages, visit)
-                if call.settled:
-                    await session.aadd(call.settled)
-                answer = response_of(await session.aask(call.question()))
-                if len(answer.result) > 1:  # the result of a structured answer's call
-                    await session.aadd([*map(from_langchain, answer.result[1:])])
-                await report.atell()
-                if self._fixed(root):
-                    return answer
-                now, kept = listed.and_then(answer.result), lasting(request, answer)
-                return _ended(answer, await visit.aleave(now, lasting=kept, waiting=_calls(answer)))
+            yield report, partial(turn.run, attach)
 
-    def _root(self, request: ModelRequest[Any], messages: Sequence[BaseMessage]) -> Address:
-        return root_of(ensure_config(), messages, request.state, session=self._session, owner=self._owner)
+    def _root(self, request: ModelRequest[Any], messages: AgentList) -> Address:
+        return root_of(ensure_config(), messages.messages, request.state, session=self._session, owner=self._owner)
 
-    def _fixed(self, root: Address) -> bool:
-        """Whether others may share the session: it follows no agent's state then."""
+    def _is_shared(self, root: Address) -> bool:
+        """Returns True for a session that others may use too: it does not follow the agent's state."""
         return self._session is not None and not root.place
 
-    def _left(self, state: Mapping[str, Any], root: Address) -> Trail | None:
-        """What the agent's state keeps of its session."""
-        return None if self._fixed(root) else kept_in(state)
-
     def _context_of(self, runtime: ToolRuntime[Any, Any]) -> AgentContext:
-        """The session of the agent that calls a tool."""
+        """Returns the session of the agent that calls a tool."""
         state = runtime.state
         root = root_of(runtime.config, state["messages"], state, session=self._session, owner=self._owner)
-        kept = self._left(state, root)
-        return self._sessions.at(root.key.session if kept is None else kept.session, root.key.owner)
+        cursor = None if self._is_shared(root) else kept_cursor(state)
+        return self._sessions.at(root.key.session if cursor is None else cursor.session, root.key.owner)
 
-    def _offering(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        """The request, without the history tools where the model takes no tools at all."""
+    def _with_usable_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        """Returns the request, without the history tools where the model takes no tools at all."""
         if takes_tools(request.model):
             return request
         own = {tool.name for tool in self.tools}
         return request.override(tools=[t for t in request.tools if getattr(t, "name", None) not in own])
-
-    def _call(
-        self, request: ModelRequest[Any], model: BaseChatModel, messages: Sequence[BaseMessage], visit: Visit
-    ) -> ModelCall:
-        whole = visit.left is None and not self._fixed(visit.address)
-        return model_call(request, model, messages, visit.line, whole=whole)
 
     def _model(self, request: ModelRequest[Any]) -> BaseChatModel:
         model = request.model
@@ -219,15 +502,16 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
         self._writer.seen(model)
         return returning(model)
 
-    def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
-        """Erase all that is stored of a thread, its branches and sub-agents included, past recovery; the sessions' names.
+    def _pool(self) -> PoolOf:
+        return PoolOf(self._sessions, self._session, self._owner)
 
-        It goes with the checkpointer's `delete_thread(thread)`, which knows nothing of sessions.
-        """
-        return self._sessions.erase(thread, name_or_own("owner", owner, self._owner))
+    def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
+        self._caches.clear()
+        return super().erase(thread, owner=owner)
 
     async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
-        return await self._sessions.aerase(thread, name_or_own("owner", owner, self._owner))
+        self._caches.clear()
+        return await super().aerase(thread, owner=owner)
 
     def close(self) -> None:
         """Close the store, if this middleware opened it."""
@@ -235,13 +519,3 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], Closing):
 
     async def aclose(self) -> None:
         await self._sessions.aclose()
-
-
-def _ended(answer: ModelResponse[Any], trail: Trail) -> ExtendedModelResponse[Any]:
-    """The answer, with what the state is to keep beside it; in a sub-graph that state may end with the run."""
-    return ExtendedModelResponse(answer, Command(update={KEPT: trail.to_dict()}))
-
-
-def _calls(answer: ModelResponse[Any]) -> bool:
-    """Whether the agent goes on to its tools."""
-    return len(answer.result) == 1 and bool(getattr(answer.result[0], "tool_calls", None))

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from types import new_class
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
+from ctxfold.adapters.reasoning import Replay, no_replay, replaying
 from ctxfold.errors import ConfigError
-from ctxfold.given import is_a, kind_of
+from ctxfold.validation import is_a, kind_of
 
 __all__ = ["check_model", "check_reasoning", "replay", "returning", "with_reasoning"]
 
 M = TypeVar("M", bound=BaseChatModel)
-Replay: TypeAlias = Literal["sends", "helped", "unknown"]
 FIELD = "reasoning_content"
 _INCOMING = (FIELD, "reasoning")  # as DeepSeek and many others call it; as OpenRouter and newer vLLM do
 # packages whose own message format carries thoughts back
@@ -43,14 +41,14 @@ def with_reasoning(model: M) -> M:
             raise _no_way(model)
 
 
-def check_model(what: str, given: object) -> None:
+def check_model(what: str, model: object) -> None:
     """ConfigError for what is no chat model of LangChain, such as a model's name, or a model with tools bound to it."""
-    if isinstance(given, BaseChatModel):
+    if isinstance(model, BaseChatModel):
         return
     advice = "a LangChain chat model, such as langchain_ctx.ChatCtx(model=...)"
-    if is_a(given, Runnable):
+    if is_a(model, Runnable):
         advice = "the chat model itself, and bind tools and settings to what comes back"
-    raise ConfigError(f"the model of {what} is {kind_of(given)}: give {advice}")
+    raise ConfigError(f"the model of {what} is {kind_of(model)}: give {advice}")
 
 
 def check_reasoning(model: BaseChatModel) -> None:
@@ -63,7 +61,7 @@ def check_reasoning(model: BaseChatModel) -> None:
 
 
 def replay(model: BaseChatModel) -> Replay:
-    """Whether the model sends reasoning back itself, can be made to, or neither is known."""
+    """Returns whether the model sends reasoning back itself, can be made to, or is not known to do either."""
     if isinstance(model, _ReturnsReasoning):
         return "sends"
     packages = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
@@ -76,22 +74,16 @@ def returning(model: M) -> M:
     """The model where it cannot be helped, else a copy that sends reasoning back."""
     if replay(model) != "helped":
         return model
-    copy = model.model_copy()
-    object.__setattr__(copy, "__class__", _returning_class(type(model)))
-    return copy
+    return replaying(model, _ReturnsReasoning)
 
 
 def _no_way(model: BaseChatModel) -> ConfigError:
-    name = type(model).__name__
-    return ConfigError(
-        f"{name} gives no way to send reasoning back, and a thinking service with tools refuses a conversation without it: "
-        f"use ChatCtx(model=..., provider=..., base_url=...) from langchain_ctx in place of {name}, or a model of "
-        "langchain_openai or langchain_deepseek"
-    )
+    own = "ChatCtx(model=..., provider=..., base_url=...) from langchain_ctx"
+    return no_replay(type(model).__name__, own, "a model of langchain_openai or langchain_deepseek")
 
 
 class _ReturnsReasoning:
-    """What is laid over a class of `langchain_openai`'s family; fields and connections stay those of the model."""
+    """Methods that are laid over a class of `langchain_openai`'s family; the model keeps its fields and connections."""
 
     __slots__ = ()
 
@@ -107,8 +99,8 @@ class _ReturnsReasoning:
         base: Any = super()
         result: ChatResult = base._create_chat_result(response, generation_info)
         typed = hasattr(response, "model_dump")
-        told: dict[str, Any] = response.model_dump(warnings=False) if typed else response
-        choices: Sequence[dict[str, Any]] = told.get("choices") or ()
+        body: dict[str, Any] = response.model_dump(warnings=False) if typed else response
+        choices: Sequence[dict[str, Any]] = body.get("choices") or ()
         for generation, choice in zip(result.generations, choices, strict=False):
             _keep(generation.message, choice.get("message"))
         return result
@@ -125,14 +117,6 @@ class _ReturnsReasoning:
         if made is not None and choices:
             _keep(made.message, choices[0].get("delta"))
         return made
-
-
-@lru_cache(maxsize=64)
-def _returning_class(cls: type[BaseChatModel]) -> type[BaseChatModel]:
-    def body(namespace: dict[str, Any]) -> None:
-        namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-
-    return cast("type[BaseChatModel]", new_class(cls.__name__, (_ReturnsReasoning, cls), exec_body=body))
 
 
 def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage]) -> None:
@@ -161,11 +145,11 @@ def _thought(message: BaseMessage) -> str | None:
     return "".join(b.get("reasoning", "") for b in blocks) if blocks else None
 
 
-def _keep(message: BaseMessage, said: object) -> None:
-    """What the class below did not take from the answer."""
-    if not isinstance(said, Mapping) or FIELD in message.additional_kwargs:
+def _keep(message: BaseMessage, reply: object) -> None:
+    """Stores the reasoning that the inner class did not take from the answer."""
+    if not isinstance(reply, Mapping) or FIELD in message.additional_kwargs:
         return
-    told = cast("Mapping[str, object]", said)
-    thought = next((told[name] for name in _INCOMING if isinstance(told.get(name), str)), None)
+    fields = cast("Mapping[str, object]", reply)
+    thought = next((fields[name] for name in _INCOMING if isinstance(fields.get(name), str)), None)
     if thought is not None:
         message.additional_kwargs[FIELD] = thought

@@ -1,4 +1,4 @@
-"""What happens to a session during a model call, told to the run that makes it: its callbacks, its stream, its trace."""
+"""Reports the events of a session during a model call to the run's callbacks, stream and trace."""
 
 from __future__ import annotations
 
@@ -12,51 +12,86 @@ from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_eve
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
 
-from ctxfold import events
-from ctxfold.events import Event
+from ctxfold import (
+    CompactionHeld,
+    CompactionProgress,
+    CompactionStarted,
+    Event,
+    HistoryCompacted,
+    PromptTruncated,
+    RewriteRefused,
+    SectionInjected,
+    SectionSkipped,
+    WindowGauge,
+)
 
 __all__ = ["Report", "annotated", "listen", "reporting"]
 
-# told as counts and reasons; events that carry messages are for subscribers in the same program
-TOLD = ("HistoryCompacted", "CompactionHeld", "PromptTruncated", "RewriteRefused", "SectionInjected", "SectionSkipped")
-_TOLD = tuple(getattr(events, name) for name in TOLD if hasattr(events, name))
+# these are reported with counts and reasons; events that carry messages are for subscribers in the same program
+REPORTED = (HistoryCompacted, CompactionHeld, PromptTruncated, RewriteRefused, SectionInjected, SectionSkipped)
+STATUS = (CompactionStarted, CompactionProgress, WindowGauge)  # these go to LangGraph's custom stream only, at once
 _REPORT: ContextVar[Report | None] = ContextVar("ctxfold_report", default=None)
 
 
 class Report:
-    """What was heard and not yet told, for one model call."""
+    """Collects the events of one model call for the run's callbacks, and writes them to the custom stream at once."""
 
     def __init__(self, write: Callable[[Any], None] | None) -> None:
-        self._write = write
-        self._heard: list[Event] = []
+        self.write = write
+        self._events: list[Event] = []
 
-    def hear(self, event: Event) -> None:
-        self._heard.append(event)
+    def add(self, event: Event) -> None:
+        self._events.append(event)
 
-    def tell(self) -> None:
+    def send(self) -> None:
+        """Hands the events so far to the run's callbacks."""
         for name, data in self._taken():
             dispatch_custom_event(name, data)
 
-    async def atell(self) -> None:
+    async def asend(self) -> None:
         for name, data in self._taken():
             await adispatch_custom_event(name, data)
 
     def _taken(self) -> list[tuple[str, dict[str, Any]]]:
-        heard, self._heard = self._heard, []
-        told = [(type(event).__name__, asdict(event)) for event in heard]
-        for name, data in told:
-            if self._write is not None:
-                self._write({"ctxfold": {"event": name, **data}})
+        events, self._events = self._events, []
         # outside of any run, as in a test of the middleware alone, there is nobody to be told
         inside = getattr(ensure_config().get("callbacks"), "parent_run_id", None) is not None
-        return [(f"ctxfold.{name}", data) for name, data in told if inside]
+        return [(f"ctxfold.{type(event).__name__}", _data(event)) for event in events if inside]
 
 
 def listen(event: Event) -> None:
-    """The engine's subscriber: events of the model call under way go to its report, no others."""
+    """Reports an event of the model call under way, and no other; subscribe it to an engine.
+
+    A chat model has no report: its events go to the custom stream of the graph that it runs in.
+    """
     report = _REPORT.get()
-    if report is not None and isinstance(event, _TOLD):
-        report.hear(event)
+    if report is not None and isinstance(event, REPORTED):
+        report.add(event)
+    if isinstance(event, REPORTED + STATUS):
+        write = _graph_writer() if report is None else report.write
+        if write is not None:
+            write({"ctxfold": {"event": type(event).__name__, **_data(event)}})
+
+
+def _data(event: Event) -> dict[str, Any]:
+    if isinstance(event, WindowGauge):
+        left = {"room_tokens": event.room_tokens, "until_compaction_tokens": event.until_compaction_tokens}
+        return {**asdict(event), **left}
+    return asdict(event)
+
+
+def _graph_writer() -> Callable[[Any], None] | None:
+    """Returns what writes to the custom stream of the LangGraph run under way; None outside of any."""
+    if var_child_runnable_config.get() is None:
+        return None
+    try:
+        from langgraph.config import get_stream_writer
+    except ImportError:  # langchain-core alone
+        return None
+    try:
+        return get_stream_writer()
+    except (RuntimeError, LookupError):  # a chain that is no part of a graph
+        return None
 
 
 @contextmanager

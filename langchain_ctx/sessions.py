@@ -1,71 +1,299 @@
-"""One engine and one store for many sessions and owners."""
+"""Manages the sessions of many users over one engine and one store."""
 
 from __future__ import annotations
 
-import asyncio
+import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any
+import uuid
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, count
+from typing import Any, NamedTuple, TypeVar
+
+from langchain_core.embeddings import Embeddings
 
 from ctxfold import Section
-from ctxfold.connect import check_overhead, message_counter, open_store, session_rules
-from ctxfold.follow import Line, Listed, Trail
-from ctxfold.given import all_of
+from ctxfold.adapters.retrieval import checked_sections
+from ctxfold.adapters.sessions import SessionPool
+from ctxfold.compaction.strategy import Strategy, Summarizer
+from ctxfold.connect import check_overhead, message_counter, session_rules
+from ctxfold.effects import Flow
+from ctxfold.engine.attach import BRANCH, Attachment, Cursor, IncomingList, StartPoint, attach, cursor_at
+from ctxfold.engine.engine import Engine
+from ctxfold.engine.turn import TurnInput
+from ctxfold.history.diff import open_turn
 from ctxfold.history.records import SessionKey
-from ctxfold.history.view import View
-from ctxfold.messages import ToolSpec
-from ctxfold.ports import ContextBackend, Store, TokenCounter
-from ctxfold.session import AgentContext
+from ctxfold.lru import LruCache
+from ctxfold.messages import Message, ToolSpec
+from ctxfold.policy import Policy, PolicyFields, Prices
+from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemClock, TokenCounter
+from ctxfold.session.context import AgentContext
 from ctxfold.tokens import TextCounter
-from langchain_ctx.embedding import as_embedder
-from langchain_ctx.keys import Address, checked_session_id, sessions_of
-from langchain_ctx.listing import unbroken
-from langchain_ctx.made_up import MadeUp
-from langchain_ctx.places import Places, Taken, beside, goes_on, may_go_on
+from ctxfold.validation import name_or_own
+from langchain_ctx.reporting import listen
+from langchain_ctx.retrieval import as_embedder
+from langchain_ctx.session_routing import Address, checked_session_id, key_or_own, sessions_of
 from langchain_ctx.summarizer import as_summarizer
 
-__all__ = ["Sessions", "Visit"]
+__all__ = [
+    "ANONYMOUS_SESSIONS",
+    "AnonymousSessions",
+    "ContextSettings",
+    "ErasesThreads",
+    "KeepsSessions",
+    "PoolOf",
+    "Sessions",
+    "SubgraphSessions",
+    "Visit",
+]
 
-_NO_RULES = ("embedder", "prices", "sections", "strategy")  # what an AgentContext takes beside the fields of a policy
+
+_BRANCHES = re.compile(f"({BRANCH}[0-9a-f]{{8}})+$")
+CURSORS = 1024  # that are remembered, of all places; a place without any is looked up in the store
+
+
+@dataclass(slots=True)
+class _RunEnd:
+    """The cursor where a run ended, and a second one that covers only the messages the next call will hand in again."""
+
+    cursor: Cursor
+    saved: Cursor
+    claimed: bool = False
+
+
+class SubgraphSessions:
+    """Remembers where the runs at each place of a graph left their sessions, for the next run that hands in the same messages.
+
+    A session goes to one run only; other runs that continue from the same point get branches of it. So concurrent runs never
+    share a session, and a run with an edited, shortened or older list never continues that of another.
+    """
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[SessionKey, OrderedDict[tuple[str, str], _RunEnd]] = OrderedDict()
+        self._cursors: LruCache[SessionKey, Cursor] = LruCache(CURSORS)
+        self._in_use: set[SessionKey] = set()
+        self._asking: dict[SessionKey, list[frozenset[str]]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def claim(self, place: SessionKey, incoming: IncomingList) -> Generator[StartPoint, None, None]:
+        """Yields where the list may go on. The claim is given back when the block fails: the call may be made again."""
+        with self._lock:
+            first = place not in self._ends
+            here = self._ends.setdefault(place, OrderedDict())
+            self._ends.move_to_end(place)
+            # the longest list, and of those one that nobody has claimed
+            ends = sorted(here.values(), key=lambda end: (-end.saved.end, end.claimed))
+            end = next((end for end in ends if end.saved.precedes(incoming)), None)
+            own = None if end is None or end.claimed else end
+            if own is not None:
+                own.claimed = True
+        try:
+            if end is None:
+                yield StartPoint(place if first else _new_branch(place), first=first)
+            elif own is None:
+                yield StartPoint(_new_branch(place), end.cursor)
+            else:
+                yield StartPoint(SessionKey(place.owner, end.cursor.root), end.cursor, exclusive=True)
+        except BaseException:
+            with self._lock:
+                if own is not None:
+                    own.claimed = False
+                elif first and not self._ends.get(place):
+                    self._ends.pop(place, None)
+            raise
+
+    def put(self, place: SessionKey, cursor: Cursor, saved: Cursor) -> None:
+        """Remembers the end of a run, to be recognised by `saved`; `place` may be the branch that the run went by."""
+        place = SessionKey(place.owner, _BRANCHES.sub("", place.session))
+        with self._lock:
+            here = self._ends.setdefault(place, OrderedDict())
+            self._ends.move_to_end(place)
+            here[cursor.session, cursor.head_id] = _RunEnd(cursor, saved)
+            here.move_to_end((cursor.session, cursor.head_id))
+            while sum(map(len, self._ends.values())) > CURSORS:
+                oldest = next(place for place, ends in self._ends.items() if ends)
+                self._ends[oldest].popitem(last=False)
+                if not self._ends[oldest]:
+                    del self._ends[oldest]
+
+    def put_cursor(self, key: SessionKey, cursor: Cursor) -> None:
+        """Remembers the cursor of a list that is handed in whole each time, by the session name that was asked for."""
+        self._cursors.put(key, cursor)
+
+    def cursor(self, key: SessionKey) -> Cursor | None:
+        return self._cursors.get(key)
+
+    @contextmanager
+    def exclusive(self, key: SessionKey) -> Generator[SessionKey, None, None]:
+        """Yields a session that no other call uses: this one or, while it is in use, the first free one of its branches."""
+        keys = (key if n == 0 else SessionKey(key.owner, f"{key.session}{BRANCH}{n:08x}") for n in count())
+        with self._lock:
+            own = next(name for name in keys if name not in self._in_use)
+            self._in_use.add(own)
+        try:
+            yield own
+        finally:
+            with self._lock:
+                self._in_use.discard(own)
+
+    @contextmanager
+    def as_own_turn(self, question: TurnInput) -> Generator[TurnInput, None, None]:
+        """Yields the question as a turn of its own: messages that another call asks at this moment get new ids.
+
+        By its old id a message would belong to the turn of that call, which ends with that call's reply.
+        """
+        given_ids = question.given_ids or frozenset()
+        own = given_ids.intersection(m.id for m in open_turn(question.messages))
+        with self._lock:
+            asking = self._asking.setdefault(question.key, [])
+            new_ids = {i: uuid.uuid4().hex for i in own.intersection(chain.from_iterable(asking))}
+            asking.append(own)
+        try:
+            messages = tuple(replace(m, id=new_ids[m.id]) if m.id in new_ids else m for m in question.messages)
+            new = replace(question, messages=messages, given_ids=given_ids.union(new_ids.values()))
+            yield new if new_ids else question
+        finally:
+            with self._lock:
+                asking.remove(own)
+                if not asking and self._asking.get(question.key) is asking:
+                    del self._asking[question.key]
+
+
+def _new_branch(place: SessionKey) -> SessionKey:
+    return SessionKey(place.owner, f"{place.session}{BRANCH}{uuid.uuid4().hex[:8]}")
+
+
+T = TypeVar("T")
+
+
+ANONYMOUS_SESSIONS = 256  # kept in memory: the newest that no run is in
+WAITING_S = 900.0  # a run that waits for its tools is in its session for so long
+
+
+class AnonymousSessions:
+    """Keeps track of sessions that nobody named and of the runs in them, and drops the oldest that no run is in.
+
+    `drop` forgets one; it is called under a lock, so that no run enters the session meanwhile.
+    """
+
+    def __init__(self, drop: Callable[[SessionKey], object], clock: Clock | None = None) -> None:
+        self._drop = drop
+        self._clock = SystemClock() if clock is None else clock
+        self._runs: Counter[SessionKey] = Counter()
+        self._kept: OrderedDict[SessionKey, float] = OrderedDict()  # until when a run is in it for sure
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def entering(self, *keys: SessionKey | None) -> Generator[Callable[[SessionKey], None], None, None]:
+        """Keeps these sessions until the block ends, and the one that the yielded function is called with."""
+        entered = [key for key in keys if key is not None]
+
+        def enter(key: SessionKey) -> None:
+            with self._lock:
+                entered.append(key)
+                self._runs[key] += 1
+                self._kept.setdefault(key, 0.0)
+
+        with self._lock:
+            self._runs.update(entered)
+        try:
+            yield enter
+        finally:
+            with self._lock:
+                self._runs -= Counter(entered)
+                for key in self._kept.keys() & entered:
+                    self._kept.move_to_end(key)
+                self._trim()
+
+    def set_waiting(self, key: SessionKey, waiting: bool) -> None:
+        """Notes whether the run that was in the session comes back with the results of tools."""
+        with self._lock:
+            if key in self._kept:
+                self._kept[key] = self._clock.now_s() + WAITING_S if waiting else 0.0
+
+    def _trim(self) -> None:
+        if len(self._kept) <= ANONYMOUS_SESSIONS:
+            return
+        now_s = self._clock.now_s()
+        idle = [key for key, until_s in self._kept.items() if not self._runs[key] and until_s <= now_s]
+        for key in idle[: max(0, len(idle) - ANONYMOUS_SESSIONS)]:
+            del self._kept[key]
+            self._drop(key)
+
+
+class ContextSettings(PolicyFields, total=False):
+    """Settings that every constructor of this package with a session takes as keyword arguments.
+
+    They are fields of `ctxfold.Policy`, a whole `policy` that these fields change, and settings that `AgentContext` takes.
+    """
+
+    policy: Policy | None
+    reply_reserve_tokens: int | None
+    strategy: str | Strategy | Summarizer | None
+    prices: Prices | None
+    sections: Sequence[Section]
+    embedder: Embedder | Embeddings | None
+
+
+_NO_RULES = (
+    "embedder",
+    "policy",
+    "prices",
+    "sections",
+    "strategy",
+)  # settings of AgentContext beside the policy's fields
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A list in its session. `root` has the name that was asked for, `session` serves the list as `line` says; `left` is
-    where the run before has left it."""
+    """A list in its session.
 
-    root: AgentContext
-    session: AgentContext
-    line: Line
-    left: Trail | None
+    `root` is the session that was asked for; `attachment` names the one that serves the list; `cursor` is where the run before
+    ended.
+    """
+
+    root: SessionKey
+    attachment: Attachment
+    cursor: Cursor | None
     sessions: Sessions
     address: Address
 
-    def leave(self, listed: Listed, *, lasting: Listed | None = None, waiting: bool = False) -> Trail:
-        """What the list, as it is now, is to go on from. `lasting` is what of it the next list will have, if that is not all;
-        `waiting` says that the next one will bring the results of tools."""
-        left = self.root.trail(self.line.key, listed)
-        self._leave(left, left if lasting is None else self.root.trail(self.line.key, lasting), waiting)
-        return left
+    @property
+    def key(self) -> SessionKey:
+        return self.attachment.key
 
-    async def aleave(self, listed: Listed, *, lasting: Listed | None = None, waiting: bool = False) -> Trail:
-        left = await self.root.atrail(self.line.key, listed)
-        self._leave(left, left if lasting is None else await self.root.atrail(self.line.key, lasting), waiting)
-        return left
+    def add(self, engine: Engine, messages: Sequence[Message]) -> Flow[None]:
+        """Stores messages in the session that serves the list."""
+        if messages:
+            open_session = yield from engine.open(self.key)
+            yield from engine.add(open_session, messages)
 
-    def _leave(self, left: Trail, lasting: Trail, waiting: bool) -> None:
-        self.sessions.made_up.waits(self.line.key, waiting)
+    def leave(
+        self, engine: Engine, incoming: IncomingList, *, saved: IncomingList | None = None, waiting: bool = False
+    ) -> Flow[Cursor]:
+        """Returns the cursor to keep beside the list as it is now.
+
+        `saved` is the part of it that the next list will have, if that is not all; `waiting`: the next list will bring the results
+        of tools.
+        """
+        cursor_of = partial(cursor_at, engine, self.root, self.key, reread=False)
+        cursor = yield from cursor_of(incoming)
         if self.address.place:
-            self.sessions.places.put(self.address.key, left, lasting)
+            known_by = cursor if saved is None else (yield from cursor_of(saved))
+            self.sessions.subgraphs.put(self.address.key, cursor, known_by)
+        self.sessions.anonymous.set_waiting(self.key, waiting)
+        return cursor
 
 
-class Sessions:
+class Sessions(SessionPool):
     """Hands out sessions over one engine, which is made with the first of them; safe across threads and tasks.
 
-    `policy` holds fields of `Policy`, and `embedder`, `prices`, `sections` and `strategy` as `AgentContext` takes them; an
-    embedder may be LangChain's `Embeddings`.
+    `max_tokens` is the reply reserve where the settings have none.
     `tools` and `overhead_tokens`, what each request will hold beside the messages, are checked against the window alone.
     Settings are checked at once: ConfigError, WindowTooSmallError. A store given as a URL is opened here and closed by `close`.
     """
@@ -81,115 +309,76 @@ class Sessions:
         max_tokens: int | None = None,
         tools: Sequence[ToolSpec] = (),
         overhead_tokens: int = 0,
-        policy: Mapping[str, Any],
+        settings: ContextSettings | Mapping[str, Any],
     ) -> None:
-        rules = dict(policy)
+        rules: dict[str, Any] = dict(settings)
         more = {name: rules.pop(name) for name in _NO_RULES if name in rules}
-        if more.get("embedder") is not None:
-            more["embedder"] = as_embedder(more["embedder"])
-        advice = "make a section of it, section_from(...), or ctxfold.Section"
-        more["sections"] = all_of("sections", more.get("sections", ()), Section, advice)
+        more["embedder"] = as_embedder(more.get("embedder"))
+        more["sections"] = checked_sections(more.get("sections", ()))
         reserve = rules.pop("reply_reserve_tokens", max_tokens)
-        checked: dict[str, Any] = {"strategy": more.get("strategy"), "counter": counter, "prices": more.get("prices")}
-        found = session_rules(context_window, backend, reply_reserve_tokens=reserve, **checked, **rules)
+        checked: dict[str, Any] = {name: more.get(name) for name in ("strategy", "policy", "prices")}
+        policy = session_rules(
+            context_window, backend, reply_reserve_tokens=reserve, counter=counter, **checked, **rules
+        )
         model = backend.model if backend else None
         counts = message_counter(counter, model=model, backend=backend)
-        check_overhead(found, counts, tools=tools, overhead_tokens=overhead_tokens)
-        self._settings: dict[str, Any] = {
+        check_overhead(policy, counts, tools=tools, overhead_tokens=overhead_tokens)
+        context_settings: dict[str, Any] = {
             "backend": backend,
             "context_window": context_window,
             "summarizer": as_summarizer(summarizer),
             "counter": counter,
-            "max_tokens": reserve,
+            "reply_reserve_tokens": reserve,
             **rules,
             **more,
         }
-        self.store = open_store(store)
-        self._owns_store = store is None or isinstance(store, str)
+        super().__init__(store, context_settings, subscriber=listen)
         self._forgets = store is None or store == "memory://"
-        self.places = Places()
-        self.made_up = MadeUp(lambda key: self.store.erase((), gone=(key,)))
-        self._first: AgentContext | None = None
-        self._lock = threading.Lock()
+        self.subgraphs = SubgraphSessions()
+        self.anonymous = AnonymousSessions(lambda key: self.store.erase((), gone=(key,)))
 
-    def at(self, session: str, owner: str, *, create: bool = True) -> AgentContext:
-        """The session; the first one asked for is opened at once, any other at its first use."""
-        with self._lock:
-            if self._first is None:
-                self._first = AgentContext(
-                    session=session, owner=owner, store=self.store, create=create, **self._settings
-                )
-            first = self._first
-        return first.at(session, owner=owner, create=create)
+    def run(self, key: SessionKey, flow: Callable[[Engine], Flow[T]]) -> T:
+        """Runs a flow over the engine of the sessions; `key` is the session that is opened first."""
+        return self.at(key.session, key.owner).run_flow(flow)
 
-    async def aat(self, session: str, owner: str) -> AgentContext:
-        """`at`, without holding up the loop."""
-        if self._first is None:
-            return await asyncio.to_thread(self.at, session, owner)
-        return self.at(session, owner)
+    async def arun(self, key: SessionKey, flow: Callable[[Engine], Flow[T]]) -> T:
+        return await (await self.aat(key.session, key.owner)).arun_flow(flow)
 
     @contextmanager
-    def visit(
-        self, address: Address, listed: Listed, *, left: Trail | None = None, answered: Listed | None = None
-    ) -> Generator[Visit, None, None]:
-        """The list in the session that goes with it, in line with it but for what is new at its end.
+    def entered(
+        self,
+        address: Address,
+        incoming: IncomingList,
+        *,
+        cursor: Cursor | None = None,
+        replied: IncomingList | None = None,
+    ) -> Generator[Callable[[Engine], Flow[Visit]], None, None]:
+        """Yields a flow that attaches the list to its session, which then lacks only new messages at the end of the list.
 
-        `left` is what the list's keeper kept; in a place where it kept nothing, it is what the newest run has left that the list
-        goes on from. Who learns answers from the next list only says with `answered` how this one will look then: it may be
-        asked again, and in a session that only this list goes on with, nothing is compared with what was left. What fails in
-        the block is as if it had not been.
+        `cursor` was kept beside the list; at a place of a graph without one, it is where the newest run ended that the list goes
+        on from. A caller that hands in replies with the next list only gives the list with its reply as `replied`: the list may be
+        handed in again, and a session that only this list continues is not compared with the cursor. An exception in the block
+        gives the claim on the session back.
         """
-        with self._entered(address, listed if answered is None else answered, left) as (taken, found):
-            root = self.at(taken.root.session, taken.root.owner)
-            if taken.new:
-                root = root.at(may_go_on(address.key, root.view(), listed).session)
-            start, trail = root, taken.left
-            if taken.alone and trail is not None:
-                mine = root.at(trail.session)
-                if answered is not None or _led_on(trail, mine.view(), listed):
-                    start, trail = mine, None
-            line = start.follow(listed, trail)
-            if address.place and trail is None and not unbroken(listed.ids, line.known):
-                root = root.at(beside(address.key).session)
-                line = root.follow(listed, None)
-            found(line.key)
-            yield Visit(root, root.at(line.key.session), line, taken.left, self, address)
-
-    @asynccontextmanager
-    async def avisit(
-        self, address: Address, listed: Listed, *, left: Trail | None = None, answered: Listed | None = None
-    ) -> AsyncGenerator[Visit, None]:
-        with self._entered(address, listed if answered is None else answered, left) as (taken, found):
-            root = await self.aat(taken.root.session, taken.root.owner)
-            if taken.new:
-                root = root.at(may_go_on(address.key, await root.aview(), listed).session)
-            start, trail = root, taken.left
-            if taken.alone and trail is not None:
-                mine = root.at(trail.session)
-                if answered is not None or _led_on(trail, await mine.aview(), listed):
-                    start, trail = mine, None
-            line = await start.afollow(listed, trail)
-            if address.place and trail is None and not unbroken(listed.ids, line.known):
-                root = root.at(beside(address.key).session)
-                line = await root.afollow(listed, None)
-            found(line.key)
-            yield Visit(root, root.at(line.key.session), line, taken.left, self, address)
-
-    @contextmanager
-    def _entered(
-        self, address: Address, asked: Listed, left: Trail | None
-    ) -> Generator[tuple[Taken, Callable[[SessionKey], None]], None, None]:
-        """Where the list may go on, and what is to be told which session that was."""
         with ExitStack() as stack:
-            if address.place and left is None:
-                taken = stack.enter_context(self.places.taking(address.key, asked))
+            if address.place and cursor is None:
+                start = stack.enter_context(self.subgraphs.claim(address.key, incoming if replied is None else replied))
             else:
-                taken = Taken(address.key, left)
-            if not (address.made_up and self._forgets):
-                yield taken, lambda _: None
-                return
-            before = None if taken.left is None else SessionKey(address.key.owner, taken.left.session)
-            yield taken, stack.enter_context(self.made_up.entering(taken.root, before))
+                start = StartPoint(address.key, cursor)
+            enter: Callable[[SessionKey], None] | None = None
+            if address.made_up and self._forgets:
+                before = None if start.cursor is None else SessionKey(address.key.owner, start.cursor.session)
+                enter = stack.enter_context(self.anonymous.entering(start.root, before))
+
+            def visit(engine: Engine) -> Flow[Visit]:
+                root, attachment = yield from attach(
+                    engine, address.key, start, incoming, separate_runs=address.place, unanswered=replied is not None
+                )
+                if enter is not None:
+                    enter(attachment.key)
+                return Visit(root, attachment, start.cursor, self, address)
+
+            yield visit
 
     def erase(self, thread: object, owner: str) -> tuple[str, ...]:
         """Erase all that is stored of a thread past recovery: its session, branches, and those of its places; their names."""
@@ -204,20 +393,40 @@ class Sessions:
             await (await self.aat(name, owner)).aerase_session()
         return tuple(names)
 
-    def close(self) -> None:
-        if self._first is not None:
-            self._first.close()  # ends what runs in the background
-        if self._owns_store:
-            self.store.close()
 
-    async def aclose(self) -> None:
-        if self._first is not None:
-            await self._first.aclose()
-        if self._owns_store:
-            await self.store.aclose()
+class PoolOf(NamedTuple):
+    """Holds an object's pool of sessions, and the names that stand for those that a call leaves out."""
+
+    sessions: Sessions
+    session_id: str | None
+    owner: str
 
 
-def _led_on(left: Trail, view: View, listed: Listed) -> bool:
-    """Whether another process has taken the session on from there, with the same list as it has come to be now."""
-    newest = view.live[-1].id if view.live else ""
-    return newest not in left.handed and newest in listed.ids and goes_on(view, listed)
+class ErasesThreads(ABC):
+    """Gives an object with a pool of sessions the methods that erase what is stored of a thread."""
+
+    @abstractmethod
+    def _pool(self) -> PoolOf:
+        """Returns the pool; raises ConfigError for an object without sessions."""
+
+    def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
+        """Erase all that is stored of a thread, its branches and places in graphs included, past recovery; the sessions' names.
+
+        A checkpointer's `delete_thread(thread)` goes with it: neither knows of the other.
+        """
+        pool = self._pool()
+        return pool.sessions.erase(thread, name_or_own("owner", owner, pool.owner))
+
+    async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
+        pool = self._pool()
+        return await pool.sessions.aerase(thread, name_or_own("owner", owner, pool.owner))
+
+
+class KeepsSessions(ErasesThreads):
+    """Gives a chat model with sessions the methods that reach them."""
+
+    def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
+        """A session of this model: window, usage, pins, explain, export; the field's own when none is named."""
+        pool = self._pool()
+        key = key_or_own(session, owner, pool.session_id, pool.owner)
+        return pool.sessions.at(key.session, key.owner)

@@ -1,32 +1,66 @@
-"""Any LangChain model as the one that writes summaries."""
+"""Lets any LangChain model write summaries, and lends ctxfold's summaries to `SummarizationMiddleware`."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from langchain_core.callbacks import (
+    AsyncCallbackManager,
+    AsyncCallbackManagerForLLMRun,
+    CallbackManager,
+    CallbackManagerForLLMRun,
+)
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, MessageLikeRepresentation, convert_to_messages
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langchain_core.runnables.config import var_child_runnable_config
 
+from ctxfold.adapters.summaries import Summary, SummaryWriter
+from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.errors import BackendError, ConfigError
-from ctxfold.given import kind_of
 from ctxfold.messages import assistant
-from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
-from langchain_ctx.convert import from_langchain, to_langchain
-from langchain_ctx.errors import backend_error
-from langchain_ctx.listening import listeners
+from ctxfold.protocols import (
+    AsyncChunkStream,
+    BackendCapabilities,
+    Chunk,
+    ChunkStream,
+    ContextBackend,
+    Reply,
+    Request,
+    TokenCounter,
+    capabilities_of,
+)
+from ctxfold.tokens import TextCounter
+from ctxfold.validation import kind_of
+from langchain_ctx.callbacks import listeners
+from langchain_ctx.errors import backend_error, translated
+from langchain_ctx.inner_model import asked
+from langchain_ctx.messages import from_langchain, to_langchain
 
-__all__ = ["ChatModelSummarizer", "as_summarizer"]
+__all__ = [
+    "ChatModelSummarizer",
+    "ContextSummarizer",
+    "ReportedSummarizer",
+    "as_summarizer",
+    "asking_for_summary",
+    "limits",
+]
+
+
+TAGS, RUN_NAME = ["nostream", "ctxfold:summary"], "ctxfold summary"
 
 
 def _config() -> RunnableConfig:
     """A run of its own, which the caller's callbacks hear of; LangGraph's message stream and the caller's session do not."""
     return {
         "callbacks": [*listeners()],
-        "tags": ["nostream", "ctxfold:summary"],
-        "run_name": "ctxfold summary",
+        "tags": TAGS,
+        "run_name": RUN_NAME,
         "configurable": {},
     }
 
@@ -37,35 +71,36 @@ class ChatModelSummarizer:
     The callbacks of the call that needs the summary hear of it as a run of its own, tagged "ctxfold:summary", with its usage; its
     tokens reach no callback and no stream.
 
-    `max_tokens` is passed on where the model has a field of that name.
+    `max_tokens` is passed on where the model has a field of that name; `options` go with every call.
     """
 
     scratch_role = "user"
+    capabilities = BackendCapabilities()
 
-    def __init__(self, model: Runnable[Any, Any]) -> None:
+    def __init__(self, model: Runnable[Any, Any], options: Mapping[str, Any] | None = None) -> None:
         self._model = model
+        self._options = dict(options or {})
         profile = cast("Mapping[str, Any]", getattr(model, "profile", None) or {})
         self.context_window: int | None = profile.get("max_input_tokens")
-        self._takes_limit = isinstance(model, BaseChatModel) and "max_tokens" in type(model).model_fields
 
     @property
     def model(self) -> str:
         for name in ("model", "model_name"):
-            found = getattr(self._model, name, None)
-            if isinstance(found, str) and found:
-                return found
+            value = getattr(self._model, name, None)
+            if isinstance(value, str) and value:
+                return value
         return type(self._model).__name__
 
     def send(self, request: Request) -> Reply:
         try:
-            answer = self._model.invoke(_asked(request), _config(), **self._limits(request))
+            answer = self._model.invoke(asked(request.messages), _config(), **self._arguments(request))
         except Exception as error:
             raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
 
     async def asend(self, request: Request) -> Reply:
         try:
-            answer = await self._model.ainvoke(_asked(request), _config(), **self._limits(request))
+            answer = await self._model.ainvoke(asked(request.messages), _config(), **self._arguments(request))
         except Exception as error:
             raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
@@ -82,8 +117,8 @@ class ChatModelSummarizer:
     async def aclose(self) -> None:
         """The model belongs to whoever made it."""
 
-    def _limits(self, request: Request) -> dict[str, Any]:
-        return {"max_tokens": request.max_tokens} if self._takes_limit and request.max_tokens is not None else {}
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        return {**self._options, **limits(self._model, request)}
 
     def _reply(self, answer: object) -> Reply:
         if isinstance(answer, AIMessage):
@@ -97,8 +132,96 @@ class ChatModelSummarizer:
         )
 
 
-def _asked(request: Request) -> list[BaseMessage]:
-    return [to_langchain(m) for m in request.messages]
+class ReportedSummarizer:
+    """Asks a backend of ctxfold's own, and reports each call as a run of LangChain's, with its usage.
+
+    So a usage callback counts the summaries of `ChatCtx`, as it counts those of every other model. `answers` says that the backend
+    is the one that answers in the session: then it may be asked on the live prefix.
+    """
+
+    scratch_role = "user"
+
+    def __init__(self, backend: ContextBackend, *, answers: bool = False) -> None:
+        self._backend = backend
+        self._answers = answers
+
+    @property
+    def model(self) -> str:
+        return self._backend.model
+
+    @property
+    def context_window(self) -> int | None:
+        return self._backend.context_window
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        return replace(capabilities_of(self._backend), continues=self._continues if self._answers else None)
+
+    def _continues(self, request: Request) -> bool:
+        return request.model in (None, self._backend.model) and answers_freely(request.extra)
+
+    def send(self, request: Request) -> Reply:
+        run = self._run(request)
+        try:
+            reply = self._backend.send(request)
+        except BaseException as error:
+            run.on_llm_error(error)
+            raise
+        run.on_llm_end(_result(reply))
+        return reply
+
+    async def asend(self, request: Request) -> Reply:
+        run = await self._arun(request)
+        try:
+            reply = await self._backend.asend(request)
+        except BaseException as error:
+            await run.on_llm_error(error)
+            raise
+        await run.on_llm_end(_result(reply))
+        return reply
+
+    def open_stream(self, request: Request) -> ChunkStream:
+        return self._backend.open_stream(request)
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+        return await self._backend.aopen_stream(request)
+
+    def close(self) -> None:
+        """The backend belongs to whoever made it."""
+
+    async def aclose(self) -> None:
+        """The backend belongs to whoever made it."""
+
+    def _run(self, request: Request) -> CallbackManagerForLLMRun:
+        manager = CallbackManager.configure(listeners(), inheritable_tags=TAGS)
+        return manager.on_chat_model_start({"name": self.model}, [asked(request.messages)], name=RUN_NAME)[0]
+
+    async def _arun(self, request: Request) -> AsyncCallbackManagerForLLMRun:
+        manager = AsyncCallbackManager.configure(listeners(), inheritable_tags=TAGS)
+        return (await manager.on_chat_model_start({"name": self.model}, [asked(request.messages)], name=RUN_NAME))[0]
+
+
+def _result(reply: Reply) -> LLMResult:
+    return LLMResult(generations=[[ChatGeneration(message=to_langchain(reply.message))]])
+
+
+def limits(model: object, request: Request) -> dict[str, Any]:
+    """Returns the request's limit as an argument of the model's, where it has a field of that name."""
+    takes_limit = isinstance(model, BaseChatModel) and "max_tokens" in type(model).model_fields
+    return {"max_tokens": request.max_tokens} if takes_limit and request.max_tokens is not None else {}
+
+
+@contextmanager
+def asking_for_summary() -> Generator[None, None, None]:
+    """Runs that begin within the block are a summary's: the caller's callbacks hear of them, no stream of the caller's does."""
+    around = ensure_config()
+    own: RunnableConfig = {**around, **_config(), "configurable": around.get("configurable", {})}
+    own["tags"] = [*around.get("tags", ()), *own.get("tags", ())]
+    token = var_child_runnable_config.set(own)
+    try:
+        yield
+    finally:
+        var_child_runnable_config.reset(token)
 
 
 def _chunk(reply: Reply) -> Chunk:
@@ -130,7 +253,7 @@ def as_summarizer(summarizer: Any) -> ContextBackend | None:
         return None
     own = None if isinstance(summarizer, type) else getattr(summarizer, "context_backend", None)
     if own is not None:  # a ChatCtx: its backend, so that no summary ends up in a session of its own
-        return own  # type: ignore[no-any-return]
+        return ReportedSummarizer(own)
     if isinstance(summarizer, Runnable):
         return ChatModelSummarizer(cast("Runnable[object, object]", summarizer))
     if hasattr(summarizer, "asend") and not isinstance(summarizer, type):
@@ -142,3 +265,80 @@ def as_summarizer(summarizer: Any) -> ContextBackend | None:
 
 if TYPE_CHECKING:
     _: type[ContextBackend] = ChatModelSummarizer
+
+
+_LEAD = "Here is a summary of the conversation to date:"  # how that middleware begins the message with its summary
+
+
+class ContextSummarizer(Runnable[Sequence[MessageLikeRepresentation], str]):
+    """Messages in, the text of their summary out: written by a model, checked, completed by verbatim lines.
+
+    ```python
+    SummarizationMiddleware(
+        model,
+        trigger=("tokens", 50_000),
+        token_counter=token_counter(model),
+        summarizer=ContextSummarizer(model),
+        trim_tokens_to_summarize=None,  # else it is handed the last 4,000 tokens, and the rest is lost unread
+    )
+    ```
+    The summary before is known as such and carried over. Where the model fails or invents, an extractive summary takes over:
+    the agent's turn goes on. Long lists are summarised in pieces that fit the model's window.
+
+    Args:
+        model: who writes: a chat model or a backend; None writes extractive summaries.
+        context_window: of that model, in tokens; None takes its profile's.
+        summary_tokens: upper limit of a summary; one is never longer than half of its source.
+        prompt: instructions in place of the built-in ones; {words} becomes the limit, other braces are text.
+        on_summary: is told of every summary: what wrote it, what is kept, what went wrong.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        context_window: int | None = None,
+        summary_tokens: int = 2_048,
+        counter: TokenCounter | TextCounter | None = None,
+        prompt: str | None = None,
+        on_summary: Callable[[Summary], object] | None = None,
+    ) -> None:
+        self._writer = SummaryWriter(
+            as_summarizer(model),
+            context_window=context_window,
+            summary_tokens=summary_tokens,
+            counter=counter,
+            prompt=prompt,
+        )
+        self._on_summary = on_summary
+
+    def invoke(
+        self, input: Sequence[MessageLikeRepresentation], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> str:
+        return self._call_with_config(self._summarize, input, config)
+
+    async def ainvoke(
+        self, input: Sequence[MessageLikeRepresentation], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> str:
+        return await self._acall_with_config(self._asummarize, input, config)
+
+    def _summarize(self, messages: Sequence[MessageLikeRepresentation]) -> str:
+        with translated():
+            return self._report(self._writer.write([_message(m) for m in convert_to_messages(messages)]))
+
+    async def _asummarize(self, messages: Sequence[MessageLikeRepresentation]) -> str:
+        with translated():
+            return self._report(await self._writer.awrite([_message(m) for m in convert_to_messages(messages)]))
+
+    def _report(self, summary: Summary) -> str:
+        if self._on_summary is not None:
+            self._on_summary(summary)
+        return summary.text
+
+
+def _message(message: BaseMessage) -> Any:
+    converted = from_langchain(message)
+    if isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") == "summarization":
+        text = HumanMessage(message.text.removeprefix(_LEAD).strip(), id=converted.id)
+        return replace(from_langchain(text), kind="summary")
+    return converted

@@ -1,4 +1,4 @@
-"""Tools and tool choice between LangChain and the engine."""
+"""Tools between LangChain and the engine: their counting, the choice among them, and the history tools of a session."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from langchain_core.tools import BaseTool, StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+from ctxfold.adapters.history_tools import HistoryTool, reading_media
+from ctxfold.adapters.history_tools import history_tools as neutral_tools
 from ctxfold.errors import ConfigError
-from ctxfold.messages import ToolSpec
+from ctxfold.messages import Message, ToolSpec
+from ctxfold.session.context import AgentContext
+from langchain_ctx.content import Content, plain_content
 
-__all__ = ["bound_tools", "choice", "counted", "specs"]
+__all__ = [
+    "bound_tools",
+    "choice",
+    "counted",
+    "history_tools",
+    "is_free",
+    "specs",
+]
 
 
 def bound_tools(tools: Iterable[Any], *, strict: bool | None = None) -> list[dict[str, Any]]:
@@ -25,13 +37,13 @@ def specs(tools: Sequence[Any] | None) -> tuple[ToolSpec, ...]:
 
 def counted(tools: Sequence[Any] | None) -> tuple[ToolSpec, ...]:
     """Tools for what they cost alone: those that run at the provider, or that are in a form of its own, by their description."""
-    found: list[ToolSpec] = []
+    tool_specs: list[ToolSpec] = []
     for tool in tools or ():
         try:
-            found.append(_spec(tool))
+            tool_specs.append(_spec(tool))
         except (ConfigError, ValueError):
-            found.append(ToolSpec("provider", json.dumps(tool, default=str), {}))
-    return tuple(found)
+            tool_specs.append(ToolSpec("provider", json.dumps(tool, default=str), {}))
+    return tuple(tool_specs)
 
 
 def _spec(tool: Any) -> ToolSpec:
@@ -42,8 +54,14 @@ def _spec(tool: Any) -> ToolSpec:
             f"tool of type {body.get('type')!r}: chat completions take functions only: "
             "give a function, a pydantic class or a BaseTool"
         )
-    told = cast("Mapping[str, Any]", function)
-    return ToolSpec(told["name"], told.get("description", ""), told.get("parameters", {}))
+    fields = cast("Mapping[str, Any]", function)
+    return ToolSpec(fields["name"], fields.get("description", ""), fields.get("parameters", {}))
+
+
+def is_free(value: object) -> bool:
+    """Returns True when this tool choice, in whichever form a package binds it, lets a model answer without a call."""
+    kind: object = cast("Mapping[str, object]", value).get("type") if isinstance(value, Mapping) else value
+    return kind in (None, False, "auto", "none")
 
 
 def choice(value: object) -> str | None:
@@ -61,3 +79,34 @@ def choice(value: object) -> str | None:
             return name
         case _:
             raise ConfigError(f"tool_choice {value!r}: use 'auto', 'none', 'any', 'required' or a tool's name")
+
+
+_TAKEN = frozenset({"image", "image_url", "document", "file"})  # blocks that a ToolMessage may hold beside text
+
+
+def history_tools(context: AgentContext, *, media: bool = False) -> list[BaseTool]:
+    """read_message, search_history, pin_message, unpin_message and compact_history, for `create_agent` or `bind_tools`.
+
+    read_message names images and files with type and size. With `media` it returns them as content blocks too: for models that
+    take them in tool results, such as Anthropic's; chat completions refuse them there.
+    """
+    return [_tool(context, tool, media and tool.name == "read_message") for tool in neutral_tools(context)]
+
+
+def _tool(context: AgentContext, tool: HistoryTool, media: bool) -> BaseTool:
+    call, acall = reading_media(context, tool, _with_media) if media else (tool.call, tool.acall)
+    return StructuredTool.from_function(
+        func=call,
+        coroutine=acall,
+        name=tool.name,
+        description=tool.description,
+        args_schema=tool.parameters,
+    )
+
+
+def _with_media(text: str, message: Message) -> Content:
+    content = plain_content(message)
+    if message.visibility == "user" or isinstance(content, str):
+        return text
+    blocks: list[Any] = [b for b in content if isinstance(b, dict) and b.get("type") in _TAKEN]
+    return [{"type": "text", "text": text}, *blocks] if blocks else text

@@ -10,35 +10,35 @@ if TYPE_CHECKING:
     from llamaindex_ctx.backend import LlamaIndexBackend
     from llamaindex_ctx.blocks import CtxMemoryBlock
     from llamaindex_ctx.chat_store import CtxAsyncChatStore, CtxChatStore
-    from llamaindex_ctx.convert import from_chat_messages
-    from llamaindex_ctx.embedding import LlamaIndexEmbedder
     from llamaindex_ctx.instrumentation import SessionEvent
     from llamaindex_ctx.llm import CtxLLM
     from llamaindex_ctx.memory import CtxMemory
+    from llamaindex_ctx.messages import from_chat_message, from_chat_messages, to_chat_message, to_chat_messages
     from llamaindex_ctx.reasoning import with_reasoning
-    from llamaindex_ctx.registry import register_store
-    from llamaindex_ctx.revert import to_chat_messages
-    from llamaindex_ctx.sections import section_from
+    from llamaindex_ctx.retrieval import LlamaIndexEmbedder, section_from
+    from llamaindex_ctx.store_registry import register_store
     from llamaindex_ctx.summarizer import LlmSummarizer
-    from llamaindex_ctx.wrapped import ContextLLM, with_context
+    from llamaindex_ctx.wrapper import ContextLLM, with_context
 
 _WHERE = {
-    "ContextLLM": "wrapped",
+    "ContextLLM": "wrapper",
     "CtxAsyncChatStore": "chat_store",
     "CtxChatStore": "chat_store",
     "CtxLLM": "llm",
     "CtxMemory": "memory",
     "CtxMemoryBlock": "blocks",
     "LlamaIndexBackend": "backend",
-    "LlamaIndexEmbedder": "embedding",
+    "LlamaIndexEmbedder": "retrieval",
     "LlmSummarizer": "summarizer",
     "SessionEvent": "instrumentation",
-    "from_chat_messages": "convert",
+    "from_chat_message": "messages",
+    "from_chat_messages": "messages",
     "history_tools": "agent_tools",
-    "register_store": "registry",
-    "section_from": "sections",
-    "to_chat_messages": "revert",
-    "with_context": "wrapped",
+    "register_store": "store_registry",
+    "section_from": "retrieval",
+    "to_chat_message": "messages",
+    "to_chat_messages": "messages",
+    "with_context": "wrapper",
     "with_reasoning": "reasoning",
 }
 
@@ -53,10 +53,12 @@ __all__ = [
     "LlamaIndexEmbedder",
     "LlmSummarizer",
     "SessionEvent",
+    "from_chat_message",
     "from_chat_messages",
     "history_tools",
     "register_store",
     "section_from",
+    "to_chat_message",
     "to_chat_messages",
     "with_context",
     "with_reasoning",

@@ -1,15 +1,14 @@
-"""The history tools of a session as LlamaIndex tools."""
+"""Offers the history tools of a session as LlamaIndex tools."""
 
 from __future__ import annotations
 
 from llama_index.core.base.llms.types import ContentBlock, TextBlock
 from llama_index.core.tools import FunctionTool
 
-from ctxfold.errors import CtxError
+from ctxfold.adapters.history_tools import HistoryTool, reading_media
+from ctxfold.adapters.history_tools import history_tools as neutral_tools
 from ctxfold.messages import MediaPart, Message
-from ctxfold.session import AgentContext
-from ctxfold.toolkit import HistoryTool
-from ctxfold.toolkit import history_tools as neutral_tools
+from ctxfold.session.context import AgentContext
 from llamaindex_ctx.media import plain_media_block
 
 __all__ = ["history_tools"]
@@ -25,23 +24,10 @@ def history_tools(context: AgentContext, *, media: bool = False) -> list[Functio
 
 
 def _tool(context: AgentContext, tool: HistoryTool, media: bool) -> FunctionTool:
-    def read(reference: str, offset: int = 0) -> str | list[ContentBlock]:
-        text = tool.call(reference=reference, offset=offset)
-        try:
-            return _with_media(text, context.get(reference)) if not offset else text
-        except CtxError:
-            return text  # it says what is wrong with the reference
-
-    async def aread(reference: str, offset: int = 0) -> str | list[ContentBlock]:
-        text = await tool.acall(reference=reference, offset=offset)
-        try:
-            return _with_media(text, await context.aget(reference)) if not offset else text
-        except CtxError:
-            return text
-
+    call, acall = reading_media(context, tool, _with_media) if media else (tool.call, tool.acall)
     return FunctionTool.from_defaults(
-        fn=read if media else tool.call,
-        async_fn=aread if media else tool.acall,
+        fn=call,
+        async_fn=acall,
         name=tool.name,
         description=tool.description,
     )

@@ -1,25 +1,124 @@
-"""Any LlamaIndex LLM as the engine's backend: `AgentContext(LlamaIndexBackend(llm), ...)`."""
+"""Makes any LlamaIndex LLM a backend of the engine."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock, ThinkingBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM
 from llama_index.core.tools.types import BaseTool, ToolMetadata, ToolOutput
 
-from ctxfold.connect import foreign_failure
-from ctxfold.errors import BackendError, ConfigError, MessageError
-from ctxfold.messages import Message, ToolSpec
-from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
-from llamaindex_ctx.foreign import CumulativeChunks, whole_reply
-from llamaindex_ctx.revert import to_chat_messages
+from ctxfold.adapters.model_calls import ModelStream, as_backend_error
+from ctxfold.errors import ConfigError
+from ctxfold.messages import Message, ReasoningPart, ToolSpec
+from ctxfold.protocols import (
+    AsyncChunkStream,
+    BackendCapabilities,
+    Chunk,
+    ChunkStream,
+    ContextBackend,
+    Reply,
+    Request,
+    ToolCallDelta,
+)
+from llamaindex_ctx.messages import to_chat_messages
+from llamaindex_ctx.replies import field_of, noted, whole_reply
 from llamaindex_ctx.summarizer import check_llm, told_window
 
-__all__ = ["AsyncForeignStream", "ForeignStream", "LlamaIndexBackend", "bare_messages"]
+__all__ = [
+    "CumulativeChunks",
+    "LlamaIndexBackend",
+    "bare_messages",
+]
+
+
+class CumulativeChunks:
+    """Turns responses that each hold everything so far into the pieces between them."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._text = ""
+        self._thought = ""
+        self._signature: str | None = None
+        self._last: ChatResponse | None = None
+
+    def read(self, response: ChatResponse, /) -> Iterator[Chunk]:
+        """Returns the reasoning and text that this response adds; tool calls, usage and the rest wait for the end."""
+        self._last = response
+        thought = _thinking(response)
+        new: object = noted(response).get("thinking_delta")
+        thought = thought if thought.startswith(self._thought) else self._thought
+        piece = new if isinstance(new, str) and new else thought[len(self._thought) :]
+        if piece:
+            self._thought += piece
+            yield Chunk(reasoning=piece, raw=response.raw)
+        text = response.delta if response.delta is not None else _text(response)[len(self._text) :]
+        if text:
+            yield from self._seal(response)
+            self._text += text
+            yield Chunk(content=text, raw=response.raw)
+
+    def _seal(self, response: ChatResponse) -> Iterator[Chunk]:
+        """The thinking's signature, before any text: behind it, it would belong to a thought of its own."""
+        if self._signature is not None or self._text:
+            return
+        self._signature = _signature(response)
+        if self._signature is not None:
+            yield Chunk(signature=self._signature, raw=response.raw)
+
+    def end(self) -> Iterator[Chunk]:
+        """Returns what only the whole response tells: the rest of the text, tool calls, usage, finish reason and the message."""
+        if self._last is None:
+            return
+        yield from self._seal(self._last)
+        reply = whole_reply(self._last.model_copy(update={"message": self._thoughtful(self._last)}), self._model)
+        whole = reply.message
+        details = [d for p in whole.parts if isinstance(p, ReasoningPart) and p.details for d in json.loads(p.details)]
+        yield Chunk(
+            content=whole.text[len(self._text) :] if whole.text.startswith(self._text) else "",
+            reasoning_details=tuple(details),
+            tool_calls=tuple(
+                ToolCallDelta(n, c.id, c.name, c.arguments, c.extra) for n, c in enumerate(whole.tool_calls)
+            ),
+            usage=reply.usage,
+            finish_reason=reply.finish_reason,
+            model=whole.model,
+            raw=self._last.raw,
+            whole=whole,
+        )
+
+    def _thoughtful(self, last: ChatResponse) -> ChatMessage:
+        """The last message, with the thinking and the signature that came before where it has lost them."""
+        message, signature = last.message, _signature(last)
+        if len(_thinking(last)) >= len(self._thought) and (self._signature is None or signature is not None):
+            return message
+        info: dict[str, object] = {}
+        for block in message.blocks:
+            if isinstance(block, ThinkingBlock):
+                info |= block.additional_information
+        if self._signature is not None:
+            info["signature"] = self._signature
+        thinking = ThinkingBlock(content=self._thought, additional_information=info)
+        others = [b for b in message.blocks if not isinstance(b, ThinkingBlock)]
+        return message.model_copy(update={"blocks": [thinking, *others]})
+
+
+def _text(response: ChatResponse) -> str:
+    return "".join(b.text for b in response.message.blocks if isinstance(b, TextBlock))
+
+
+def _signature(response: ChatResponse) -> str | None:
+    """The first of its thinking."""
+    blocks = (b for b in response.message.blocks if isinstance(b, ThinkingBlock))
+    return next((s for b in blocks if isinstance(s := field_of(b.additional_information, "signature"), str)), None)
+
+
+def _thinking(response: ChatResponse) -> str:
+    return "".join(b.content or "" for b in response.message.blocks if isinstance(b, ThinkingBlock))
 
 
 class LlamaIndexBackend:
@@ -30,12 +129,13 @@ class LlamaIndexBackend:
     """
 
     scratch_role = "user"  # a system message at the end is refused by several services
+    capabilities = BackendCapabilities()
 
     def __init__(self, llm: LLM, *, context_window: int | None = None) -> None:
         check_llm("the LLM of a LlamaIndexBackend", llm)
-        if getattr(llm, "session", None) is not None:
+        if getattr(llm, "session_id", None) is not None:
             raise ConfigError(
-                "this LLM keeps a session of its own: give LlamaIndexBackend one without session, or use its backend"
+                "this LLM keeps a session of its own: give LlamaIndexBackend one without session_id, or use its backend"
             )
         self.llm = llm
         self._window = context_window
@@ -71,7 +171,7 @@ class LlamaIndexBackend:
                 source = self._calling().stream_chat_with_tools(chat_history=messages, **options)
             else:
                 source = self.llm.stream_chat(messages, **options)
-            return ForeignStream(source, next(source, None), self)
+        return self.read_stream(source, CumulativeChunks(self.model)).begin()
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         messages, options = self._asked(request)
@@ -80,7 +180,7 @@ class LlamaIndexBackend:
                 source = await self._calling().astream_chat_with_tools(chat_history=messages, **options)
             else:
                 source = await self.llm.astream_chat(messages, **options)
-            return AsyncForeignStream(source, await anext(source, None), self)
+        return await self.read_stream(source, CumulativeChunks(self.model)).abegin()
 
     def close(self) -> None:
         """The LLM belongs to whoever made it."""
@@ -95,8 +195,8 @@ class LlamaIndexBackend:
 
     def _options(self, request: Request) -> dict[str, Any]:
         fields = type(self.llm).model_fields
-        told = {"max_tokens": request.max_tokens, "temperature": request.temperature}
-        options: dict[str, Any] = {n: v for n, v in told.items() if v is not None and n in fields}
+        limits = {"max_tokens": request.max_tokens, "temperature": request.temperature}
+        options: dict[str, Any] = {n: v for n, v in limits.items() if v is not None and n in fields}
         if getattr(self.llm, "backend", None) is not None and request.thinking is not None:
             options["thinking"] = request.thinking  # only an LLM of ours knows the word
         if request.model is not None and request.model != self.model:
@@ -116,23 +216,22 @@ class LlamaIndexBackend:
             return self.llm
         raise ConfigError(f"{type(self.llm).__name__} calls no functions: leave tools out, or use another LLM")
 
-    @contextmanager
-    def translated(self) -> Generator[None]:
-        """Whatever the LLM raises leaves the block as BackendError; what cannot be sent at all, as our own."""
-        try:
-            yield
-        except (ConfigError, MessageError):
-            raise
-        except Exception as error:
-            raise foreign_failure(error, self.model) from error
+    def translated(self) -> AbstractContextManager[None]:
+        """Makes a block out of which whatever the LLM raises comes as BackendError."""
+        return as_backend_error(self.model)
+
+    def read_stream(
+        self, source: Iterator[ChatResponse] | AsyncIterator[ChatResponse], reader: CumulativeChunks
+    ) -> ModelStream[ChatResponse]:
+        return ModelStream(source, reader, self.model, self.translated)
 
 
 def bare_messages(messages: Sequence[Message]) -> list[ChatMessage]:
     """The messages without our own marks, which some integrations would send along."""
-    found = to_chat_messages(messages)
-    for message in found:
+    values = to_chat_messages(messages)
+    for message in values:
         message.additional_kwargs = dict(message.additional_kwargs)  # the marks stay behind
-    return found
+    return values
 
 
 class _Schema(ToolMetadata):
@@ -158,60 +257,6 @@ class _Offered(BaseTool):
 
     def __call__(self, input: Any) -> ToolOutput:
         raise ConfigError(f"tool {self._metadata.name!r} is only offered here: run it yourself and send its result")
-
-
-class ForeignStream:
-    """The differences between cumulative responses; the generator's failures leave as BackendError."""
-
-    def __init__(self, source: Iterator[ChatResponse], first: ChatResponse | None, owner: LlamaIndexBackend) -> None:
-        if first is None:
-            raise _nothing(owner.model)
-        self._source, self._first, self._owner = source, first, owner
-
-    def __iter__(self) -> Iterator[Chunk]:
-        chunks = CumulativeChunks(self._owner.model)
-        response: ChatResponse | None = self._first
-        while response is not None:
-            yield from chunks.read(response)
-            with self._owner.translated():
-                response = next(self._source, None)
-        yield from chunks.end()
-
-    def close(self) -> None:
-        close = getattr(self._source, "close", None)
-        if close is not None:
-            close()
-
-
-class AsyncForeignStream:
-    def __init__(
-        self, source: AsyncIterator[ChatResponse], first: ChatResponse | None, owner: LlamaIndexBackend
-    ) -> None:
-        if first is None:
-            raise _nothing(owner.model)
-        self._source, self._first, self._owner = source, first, owner
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        chunks = CumulativeChunks(self._owner.model)
-        response: ChatResponse | None = self._first
-        while response is not None:
-            for chunk in chunks.read(response):
-                yield chunk
-            with self._owner.translated():
-                response = await anext(self._source, None)
-        for chunk in chunks.end():
-            yield chunk
-
-    async def aclose(self) -> None:
-        close = getattr(self._source, "aclose", None)
-        if close is not None:
-            await close()
-
-
-def _nothing(model: str) -> BackendError:
-    return BackendError(
-        f"the stream of {model} ended before its first piece: try again", kind="empty_response", retryable=True
-    )
 
 
 if TYPE_CHECKING:

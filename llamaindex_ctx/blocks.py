@@ -11,22 +11,23 @@ from pydantic import Field, PrivateAttr
 
 from ctxfold import Window
 from ctxfold.errors import BudgetError, ConfigError
-from ctxfold.given import check_name, is_a, kind_of, name_path
-from ctxfold.history.data import defused
+from ctxfold.history.prompt_safety import strip_control_chars
+from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message
-from llamaindex_ctx.convert import from_chat_messages
+from ctxfold.validation import check_name, is_a, kind_of, name_path
 from llamaindex_ctx.memory import CtxMemory
-from llamaindex_ctx.recent import Recent
-from llamaindex_ctx.rounds import as_text, unanswered
+from llamaindex_ctx.messages import from_chat_messages
+from llamaindex_ctx.tool_rounds import as_text, unanswered
 
 __all__ = ["CtxMemoryBlock"]
 
 STAMP = "session_id"  # where `Memory` notes whose messages it hands over
+SESSIONS = 256
 CUT = "[earlier lines are left out here]"
 
 
 class CtxMemoryBlock(BaseMemoryBlock[str]):
-    """What `Memory` flushes goes into a `CtxMemory`; the block's text is that memory's window.
+    """Stores what `Memory` flushes in a `CtxMemory`; the block's text is that memory's window.
 
     So the text holds a summary of what was flushed long ago, the newest flushed messages, and passages that bear on the
     question, all within the memory's own `token_limit`, and nothing that was flushed is lost. Each session of the `Memory`
@@ -41,7 +42,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
     priority: int = Field(default=1, description="0 is never truncated; the block keeps to its own limit anyway.")
 
     _memory: CtxMemory = PrivateAttr()
-    _sessions: Recent[str, CtxMemory] = PrivateAttr(default_factory=Recent[str, CtxMemory])
+    _sessions: LruCache[str, CtxMemory] = PrivateAttr(default_factory=lambda: LruCache[str, CtxMemory](SESSIONS))
 
     def __init__(self, memory: CtxMemory, **fields: Any) -> None:
         if not is_a(memory, CtxMemory):
@@ -61,7 +62,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
             check_name("session id", session_id)
         )  # without a "/": memory "a/b" has other sessions than "a"
         name = f"{self._memory.session_id}/{inner}"
-        return self._sessions.get(name, lambda: self._memory.at(name))
+        return self._sessions.get_or_make(name, lambda: self._memory.at(name))
 
     async def _aget(
         self, messages: list[ChatMessage] | None = None, session_id: str | None = None, **block_kwargs: Any
@@ -93,15 +94,15 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
     def _end_of(self, text: str, tokens: int) -> str | None:
         count = self._memory.context.counter.count_text
         room = tokens - count(CUT) - 1
-        kept: list[str] = []
+        newest_lines: list[str] = []
         for line in reversed(text.splitlines()):
             size = count(line) + 1
             if size > room:
-                kept += [] if kept or room <= 0 else [_end_of_line(line, room, count)]
+                newest_lines += [] if newest_lines or room <= 0 else [_end_of_line(line, room, count)]
                 break
             room -= size
-            kept.append(line)
-        return "\n".join([CUT, *reversed(kept)]) if kept else None
+            newest_lines.append(line)
+        return "\n".join([CUT, *reversed(newest_lines)]) if newest_lines else None
 
 
 def _end_of_line(line: str, tokens: int, count: Callable[[str], int]) -> str:
@@ -123,4 +124,4 @@ def _rendered(window: Window) -> str:
 def _line(message: Message) -> str:
     calls = (f"calls {c.name} with {c.arguments}" for c in message.tool_calls)
     media = (f"[{p.kind}]" for p in message.parts if isinstance(p, MediaPart))
-    return f"{message.role}: {defused(' '.join(t for t in (message.text, *calls, *media) if t))}"
+    return f"{message.role}: {strip_control_chars(' '.join(t for t in (message.text, *calls, *media) if t))}"

@@ -16,26 +16,25 @@ from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, Messag
 from llama_index.core.storage.chat_store.loading import RECOGNIZED_CHAT_STORES
 from pydantic import Field, PrivateAttr, computed_field
 
-from ctxfold.closing import Closing
+from ctxfold._closing import Closing
 from ctxfold.errors import ConfigError, MessageNotFoundError
-from ctxfold.given import check_name
 from ctxfold.history.records import SessionKey
+from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Opaque
-from ctxfold.ports import Store
-from ctxfold.session import AgentContext
-from llamaindex_ctx.convert import from_chat_messages
-from llamaindex_ctx.marks import is_section, without_marks
-from llamaindex_ctx.opening import source_of
-from llamaindex_ctx.passing import listed
-from llamaindex_ctx.recent import Recent
-from llamaindex_ctx.registry import Source, find_source, forget, name_of, stored_name
-from llamaindex_ctx.revert import to_chat_message, to_chat_messages
-from llamaindex_ctx.rounds import as_text, unanswered
+from ctxfold.protocols import Store
+from ctxfold.session.context import AgentContext
+from ctxfold.validation import check_name
+from llamaindex_ctx.memory_factory import source_of
+from llamaindex_ctx.messages import from_chat_messages, listed, to_chat_message, to_chat_messages
+from llamaindex_ctx.metadata import is_section, without_marks
+from llamaindex_ctx.store_registry import Source, find_source, forget, name_of, stored_name
+from llamaindex_ctx.tool_rounds import as_text, unanswered
 
 __all__ = ["CtxAsyncChatStore", "CtxChatStore"]
 
 ARCHIVED = "/archived"
 AS_PUT = "llama_index:as_put"  # what a message was before it was told in another role
+HANDLES = 256
 TURNS = 64  # histories that share one wait for each other's writers
 WINDOW = 1_000_000  # nothing is ever compacted here: the memory above trims, or a CtxMemory that opens the session
 
@@ -44,13 +43,13 @@ _alive: weakref.WeakValueDictionary[str, _Shared] = weakref.WeakValueDictionary(
 
 @dataclass(eq=False)
 class _Shared:
-    """What a chat store and its copies have together."""
+    """The state that a chat store shares with its copies."""
 
     source: Source
     store: Store
     ours: bool
     first: AgentContext | None = None
-    handles: Recent[SessionKey, AgentContext] = field(default_factory=Recent[SessionKey, AgentContext])
+    handles: LruCache[SessionKey, AgentContext] = field(default_factory=lambda: LruCache(HANDLES))
     # who changes a whole history would be overtaken again and again by who adds to it; other processes may do so still
     turns: tuple[threading.Lock, ...] = field(default_factory=lambda: tuple(threading.Lock() for _ in range(TURNS)))
 
@@ -59,7 +58,7 @@ class _Shared:
         new = self.store.head(key) is None
         if self.first is None:
             self.first = AgentContext(
-                session=key.session,
+                session_id=key.session,
                 owner=key.owner,
                 store=self.store,
                 context_window=WINDOW,
@@ -109,7 +108,7 @@ class CtxChatStore(BaseChatStore, Closing):
 
     def _context(self, key: str) -> AgentContext:
         name = SessionKey(self.owner, key)
-        return self._shared.handles.get(name, lambda: self._shared.opened(name))
+        return self._shared.handles.get_or_make(name, lambda: self._shared.opened(name))
 
     def _turn(self, key: str) -> threading.Lock:
         return self._shared.turns[hash((self.owner, key)) % TURNS]
@@ -139,7 +138,7 @@ class CtxChatStore(BaseChatStore, Closing):
         """Put messages in place of the key's history, at once."""
         context = self.context(key)
         with self._turn(key):
-            context.set_messages(_told_anew(messages, context), prompts=True)
+            context.set_messages(_rewritten(messages, context), prompts=True, recognise=True)
 
     def add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
         """Store a message at the end, or before the one at `idx`."""
@@ -150,7 +149,7 @@ class CtxChatStore(BaseChatStore, Closing):
 
         def inserted(held: Sequence[Message]) -> list[Message]:
             before, after = held[:idx], held[idx:]
-            return _told_anew([*map(_kept, before), message, *map(_kept, after)], context)
+            return _rewritten([*map(_as_stored, before), message, *map(_as_stored, after)], context)
 
         with self._turn(key):
             context.revise(inserted)
@@ -167,7 +166,7 @@ class CtxChatStore(BaseChatStore, Closing):
         """Take the oldest messages out of a history, and put them at the end of another one first; what was moved."""
         gone = self._stored(key)[: max(0, count)]
         if gone and to is not None:
-            self.add_messages(to, [_kept(m) for m in gone])
+            self.add_messages(to, [_as_stored(m) for m in gone])
         if gone:
             self._drop(key, frozenset(m.id for m in gone))
         return [_as_put(m) for m in gone]
@@ -177,8 +176,8 @@ class CtxChatStore(BaseChatStore, Closing):
         context = self.context(key)
 
         def rest(held: Sequence[Message]) -> list[Message] | None:
-            left = [_kept(m) for m in held if m.id not in ids]
-            return None if len(left) == len(held) else _told_anew(left, context)
+            left = [_as_stored(m) for m in held if m.id not in ids]
+            return None if len(left) == len(held) else _rewritten(left, context)
 
         with self._turn(key):
             context.revise(rest)
@@ -206,7 +205,7 @@ class CtxChatStore(BaseChatStore, Closing):
         return _as_put(gone)
 
     def _taken_out(self, key: str, message_id: str) -> bool:
-        """Whether the engine took the message out, which it does where it is live; tool rounds only go as a whole there."""
+        """Removes a live message through the engine. Returns False for one that is not live."""
         try:
             with self._turn(key):
                 return bool(self.context(key).remove(message_id))
@@ -283,9 +282,9 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
         offset: int | None = None,
     ) -> list[ChatMessage]:
         """The messages with that status, oldest first; with None archived and active ones."""
-        found = [m for name in _names(key, status) for m in await self._histories.aget_messages(name)]
+        messages = [m for name in _names(key, status) for m in await self._histories.aget_messages(name)]
         start = offset or 0
-        return found[start:] if limit is None else found[start : start + limit]
+        return messages[start:] if limit is None else messages[start : start + limit]
 
     async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
         return len(await self.get_messages(key, status))
@@ -353,30 +352,30 @@ def _names(key: str, status: MessageStatus | None) -> tuple[str, ...]:
 
 
 def _taken(messages: Sequence[ChatMessage], context: AgentContext, view: Sequence[Message] = ()) -> list[Message]:
-    given = [m for m in listed(messages) if isinstance(m, str) or not is_section(m)]
-    return from_chat_messages(given, context.new_id, unanswered(view), stray=_told)
+    conversation = [m for m in listed(messages) if isinstance(m, str) or not is_section(m)]
+    return from_chat_messages(conversation, context.new_id, unanswered(view), stray=_as_user)
 
 
-def _told_anew(messages: Sequence[ChatMessage], context: AgentContext) -> list[Message]:
+def _rewritten(messages: Sequence[ChatMessage], context: AgentContext) -> list[Message]:
     """The messages as a history of their own, each id once."""
     return list({m.id: m for m in _taken(messages, context)}.values())
 
 
-def _told(message: Message) -> Message:
+def _as_user(message: Message) -> Message:
     """A result that answers no call, as a user message that remembers what it was."""
-    told = as_text(message)
+    as_user = as_text(message)
     as_put = to_chat_message(message).model_dump(mode="json")
-    return replace(told, parts=(*told.parts, Opaque(AS_PUT, json.dumps(as_put))))
+    return replace(as_user, parts=(*as_user.parts, Opaque(AS_PUT, json.dumps(as_put))))
 
 
 def _as_put(message: Message, *, keep_id: bool = False) -> ChatMessage:
     before = message.opaque(AS_PUT)
-    found = to_chat_messages([message])[0] if before is None else ChatMessage.model_validate(before)
-    return without_marks(found, keep_id=keep_id)
+    messages = to_chat_messages([message])[0] if before is None else ChatMessage.model_validate(before)
+    return without_marks(messages, keep_id=keep_id)
 
 
-def _kept(message: Message) -> ChatMessage:
-    """As it was put, to be put under its own id again."""
+def _as_stored(message: Message) -> ChatMessage:
+    """Returns the message as it was put, with its id, so that it can be put again."""
     return _as_put(message, keep_id=True)
 
 

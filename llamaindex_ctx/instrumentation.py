@@ -1,4 +1,4 @@
-"""What happens in sessions, told through LlamaIndex's instrumentation."""
+"""Reports the events of sessions through LlamaIndex's instrumentation."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def tell(event: Event) -> None:
 
 def span(method: F) -> F:
     """A method that is a span of LlamaIndex's dispatcher where anybody listens; else it is just called."""
-    told: Any = dispatcher.span(method)
+    traced: Any = dispatcher.span(method)
 
     def bound(self: object) -> Any:
-        return (told if _heard() or _traced() else method).__get__(self, type(self))
+        return (traced if _heard() or _traced() else method).__get__(self, type(self))
 
     if inspect.iscoroutinefunction(method):
 
@@ -66,7 +66,7 @@ def span(method: F) -> F:
 
 
 def _heard() -> bool:
-    """Whether anybody listens: most processes have no handler, and an event costs more than the look."""
+    """Returns True if there is an event handler; most processes have none, and making an event costs more than this check."""
     return any(not isinstance(h, NullEventHandler) for place in _places() for h in place.event_handlers)
 
 

@@ -1,12 +1,14 @@
-"""`CtxLLM`: any chat-completions model for LlamaIndex, reasoning and tool calls kept whole in both directions."""
+"""Defines CtxLLM: a LlamaIndex LLM over any provider with a row, which keeps reasoning and tool calls whole."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from dataclasses import replace
+from typing import Any, Self, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -19,28 +21,114 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
-from llama_index.core.llms.callbacks import (
-    llm_chat_callback,  # pyright: ignore[reportUnknownVariableType]
-    llm_completion_callback,  # pyright: ignore[reportUnknownVariableType]
-)
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback  # pyright: ignore[reportUnknownVariableType]
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.tools.types import BaseTool
 from pydantic import Field, PrivateAttr, SecretStr, field_serializer
 
-from ctxfold import BackendError, ContextBackend, Request
+from ctxfold import BackendError, ContextBackend, Message, Request, ToolSpec
+from ctxfold.connect import check_fits, message_counter, open_backend
+from ctxfold.engine.turn import Options
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
-from ctxfold.given import shown_url
-from ctxfold.ports import UuidIds
-from llamaindex_ctx.llm_reply import Answer, chat_response, noted, tool_selections
-from llamaindex_ctx.llm_request import tool_rows, write_request
-from llamaindex_ctx.media import names_files
-from llamaindex_ctx.passing import chat_messages
+from ctxfold.messages import ToolCallPart
+from ctxfold.protocols import UuidIds
+from ctxfold.validation import shown_url
+from llamaindex_ctx.media import names_files, with_files
+from llamaindex_ctx.messages import chat_messages, from_chat_message
+from llamaindex_ctx.metadata import is_section
+from llamaindex_ctx.replies import CumulativeReply, chat_response, noted, tool_selections
 from llamaindex_ctx.summarizer import UnknownWindow
+from llamaindex_ctx.tool_rounds import paired
 
-if TYPE_CHECKING:
-    from llama_index.core.tools.types import BaseTool
+__all__ = ["CtxLLM", "tool_rows", "write_request"]
 
-__all__ = ["CtxLLM"]
+
+# switches of LlamaIndex itself, no parameters of a model
+_NOT_SENT = frozenset({"allow_parallel_tool_calls", "formatted", "tool_required", "verbose"})
+
+_CALL_FIELDS = frozenset({"id", "type", "function", "index"})
+
+
+def write_request(messages: Sequence[ChatMessage], options: Mapping[str, Any], *, extra: Mapping[str, Any]) -> Request:
+    """The request for these messages; an option without a field of its own goes into the body, unless it is None."""
+    rest = {name: value for name, value in options.items() if value is not None and name not in _NOT_SENT}
+    stop: str | Sequence[str] = rest.pop("stop", ())
+    body = rest.pop("extra_body", {})
+    return Request(
+        tuple(_sent(messages)),
+        tools=tuple(_spec(tool) for tool in rest.pop("tools", ())),
+        tool_choice=_choice(rest.pop("tool_choice", None)),
+        max_tokens=rest.pop("max_tokens", None),
+        temperature=rest.pop("temperature", None),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        thinking=rest.pop("thinking", None),
+        model=rest.pop("model", None),
+        extra={**extra, **rest, **body},
+    )
+
+
+def _sent(messages: Sequence[ChatMessage]) -> list[Message]:
+    """The messages with every call answered, as strict providers demand; files and what a memory injected are sent as well."""
+    new_id = UuidIds().new
+    taken = [_with_extras(from_chat_message(with_files(message), new_id()), message) for message in messages]
+    for index, message in enumerate(messages):
+        if is_section(message):
+            # a round begins at a user's message, not at recalled text
+            taken[index] = replace(taken[index], kind="section")
+    return paired(taken, new_id)
+
+
+def _with_extras(message: Message, source: ChatMessage) -> Message:
+    """The message with what its provider sent beside each call, such as a signature, and wants back."""
+    rows: object = source.additional_kwargs.get("tool_calls") if message.tool_calls else None
+    extras: dict[str, str] = {}
+    for row in cast("list[object]", rows) if isinstance(rows, list) else ():
+        fields = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
+        extra = {name: value for name, value in fields.items() if name not in _CALL_FIELDS}
+        if extra:
+            extras[str(fields.get("id"))] = json.dumps(extra)
+    if not extras:
+        return message
+    parts = (replace(p, extra=extras.get(p.id, p.extra)) if isinstance(p, ToolCallPart) else p for p in message.parts)
+    return replace(message, parts=tuple(parts))
+
+
+def tool_rows(tools: Sequence[BaseTool]) -> list[dict[str, Any]]:
+    """The tools in the chat-completions form, which events and payloads can carry."""
+    return [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
+
+
+def _spec(tool: object) -> ToolSpec:
+    if isinstance(tool, ToolSpec):
+        return tool
+    row = tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
+    function = _function(row)
+    if not function.get("name"):
+        raise ConfigError(
+            f"tools holds {type(tool).__name__} {str(tool)[:80]!r}: give LlamaIndex tools or "
+            '{"type": "function", "function": {"name": ...}}'
+        )
+    return ToolSpec(function["name"], function.get("description") or "", function.get("parameters") or {})
+
+
+def _choice(choice: object) -> str | None:
+    """Both forms in which callers name a choice: a word or tool name, or the chat-completions object."""
+    if isinstance(choice, Mapping):
+        name = _function(cast("object", choice)).get("name")
+        if not isinstance(name, str):
+            raise ConfigError(f"tool_choice {choice!r} names no function: use auto, none, required or a tool's name")
+        return name
+    if choice is None or isinstance(choice, str):
+        return "required" if choice == "any" else choice
+    raise ConfigError(f"tool_choice is {choice!r}: use auto, none, required or a tool's name")
+
+
+def _function(row: object) -> Mapping[str, Any]:
+    """Returns the "function" field of a chat-completions object, empty for anything else."""
+    function: object = cast("Mapping[str, Any]", row).get("function") if isinstance(row, Mapping) else None
+    return cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {}
+
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -144,8 +232,6 @@ class CtxLLM(FunctionCallingLLM):
         return self._backend
 
     def _new_backend(self) -> ContextBackend:
-        from ctxfold.connect import open_backend
-
         return open_backend(
             self.provider,
             self.model,
@@ -176,13 +262,16 @@ class CtxLLM(FunctionCallingLLM):
             self._backend.close()
 
     async def aclose(self) -> None:
-        """As `close`, for async code."""
+        """The async form of `close`."""
         if self._backend is not None:
             await self._backend.aclose()
 
     @_chat_events
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """The whole answer. Options: those of the constructor, `tools`, `tool_choice`, `stop`; others go into the body."""
+        """Returns the whole answer. Options: those of the constructor, `tools`, `tool_choice`, `stop`; others go into the body.
+
+        With `context_window`, a request that is larger raises ContextOverflowError before it is sent.
+        """
         return self._chat(messages, kwargs)
 
     @_chat_events
@@ -240,8 +329,10 @@ class CtxLLM(FunctionCallingLLM):
         """
         history = list(chat_history or ())
         if user_msg is not None:
-            said = ChatMessage(role=MessageRole.USER, content=user_msg) if isinstance(user_msg, str) else user_msg
-            history.append(said)
+            user_message = (
+                ChatMessage(role=MessageRole.USER, content=user_msg) if isinstance(user_msg, str) else user_msg
+            )
+            history.append(user_message)
         if tool_choice is None and tool_required and tools and self._can_force(kwargs):
             tool_choice = "required"
         return {
@@ -280,7 +371,7 @@ class CtxLLM(FunctionCallingLLM):
         return super(CtxLLM, bare).__getstate__()
 
     def _can_force(self, options: Mapping[str, Any]) -> bool:
-        """Whether the row lets a request demand a tool call, given its thinking."""
+        """Returns True if the provider lets a request force a tool call, given the request's thinking."""
         profile = getattr(self.backend, "profile", None)
         if profile is None:
             return True
@@ -296,10 +387,15 @@ class CtxLLM(FunctionCallingLLM):
             "thinking": self.thinking,
             **self.additional_kwargs,
         }
-        return write_request(chat_messages(messages), {**defaults, **options}, extra=self.extra_body)
+        chosen: dict[str, Any] = {**defaults, **options}
+        window = Options(context_window=chosen.pop("context_window", None)).context_window
+        request = write_request(chat_messages(messages), chosen, extra=self.extra_body)
+        if window is not None:
+            check_fits(request, window, message_counter(None, model=request.model or self.model, backend=self.backend))
+        return request
 
     async def _arequest(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Request:
-        """As `_request`; in a thread where files are read."""
+        """Builds the request as `_request` does, in a thread when files have to be read."""
         if any(map(names_files, chat_messages(messages))):
             return await asyncio.to_thread(self._request, messages, options)
         return self._request(messages, options)
@@ -318,7 +414,7 @@ class CtxLLM(FunctionCallingLLM):
 
     def _stream(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponseGen:
         request = self._request(messages, options)
-        answer = Answer(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
+        answer = CumulativeReply(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
         with self._overflow_typed():
             stream = self.backend.open_stream(request)
             try:
@@ -332,7 +428,7 @@ class CtxLLM(FunctionCallingLLM):
 
     async def _astream(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponseAsyncGen:
         request = await self._arequest(messages, options)
-        answer = Answer(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
+        answer = CumulativeReply(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
         with self._overflow_typed():
             stream = await self.backend.aopen_stream(request)
             try:

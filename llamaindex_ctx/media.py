@@ -49,7 +49,7 @@ _HEAD: Final = 8192  # bytes that tell what kind of file it is
 
 
 def names_files(message: ChatMessage) -> bool:
-    """Whether a block of the message names a file here instead of holding its bytes."""
+    """Returns True if a block of the message names a local file instead of holding its bytes."""
     return any(_file_of(block) is not None for block in message.blocks)
 
 

@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
@@ -17,35 +17,36 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from pydantic import Field, PrivateAttr
 
 from ctxfold import Section
-from ctxfold.closing import Closing
+from ctxfold._closing import Closing
+from ctxfold._deprecated import KEYWORDS, renamed_keywords
+from ctxfold.adapters.sessions import EngineSettings
 from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallError
-from ctxfold.given import json_problem, kind_of
 from ctxfold.messages import Message, ToolCallPart
-from ctxfold.ports import Store, TokenCounter
-from ctxfold.session import AgentContext
+from ctxfold.protocols import Embedder, Store, TokenCounter
+from ctxfold.session.context import AgentContext
 from ctxfold.tokens import TextCounter
-from ctxfold.vectors import Embedder
-from llamaindex_ctx.convert import from_chat_messages
+from ctxfold.validation import json_problem, kind_of
 from llamaindex_ctx.instrumentation import span
-from llamaindex_ctx.marks import is_section, is_summary
 from llamaindex_ctx.memory_blocks import Block, asking
-from llamaindex_ctx.opening import FunctionCounter, Tokenizer, live_at, open_live, source_of, window_rules
-from llamaindex_ctx.passing import (
+from llamaindex_ctx.memory_factory import FunctionCounter, Tokenizer, live_at, open_live, source_of, window_rules
+from llamaindex_ctx.messages import (
     archive_stays,
     carry_ids,
+    from_chat_messages,
     heavy,
     listed,
     once,
     question,
     shown,
+    to_chat_messages,
     with_recalled,
     with_status,
     without_own,
 )
-from llamaindex_ctx.registry import Live, drop_live, find_live, forget, name_of, stored_name
-from llamaindex_ctx.revert import to_chat_messages
-from llamaindex_ctx.rounds import finished, unanswered
+from llamaindex_ctx.metadata import is_section, is_summary
+from llamaindex_ctx.store_registry import Live, drop_live, find_live, forget, name_of, stored_name
 from llamaindex_ctx.summarizer import check_llm
+from llamaindex_ctx.tool_rounds import finished, unanswered
 
 __all__ = ["CtxMemory"]
 
@@ -86,7 +87,8 @@ class CtxMemory(BaseMemory, Closing):
         return "CtxMemory"
 
     @classmethod
-    def from_defaults(  # noqa: PLR0913 - LlamaIndex's own names beside ours
+    @renamed_keywords(KEYWORDS)
+    def from_defaults(  # type: ignore[override]  # noqa: PLR0913 - LlamaIndex's own names beside ours
         cls,
         session_id: str | Sequence[ChatMessage] | None = None,
         *,
@@ -102,24 +104,25 @@ class CtxMemory(BaseMemory, Closing):
         memory_blocks: Sequence[Block] | None = None,
         sections: Sequence[Section] = (),
         embedder: BaseEmbedding | Embedder | None = None,
-        **policy: Any,
+        **settings: Unpack[EngineSettings],
     ) -> CtxMemory:
-        """A memory over a session, which is made in the store when it is new.
+        """Returns a memory over a session, which is made in the store when it is new.
 
         Args:
-            session_id: the session's name; a new one is made up without it. A list of messages in its place is `chat_history`,
-                which comes first in LlamaIndex's own memories.
+            session_id: the session's name; without it a new name is made up. A list of messages in its place is taken as
+                `chat_history`, which comes first in LlamaIndex's own memories.
             store: `sqlite:///file.db`, `postgresql+psycopg://...`, a registered name, a Store, or None for memory.
-            context_window: tokens in and out together; without it and `token_limit`, the LLM's own.
-            llm: who writes summaries; None for extractive ones.
-            chat_history: replaces what the session holds, as `set` does.
+            context_window: in tokens, for input and output together; None takes that of `policy`, or the LLM's.
+            llm: the LLM that writes summaries; None writes extractive ones.
+            chat_history: replaces the messages of the session, as `set` does.
             token_limit: tokens that the history alone may take, without a reply reserve.
-            tokenizer_fn: text to tokens, for counting; `counter` goes first.
-            memory_blocks: LlamaIndex's own or the user's, for this session alone: what each knows of the question stands beside
-                the conversation as data, and each is given what is compacted. None takes those of the registered store.
-            sections: what else is to stand beside the conversation: `ctxfold.Section`.
-            embedder: makes vectors, so that `get` recalls by meaning too.
-            policy: further fields of `ctxfold.Policy`, and `max_tokens`, the reply reserve.
+            tokenizer_fn: turns a text into tokens, for counting; `counter` takes precedence.
+            memory_blocks: LlamaIndex's memory blocks, for this session alone. Before each window they are asked for text that
+                stands beside the conversation as data, and they receive the messages that are compacted. None takes those of
+                the registered store.
+            sections: `ctxfold.Section`s, which stand beside the conversation too.
+            embedder: makes vectors, so that `get` recalls passages by meaning too.
+            settings: fields of `ctxfold.Policy`, or a whole one as `policy`; `reply_reserve_tokens`, `strategy` and `prices`.
         """
         if session_id is not None and not isinstance(session_id, str):
             if chat_history is not None or not isinstance(session_id, list | tuple):
@@ -132,9 +135,11 @@ class CtxMemory(BaseMemory, Closing):
             check_llm("llm", llm)
         source, session = source_of(store, llm), uuid.uuid4().hex if session_id is None else session_id
         llm = llm or source.llm
-        rules = {**policy, **window_rules(context_window, token_limit, llm)}
+        rules: dict[str, Any] = {**settings}
+        if settings.get("policy") is None or context_window is not None or token_limit is not None:
+            rules |= window_rules(context_window, token_limit, llm)
         if not recall:
-            rules = {"recall_ratio": 0.0, **rules}  # sections are looked for all the same
+            rules.setdefault("recall_ratio", 0.0)  # sections are looked for all the same
         if memory_blocks is None:
             memory_blocks = source.memory_blocks(session) if source.memory_blocks else ()
         live = open_live(
@@ -206,7 +211,7 @@ class CtxMemory(BaseMemory, Closing):
         return self.recall or self._live.beside
 
     def _asking(self, kwargs: Mapping[str, Any], *, on_loop: bool = False) -> AbstractContextManager[None]:
-        """What memory blocks are told, beyond the question, of the call that asks them."""
+        """Makes the history and the keywords of a call available to the memory blocks that it asks."""
         if self._live.blocks is None:
             return nullcontext()
         return asking(lambda: to_chat_messages(finished(self.context.view().messages)), kwargs, on_loop=on_loop)
@@ -314,12 +319,12 @@ class CtxMemory(BaseMemory, Closing):
         self._live.waiting = False
 
     def _needs_view(self, messages: Sequence[ChatMessage | str]) -> bool:
-        """Whether calls wait for results, or the messages are such that a memory gave out itself."""
+        """Returns True if tool calls wait for results, or a summary of a memory is among the messages."""
         return self._live.waiting or any(is_summary(m) for m in messages if isinstance(m, ChatMessage))
 
     def _taken(self, messages: Sequence[ChatMessage | str], waiting: Sequence[ToolCallPart] = ()) -> list[Message]:
-        given = [m for m in messages if isinstance(m, str) or not self._beside(m)]
-        fresh = from_chat_messages(given, self.context.new_id, waiting)
+        settings = [m for m in messages if isinstance(m, str) or not self._beside(m)]
+        fresh = from_chat_messages(settings, self.context.new_id, waiting)
         budget = self.context.policy.budget_tokens
         newest = next((m for m in reversed(fresh) if m.role == "user"), None)
         # no text has more tokens than bytes, and counting costs
@@ -333,7 +338,7 @@ class CtxMemory(BaseMemory, Closing):
         return fresh
 
     def _beside(self, message: ChatMessage) -> bool:
-        """Whether this memory added the message to a window; a list that comes back may have lost the mark."""
+        """Returns True if this memory added the message to a window; the mark may have been lost since."""
         text = self._live.beside_text
         return is_section(message) or bool(text and message.role == "user" and message.content == text)
 
@@ -360,10 +365,8 @@ class CtxMemory(BaseMemory, Closing):
         if live is not None and not kwargs:
             return cls(live, recall=bool(data.get("recall", True)))
         store = kwargs.pop("store", None) or stored_name(data.get("store"))
-        given: dict[str, Any] = {"store": store, "owner": data["owner"], "recall": data.get("recall", True)}
-        rules = dict(data["rules"])
-        rules["max_tokens"] = rules.pop("reply_reserve_tokens")
-        return cls.from_defaults(data["session_id"], **{**given, **rules, **kwargs})
+        settings: dict[str, Any] = {"store": store, "owner": data["owner"], "recall": data.get("recall", True)}
+        return cls.from_defaults(data["session_id"], **{**settings, **data["rules"], **kwargs})
 
     def to_string(self) -> str:
         return json.dumps(self.to_dict())

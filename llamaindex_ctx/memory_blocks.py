@@ -21,11 +21,11 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 from ctxfold import Item, Query, Section
 from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.events import Event, HistoryCompacted
-from ctxfold.given import all_of, name_path
 from ctxfold.messages import Message
-from ctxfold.session import AgentContext
-from llamaindex_ctx.marks import without_marks
-from llamaindex_ctx.revert import to_chat_messages
+from ctxfold.session.context import AgentContext
+from ctxfold.validation import all_of, name_path
+from llamaindex_ctx.messages import to_chat_messages
+from llamaindex_ctx.metadata import without_marks
 
 __all__ = ["Block", "Blocks", "asking"]
 
@@ -39,7 +39,7 @@ MOST = 0.8  # of it, for a block of priority 0 that is not static: the newest me
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """What blocks are told of the call that asks them, beyond the question."""
+    """The history and the keywords of the call that asks the blocks."""
 
     history: Callable[[], list[ChatMessage]]
     kwargs: Mapping[str, Any]
@@ -62,7 +62,7 @@ def asking(
 
 
 class SideLoop:
-    """One event loop in a thread of its own, for what is async only and wanted by synchronous code.
+    """Runs coroutines for synchronous code, on an event loop in a thread of its own.
 
     Always the same one: clients of services cannot be used from a second loop.
     """
@@ -73,7 +73,7 @@ class SideLoop:
         self._thread: threading.Thread | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns. ConfigError in the loop's own thread, which would wait for itself."""
+        """Returns the coroutine's result. ConfigError in the loop's own thread, which would wait for itself."""
         if threading.current_thread() is self._thread:
             work.close()
             raise ConfigError("a memory block called its memory synchronously: await aput, aget, ... there")
@@ -186,18 +186,18 @@ class Blocks:
         if not ids:
             return
         try:
-            found = [await _found(context, message_id) for message_id in ids]
+            stored = [await _found(context, message_id) for message_id in ids]
         except BaseException:
             self._covered.extendleft(reversed(ids))
             raise
-        messages = [without_marks(m) for m in to_chat_messages(m for m in found if m is not None)]
+        messages = [without_marks(m) for m in to_chat_messages(m for m in stored if m is not None)]
         for block in self.blocks:  # before anything is awaited: whoever is cancelled then owes them still
             self._owe(block, [(number, m.model_copy(deep=True)) for m in messages])
         name = _name(context.owner, context.session)
         await asyncio.gather(*(self._give(block, name) for block in self.blocks))
 
     def _taken(self) -> tuple[int, list[str]]:
-        """What was compacted and is in no batch yet, and the number of its batch: later ones have higher numbers."""
+        """Returns a new batch of compacted messages: its number, higher than those before, and the ids."""
         ids: list[str] = []
         with self._lock:
             self._batches += 1
@@ -220,8 +220,10 @@ class Blocks:
             await block.aput([message for _, message in owed], from_short_term_memory=True, session_id=session)
         except Exception as error:  # noqa: BLE001 - logged; the messages themselves are stored
             # what it says may quote a message: that is for those who have asked for it
-            told = "memory block %r did not take %d compacted messages: %s (why: at level DEBUG)"
-            _log.error(told, block.name, len(owed), error if isinstance(error, ConfigError) else type(error).__name__)
+            template = "memory block %r did not take %d compacted messages: %s (why: at level DEBUG)"
+            _log.error(
+                template, block.name, len(owed), error if isinstance(error, ConfigError) else type(error).__name__
+            )
             _log.debug("memory block %r", block.name, exc_info=True)
             self._owe(block, owed)
         except BaseException:
@@ -254,21 +256,21 @@ class _Source:
     def __call__(self, query: Query) -> Any:
         if not self.owner.belong_to(query):
             return ()
-        asked = _asking.get()
-        work = self._ask(query, asked or _Asking(list, {}, on_loop=False))
-        return work if asked is not None and asked.on_loop else self.owner.side.run(work)
+        asking_now = _asking.get()
+        work = self._ask(query, asking_now or _Asking(list, {}, on_loop=False))
+        return work if asking_now is not None and asking_now.on_loop else self.owner.side.run(work)
 
-    async def _ask(self, query: Query, asked: _Asking) -> tuple[Item, ...]:
-        history = await asyncio.to_thread(asked.history)
+    async def _ask(self, query: Query, asking_now: _Asking) -> tuple[Item, ...]:
+        history = await asyncio.to_thread(asking_now.history)
         if query.text and (not history or history[-1].role != "user" or history[-1].content != query.text):
             history.append(ChatMessage(role="user", content=query.text))
         name = _name(query.owner, query.session)
-        content: object = await self.block.aget(history, session_id=name, **asked.kwargs)
+        content: object = await self.block.aget(history, session_id=name, **asking_now.kwargs)
         return tuple(Item(text) for text in _texts(content) if text.strip())
 
 
 def _texts(content: object) -> Sequence[str]:
-    """What a block brings, as text: itself, its content blocks, or its messages."""
+    """Returns the texts of a block's answer, which is a text, content blocks or messages."""
     if isinstance(content, str):
         return (content,)
     parts = cast("list[object]", content) if isinstance(content, list) else []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from types import new_class
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -17,14 +15,14 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms.llm import LLM
 
+from ctxfold.adapters.reasoning import Replay, no_replay, replaying
 from ctxfold.errors import ConfigError
-from llamaindex_ctx.marks import REASONING_KEY
+from llamaindex_ctx.metadata import REASONING_KEY
 from llamaindex_ctx.summarizer import check_llm
 
 __all__ = ["check_reasoning", "replay", "returning", "with_reasoning"]
 
 L = TypeVar("L", bound=LLM)
-Replay: TypeAlias = Literal["sends", "helped", "unknown"]
 _MESSAGES = "ctxfold_messages"  # among the arguments of one call, from its entrance to where its body is put together
 _FAMILY = "llama_index.llms.openai.base"
 # integrations whose own message format carries thoughts back
@@ -62,7 +60,7 @@ def check_reasoning(llm: LLM) -> None:
 
 
 def replay(llm: LLM) -> Replay:
-    """Whether the LLM sends reasoning back itself, can be made to, or neither is known."""
+    """Returns "sends" if the LLM sends reasoning back itself, "helped" if it can be made to, else "unknown"."""
     if isinstance(llm, _ReturnsReasoning):
         return "sends"
     modules = [cls.__module__ for cls in type(llm).__mro__]
@@ -75,9 +73,7 @@ def returning(llm: L) -> L:
     """The LLM where it cannot be helped, else a copy that sends reasoning back."""
     if replay(llm) != "helped":
         return llm
-    copy = llm.model_copy()
-    object.__setattr__(copy, "__class__", _returning_class(type(llm)))
-    return copy
+    return replaying(llm, _ReturnsReasoning)
 
 
 def _no_way(llm: LLM) -> ConfigError:
@@ -87,15 +83,12 @@ def _no_way(llm: LLM) -> ConfigError:
             f"this {name} has is_chat_model=False and sends one text, in which reasoning has no place: set "
             f"is_chat_model=True, or use CtxLLM(model=..., provider=..., base_url=...) from llamaindex_ctx"
         )
-    return ConfigError(
-        f"{name} gives no way to send reasoning back, and a thinking service with tools refuses a conversation without it: "
-        f"use CtxLLM(model=..., provider=..., base_url=...) from llamaindex_ctx in place of {name}, or an LLM of "
-        "llama-index-llms-openai-like or llama-index-llms-deepseek"
-    )
+    own = "CtxLLM(model=..., provider=..., base_url=...) from llamaindex_ctx"
+    return no_replay(name, own, "an LLM of llama-index-llms-openai-like or llama-index-llms-deepseek")
 
 
 class _ReturnsReasoning:
-    """What is laid over a class of `llama_index.llms.openai`'s family; fields and connections stay those of the LLM.
+    """Mixin for classes of `llama_index.llms.openai`'s family; fields and connections stay those of the LLM.
 
     The request is put together by the class below; its messages then go into the body once more, with their reasoning.
     """
@@ -142,14 +135,6 @@ class _ReturnsReasoning:
         plain = llm.model_copy()
         object.__setattr__(plain, "__class__", type(self).__mro__[2])
         return with_reasoning, (plain,)
-
-
-@lru_cache(maxsize=64)
-def _returning_class(cls: type[LLM]) -> type[LLM]:
-    def body(namespace: dict[str, Any]) -> None:
-        namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-
-    return cast("type[LLM]", new_class(cls.__name__, (_ReturnsReasoning, cls), exec_body=body))
 
 
 def _restored(sent: Sequence[dict[str, Any]], messages: Sequence[ChatMessage], *, always: bool) -> bool:

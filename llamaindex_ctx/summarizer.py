@@ -13,18 +13,19 @@ from llama_index.core.llms.llm import LLM
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
 from ctxfold.errors import BackendError, ConfigError
-from ctxfold.given import kind_of
 from ctxfold.messages import assistant
-from ctxfold.ports import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request
+from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream, ContextBackend, Reply, Request
+from ctxfold.validation import kind_of
+from llamaindex_ctx.replies import usage_of
 
 __all__ = ["LlmSummarizer", "UnknownWindow", "check_llm", "known_window", "marked", "told_window"]
 
 
-def check_llm(what: str, given: object) -> None:
+def check_llm(what: str, candidate: object) -> None:
     """ConfigError for what is no LLM of LlamaIndex, such as a model's name or another framework's model."""
-    if not isinstance(given, LLM):
+    if not isinstance(candidate, LLM):
         raise ConfigError(
-            f"{what} is {kind_of(given)}: give a LlamaIndex LLM, such as CtxLLM(model=..., provider=...) of llamaindex_ctx"
+            f"{what} is {kind_of(candidate)}: give a LlamaIndex LLM, such as CtxLLM(model=..., provider=...) of llamaindex_ctx"
         )
 
 
@@ -48,7 +49,7 @@ def told_window(llm: LLM) -> int | None:
 
 
 def known_window(llm: LLM) -> int:
-    """As `told_window`, or ConfigError."""
+    """Returns the LLM's window in tokens. ConfigError where nobody has given it."""
     window = told_window(llm)
     if window is None:
         raise ConfigError(_unknown(type(llm).__name__, llm.metadata.model_name))
@@ -75,34 +76,39 @@ class LlmSummarizer:
     """
 
     def __init__(self, llm: LLM) -> None:
-        self._llm = llm
+        self.llm = llm
 
     @property
     def model(self) -> str:
-        return self._llm.metadata.model_name
+        return self.llm.metadata.model_name
 
     @property
     def context_window(self) -> int | None:
-        return told_window(self._llm)
+        return told_window(self.llm)
 
-    @property
-    def scratch_role(self) -> str:
-        return "user"
+    scratch_role = "user"
+    capabilities = BackendCapabilities()
 
     def send(self, request: Request) -> Reply:
         """The summary. Whatever the LLM raises leaves here as BackendError."""
-        with _translated(self.model), instrument_tags(marked("summary")):
-            return _reply(self._llm.chat(_chat(request)), self.model)
+        with self.marked():
+            return _reply(self.llm.chat(_chat(request)))
 
     async def asend(self, request: Request) -> Reply:
-        with _translated(self.model), instrument_tags(marked("summary")):
-            return _reply(await self._llm.achat(_chat(request)), self.model)
+        with self.marked():
+            return _reply(await self.llm.achat(_chat(request)))
 
     def open_stream(self, request: Request) -> ChunkStream:
         raise _whole_only(self.model)
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         raise _whole_only(self.model)
+
+    @contextmanager
+    def marked(self) -> Generator[None]:
+        """Marks the LLM's events within the block as a summary's; whatever the LLM raises leaves it as BackendError."""
+        with _translated(self.model), instrument_tags(marked("summary")):
+            yield
 
     def close(self) -> None:
         """The LLM belongs to whoever made it."""
@@ -115,8 +121,8 @@ def _chat(request: Request) -> list[ChatMessage]:
     return [ChatMessage(role=MessageRole(m.role), content=m.text) for m in request.messages]
 
 
-def _reply(response: ChatResponse, model: str) -> Reply:
-    return Reply(assistant(response.message.content or "", id="summary"), raw=response.raw)
+def _reply(response: ChatResponse) -> Reply:
+    return Reply(assistant(response.message.content or "", id="summary"), usage_of(response), raw=response.raw)
 
 
 def _whole_only(model: str) -> BackendError:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+
+from ctxfold import AgentContext
+from tests.support.driven import Driven, context
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
@@ -31,6 +36,29 @@ hypothesis.settings.register_profile("ci", parent=_dev, derandomize=True, max_ex
 hypothesis.settings.register_profile("long", parent=_dev, max_examples=2000)
 _default = "ci" if os.environ.get("CI") else "dev"
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _default))
+
+
+@pytest.fixture(params=["sync", "async"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner | None]:
+    if request.param == "sync":
+        yield None
+        return
+    with asyncio.Runner() as loop:
+        yield loop
+
+
+@pytest.fixture
+def make(runner: asyncio.Runner | None) -> Iterator[Callable[..., Driven]]:
+    """Makes contexts in memory (or over a given store), driven one way or the other; closed at the end."""
+    made: list[AgentContext] = []
+
+    def build(backend: Any = None, **settings: Any) -> Driven:
+        made.append(context(backend, **settings))
+        return Driven(made[-1], runner)
+
+    yield build
+    for ctx in made:
+        ctx.close()
 
 
 @pytest.fixture(scope="session")

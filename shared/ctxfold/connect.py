@@ -1,4 +1,4 @@
-"""Store URLs and provider names become Ports: the only module that knows stores and backends by name."""
+"""Makes Ports from store URLs and provider names; the only module that knows stores and backends by name."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from ctxfold.budget import LEAST_BUDGET_TOKENS, MessageCounter, Policy, check_least, policy
+from ctxfold.compaction.built_in import BUILT_IN
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
-from ctxfold.compaction.tiers import BUILT_IN
-from ctxfold.errors import BackendError, ConfigError, WindowTooSmallError
-from ctxfold.given import check_has, is_a, kind_of, whole_number
+from ctxfold.effects import LocalTasks
+from ctxfold.errors import BackendError, ConfigError, ContextOverflowError, WindowTooSmallError
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.ports import ContextBackend, Ports, Store, TokenCounter
-from ctxfold.prices import Prices
-from ctxfold.tasks import LocalTasks
+from ctxfold.policy import (
+    LEAST_BUDGET_TOKENS,
+    MessageCounter,
+    Policy,
+    PolicyFields,
+    Prices,
+    check_least,
+    policy_for,
+    policy_from,
+)
+from ctxfold.protocols import ContextBackend, Embedder, Ports, Request, Store, TokenCounter
+from ctxfold.sections.section import Section
 from ctxfold.tokens import TextCounter, text_counter
-from ctxfold.vectors import Embedder
+from ctxfold.validation import check_has, is_a, kind_of, whole_number
 
 OPENAI = "openai_chat"
 STORES = "sqlite:///file.db, postgresql+psycopg://..., memory://, or a Store object"
@@ -33,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LineCodec",
+    "SessionSettings",
+    "check_fits",
     "check_overhead",
     "foreign_failure",
     "message_counter",
@@ -44,17 +54,17 @@ __all__ = [
 
 
 def open_store(store: str | Store | None) -> Store:
-    """A store from `sqlite:///file.db`, `postgresql+psycopg://...`, `memory://`, a Store object, or None for memory."""
+    """Opens a store from `sqlite:///file.db`, `postgresql+psycopg://...`, `memory://`, a Store object, or None for memory."""
     if store is None or store == "memory://":
         return _memory()
     if not isinstance(store, str):
-        written = f"'sqlite:///{os.fspath(store)}', a URL" if isinstance(store, os.PathLike) else STORES
-        check_has("store", store, ("head", "append"), f"use {written}")
+        accepted = f"'sqlite:///{os.fspath(store)}', a URL" if isinstance(store, os.PathLike) else STORES
+        check_has("store", store, ("head", "append"), f"use {accepted}")
         return store
     scheme, colon, _ = store.partition(":")
     if scheme.partition("+")[0] not in {"sqlite", "postgresql", "postgres"} or not colon:
         file = f"'sqlite:///{store}' for a file of that name, or " if store and not colon else ""
-        raise ConfigError(f"store {scheme[:40]!r} is no URL that ctxfold knows: use {file}{STORES}")
+        raise ConfigError(f"store {scheme[:40]!r} is not a URL that ctxfold supports: use {file}{STORES}")
     from ctxfold.stores.sql import SqlStore
 
     return SqlStore(store)
@@ -67,24 +77,35 @@ def _memory() -> MemoryStore:
 
 
 def open_backend(provider: str, model: str, **settings: Any) -> HttpBackend:
-    """A backend for a provider's built-in row, or for the one in `profile=`, on the wire that the row names."""
+    """Returns a backend for a built-in provider, or for `profile=`, with the wire format that the profile names."""
     from ctxfold.backends.profile import load_profile
 
     row = load_profile(settings.pop("profile", None) or provider)
     if row.wire == "anthropic_messages":
-        from ctxfold.backends.anthropic import AnthropicBackend
+        from ctxfold.backends.anthropic.backend import AnthropicBackend
 
         return AnthropicBackend(model=model, profile=row, **settings)
-    from ctxfold.backends.openai_chat import OpenAIChatBackend
+    from ctxfold.backends.openai_chat.backend import OpenAIChatBackend
 
     return OpenAIChatBackend(model=model, profile=row, **settings)
 
 
 def foreign_failure(error: Exception, name: str, *, kind: str | None = None) -> BackendError:
-    """What another library's model client raised, as the engine knows failures; `kind` is what its class says of it."""
-    from ctxfold.backends.foreign import foreign_failure as translated
+    """Translates an error of another library's model client into a BackendError; `kind` overrides the classification."""
+    from ctxfold.backends.errors import foreign_failure as translated
 
     return translated(error, name, kind=kind)
+
+
+def check_fits(request: Request, context_window: int, counter: TokenCounter) -> None:
+    """Raises ContextOverflowError for a request without a session that does not fit the window."""
+    used = sum(map(counter.count, request.messages)) + counter.count_tools(request.tools)
+    reply = request.max_tokens or 0
+    if used + reply > context_window:
+        raise ContextOverflowError(
+            f"the request needs {used} tokens and {reply} for its reply, its window is {context_window}: "
+            "shorten the messages, keep them in a session, or raise context_window"
+        )
 
 
 def message_counter(
@@ -94,70 +115,99 @@ def message_counter(
     count_reasoning: bool = True,
     backend: ContextBackend | None = None,
 ) -> TokenCounter:
-    """A counter of messages: the one given, one over the text counter given, that of the backend's row, or of the model."""
+    """Returns a message counter: `counter` itself, one over a text counter, or that of the backend's profile or the model."""
     if counter is None:
-        return MessageCounter(_of_row(backend) or text_counter(model), count_reasoning=count_reasoning)
-    given: Any = counter
-    if not isinstance(counter, type) and hasattr(given, "count_tools"):
-        return cast("TokenCounter", given)
-    check_has("counter", given, ("count",), "give one with an id and count(text), such as ctxfold.text_counter(model)")
-    if not isinstance(getattr(given, "id", None), str):
+        return MessageCounter(_profile_counter(backend) or text_counter(model), count_reasoning=count_reasoning)
+    custom: Any = counter
+    if not isinstance(counter, type) and hasattr(custom, "count_tools"):
+        return cast("TokenCounter", custom)
+    check_has("counter", custom, ("count",), "give one with an id and count(text), such as ctxfold.text_counter(model)")
+    if not isinstance(getattr(custom, "id", None), str):
         raise ConfigError(
-            f"counter, {kind_of(given)}, has no id: name it (id = 'mine'), because sessions store its counts"
+            f"counter, {kind_of(custom)}, has no id: name it (id = 'mine'), because sessions store its counts"
         )
-    return MessageCounter(cast("TextCounter", given), count_reasoning=count_reasoning)
+    return MessageCounter(cast("TextCounter", custom), count_reasoning=count_reasoning)
 
 
-def _of_row(backend: ContextBackend | None) -> TextCounter | None:
+def _profile_counter(backend: ContextBackend | None) -> TextCounter | None:
     profile = getattr(backend, "profile", None)
     if profile is None:
         return None
-    from ctxfold.backends.counting import counter_for
-    from ctxfold.backends.profile import Profile
+    from ctxfold.backends.profile import Profile, counter_for
 
     return counter_for(profile) if isinstance(profile, Profile) else None
+
+
+class SessionSettings(PolicyFields, total=False):
+    """The keyword arguments of `AgentContext` beside the session, its store and its backend."""
+
+    context_window: int | None
+    system: str | Sequence[str] | None
+    owner: str
+    summarizer: ContextBackend | None
+    counter: TokenCounter | TextCounter | None
+    reply_reserve_tokens: int | None
+    create: bool
+    strategy: str | Strategy | Summarizer | None
+    prices: Prices | None
+    sections: Sequence[Section]
+    embedder: Embedder | None
+    policy: Policy | None
 
 
 def session_rules(
     context_window: int | None,
     backend: ContextBackend | None,
     *,
+    policy: Policy | None = None,
+    reply_reserve_tokens: int | None = None,
     strategy: str | Strategy | Summarizer | None = None,
     counter: TokenCounter | TextCounter | None = None,
     prices: Prices | None = None,
-    **rules: object,
+    **settings: Unpack[PolicyFields],
 ) -> Policy:
-    """Returns the rules for a window: the one given, else the window of the backend's row.
+    """Returns the policy of a session: `policy` with the given settings, or the defaults with them.
 
-    Raises ConfigError when neither knows the window, for an object that is no backend, counter or prices, and for a strategy
-    that is not built in; WindowTooSmallError for a window in which not even a short question fits.
+    Without `policy` and `context_window`, the backend's profile names the window. Raises ConfigError when nothing names it, for an
+    unknown setting, for an object that is no backend, counter or prices, and for a strategy that is not built in;
+    WindowTooSmallError for a window in which not even a short question fits.
     """
     if counter is not None:
         message_counter(counter)
     _check_prices(prices)
     if backend is not None:
         check_has("backend", backend, ("send", "asend"), MODELS)
-    window = context_window if context_window is not None else backend.context_window if backend else None
-    if window is None:
-        name = f" of {backend.model!r}" if backend else ""
-        raise ConfigError(f"the context window{name} is not known: give context_window=... in tokens")
-    if strategy is not None:
-        rules["strategy"] = _built_in(strategy) if isinstance(strategy, str) else as_strategy(strategy).name
-    found = policy(window, **rules)  # type: ignore[arg-type]
-    check_least(found)
-    return found
+    name = _built_in(strategy) if isinstance(strategy, str) else as_strategy(strategy).name if strategy else None
+    if policy is not None:
+        if not is_a(policy, Policy):
+            raise ConfigError(f"policy is {kind_of(policy)}: give a ctxfold.Policy, or its fields as keyword arguments")
+        rules = policy_from(
+            policy,
+            context_window=context_window,
+            reply_reserve_tokens=reply_reserve_tokens,
+            strategy=name,
+            **settings,
+        )
+    else:
+        window = context_window if context_window is not None else backend.context_window if backend else None
+        if window is None:
+            of_model = f" of {backend.model!r}" if backend else ""
+            raise ConfigError(f"the context window{of_model} is not known: give context_window=... in tokens")
+        rules = policy_for(window, reply_reserve_tokens=reply_reserve_tokens, strategy=name, **settings)
+    check_least(rules)
+    return rules
 
 
 def check_overhead(
     rules: Policy, counter: TokenCounter, *, tools: Sequence[ToolSpec] = (), overhead_tokens: int = 0
 ) -> None:
-    """Checks what every request will hold beside its messages.
+    """Checks the tools and the overhead that every request carries in addition to its messages.
 
-    Raises ConfigError for an overhead that is no number of tokens, and WindowTooSmallError when not even a short question fits
-    beside it.
+    Raises ConfigError for an overhead that is not a number of tokens, and WindowTooSmallError when not even a short message fits
+    in addition.
     """
     if overhead_tokens != 0:
-        advice = "give what each request holds beside its messages in tokens, 0 or more, as a number"
+        advice = "give the tokens that each request holds in addition to its messages, 0 or more, as a number"
         overhead_tokens = whole_number("overhead_tokens", overhead_tokens, advice)
     tools_tokens = counter.count_tools(tools) if tools else 0
     left = rules.budget_tokens - overhead_tokens - tools_tokens
@@ -173,8 +223,8 @@ def _built_in(name: str) -> str:
     if name in BUILT_IN:
         return name
     near = get_close_matches(name, BUILT_IN)
-    known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(BUILT_IN)}; or give an object of your own"
-    raise ConfigError(f"there is no strategy {name!r}: {known}")
+    advice = f"did you mean {near[0]!r}?" if near else f"use {', '.join(BUILT_IN)}, or an object of your own"
+    raise ConfigError(f"there is no strategy {name!r}: {advice}")
 
 
 def _check_prices(prices: object) -> None:
@@ -192,7 +242,7 @@ def ports(
     prices: Prices | None = None,
     embedder: Embedder | None = None,
 ) -> Ports:
-    """Ports from what a user gives, looked at; without a summariser the backend itself writes summaries."""
+    """Makes Ports from the arguments of a constructor, after checking them; without a summarizer the backend writes summaries."""
     if summarizer is not None:
         check_has("summarizer", summarizer, ("send", "asend"), MODELS)
     _check_prices(prices)
@@ -212,38 +262,38 @@ def ports(
 
 @dataclass(frozen=True, slots=True)
 class LineCodec:
-    """Messages as lines in the shape of a backend's wire, or of the wire that a message's own model speaks."""
+    """Reads and writes messages as lines in the wire format of a backend, or of the model that wrote a message."""
 
     backend: ContextBackend | None = None
 
     def wires(self, messages: Sequence[Message], *, native: bool) -> list[str]:
-        """The wire of each message: a reply's by its model, another message's by the next reply; "openai_chat" if not native."""
+        """Returns the wire of each message: a reply's by its model, another's by the next reply; "openai_chat" if not native."""
         wire = self._wire(self.backend.model if self.backend else None) if native else OPENAI
-        found: list[str] = []
+        wires: list[str] = []
         for message in reversed(messages):
             if native and message.model is not None:
                 wire = self._wire(message.model)
-            found.append(wire)
-        return found[::-1]
+            wires.append(wire)
+        return wires[::-1]
 
     def write(self, message: Message, wire: str) -> str:
-        from ctxfold.backends.native_jsonl import to_line
+        from ctxfold.backends.jsonl import to_line
 
         return to_line(message, wire)
 
     def read(self, line: str, new_id: Callable[[], str]) -> Message:
-        """The message of a line, whatever wire wrote it; MessageError when it is none."""
-        from ctxfold.backends.native_jsonl import from_line
+        """Parses a line of any wire format; raises MessageError when it is not a message."""
+        from ctxfold.backends.jsonl import from_line
 
         return from_line(line, getattr(self.backend, "wire", OPENAI), new_id)
 
     def _wire(self, model: str | None) -> str:
-        """The backend's own for its model, else that of the built-in row that names the model."""
+        """Returns the backend's wire for its own model, else that of the built-in profile that lists the model."""
         from ctxfold.backends.profile import load_profile, provider_names
 
-        own: str = getattr(self.backend, "wire", OPENAI)
-        mine = self.backend.model if self.backend is not None else model
-        if model is None or mine is None or model.startswith(mine) or mine.startswith(model):
-            return own
+        own_wire: str = getattr(self.backend, "wire", OPENAI)
+        own_model = self.backend.model if self.backend is not None else model
+        if model is None or own_model is None or model.startswith(own_model) or own_model.startswith(model):
+            return own_wire
         rows = (load_profile(name) for name in provider_names())
         return next((row.wire for row in rows if any(model.lower().startswith(p.lower()) for p in row.models)), OPENAI)

@@ -1,188 +1,489 @@
-"""The few ways out of the engine."""
+"""Effects, and the two drivers that perform them.
+
+Engine logic is written once as a generator (`Flow`) that yields effects and receives their results, such as
+`records = yield from StoreCall(Store.read, key)`. `run` drives it synchronously and `arun` on an event loop. An exception of an
+effect is thrown into the flow, so flows use `try` as usual.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import inspect
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
-from ctxfold.errors import ConfigError
-from ctxfold.flow import Effect, Flow, arun, run
-from ctxfold.history.records import Draft, Record, SessionKey
-from ctxfold.ports import (
+from ctxfold.errors import BackendError, ConfigError
+from ctxfold.events import OutputsPrepared
+from ctxfold.history.records import SessionKey
+from ctxfold.messages import Message, Usage
+from ctxfold.protocols import (
     AsyncChunkStream,
     ChunkStream,
     ContextBackend,
-    Document,
-    Head,
     Ports,
-    Postings,
     Reply,
     Request,
-    Rewrite,
+    capabilities_of,
 )
-from ctxfold.tracing import Noted, span, told_reply, told_request, traced, traced_async
+from ctxfold.telemetry import Noted, record_reply, request_attributes, span, traced, traced_async
 
 __all__ = [
-    "AppendLog",
+    "LONG_CHARS",
+    "All",
+    "BackgroundSummary",
+    "Call",
     "Complete",
-    "Copies",
-    "EraseLogs",
-    "EraseOwner",
-    "FetchLog",
-    "FindLog",
-    "LookedUp",
-    "NumberedRecord",
+    "Deadline",
+    "DetachedCall",
+    "Effect",
+    "Flow",
+    "FlowMethods",
+    "GoalState",
+    "LocalTasks",
     "OpenStream",
-    "ReadHead",
-    "ReadLog",
-    "Search",
-    "Sessions",
-    "SnapshotBefore",
+    "Pause",
+    "Start",
+    "StoreCall",
+    "StoreQuery",
+    "TakeLease",
+    "ToolSummaries",
+    "apause",
+    "arun",
+    "async_method",
+    "in_thread",
+    "off_loop",
+    "pause",
+    "run",
+    "sync_method",
 ]
 
 
-P = ParamSpec("P")
+def pause(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+async def apause(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+class LocalTasks:
+    """Background work of one engine. No second event loop is made: a thread runs the sync driver, a loop the async one.
+
+    A thread cannot be stopped from outside: it is told, stops before its next step, and what it had begun is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._threads: set[threading.Thread] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> int:
+        """How many pieces of work are under way."""
+        with self._lock:
+            return len(self._threads) + len(self._tasks)
+
+    def start(self, work: Callable[[Callable[[], bool]], None]) -> bool:
+        """Run `work` in a thread of its own; it is given a function that says whether to stop. False once closed."""
+        context = copy_context()
+
+        def body() -> None:
+            try:
+                context.run(work, self._stop.is_set)
+            finally:
+                with self._lock:
+                    self._threads.discard(threading.current_thread())
+
+        thread = threading.Thread(target=body, name="ctxfold-background", daemon=True)
+        with self._lock:
+            if self._stop.is_set():
+                return False
+            self._threads.add(thread)
+        thread.start()
+        return True
+
+    def start_on_loop(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run `work` as a task of the running loop. False once closed."""
+        with self._lock:
+            if self._stop.is_set():
+                work.close()
+                return False
+            task = asyncio.get_running_loop().create_task(work, name="ctxfold-background")
+            self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return True
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        with self._lock:
+            self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told already; retrieved, so that the loop does not complain
+
+    def close(self, *, wait: bool) -> None:
+        """End all work: threads are waited for, or told to stop. Tasks of a loop cannot be waited for here: they are cancelled."""
+        threads, tasks = self._taken(wait)
+        for task in tasks:
+            loop = task.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(task.cancel)
+        for thread in threads if wait else ():
+            thread.join()
+        self._stop.set()
+
+    async def aclose(self, *, wait: bool) -> None:
+        """The same without blocking the loop; the running loop's own tasks are waited for, or cancelled."""
+        threads, tasks = self._taken(wait)
+        here = asyncio.get_running_loop()
+        mine = [t for t in tasks if t.get_loop() is here]
+        for task in tasks:
+            if task.get_loop() is here:
+                if not wait:
+                    task.cancel()
+            elif not task.get_loop().is_closed():
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        await asyncio.gather(*mine, return_exceptions=True)
+        for thread in threads if wait else ():
+            await asyncio.to_thread(thread.join)
+        self._stop.set()
+
+    def _taken(self, wait: bool) -> tuple[list[threading.Thread], list[asyncio.Task[None]]]:
+        with self._lock:
+            if not wait:
+                self._stop.set()
+            return list(self._threads), list(self._tasks)
+
+
 T = TypeVar("T")
+P = ParamSpec("P")
+LONG_CHARS = 20_000  # from here on work on a text leaves the event loop
 
 
-@runtime_checkable
-class _OffLoop(Protocol):
-    """A store that runs its sync methods away from the loop, as those of `stores` do; `blocking` says that they take time."""
+class Effect(ABC, Generic[T]):
+    """A request to the outside world: `result = yield from effect`."""
 
-    blocking: bool
+    __slots__ = ()
 
-    async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @abstractmethod
+    def perform(self, ports: Ports) -> T: ...
+
+    @abstractmethod
+    async def aperform(self, ports: Ports) -> T: ...
+
+    def __iter__(self) -> Flow[T]:
+        result: T = yield self
+        return result
 
 
-@runtime_checkable
-class _Sparing(Protocol):
-    """A backend that knows which models cannot do without thinking."""
+Flow: TypeAlias = Generator[Effect[Any], Any, T]
 
-    def sparing(self, request: Request) -> Request: ...
+
+def run(flow: Flow[T], ports: Ports) -> T:
+    """Drive a flow to its end on this thread."""
+    try:
+        effect = next(flow)
+        while True:
+            try:
+                result = effect.perform(ports)
+            except BaseException as error:  # noqa: BLE001 - the flow decides, also on cancellation
+                effect = flow.throw(error)
+            else:
+                effect = flow.send(result)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    finally:
+        flow.close()
+
+
+async def arun(flow: Flow[T], ports: Ports) -> T:
+    """Drive a flow to its end on the running loop; cancellation is thrown into the flow."""
+    try:
+        effect = next(flow)
+        while True:
+            try:
+                result = await effect.aperform(ports)
+            except BaseException as error:  # noqa: BLE001 - the flow decides, also on cancellation
+                effect = flow.throw(error)
+            else:
+                effect = flow.send(result)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    finally:
+        flow.close()
+
+
+class FlowMethods(ABC):
+    """Lets a class write a public method once, as a flow, and offer it in a sync and an async form.
+
+    `@sync_method` turns a method that returns `Flow[T]` into one that returns T; `apin = async_method(pin)` adds the coroutine.
+    Type checkers and editors see parameters and results of both; both have the docstring.
+    """
+
+    @property
+    @abstractmethod
+    def _ports(self) -> Ports: ...
+
+    def _run(self, flow: Flow[T]) -> T:
+        return run(flow, self._ports)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await arun(flow, self._ports)
+
+
+Owner = TypeVar("Owner", bound=FlowMethods)
+_FLOWS: dict[
+    Callable[..., Any], Callable[..., Any]
+] = {}  # the flow behind each sync method of a class, filled at import
+
+
+def _describe(method: Callable[..., Any], flow: Callable[..., Any], name: str) -> None:
+    """Gives a form of a flow the name, the docstring and the signature that `help` shows."""
+    signature = inspect.signature(flow)
+    result = str(signature.return_annotation).removeprefix("Flow[").removesuffix("]")
+    described: Any = method
+    described.__module__, described.__doc__ = flow.__module__, flow.__doc__
+    described.__name__, described.__qualname__ = name, f"{flow.__qualname__.rpartition('.')[0]}.{name}"
+    described.__signature__ = signature.replace(return_annotation=result)
+    described.__annotations__ = {**flow.__annotations__, "return": result}
+
+
+def sync_method(flow: Callable[Concatenate[Owner, P], Flow[T]]) -> Callable[Concatenate[Owner, P], T]:
+    """Returns the sync form of a method that is written as a flow."""
+
+    def method(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(flow(self, *args, **kwargs), self._ports)  # pyright: ignore[reportPrivateUsage] - a part of the class
+
+    _describe(method, flow, flow.__name__)
+    _FLOWS[method] = flow
+    return method
+
+
+def async_method(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:
+    """Returns the coroutine form of a method that `sync_method` has made."""
+    flow = cast("Callable[Concatenate[Owner, P], Flow[T]]", _FLOWS[method])
+
+    async def coroutine(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await arun(flow(self, *args, **kwargs), self._ports)  # pyright: ignore[reportPrivateUsage]
+
+    _describe(coroutine, flow, f"a{flow.__name__}")
+    return coroutine
 
 
 @dataclass(frozen=True, slots=True)
-class ReadHead(Effect[Head | None]):
-    key: SessionKey
+class All(Effect[tuple[Any, ...]]):
+    """Several flows as one effect: gathered when driven on a loop, in order when driven synchronously.
 
-    def perform(self, ports: Ports) -> Head | None:
-        return ports.store.head(self.key)
+    With `threads`, the latter at once too, each in a thread of its own. When one fails, those still under way are cancelled,
+    where they can be, and waited for.
+    """
 
-    async def aperform(self, ports: Ports) -> Head | None:
-        return await ports.store.ahead(self.key)
+    flows: tuple[Flow[Any], ...]
+    threads: bool = False
 
+    def perform(self, ports: Ports) -> tuple[Any, ...]:
+        if not self.threads or len(self.flows) < 2:
+            return tuple(run(flow, ports) for flow in self.flows)
+        with ThreadPoolExecutor(len(self.flows), "ctxfold-all") as pool:
+            begun = [pool.submit(copy_context().run, run, flow, ports) for flow in self.flows]
+        return tuple(future.result() for future in begun)
 
-@dataclass(frozen=True, slots=True)
-class ReadLog(Effect[tuple[Record, ...]]):
-    key: SessionKey
-    after: int = 0
-    upto: int | None = None
-
-    def perform(self, ports: Ports) -> tuple[Record, ...]:
-        return ports.store.read(self.key, after=self.after, upto=self.upto)
-
-    async def aperform(self, ports: Ports) -> tuple[Record, ...]:
-        return await ports.store.aread(self.key, after=self.after, upto=self.upto)
-
-
-@dataclass(frozen=True, slots=True)
-class FetchLog(Effect[tuple[Record, ...]]):
-    key: SessionKey
-    seqs: Sequence[int]
-
-    def perform(self, ports: Ports) -> tuple[Record, ...]:
-        return ports.store.fetch(self.key, self.seqs)
-
-    async def aperform(self, ports: Ports) -> tuple[Record, ...]:
-        return await ports.store.afetch(self.key, self.seqs)
+    async def aperform(self, ports: Ports) -> tuple[Any, ...]:
+        tasks = [asyncio.ensure_future(arun(flow, ports)) for flow in self.flows]
+        try:
+            return tuple(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
 
 @dataclass(frozen=True, slots=True)
-class FindLog(Effect[tuple[Record, ...]]):
-    key: SessionKey
-    ids: Sequence[str]
+class Deadline(Effect[T]):
+    """An effect that is given up after `timeout_s`: BackendError of kind "timeout" then.
 
-    def perform(self, ports: Ports) -> tuple[Record, ...]:
-        return ports.store.find(self.key, self.ids)
+    On a loop it is cancelled. A synchronous call cannot be: it runs in a worker thread, is left behind, and its result dropped.
+    """
 
-    async def aperform(self, ports: Ports) -> tuple[Record, ...]:
-        return await ports.store.afind(self.key, self.ids)
+    effect: Effect[T]
+    timeout_s: float
 
+    def perform(self, ports: Ports) -> T:
+        return _within(_left_alone(lambda: self.effect.perform(ports)), self.timeout_s)
 
-@dataclass(frozen=True, slots=True)
-class NumberedRecord(Effect[Record | None]):
-    key: SessionKey
-    number: int
-
-    def perform(self, ports: Ports) -> Record | None:
-        return ports.store.numbered(self.key, self.number)
-
-    async def aperform(self, ports: Ports) -> Record | None:
-        return await ports.store.anumbered(self.key, self.number)
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotBefore(Effect[int]):
-    key: SessionKey
-    seq: int
-
-    def perform(self, ports: Ports) -> int:
-        return ports.store.snapshot_before(self.key, self.seq)
-
-    async def aperform(self, ports: Ports) -> int:
-        return await ports.store.asnapshot_before(self.key, self.seq)
+    async def aperform(self, ports: Ports) -> T:
+        scope = asyncio.timeout(self.timeout_s)
+        try:
+            async with scope:
+                return await self.effect.aperform(ports)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise _expired(self.timeout_s) from None
 
 
 @dataclass(frozen=True, slots=True)
-class AppendLog(Effect[tuple[Record, ...]]):
-    key: SessionKey
-    drafts: Sequence[Draft]
-    known: int = 0
-    expect: int | None = None
-    documents: Sequence[Document] = ()
-    known_id: str | None = None
+class DetachedCall(Effect[T]):
+    """A function that may never return, in a daemon thread of its own: neither the caller's loop nor the end of the program
+    waits for it. BackendError of kind "timeout" after `timeout_s`; None waits for ever.
 
-    def perform(self, ports: Ports) -> tuple[Record, ...]:
-        return ports.store.append(
-            self.key,
-            self.drafts,
-            known=self.known,
-            expect=self.expect,
-            documents=self.documents,
-            known_id=self.known_id,
+    What it returns is awaited where that is awaitable: on the loop, within the same time. Driven synchronously, with
+    `own_loop`, it is awaited on a loop that lives as long as this call, in its thread; without, that is a ConfigError, for a
+    coroutine function before it is called.
+    """
+
+    function: Callable[[], T | Awaitable[T]]
+    timeout_s: float | None = None
+    own_loop: bool = False
+
+    def perform(self, ports: Ports) -> T:
+        if self.own_loop:
+            return _within(_left_alone(self._whole), self.timeout_s)
+        if inspect.iscoroutinefunction(self.function):
+            raise self._only_async()
+        result = _within(_left_alone(self.function), self.timeout_s)
+        if not inspect.isawaitable(result):
+            return result
+        if inspect.iscoroutine(result):
+            result.close()
+        raise self._only_async()
+
+    async def aperform(self, ports: Ports) -> T:
+        scope = asyncio.timeout(self.timeout_s)
+        try:
+            async with scope:
+                plain = not inspect.iscoroutinefunction(self.function)
+                result: Any = await asyncio.wrap_future(_left_alone(self.function)) if plain else self.function()
+                found: T = await result if inspect.isawaitable(result) else result
+                return found
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise _expired(self.timeout_s or 0.0) from None
+
+    def _whole(self) -> T:
+        result: Any = self.function()
+        if not inspect.isawaitable(result):
+            return cast("T", result)
+
+        async def awaited() -> T:
+            found: T = await result
+            return found
+
+        return asyncio.run(awaited())
+
+    def _only_async(self) -> ConfigError:
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return ConfigError(
+            f"{name} is async: call the async methods (asend, ...), or give one that can be called plainly"
         )
 
-    async def aperform(self, ports: Ports) -> tuple[Record, ...]:
-        return await ports.store.aappend(
-            self.key,
-            self.drafts,
-            known=self.known,
-            expect=self.expect,
-            documents=self.documents,
-            known_id=self.known_id,
-        )
+
+def _left_alone(function: Callable[[], T]) -> Future[T]:
+    """The result to come of a call in a thread that nobody has to wait for."""
+    future: Future[T] = Future()
+    context = copy_context()
+
+    def work() -> None:
+        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled: whoever waits leaves it behind
+        try:
+            future.set_result(context.run(function))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="ctxfold-apart", daemon=True).start()
+    return future
+
+
+def _within(future: Future[T], timeout_s: float | None) -> T:
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        if future.done():
+            raise  # the call's own
+        raise _expired(timeout_s or 0.0) from None
+
+
+def _expired(timeout_s: float) -> BackendError:
+    return BackendError(f"no answer within {timeout_s:g} s: given up", kind="timeout", retryable=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Search(Effect[Postings]):
-    key: SessionKey
-    terms: Sequence[str]
-    newest: int | None = None
-    among: Sequence[int] | None = None
+class Call(Effect[T]):
+    """A plain function that takes its time; driven on a loop it runs in a worker thread, so that the loop stays free."""
 
-    def perform(self, ports: Ports) -> Postings:
-        return ports.store.postings(self.key, self.terms, newest=self.newest, among=self.among)
+    function: Callable[[], T]
 
-    async def aperform(self, ports: Ports) -> Postings:
-        return await ports.store.apostings(self.key, self.terms, newest=self.newest, among=self.among)
+    def perform(self, ports: Ports) -> T:
+        return self.function()
+
+    async def aperform(self, ports: Ports) -> T:
+        return await in_thread(self.function)
+
+
+def off_loop(function: Callable[[], T], chars: int) -> Flow[T]:
+    """Returns the function's result; one that goes through at least `LONG_CHARS` characters runs in a worker thread when driven on
+    a loop."""
+    if chars < LONG_CHARS:
+        return function()
+    return (yield from Call(function))
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Returns the function's result; the event loop stays free meanwhile."""
+    return await asyncio.to_thread(function)
+
+
+class StoreCall(Effect[T]):
+    """A call of one method of the store: `records = yield from StoreCall(Store.read, key, after=seq)`.
+
+    The method is named by the protocol, so that type checkers see its parameters and its result. On a loop the method's async form
+    is called.
+    """
+
+    __slots__ = ("args", "kwargs", "method")
+
+    def __init__(self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> None:
+        self.method = method.__name__
+        self.args: tuple[Any, ...] = args
+        self.kwargs: dict[str, Any] = kwargs
+
+    def __repr__(self) -> str:
+        return f"StoreCall({self.method!r})"  # the arguments may hold the text of messages
+
+    def perform(self, ports: Ports) -> T:
+        result: T = getattr(ports.store, self.method)(*self.args, **self.kwargs)
+        return result
+
+    async def aperform(self, ports: Ports) -> T:
+        result: T = await getattr(ports.store, f"a{self.method}")(*self.args, **self.kwargs)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
-class LookedUp(Effect[T]):
-    """What a flow finds that asks nothing but the store; on a loop it runs in one thread where the store's calls would take one
-    each. A cancelled caller leaves it to its end."""
+class StoreQuery(Effect[T]):
+    """Runs a flow that asks nothing but the store, and returns its result.
+
+    On an event loop the flow runs in one thread where each call of the store would take one. It goes on to its end when the caller
+    is cancelled.
+    """
 
     flow: Flow[T]
 
@@ -190,56 +491,9 @@ class LookedUp(Effect[T]):
         return run(self.flow, ports)
 
     async def aperform(self, ports: Ports) -> T:
-        if isinstance(ports.store, _OffLoop) and ports.store.blocking:
-            return await ports.store.offload(run, self.flow, ports)
+        if ports.store.capabilities.blocking:
+            return await asyncio.to_thread(run, self.flow, ports)
         return await arun(self.flow, ports)
-
-
-@dataclass(frozen=True, slots=True)
-class Copies(Effect[tuple[str, ...]]):
-    """The owner's other sessions whose log begins as this one's does."""
-
-    key: SessionKey
-
-    def perform(self, ports: Ports) -> tuple[str, ...]:
-        return ports.store.copies(self.key)
-
-    async def aperform(self, ports: Ports) -> tuple[str, ...]:
-        return await ports.store.acopies(self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class Sessions(Effect[tuple[str, ...]]):
-    owner: str
-
-    def perform(self, ports: Ports) -> tuple[str, ...]:
-        return ports.store.sessions(self.owner)
-
-    async def aperform(self, ports: Ports) -> tuple[str, ...]:
-        return await ports.store.asessions(self.owner)
-
-
-@dataclass(frozen=True, slots=True)
-class EraseLogs(Effect[bool]):
-    rewrites: Sequence[Rewrite]
-    gone: Sequence[SessionKey] = ()
-
-    def perform(self, ports: Ports) -> bool:
-        return ports.store.erase(self.rewrites, gone=self.gone)
-
-    async def aperform(self, ports: Ports) -> bool:
-        return await ports.store.aerase(self.rewrites, gone=self.gone)
-
-
-@dataclass(frozen=True, slots=True)
-class EraseOwner(Effect[bool]):
-    owner: str
-
-    def perform(self, ports: Ports) -> bool:
-        return ports.store.erase_owner(self.owner)
-
-    async def aperform(self, ports: Ports) -> bool:
-        return await ports.store.aerase_owner(self.owner)
 
 
 def _need(backend: ContextBackend | None) -> ContextBackend:
@@ -250,7 +504,10 @@ def _need(backend: ContextBackend | None) -> ContextBackend:
 
 @dataclass(frozen=True, slots=True)
 class Complete(Effect[Reply]):
-    """A whole answer from the backend, or from the summariser, which is asked as `sparing` makes it of its backend."""
+    """A whole answer from the backend, or from the summariser, which is asked as `sparing` makes it of its backend.
+
+    A request on the live prefix goes out as it is.
+    """
 
     request: Request
     summarizer: bool = False
@@ -259,24 +516,28 @@ class Complete(Effect[Reply]):
         return _need(ports.summarizer if self.summarizer else ports.backend)
 
     def _asked(self, backend: ContextBackend) -> Request:
-        return backend.sparing(self.request) if self.summarizer and isinstance(backend, _Sparing) else self.request
+        spares = (
+            self.summarizer and not self.request.live_prefix
+        )  # another thinking setting would lose the cached prefix
+        sparing = capabilities_of(backend).sparing if spares else None
+        return self.request if sparing is None else sparing(self.request)
 
     def _span(self, backend: ContextBackend) -> AbstractContextManager[Noted]:
         operation = "summarize" if self.summarizer else "chat"
-        return span(f"{operation} {backend.model}", told_request(self.request, backend.model, operation))
+        return span(f"{operation} {backend.model}", request_attributes(self.request, backend.model, operation))
 
     def perform(self, ports: Ports) -> Reply:
         backend = self._backend(ports)
         with self._span(backend) as noted:
             reply = backend.send(self._asked(backend))
-            told_reply(noted, reply)
+            record_reply(noted, reply)
         return reply
 
     async def aperform(self, ports: Ports) -> Reply:
         backend = self._backend(ports)
         with self._span(backend) as noted:
             reply = await backend.asend(self._asked(backend))
-            told_reply(noted, reply)
+            record_reply(noted, reply)
         return reply
 
 
@@ -293,3 +554,105 @@ class OpenStream(Effect["ChunkStream | AsyncChunkStream"]):
     async def aperform(self, ports: Ports) -> AsyncChunkStream:
         backend = _need(ports.backend)
         return await traced_async(backend.aopen_stream, self.request, backend.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Effect[bool]):
+    """Begin a flow in the background, by the driver that performs this; whether it began. The flow keeps its own errors."""
+
+    flow: Flow[None]
+
+    def perform(self, ports: Ports) -> bool:
+        if ports.tasks is None:
+            self.flow.close()
+            return False
+        return ports.tasks.start(lambda stopped: run(_until(self.flow, stopped), ports))
+
+    async def aperform(self, ports: Ports) -> bool:
+        if ports.tasks is None:
+            self.flow.close()
+            return False
+        return ports.tasks.start_on_loop(arun(self.flow, ports))
+
+
+def _until(flow: Flow[None], stopped: Callable[[], bool]) -> Flow[None]:
+    """The flow, ended before its next effect once it is to stop."""
+    result: Any = None
+    error: BaseException | None = None
+    try:
+        while not stopped():
+            effect = flow.send(result) if error is None else flow.throw(error)
+            result, error = None, None
+            try:
+                result = yield effect
+            except GeneratorExit:
+                raise
+            except BaseException as raised:  # noqa: BLE001 - the flow decides
+                error = raised
+    except StopIteration:
+        return
+    finally:
+        flow.close()
+
+
+@dataclass(frozen=True, slots=True)
+class TakeLease(Effect[bool]):
+    """Takes the named lease of a session for `ttl_s` seconds; False while another holder has it, in any process."""
+
+    key: SessionKey
+    name: str
+    holder: str
+    ttl_s: float
+
+    def perform(self, ports: Ports) -> bool:
+        return ports.store.lease(self.key, self.name, self.holder, now_s=ports.clock.now_s(), ttl_s=self.ttl_s)
+
+    async def aperform(self, ports: Ports) -> bool:
+        return await ports.store.alease(self.key, self.name, self.holder, now_s=ports.clock.now_s(), ttl_s=self.ttl_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Effect[None]):
+    """Nothing, for a while; an event loop goes on meanwhile."""
+
+    seconds: float
+
+    def perform(self, ports: Ports) -> None:
+        pause(self.seconds)
+
+    async def aperform(self, ports: Ports) -> None:
+        await apause(self.seconds)
+
+
+@dataclass(slots=True)
+class BackgroundSummary:
+    """The work that is done ahead: `ready` is a plan with its summary, see `compaction.prepare`.
+
+    In an epoch in which it failed it is not tried again.
+    """
+
+    running: bool = False
+    ready: object = None
+    failed_epoch: int = -1
+
+
+@dataclass(slots=True)
+class GoalState:
+    """The state of the search for the goal: its user message, and the last result. See `compaction.goal`."""
+
+    running: bool = False
+    message_id: str = ""
+    ready: object = None
+
+
+@dataclass(slots=True)
+class ToolSummaries:
+    """Summaries of tool outputs on their way into the log, see `compaction.tool_summaries`; `left_out` are not worth one."""
+
+    running: bool = False
+    unwritten: list[Message] = field(default_factory=list[Message])
+    calls: int = 0
+    usage: Usage = field(default_factory=Usage)
+    problems: list[str] = field(default_factory=list[str])
+    left_out: set[str] = field(default_factory=set[str])
+    told: list[OutputsPrepared] = field(default_factory=list[OutputsPrepared])

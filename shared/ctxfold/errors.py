@@ -3,14 +3,14 @@
 CtxError
 ├── ConfigError (ValueError)             wrong or missing settings
 │   └── MissingExtraError (ImportError)  an optional dependency is not installed
-├── MessageError (ValueError)            a message that cannot be taken in
+├── MessageError (ValueError)            a message that cannot be stored
 │   ├── EmptyMessagesError
 │   ├── UnknownRoleError
 │   ├── InvalidTextError                 lone surrogates
 │   ├── InvalidToolArgumentsError        tool arguments that are not a JSON object
 │   ├── OrphanToolResultError            a tool result without its call, or a call left without a result
 │   ├── MessageConflictError             same id, different content
-│   └── ImportLineError                  a line of a file; nothing was imported
+│   └── ImportLineError                  a line of a file is invalid; nothing was imported
 ├── BudgetError
 │   ├── WindowTooSmallError (ValueError)
 │   ├── MessageTooLargeError
@@ -20,14 +20,14 @@ CtxError
 │   ├── SessionNotFoundError (LookupError)
 │   ├── SessionExistsError
 │   ├── MessageNotFoundError (LookupError)
-│   │   └── MessageErasedError               it was there, and was erased
+│   │   └── MessageErasedError               the message was erased
 │   ├── MessageIndexError (IndexError)
 │   ├── NothingToUndoError (LookupError)
 │   └── TurnClosedError
 ├── CompactionError
 │   ├── NotEnoughHistoryError
 │   ├── SummarizationFailedError
-│   └── StrategyError                    a strategy or summarizer of the user's own broke its contract
+│   └── StrategyError                    a custom strategy or summarizer broke its contract
 ├── StoreError
 │   ├── StoreUnavailableError (ConnectionError)
 │   ├── StoreCorruptError
@@ -80,18 +80,18 @@ class CtxError(Exception):
     """Base of every error that ctxfold raises on purpose."""
 
 
-def _again(kind: type[CtxError], args: tuple[object, ...], values: dict[str, object]) -> CtxError:
-    """A pickled error: as a worker process hands it back, with what it carries."""
+def _unpickled(kind: type[CtxError], args: tuple[object, ...], values: dict[str, object]) -> CtxError:
+    """Rebuilds a pickled error with its attributes."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(values)
     return error
 
 
 class _CarryingError(CtxError):
-    """An error with more than a message: it is made by other arguments than those that it keeps."""
+    """Base of errors with attributes, whose constructors take other arguments than `args` holds."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _again, (type(self), self.args, self.__dict__)
+        return _unpickled, (type(self), self.args, self.__dict__)
 
 
 class ConfigError(CtxError, ValueError):
@@ -103,7 +103,7 @@ class MissingExtraError(ConfigError, ImportError):
 
 
 class MessageError(CtxError, ValueError):
-    """A message cannot be taken in; the session stays as it was."""
+    """A message cannot be stored; the session is unchanged."""
 
 
 class EmptyMessagesError(MessageError):
@@ -111,27 +111,27 @@ class EmptyMessagesError(MessageError):
 
 
 class UnknownRoleError(MessageError):
-    """A role other than system, user, assistant or tool."""
+    """The role is not system, user, assistant or tool."""
 
 
 class InvalidTextError(MessageError):
-    """Text that cannot be encoded as UTF-8, such as a lone surrogate."""
+    """The text cannot be encoded as UTF-8, for example because of a lone surrogate."""
 
 
 class InvalidToolArgumentsError(MessageError):
-    """Tool-call arguments that are not the text of a JSON object."""
+    """The arguments of a tool call are not the text of a JSON object."""
 
 
 class OrphanToolResultError(MessageError):
-    """A tool result answers no open call, or a call would stay unanswered."""
+    """A tool result has no open call, or a call would stay without a result."""
 
 
 class MessageConflictError(MessageError):
-    """A message id that the session knows came with different content."""
+    """A message has the id of a stored message but different content."""
 
 
 class ImportLineError(_CarryingError, MessageError):
-    """A line of a file cannot be imported; nothing was. `line` counts from 1."""
+    """A line of a file cannot be imported, so nothing was imported. `line` counts from 1."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(f"line {line}: {problem} (nothing was imported)")
@@ -139,7 +139,7 @@ class ImportLineError(_CarryingError, MessageError):
 
 
 class BudgetError(CtxError):
-    """Something does not fit the context window."""
+    """Base of errors about content that does not fit the context window."""
 
 
 class WindowTooSmallError(BudgetError, ValueError):
@@ -155,35 +155,35 @@ class PinBudgetError(BudgetError):
 
 
 class ContextOverflowError(BudgetError):
-    """The request exceeds the window and compaction could not or may not make room."""
+    """The request exceeds the window, and compaction could not make it fit or is turned off."""
 
 
 class SessionError(CtxError):
-    """A request about a session that cannot be met."""
+    """Base of errors about the contents of a session."""
 
 
 class SessionNotFoundError(SessionError, LookupError):
-    """No such session in the store."""
+    """The store has no such session."""
 
 
 class SessionExistsError(SessionError):
-    """A session of that name is there already; nothing was written into it."""
+    """A session of that name already exists; it is unchanged."""
 
 
 class MessageNotFoundError(SessionError, LookupError):
-    """No such message in the session."""
+    """The session has no such message."""
 
 
 class MessageErasedError(MessageNotFoundError):
-    """The message was erased: its text is nowhere any more."""
+    """The message was erased and its text is not stored any more."""
 
 
 class MessageIndexError(SessionError, IndexError):
-    """An index outside the live conversation."""
+    """An index is outside the live conversation."""
 
 
 class NothingToUndoError(SessionError, LookupError):
-    """No compaction or edit is left to take back."""
+    """There is no compaction or edit left to undo."""
 
 
 class TurnClosedError(SessionError):
@@ -191,31 +191,31 @@ class TurnClosedError(SessionError):
 
 
 class CompactionError(CtxError):
-    """A compaction could not be carried out; the session stays as it was."""
+    """A compaction failed; the session is unchanged."""
 
 
 class NotEnoughHistoryError(CompactionError):
-    """There is nothing that may be compacted."""
+    """There are no messages that may be compacted."""
 
 
 class SummarizationFailedError(CompactionError):
-    """The summariser failed, or its answer broke the contract."""
+    """The summarizer failed, or its output broke the contract."""
 
 
 class StrategyError(CompactionError):
-    """A strategy of the user's own raised, or wanted what would break the conversation; nothing was changed."""
+    """A custom strategy raised, or its plan would break the conversation; nothing was changed."""
 
 
 class StoreError(CtxError):
-    """The store failed."""
+    """Base of errors of the store."""
 
 
 class StoreUnavailableError(StoreError, ConnectionError):
-    """The store cannot be reached or is locked for too long."""
+    """The store cannot be reached, or stays locked for too long."""
 
 
 class StoreCorruptError(StoreError):
-    """The stored bytes are damaged or not ours."""
+    """The stored data is damaged or was not written by ctxfold."""
 
 
 class StoreFormatError(StoreError):
@@ -234,10 +234,10 @@ class HeadMovedError(_CarryingError, StoreError):
 class BackendError(_CarryingError):
     """A model service failed.
 
-    kind: "connect" (none was made), "connection" (it broke), "timeout", "rate_limit", "overloaded", "unavailable", "server",
-    "auth", "quota", "rejected", "context_overflow", "reasoning_replay", "content_filter", "stream_truncated",
+    kind: "connect" (no connection was made), "connection" (it broke), "timeout", "rate_limit", "overloaded", "unavailable",
+    "server", "auth", "quota", "rejected", "context_overflow", "reasoning_replay", "content_filter", "stream_truncated",
     "empty_response", "protocol".
-    limit_tokens and requested_tokens are set where an overflow message told them; retry_after_s where the service said.
+    limit_tokens and requested_tokens are set when an overflow message names them, retry_after_s when the service names it.
     """
 
     def __init__(

@@ -1,22 +1,25 @@
-"""What the engine reports to its subscribers, as values."""
+"""Defines the events that subscribers receive, and the list of subscribers."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from ctxfold._deprecated import warn_renamed
 from ctxfold.errors import ConfigError
-from ctxfold.given import kind_of
-from ctxfold.messages import Message
-from ctxfold.prices import CostLine
+from ctxfold.messages import Message, Usage
+from ctxfold.policy import CostLine
+from ctxfold.validation import kind_of
 
 __all__ = [
     "Appended",
     "CompactionHeld",
+    "CompactionProgress",
     "CompactionProposal",
+    "CompactionStarted",
     "EditUndone",
     "Event",
     "GoalRefreshed",
@@ -40,6 +43,7 @@ __all__ = [
     "Subscribers",
     "TurnEnded",
     "Updated",
+    "WindowGauge",
 ]
 
 _log = logging.getLogger("ctxfold")
@@ -78,7 +82,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class PinsChanged:
-    """Which messages are kept verbatim from here on, by id."""
+    """The pins changed; `pins` holds the ids of all messages that are now kept verbatim."""
 
     session: str
     pins: tuple[str, ...]
@@ -86,7 +90,7 @@ class PinsChanged:
 
 @dataclass(frozen=True, slots=True)
 class RulesChanged:
-    """Fields of the policy that were set at run time, or learnt from what the provider said."""
+    """Fields of the policy were set at run time, or learnt from an answer of the provider."""
 
     session: str
     fields: tuple[str, ...]
@@ -109,7 +113,7 @@ class MessagesRestored:
 
 @dataclass(frozen=True, slots=True)
 class MessagesErased:
-    """Messages are gone for good, by id; what was sent to others before is not in our hands."""
+    """Messages were erased past recovery, by id. Copies that were sent to a provider earlier are out of reach."""
 
     session: str
     ids: tuple[str, ...]
@@ -117,9 +121,9 @@ class MessagesErased:
 
 @dataclass(frozen=True, slots=True)
 class MessagesLeftOut:
-    """A list that somebody else keeps has tool results without their call, or calls that were never answered, by message id.
+    """A caller's list holds tool results without their call, or calls that were never answered, by message id.
 
-    No service takes those: the session goes on without them.
+    No provider accepts those, so the session continues without them.
     """
 
     session: str
@@ -143,17 +147,18 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class HistoryCompacted:
-    """An epoch change. Counts are messages and tokens of the view before and after; `rung` says who wrote the summary.
+    """A compaction was committed. Counts are messages and tokens of the view before and after.
 
-    `archived` originals left the view; `covered` are the ids of those that a summary stands for now. Of their literals
-    `facts_kept` stand in the summary, `facts_in_ledger` in its verbatim lines, `facts_archived` only in the log;
-    `facts_invented` stand in the summary but in no source.
+    `fallback_level` names the summary's writer. `archived` originals left the view; `covered` holds the ids of those that a summary
+    now replaces. Of the facts in them, `facts_kept` are in the summary's text, `facts_in_ledger` in its verbatim lines and
+    `facts_archived` only in the log; `facts_invented` are in the summary but in no source. `summary_usage` is what the summariser
+    reported for the `summary_calls`, and `live_prefix` says that the summary was written on the live prefix of the conversation.
     """
 
     session: str
     strategy: str
     reason: str
-    rung: str
+    fallback_level: str
     messages_before: int
     messages_after: int
     tokens_before: int
@@ -167,11 +172,45 @@ class HistoryCompacted:
     summary_calls: int = 0
     cost: CostLine | None = None
     covered: tuple[str, ...] = ()
+    summary_usage: Usage = field(default_factory=Usage)
+    live_prefix: bool = False
+
+    @property
+    def rung(self) -> str:
+        """Returns `fallback_level`; a deprecated name."""
+        warn_renamed("HistoryCompacted.rung", "HistoryCompacted.fallback_level")
+        return self.fallback_level
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionStarted:
+    """A compaction begins, which ends with HistoryCompacted or CompactionHeld.
+
+    `messages` with `tokens` are to be replaced. `asks_model` says that a model writes the summary, which takes its time;
+    `background` that the conversation goes on meanwhile.
+    """
+
+    session: str
+    strategy: str
+    reason: str
+    messages: int
+    tokens: int
+    asks_model: bool
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionProgress:
+    """The summariser has answered `calls_done` of at least `calls_needed` calls for the summary that is being written."""
+
+    session: str
+    calls_done: int
+    calls_needed: int
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionHeld:
-    """A compaction was due but would not free enough; it is tried again when the window or the history has changed."""
+    """A compaction was due but failed, or would free too little; it is tried again when the window or the history has changed."""
 
     session: str
     reason: str
@@ -179,7 +218,7 @@ class CompactionHeld:
 
 @dataclass(frozen=True, slots=True)
 class GoalRefreshed:
-    """What the conversation is for, and the step under way, were found out anew; `problem` says why they stay as they were."""
+    """A model derived the goal of the conversation and the current step again; `problem` says why both stayed as they were."""
 
     session: str
     goal: str
@@ -189,7 +228,7 @@ class GoalRefreshed:
 
 @dataclass(frozen=True, slots=True)
 class OutputsPrepared:
-    """So many summaries of tool outputs were stored; they are shown when room is needed. `problems` say what went wrong."""
+    """Summaries of `messages` tool outputs were stored, to be shown when the window fills. `problems` lists failures."""
 
     session: str
     messages: int
@@ -198,7 +237,7 @@ class OutputsPrepared:
 
 @dataclass(frozen=True, slots=True)
 class PromptTruncated:
-    """The server counted far fewer tokens than were sent: it cut the prompt and said nothing. Lower `context_window`."""
+    """The server counted far fewer tokens than were sent: it cut the prompt silently. Lower `context_window`."""
 
     session: str
     model: str
@@ -208,7 +247,7 @@ class PromptTruncated:
 
 @dataclass(frozen=True, slots=True)
 class RewriteRefused:
-    """A compaction subscriber raised, or wanted what would break the conversation; its proposal was written as it was."""
+    """A compaction subscriber raised, or its rewrite would break the conversation; the original proposal was written."""
 
     session: str
     reason: str
@@ -216,10 +255,10 @@ class RewriteRefused:
 
 @dataclass(frozen=True, slots=True)
 class SectionInjected:
-    """A section with so many new items stands in the window, or travels with the request.
+    """A section with `items` new items was placed in the window or in one request.
 
-    `cut` of these items were shortened to fit, and `left_out` further ones did not fit at all: `hidden_chars` characters of both
-    are not shown.
+    `cut` of these items were shortened to fit, and `left_out` further ones did not fit at all; `hidden_chars` counts the
+    characters of both that are not shown.
     """
 
     session: str
@@ -234,7 +273,7 @@ class SectionInjected:
 
 @dataclass(frozen=True, slots=True)
 class SectionSkipped:
-    """A section was not asked, its source failed, or nothing of it fits; the turn goes on without it."""
+    """A section was not queried, its source failed, or none of its items fit; the turn continues without it."""
 
     session: str
     kind: str
@@ -243,9 +282,9 @@ class SectionSkipped:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLearnt:
-    """A model has looked for what to remember: so many new items, of which `replaced` took the place of older ones.
+    """A model extracted memory items: `added` are new, and `replaced` of these took the place of older ones.
 
-    `dropped` ones did not stand in their sources. `problem` says why nothing was kept.
+    `dropped` items were not supported by their sources. `problem` says why nothing was kept.
     """
 
     session: str
@@ -256,8 +295,45 @@ class MemoryLearnt:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowGauge:
+    """How full the window is; emitted with each request, and returned by `gauge()`. All sizes are tokens.
+
+    `used_tokens` is the size of the request: messages, system prompts, tools. `budget_tokens` is the largest size that leaves
+    the reply reserve free. At `compacts_at_tokens` the next compaction is due, at the latest when the budget is full; it is None
+    where compaction is off. Tool outputs may give way to excerpts earlier.
+    """
+
+    session: str
+    used_tokens: int
+    budget_tokens: int
+    context_window: int
+    compacts_at_tokens: int | None
+
+    @property
+    def room_tokens(self) -> int:
+        """Returns the tokens that can still be added to the request."""
+        return max(0, self.budget_tokens - self.used_tokens)
+
+    @property
+    def until_compaction_tokens(self) -> int | None:
+        """Returns the tokens until the next compaction is due, 0 when it is; None where compaction is off."""
+        return None if self.compacts_at_tokens is None else max(0, self.compacts_at_tokens - self.used_tokens)
+
+    @property
+    def forecast(self) -> str:
+        """Returns the room that is left and the distance to the next compaction, in words."""
+        until = self.until_compaction_tokens
+        coming = "compaction is off" if until is None else f"{until:,} until the next compaction"
+        return f"{self.room_tokens:,} tokens left, {coming}"
+
+    def __str__(self) -> str:
+        share = self.used_tokens / self.budget_tokens
+        return f"{self.used_tokens:,} of {self.budget_tokens:,} tokens used ({share:.0%}), {self.forecast}"
+
+
+@dataclass(frozen=True, slots=True)
 class CompactionProposal:
-    """A compaction before it is written: `summary` would stand for the `covered` messages, `kept` ones would follow it."""
+    """A compaction before it is written: `summary` would replace the `covered` messages and `kept` would follow it."""
 
     session: str
     summary: str
@@ -282,6 +358,8 @@ Event: TypeAlias = (
     | MessagesRestored
     | SessionLoaded
     | TurnEnded
+    | CompactionStarted
+    | CompactionProgress
     | HistoryCompacted
     | CompactionHeld
     | GoalRefreshed
@@ -290,19 +368,20 @@ Event: TypeAlias = (
     | SectionInjected
     | SectionSkipped
     | MemoryLearnt
+    | WindowGauge
 )
 Subscriber: TypeAlias = Callable[[Event], None]
 
 
 class Subscribers:
-    """Who wants events. A subscriber that raises is logged, with its traceback, and breaks nothing."""
+    """Delivers events to subscribers. An exception of a subscriber is logged and does not break the turn."""
 
     def __init__(self) -> None:
         self._all: list[Subscriber] = []
         self.rewriters: list[Rewriter] = []  # at most one
 
     def add(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Subscribe (twice is once); the returned function unsubscribes."""
+        """Adds a subscriber once, however often it is given; the returned function removes it."""
         if not callable(subscriber):
             raise ConfigError(f"the subscriber is {kind_of(subscriber)}: give a function of one event")
         _refuse_async(subscriber, "the subscriber")
@@ -311,25 +390,28 @@ class Subscribers:
         return lambda: self._all.remove(subscriber) if subscriber in self._all else None
 
     def rewrite(self, rewriter: Rewriter) -> Callable[[], None]:
-        """Make it the one compaction subscriber; ConfigError when there is another. The returned function ends it."""
+        """Sets the only compaction subscriber; the returned function removes it. Raises ConfigError when there is another."""
         if not callable(rewriter):
             raise ConfigError(
                 f"the compaction subscriber is {kind_of(rewriter)}: give a function of one CompactionProposal"
             )
         _refuse_async(rewriter, "the compaction subscriber")
         if self.rewriters not in ([], [rewriter]):
-            raise ConfigError("there is a compaction subscriber already: end that one first, a summary has one author")
+            raise ConfigError("there already is a compaction subscriber: remove it first, a summary has one author")
         self.rewriters[:] = [rewriter]
         return lambda: self.rewriters.remove(rewriter) if rewriter in self.rewriters else None
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
 
     def emit(self, event: Event) -> None:
         for subscriber in tuple(self._all):
             try:
                 subscriber(event)
             except Exception as error:  # noqa: BLE001 - logged; a subscriber must not break a turn
-                # what it says may quote a message: that is for those who have asked for it
+                # the exception may quote a message, so its text is logged at level DEBUG only
                 _log.error(
-                    "a subscriber raised %s on %s (why: at level DEBUG)", type(error).__name__, type(event).__name__
+                    "a subscriber raised %s on %s (details at level DEBUG)", type(error).__name__, type(event).__name__
                 )
                 _log.debug("a subscriber raised on %s", type(event).__name__, exc_info=True)
 
@@ -337,4 +419,4 @@ class Subscribers:
 def _refuse_async(function: object, name: str) -> None:
     """Raises ConfigError for a coroutine function, whose coroutine nobody would await."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-        raise ConfigError(f"{name} is async, but it is called where nothing can be awaited: give a plain function")
+        raise ConfigError(f"{name} is async, but it is called from synchronous code: give a plain function")

@@ -1,4 +1,4 @@
-"""Messages and their parts: frozen values that every other module passes around."""
+"""Defines messages and their parts: frozen values that every other module uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ctxfold.errors import (
     MessageError,
     UnknownRoleError,
 )
-from ctxfold.given import is_a, json_problem, kind_of
+from ctxfold.validation import is_a, json_problem, kind_of
 
 __all__ = [
     "MediaPart",
@@ -59,7 +59,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPart:
-    """A model's thinking; `details` keeps a provider's own blocks as JSON text, byte for byte."""
+    """A model's reasoning; `details` keeps the provider's own blocks as JSON text, byte for byte."""
 
     text: str
     signature: str | None = None
@@ -79,7 +79,7 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """One call; `arguments` is text exactly as received: a JSON object, unless the model has written a malformed call."""
+    """A tool call. `arguments` is the text as received: a JSON object, unless the model wrote a malformed call."""
 
     id: str
     name: str
@@ -98,7 +98,7 @@ class ToolCallPart:
 
 @dataclass(frozen=True, slots=True)
 class ToolResultPart:
-    """The answer to one call, as text."""
+    """The result of a tool call, as text."""
 
     call_id: str
     content: str
@@ -109,7 +109,7 @@ class ToolResultPart:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """What only one framework knows of a message, as JSON text; never sent, never counted, never compared."""
+    """Data that only one framework uses, as JSON text; it is never sent, counted or compared."""
 
     namespace: str
     json: str
@@ -151,12 +151,13 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation.
+    """A message of a conversation.
 
-    `id` is unique within its session. `kind` tells summaries and injected sections from ordinary messages; `model`, `usage`
-    and `finish_reason` are set on replies. `visibility` None means both: what only the user sees is neither counted nor sent.
-    `preserve_reasoning` True sends the reasoning back where the provider's row strips it, False strips it, except beside tool
-    calls, where providers demand it; None does as the row says. Reasoning that the provider would refuse never goes back.
+    `id` is unique within its session. `kind` separates summaries and injected sections from ordinary messages; `model`, `usage`
+    and `finish_reason` are set on replies. `visibility` None means model and user; a message for the user only is neither counted
+    nor sent. `preserve_reasoning` True sends the reasoning back even where the provider's profile strips it; False strips it,
+    except beside tool calls, where providers demand it; None follows the profile. Reasoning that the provider would refuse is
+    never sent back.
     """
 
     id: str
@@ -172,7 +173,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The visible text: all text parts, or the tool result's content."""
+        """Returns the visible text: all text parts, or the content of the tool result."""
         return "".join(
             p.text if isinstance(p, TextPart) else p.content
             for p in self.parts
@@ -181,12 +182,12 @@ class Message:
 
     @property
     def content(self) -> str | None:
-        """Returns the visible text, None where no part holds any; "" is a text that is empty."""
+        """Returns the visible text, or None when no part holds text; "" is an empty text."""
         return self.text if any(isinstance(p, TextPart | ToolResultPart) for p in self.parts) else None
 
     @property
     def reasoning(self) -> str:
-        """The thinking text, "" when there is none."""
+        """Returns the reasoning text, "" when there is none."""
         return "".join(p.text for p in self.parts if isinstance(p, ReasoningPart))
 
     @property
@@ -198,12 +199,9 @@ class Message:
         return tuple(p for p in self.parts if isinstance(p, ToolResultPart))
 
     def opaque(self, namespace: str) -> Any:
-        """What that framework stored beside the message, decoded; None when it stored nothing."""
-        found = next(
-            (p for p in self.parts if isinstance(p, Opaque) and p.namespace == namespace),
-            None,
-        )
-        return None if found is None else json.loads(found.json)
+        """Returns the decoded data that a framework stored with the message; None when it stored nothing."""
+        part = next((p for p in self.parts if isinstance(p, Opaque) and p.namespace == namespace), None)
+        return None if part is None else json.loads(part.json)
 
     def without_reasoning(self) -> Message:
         return replace(self, parts=tuple(p for p in self.parts if not isinstance(p, ReasoningPart)))
@@ -213,15 +211,17 @@ class Message:
 
 
 def system(text: str, *, id: str) -> Message:
+    """Returns a system message with one text part."""
     return Message(id, "system", (TextPart(text),))
 
 
 def user(text: str, *, id: str) -> Message:
+    """Returns a user message with one text part."""
     return Message(id, "user", (TextPart(text),))
 
 
 def assistant(text: str, *, id: str, reasoning: str = "", calls: Iterable[ToolCallPart] = ()) -> Message:
-    """An assistant message; empty text or reasoning adds no part."""
+    """Returns an assistant message; empty text or reasoning adds no part."""
     parts: list[Part] = []
     if reasoning:
         parts.append(ReasoningPart(reasoning))
@@ -238,38 +238,39 @@ def tool_result(
     name: str | None = None,
     is_error: bool = False,
 ) -> Message:
+    """Returns the result of the tool call with the id `call_id`; `name` is the tool's name."""
     return Message(id, "tool", (ToolResultPart(call_id, content, name, is_error),))
 
 
 def by_role(messages: Iterable[Message], role: Role) -> tuple[Message, ...]:
-    """Returns the messages in that role; UnknownRoleError for what is no role."""
+    """Returns the messages with a role; raises UnknownRoleError for any other value."""
     if role not in ROLES:
         raise UnknownRoleError(f"role is {role!r}: use one of {', '.join(sorted(ROLES))}")
     return tuple(m for m in messages if m.role == role)
 
 
 def is_final(message: Message) -> bool:
-    """Whether a message ends a turn: an assistant's, without tool calls."""
+    """Returns True for a message that ends a turn: an assistant message without tool calls."""
     return message.role == "assistant" and not message.tool_calls
 
 
 def content_key(message: Message) -> str:
-    """A digest of what a model can see of a message: equal keys mean equal content, whatever framework brought it.
+    """Returns a digest of what a model sees of a message: equal keys mean equal content, whichever framework it came from.
 
-    Names, reasoning and split points of text are left out: frameworks add, drop and move them.
+    Names, reasoning and the boundaries of text parts are left out, because frameworks add, drop and move them.
     """
-    seen: list[Any] = [message.role, message.text]
+    visible: list[Any] = [message.role, message.text]
     for part in message.parts:
         match part:
             case ToolCallPart():
-                seen.append(["c", part.id, part.name, _canonical_json(part.arguments)])
+                visible.append(["c", part.id, part.name, _canonical_json(part.arguments)])
             case ToolResultPart():
-                seen.append(["r", part.call_id])
+                visible.append(["r", part.call_id])
             case MediaPart():
-                seen.append(["m", part.kind, part.data])
+                visible.append(["m", part.kind, part.data])
             case TextPart() | ReasoningPart() | Opaque():
                 continue
-    return hashlib.sha256(json.dumps(seen, ensure_ascii=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(visible, ensure_ascii=True).encode()).hexdigest()[:32]
 
 
 def _canonical_json(text: str) -> str:
@@ -286,14 +287,14 @@ def without_calls(message: Message, call_ids: Collection[str]) -> Message:
 
 
 def validated(message: Message) -> Message:
-    """The message itself, once it is known to be storable and sendable; raises MessageError otherwise."""
+    """Returns the message unchanged; raises MessageError when it cannot be stored or sent."""
     _check_message(message)
     if message.role not in ROLES:
         raise UnknownRoleError(
             f"message {message.id!r} has role {message.role!r}: use one of {', '.join(sorted(ROLES))}"
         )
     if not message.id:
-        raise MessageError("a message has an empty id: give each message a unique one")
+        raise MessageError("a message has an empty id: give each message a unique id")
     if message.role == "tool" and not message.tool_results:
         raise MessageError(f"tool message {message.id!r} has no tool result: say which call it answers (tool_call_id)")
     if message.visibility == "user" and (message.tool_calls or message.tool_results or message.role == "system"):
@@ -307,33 +308,33 @@ def validated(message: Message) -> Message:
     return message
 
 
-def _check_message(given: object) -> None:
-    if not isinstance(given, Message):
+def _check_message(value: object) -> None:
+    if not isinstance(value, Message):
         raise MessageError(
-            f"a message is {kind_of(given)}: give text, or ctxfold.Message, such as context.user_message('...') makes; "
+            f"a message is {kind_of(value)}: give text, or ctxfold.Message, such as context.user_message('...') makes; "
             "langchain_ctx.from_langchain and llamaindex_ctx.from_chat_messages convert those of the frameworks"
         )
-    if given.visibility not in VISIBLE:
+    if value.visibility not in VISIBLE:
         raise MessageError(
-            f"message {given.id!r} has visibility {given.visibility!r}: use 'user', 'model' or None for both"
+            f"message {value.id!r} has visibility {value.visibility!r}: use 'user', 'model' or None for both"
         )
-    if given.preserve_reasoning is not None and not is_a(given.preserve_reasoning, bool):
+    if value.preserve_reasoning is not None and not is_a(value.preserve_reasoning, bool):
         raise MessageError(
-            f"message {given.id!r} has preserve_reasoning {given.preserve_reasoning!r}: "
-            "use True or False, or None for what the provider's row says"
+            f"message {value.id!r} has preserve_reasoning {value.preserve_reasoning!r}: "
+            "use True or False, or None to follow the provider's profile"
         )
-    if given.kind not in KINDS:
-        raise MessageError(f"message {given.id!r} is of kind {given.kind!r}: use one of {', '.join(sorted(KINDS))}")
-    wrong = [x for x in given.parts if not is_a(x, PARTS)] if is_a(given.id, str) else [given.id]
+    if value.kind not in KINDS:
+        raise MessageError(f"message {value.id!r} is of kind {value.kind!r}: use one of {', '.join(sorted(KINDS))}")
+    wrong = [part for part in value.parts if not is_a(part, PARTS)] if is_a(value.id, str) else [value.id]
     if wrong:
         raise MessageError(
-            f"message {given.id!r} holds {kind_of(wrong[0])} where its id or a part should be: make it with "
+            f"message {value.id!r} holds {kind_of(wrong[0])} where its id or a part should be: make it with "
             "context.user_message('...') or ctxfold.messages.assistant('...', id='...')"
         )
 
 
 def _check_part(part: Part, message: Message) -> None:
-    """Every text in it is storable: one lone surrogate in the log would make the whole session unreadable."""
+    """Checks every text of the part: a single lone surrogate in the log would make the whole session unreadable."""
     for name in part.__slots__:
         value: object = getattr(part, name)
         if isinstance(value, str):
@@ -347,7 +348,7 @@ def _check_part(part: Part, message: Message) -> None:
         case ReasoningPart():
             _check_json("the details of a reasoning part", part.details, message.id)
         case Opaque():
-            _check_json(f"what {part.namespace!r} knows of it", part.json, message.id)
+            _check_json(f"the opaque part of {part.namespace!r}", part.json, message.id)
         case _:
             pass
     for kind, role in ((ToolCallPart, "assistant"), (ToolResultPart, "tool")):
@@ -358,14 +359,14 @@ def _check_part(part: Part, message: Message) -> None:
 
 
 def _check_json(what: str, text: str | None, message_id: str) -> None:
-    """Raises MessageError for text that is no JSON: every later request that holds the message would fail on it."""
+    """Raises MessageError for text that is not JSON: every later request with the message would fail."""
     if text is None:
         return
     try:
         json.loads(text)
     except (ValueError, RecursionError) as error:
         raise MessageError(
-            f"message {message_id!r}: {what} is no JSON that can be read ({json_problem(error)}): give it as JSON text"
+            f"message {message_id!r}: {what} is not valid JSON ({json_problem(error)}): give it as JSON text"
         ) from None
 
 

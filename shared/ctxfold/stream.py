@@ -1,4 +1,4 @@
-"""A streamed answer folded into events and one message; pure, shared by every face."""
+"""Folds a streamed reply into events and one message, without I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 
 from ctxfold.errors import BackendError
 from ctxfold.messages import Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart, Usage
-from ctxfold.ports import Chunk, Reply, ToolCallDelta
+from ctxfold.protocols import Chunk, Reply, ToolCallDelta
 
 __all__ = [
     "Completed",
@@ -50,7 +50,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
-    """Pieces of tool calls as they came; the whole calls stand in the reply of `Completed`, or of `Fold.close`."""
+    """Pieces of tool calls as they arrived; the complete calls are in the reply of `Completed` or `Fold.close`."""
 
     calls: tuple[ToolCallDelta, ...]
     chunk: Chunk
@@ -58,13 +58,13 @@ class ToolCalls:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The last event of `send_stream`: the whole reply as it was stored, with its tool calls, usage and finish reason."""
+    """The last event of `send_stream`: the stored reply with its tool calls, usage and finish reason."""
 
     reply: Reply
 
     @property
     def text(self) -> str:
-        """Empty: the events before have brought the text, and joining the text of all events must not double it."""
+        """Returns "": earlier events carried the text, and joining the text of all events must not double it."""
         return ""
 
 
@@ -77,7 +77,7 @@ _TEXT_KEYS = ("text", "summary", "thinking")
 
 
 class Fold:
-    """Chunks in, events out, one reply at the end; constant work per chunk."""
+    """Turns chunks into events and, at the end, one reply; constant work per chunk."""
 
     def __init__(self, message_id: str, model: str | None = None) -> None:
         self._id = message_id
@@ -94,7 +94,7 @@ class Fold:
         self._empty_content = False
 
     def feed(self, chunk: Chunk) -> tuple[StreamPiece, ...]:
-        """The events of one chunk: tool calls, then thinking, then content; none for an empty chunk."""
+        """Returns the events of one chunk: tool calls, then thinking, then content; none for an empty chunk."""
         events: list[StreamPiece] = []
         if chunk.tool_calls:
             for delta in chunk.tool_calls:
@@ -139,30 +139,30 @@ class Fold:
         return last
 
     def close(self) -> Reply:
-        """The whole reply; raises BackendError("protocol") for a tool call that never got a name.
+        """Returns the whole reply; raises BackendError("protocol") for a tool call that never got a name.
 
-        When the answer was cut short, a call whose arguments are incomplete is left out.
+        When the reply was cut short, a call with incomplete arguments is left out.
         """
         calls = self._calls.close(self._id, cut_short=self._finish in _CUT_SHORT)
-        given = self._given(tuple(call for _, call in calls))
-        parts = self._parts(calls) if given is None else (*given, *self._refused())
+        whole_parts = self._whole_parts(tuple(call for _, call in calls))
+        parts = self._parts(calls) if whole_parts is None else (*whole_parts, *self._refusal_parts())
         message = self._message(parts)
         return Reply(message, self._usage, self._finish, self._raw, self._empty_content and not message.text)
 
-    def _given(self, calls: tuple[ToolCallPart, ...]) -> tuple[Part, ...] | None:
-        """The parts of the message that came whole; None when it does not hold what was streamed."""
+    def _whole_parts(self, calls: tuple[ToolCallPart, ...]) -> tuple[Part, ...] | None:
+        """Returns the parts of the complete message that a chunk carried; None when they differ from what was streamed."""
         whole = self._whole
         if whole is None or whole.tool_calls != calls:
             return None
-        said = "".join(s.text() for s in self._segments if not s.thinking)
-        thought = "".join(s.text() for s in self._segments if s.thinking)
+        text = "".join(s.text() for s in self._segments if not s.thinking)
+        thinking = "".join(s.text() for s in self._segments if s.thinking)
         reasoning = whole.reasoning
-        if whole.text != said or len(reasoning) < len(thought) or reasoning != _repaired(reasoning):
+        if whole.text != text or len(reasoning) < len(thinking) or reasoning != _repaired(reasoning):
             return None
         return whole.parts
 
     def partial(self) -> Message | None:
-        """Text and reasoning so far, never a tool call; None when there is neither."""
+        """Returns a message of the text and reasoning so far, without tool calls; None when there is neither."""
         parts = self._parts()
         return self._message(parts) if parts else None
 
@@ -170,7 +170,7 @@ class Fold:
         return Message(self._id, "assistant", parts, model=self._model, usage=self._usage, finish_reason=self._finish)
 
     def _parts(self, calls: tuple[tuple[int, ToolCallPart], ...] = ()) -> tuple[Part, ...]:
-        """Text and reasoning in order, calls last; calls that signed reasoning follows stand where they came."""
+        """Returns text and reasoning in order, calls last; a call that signed reasoning follows keeps its place."""
         details = self._details.text()
         signed = max((n for n, s in enumerate(self._segments) if s.signature or s.sealed), default=-1)
         parts: list[Part] = []
@@ -184,15 +184,15 @@ class Fold:
                 parts.append(TextPart(segment.text()))
         if details is not None:
             parts.insert(0, ReasoningPart("", None, details))
-        return (*parts, *self._refused(), *(call for after, call in calls if after > signed))
+        return (*parts, *self._refusal_parts(), *(call for after, call in calls if after > signed))
 
-    def _refused(self) -> tuple[Part, ...]:
-        """A refusal is no content: it stays beside the message, and the finish reason tells."""
+    def _refusal_parts(self) -> tuple[Part, ...]:
+        """Returns a refusal as an opaque part: it is not content, and the finish reason reports it."""
         return (Opaque(REFUSAL, json.dumps(_repaired("".join(self._refusal)))),) if self._refusal else ()
 
 
 class Played:
-    """A message that is there already, as an open answer: one chunk, for sync and async readers."""
+    """Presents a complete message as an open stream of one chunk, for sync and async readers."""
 
     def __init__(self, message: Message) -> None:
         self._message = message
@@ -212,10 +212,10 @@ class Played:
         yield self._chunk()
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no connection is open."""
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no connection is open."""
 
 
 @dataclass(slots=True)
@@ -233,7 +233,7 @@ class _Segment:
 
 
 @dataclass(slots=True)
-class _Call:
+class _PartialCall:
     id: str | None = None
     name: str | None = None
     extra: str | None = None
@@ -245,18 +245,18 @@ class _Call:
 
 
 class _Calls:
-    """Tool calls put together from deltas whose index and id may be missing, repeated or wrong."""
+    """Assembles tool calls from deltas whose index and id may be missing, repeated or wrong."""
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
-        self._by_index: dict[int, _Call] = {}
-        self._by_id: dict[str, _Call] = {}
+        self._calls: list[_PartialCall] = []
+        self._by_index: dict[int, _PartialCall] = {}
+        self._by_id: dict[str, _PartialCall] = {}
 
     def add(self, delta: ToolCallDelta, after: int) -> None:
-        """Take in a delta; a call that it opens stands after that many segments."""
+        """Adds a delta. A call that it opens is placed after `after` segments."""
         call = self._find(delta)
         if call is None:
-            call = _Call(after=after)
+            call = _PartialCall(after=after)
             self._calls.append(call)
         if delta.id and call.id is None:
             call.id = delta.id
@@ -270,12 +270,12 @@ class _Calls:
         if delta.index is not None:
             self._by_index[delta.index] = call
 
-    def _find(self, delta: ToolCallDelta) -> _Call | None:
-        """The call that a delta continues; None when it opens one."""
+    def _find(self, delta: ToolCallDelta) -> _PartialCall | None:
+        """Returns the call that a delta continues; None when it opens one."""
         if delta.id:
-            known = self._by_id.get(delta.id)
-            if known is not None:
-                return known
+            same_id = self._by_id.get(delta.id)
+            if same_id is not None:
+                return same_id
             at_index = None if delta.index is None else self._by_index.get(delta.index)
             return (
                 at_index
@@ -291,7 +291,7 @@ class _Calls:
         return None if call is None or _starts_another(call, delta) else call
 
     def close(self, message_id: str, *, cut_short: bool) -> tuple[tuple[int, ToolCallPart], ...]:
-        """The calls, each with the number of segments before it."""
+        """Returns the calls, each with the number of segments before it."""
         parts: list[tuple[int, ToolCallPart]] = []
         for number, call in enumerate(self._calls):
             arguments = call.arguments()
@@ -308,8 +308,8 @@ class _Calls:
         return tuple(parts)
 
 
-def _starts_another(call: _Call, delta: ToolCallDelta) -> bool:
-    """Whether a delta without id opens a new call, told by its name alone."""
+def _starts_another(call: _PartialCall, delta: ToolCallDelta) -> bool:
+    """Returns True when a delta without id opens a new call, which only its name shows."""
     if not delta.name or not call.name:
         return False
     if delta.name != call.name:
@@ -325,15 +325,15 @@ def _is_object(text: str) -> bool:
 
 
 class _Details:
-    """Reasoning blocks as their provider sends them, the text of a block joined by (type, index)."""
+    """Assembles the reasoning blocks of a provider; the texts of a block are joined by (type, index)."""
 
     def __init__(self) -> None:
-        self._blocks: list[_Block] = []
-        self._newest: dict[tuple[object, object], _Block] = {}
+        self._blocks: list[_DetailBlock] = []
+        self._newest: dict[tuple[object, object], _DetailBlock] = {}
 
     def add(self, items: tuple[Any, ...]) -> None:
-        """Items of one chunk: each continues a block of an earlier chunk, or begins one."""
-        begun: list[tuple[tuple[object, object], _Block]] = []
+        """Adds the items of one chunk: each continues a block of an earlier chunk or begins one."""
+        begun: list[tuple[tuple[object, object], _DetailBlock]] = []
         for item in items:
             if not isinstance(item, dict):
                 continue
@@ -341,18 +341,18 @@ class _Details:
             key = (str(fresh.get("type")), str(fresh.get("index")))
             block = self._newest.get(key)
             if block is None or block.is_finished(fresh):
-                block = _Block()
+                block = _DetailBlock()
                 self._blocks.append(block)
                 begun.append((key, block))
             block.add(fresh)
         self._newest.update(begun)
 
     def text(self) -> str | None:
-        """All blocks as JSON text, None when there are none."""
+        """Returns all blocks as JSON text, None when there are none."""
         return json.dumps([block.joined() for block in self._blocks], ensure_ascii=False) if self._blocks else None
 
 
-class _Block:
+class _DetailBlock:
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
         self._texts: dict[str, list[str]] = {}
@@ -366,9 +366,9 @@ class _Block:
                 self._fields[name] = value
 
     def is_finished(self, fresh: dict[str, Any]) -> bool:
-        """Whether what comes now is another block: encrypted ones come whole, a signature ends one without index."""
-        known, new = self._fields.get("id"), fresh.get("id")
-        if "data" in fresh or (known and new and known != new):
+        """Returns True when `fresh` belongs to another block: encrypted blocks come whole, a signature ends one without index."""
+        own_id, new_id = self._fields.get("id"), fresh.get("id")
+        if "data" in fresh or (own_id and new_id and own_id != new_id):
             return True
         return fresh.get("index") is None and bool(self._fields.get("signature"))
 
@@ -377,7 +377,7 @@ class _Block:
 
 
 def _repaired(text: str) -> str:
-    """The text with surrogate pairs joined that two chunks had cut apart."""
+    """Returns the text with the surrogate pairs joined that a chunk boundary had split."""
     if text.isascii():
         return text
     try:

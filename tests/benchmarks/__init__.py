@@ -13,6 +13,7 @@ BENCHMARKS = (
     "summary_calls",
     "agents_50",
     "hostile_text",
+    "excerpts",
 )
 # over public conversations, or servers of their own: see README.md
-SHOWS = ("survival", "bad_summariser", "tau_prefix", "evidence", "pruning", "faults")
+SHOWS = ("survival", "planted_facts", "reader", "bad_summariser", "tau_prefix", "evidence", "pruning", "faults")

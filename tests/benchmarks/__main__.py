@@ -1,14 +1,17 @@
-"""Runs benchmarks by name, all by default."""
+"""Runs benchmarks by name, all by default; `against COMMIT [name ...]` compares times with another commit."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from rich.console import Console
 
 from tests.benchmarks import BENCHMARKS, SHOWS
+from tests.benchmarks.against import COMPARED, compare, worktree
 from tests.benchmarks.data import DataMissingError
 
 WIDTH = 160  # columns of a file or pipe
@@ -19,17 +22,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(known)}")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, not how fast")
+    parser.add_argument("--rounds", type=int, default=4, help="against: runs of each tree (default: 4)")
     options = parser.parse_args()
-    unknown = sorted(set(options.names) - set(known))
-    if unknown:
-        parser.error(f"there is no benchmark {', '.join(unknown)}: choose from {', '.join(known)}")
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    for name in options.names or known:
+    if options.names[:1] == ["against"]:
+        if len(options.names) < 2:
+            parser.error("against which commit?")
+        known = tuple(COMPARED)
+        commit, names = options.names[1], options.names[2:]
+    else:
+        commit, names = None, options.names
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(unknown)}: choose from {', '.join(known)}")
+    if commit is None:
+        _show(console, names or known, quick=options.quick)
+        return
+    here = Path(__file__).resolve().parents[2]
+    with worktree(here, commit) as before:
+        for name in names or known:
+            for sheet in compare(before, here, name, rounds=options.rounds, quick=options.quick):
+                sheet.show(console)
+
+
+def _show(console: Console, names: Sequence[str], *, quick: bool) -> None:
+    for name in names:
         start = time.perf_counter()
         try:
-            for sheet in import_module(f"tests.benchmarks.{name}").run(quick=options.quick):
+            for sheet in import_module(f"tests.benchmarks.{name}").run(quick=quick):
                 sheet.show(console)
         except DataMissingError as missing:
             console.print(f"{name}: not run: {missing}\n", highlight=False)

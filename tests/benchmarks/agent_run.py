@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ctxfold import text_counter
-from ctxfold.backends.openai_request import canonical_lines
-from ctxfold.prices import Prices
-from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from ctxfold import Prices, text_counter
+from ctxfold.backends.openai_chat.request import canonical_lines
+from ctxfold.testing import ModelServer, PrefixStats, Scripted, ScriptedCall
 from ctxfold.testing import model as lookup
-from ctxfold.testing.usage import PrefixStats
 from tests.benchmarks.prefix import common
 from tests.benchmarks.sheets import Cell, Sheet
+from tests.support.summaries import asks_on_live_prefix
 
 __all__ = ["QUESTIONS", "Run", "agent_run", "facts", "folded", "output", "run"]
 
@@ -119,8 +118,9 @@ class _Player:
         return reply
 
     def _reply(self, body: Any) -> Any:
-        if not body.get("tools") or self._done:
-            self.summaries += not self._done
+        live = asks_on_live_prefix(body)
+        if live or not body.get("tools") or self._done:
+            self.summaries += live or not self._done
             return lookup.reply(body, count=self._count, room=2_000, thinking=True)
         self.answered += 1
         if self.left == 0:
@@ -167,7 +167,7 @@ def agent_run(name: str, calls: int, middleware: Middleware, *, questions: int =
         seconds = time.perf_counter() - start
         if not failure and answer != "All jobs are done.":
             failure = f"ended with {answer!r}"
-        agents = [r.body for r in server.requests if r.body.get("tools")]
+        agents = [r.body for r in server.requests if r.body.get("tools") and not asks_on_live_prefix(r.body)]
         before = Run(
             name,
             calls=player.answered,

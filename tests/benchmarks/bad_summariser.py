@@ -1,4 +1,4 @@
-"""What a bad summariser can do to a session: nothing is lost in silence, nothing is raised, and the rung says who wrote instead."""
+"""What a bad summariser can do to a session: nothing is lost in silence, nothing is raised; the fallback level names the writer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ctxfold import AgentContext, ScriptedBackend
-from ctxfold.errors import MessageNotFoundError
-from ctxfold.events import HistoryCompacted
-from ctxfold.messages import Message, assistant
-from ctxfold.ports import Reply, Request
+from ctxfold import (
+    AgentContext,
+    HistoryCompacted,
+    Message,
+    MessageNotFoundError,
+    Reply,
+    Request,
+    ScriptedBackend,
+    assistant,
+)
 from tests.benchmarks.data import Trajectory, copied_arguments, flat, tau
 from tests.benchmarks.replay import Copier, steps
 from tests.benchmarks.sheets import Cell, Sheet
@@ -106,7 +111,7 @@ class Outcome:
     fault: str
     at_call: Provenance
     at_end: Provenance
-    rungs: tuple[tuple[str, int], ...]
+    fallback_levels: tuple[tuple[str, int], ...]
     problems: int
     errors: tuple[str, ...]
 
@@ -124,7 +129,7 @@ def outcome(fault: str, runs: int = RUNS) -> Outcome:
     backend = ScriptedBackend([lambda _: due[-1]] * len(conversation))  # an error does not move the later replies
     with AgentContext(
         backend,
-        session="bad",
+        session_id="bad",
         system=chosen[0].policy,
         context_window=WINDOW,
         summarizer=summarizer,
@@ -147,9 +152,9 @@ def outcome(fault: str, runs: int = RUNS) -> Outcome:
         shown = "\n".join(map(flat, context.window().messages)).casefold()
         at_end = Provenance.of(context, told, shown)
     summarizer.close()
-    rungs = Counter(e.rung for e in events if e.rung)
+    fallback_levels = Counter(e.fallback_level for e in events if e.fallback_level)
     problems = sum(len(e.problems) for e in events)
-    return Outcome(fault, at_call, at_end, tuple(sorted(rungs.items())), problems, tuple(errors))
+    return Outcome(fault, at_call, at_end, tuple(sorted(fallback_levels.items())), problems, tuple(errors))
 
 
 def _copies(trajectories: Sequence[Trajectory]) -> defaultdict[str, list[Copy]]:
@@ -178,8 +183,8 @@ def run(*, quick: bool = False) -> list[Sheet]:
     for fault in FAULTS:
         o = outcome(fault, runs)
         counts = [f"{n}" for p in (o.at_call, o.at_end) for n in (p.visible, p.resolved, len(p.lost))]
-        rungs = ", ".join(f"{rung} {n}" for rung, n in o.rungs) or "none"
-        rows.append((fault, *counts, rungs, f"{o.problems}", f"{len(o.errors)}"))
+        fallback_levels = ", ".join(f"{fallback_level} {n}" for fallback_level, n in o.fallback_levels) or "none"
+        rows.append((fault, *counts, fallback_levels, f"{o.problems}", f"{len(o.errors)}"))
     return [
         Sheet(
             f"tau-bench airline, {runs} runs in one session, window of {WINDOW:,} tokens: bad summarisers",
@@ -191,7 +196,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
                 "visible at the end",
                 "by reference",
                 "lost",
-                "rungs",
+                "fallback levels",
                 "problems",
                 "raised",
             ),

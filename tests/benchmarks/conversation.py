@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ctxfold import AgentContext, Message, Store
-from ctxfold.messages import assistant, user
+from ctxfold import AgentContext, Message, Store, assistant, user
 
 __all__ = ["WINDOW", "exchange", "fill", "filled_context", "texts"]
 
@@ -35,7 +34,7 @@ def fill(context: AgentContext, messages: int) -> None:
 
 
 def filled_context(store: str | Store, messages: int) -> AgentContext:
-    context = AgentContext(session="bench", store=store, context_window=WINDOW)
+    context = AgentContext(session_id="bench", store=store, context_window=WINDOW)
     fill(context, messages)
     return context
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from ctxfold.messages import Message, Part, ToolCallPart, ToolResultPart, assistant, tool_result, user
+from ctxfold import Message, Part, ToolCallPart, ToolResultPart, assistant, tool_result, user
 
 __all__ = [
     "Copied",
@@ -25,6 +25,7 @@ __all__ = [
     "bfcl",
     "copied_arguments",
     "flat",
+    "folder",
     "plain",
     "renamed",
     "tau",

@@ -9,14 +9,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from ctxfold import AgentContext, Case, ContextService, Hold, MemoryStore, Store, text_counter
-from ctxfold.budget import MessageCounter
+from ctxfold import (
+    AgentContext,
+    CompactionInput,
+    ContextService,
+    Draft,
+    MemoryStore,
+    MessageCounter,
+    SessionKey,
+    Skip,
+    Store,
+    text_counter,
+    user,
+)
 from ctxfold.compaction.plan import Decision
-from ctxfold.flow import run as driven
-from ctxfold.history.records import Draft, MessageAdded, SessionKey
-from ctxfold.messages import user
-from ctxfold.ports import Ports
-from ctxfold.zones.recall import document, recall
+from ctxfold.effects import run as driven
+from ctxfold.history.records import MessageAdded
+from ctxfold.protocols import Ports
+from ctxfold.retrieval.recall import document, recall
+from tests.benchmarks import recall_quality
 from tests.benchmarks.data import bfcl, plain
 from tests.benchmarks.sheets import Cell, Sheet
 
@@ -137,9 +148,9 @@ class HalfTail:
     budget: int
     name: str = "half_tail"
 
-    def plan(self, case: Case) -> Decision:
-        if case.facts.mode == "close":
-            return Hold("only when a request has to fit")
+    def plan(self, case: CompactionInput) -> Decision:
+        if case.facts.occasion == "after_turn":
+            return Skip("only when a request has to fit")
         kept, room = 0, self.budget // 2
         for entry in reversed(case.view.live):
             room -= entry.tokens
@@ -191,7 +202,7 @@ def settings(budget: int) -> dict[str, Any]:
     """Of a session in whose window half of the budget is for the newest messages, half for recall; the question comes on top."""
     return {
         "context_window": budget + QUESTION_TOKENS + 1,
-        "max_tokens": 1,
+        "reply_reserve_tokens": 1,
         "strategy": HalfTail(budget),
         "recall_ratio": (budget // 2) / (budget + QUESTION_TOKENS),
         "auto_compact": False,
@@ -237,6 +248,8 @@ def run(*, quick: bool = False) -> list[Sheet]:
             tuple(languages),
             "Target: 0.9. The other language's sentences lie between.",
         ),
+        recall_quality.table(quick=quick),
+        recall_quality.curve(quick=quick),
     ]
 
 

@@ -19,12 +19,20 @@ from tempfile import TemporaryDirectory
 
 import psycopg
 
-from ctxfold import AgentContext, RatioCounter, SqlStore
-from ctxfold.errors import StoreError
-from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
+from ctxfold import (
+    AgentContext,
+    Message,
+    RatioCounter,
+    SqlStore,
+    StoreError,
+    ToolCallPart,
+    assistant,
+    tool_result,
+    user,
+)
 from tests.benchmarks.data import DataMissingError
 from tests.benchmarks.sheets import Sheet
-from tests.core.servers import Cluster, cluster_programs, started_cluster
+from tests.stores.servers import Cluster, cluster_programs, started_cluster
 
 __all__ = ["FULL", "QUICK", "Outcome", "Sizes", "postgres_faults", "run", "sqlite_kills"]
 
@@ -86,7 +94,9 @@ def turn(session: str, n: int) -> list[Message]:
 
 
 def opened(store: SqlStore, session: str) -> AgentContext:
-    return AgentContext(store=store, session=session, context_window=WINDOW, counter=RatioCounter(), background=False)
+    return AgentContext(
+        store=store, session_id=session, context_window=WINDOW, counter=RatioCounter(), background=False
+    )
 
 
 def messages_of(url: str, session: str) -> list[str]:

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from ctxfold import AgentContext, ScriptedBackend
-from ctxfold.messages import ToolCallPart, assistant, tool_result, user
+from ctxfold import AgentContext, ScriptedBackend, ToolCallPart, assistant, tool_result, user
 from tests.benchmarks.sheets import Cell, Sheet
 
 __all__ = ["UNITS", "body", "pass_through", "run"]
@@ -84,7 +83,7 @@ def body(name: str, chars: int) -> str:
 def pass_through(text: str, role: Literal["user", "tool"], *, context_window: int = 8_000) -> tuple[str, ...]:
     """Store the text, compact the conversation, search it and build the next request; returns the texts of that request."""
     summarizer = ScriptedBackend([SUMMARY] * 4_000, context_window=200_000)
-    with AgentContext(context_window=context_window, summarizer=summarizer, probe=True, min_free_ratio=0.01) as ctx:
+    with AgentContext(context_window=context_window, summarizer=summarizer, min_free_ratio=0.01) as ctx:
         ctx.add(user("Please look at the error in a.py.", id="u0"))
         if role == "tool":
             call = assistant("", id="a1", calls=[ToolCallPart("c1", "look", "{}")])

@@ -14,7 +14,7 @@ from llama_index.core.memory import ChatSummaryMemoryBuffer
 from llamaindex_ctx import CtxMemory
 from tests.benchmarks.apart import Make, race_apart
 from tests.benchmarks.conversation import BATCH, WINDOW, database, label
-from tests.benchmarks.lanes import Lane, Plan
+from tests.benchmarks.lanes import Lane, Plan, race
 from tests.benchmarks.peers import LLAMA_LIMIT, NO_LIMIT, llama_buffer, llama_exchanges, llama_history, llama_memory
 from tests.benchmarks.sheets import Cell, Sheet, times
 
@@ -42,9 +42,14 @@ Turn = Callable[[int], object]
 
 
 def run(*, quick: bool = False) -> list[Sheet]:
-    """Every memory at every size, measured in turns of one run, each memory in a process of its own."""
-    sizes, plan = (QUICK_SIZES, QUICK) if quick else (SIZES, FULL)
-    return [_sheet(race_apart(maker, NAMES, sizes, plan), sizes)]
+    """Every memory at every size, measured in turns of one run, each memory in a process of its own; quick: only the first."""
+    if not quick:
+        return [_sheet(race_apart(maker, NAMES, SIZES, FULL), SIZES)]
+    with ExitStack() as stack:
+        makes = {name: maker(name, stack) for name in NAMES[1:]}
+        here = [Lane(name, size, make(size)) for name, make in makes.items() for size in QUICK_SIZES]
+        race(here, QUICK)
+        return [_sheet([*race_apart(maker, NAMES[:1], QUICK_SIZES, QUICK), *here], QUICK_SIZES)]
 
 
 def maker(name: str, stack: ExitStack) -> Make:

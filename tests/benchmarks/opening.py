@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxfold import AgentContext, Message, SqlStore
+from ctxfold import AgentContext, Message, SessionKey, SqlStore
 from ctxfold.connect import message_counter
 from ctxfold.history.log import SessionState
-from ctxfold.history.records import SessionKey
 from tests.benchmarks.conversation import WINDOW, database, filled_context
 from tests.benchmarks.sheets import Cell, Sheet, times
 
@@ -92,7 +91,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
 def _opened(url: str) -> tuple[tuple[Message, ...], int]:
     with SqlStore(url) as store:
         reading = Reading(store)
-        context = AgentContext(session=KEY.session, store=reading, context_window=WINDOW, create=False)
+        context = AgentContext(session_id=KEY.session, store=reading, context_window=WINDOW, create=False)
         return context.window().messages, reading.records
 
 

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ctxfold import AgentContext, OpenAIChatBackend, ToolSpec, text_counter
-from ctxfold.backends.openai_request import canonical_lines
-from ctxfold.budget import MessageCounter
-from ctxfold.demo.story import Story, Turn, load_story, playing
-from ctxfold.messages import tool_result
+from ctxfold import AgentContext, MessageCounter, OpenAIChatBackend, ToolSpec, text_counter, tool_result
+from ctxfold.backends.openai_chat.request import canonical_lines
 from ctxfold.testing import ModelServer
+from examples.demo.story import Story, Turn, load_story, playing
 from tests.benchmarks.sheets import Cell, Sheet
 
 __all__ = ["common", "run"]
@@ -88,7 +86,7 @@ def _folded(
         OpenAIChatBackend(provider="generic", model="played", base_url=server.base_url) as backend,
         OpenAIChatBackend(provider="generic", model="lookup", base_url=writer.base_url) as summarizer,
         AgentContext(
-            backend, session="prefix", system=story.system, context_window=window, summarizer=summarizer
+            backend, session_id="prefix", system=story.system, context_window=window, summarizer=summarizer
         ) as context,
     ):
         for turn in turns:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from ctxfold.compaction.clear_tools import EXCERPT_CHARS, excerpt
+from ctxfold import Message
 from ctxfold.compaction.scoring import PruningKind, pruning_order
+from ctxfold.compaction.tool_outputs import EXCERPT_CHARS, excerpt
 from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry
-from ctxfold.messages import Message
 from tests.benchmarks.data import Trajectory, copied_arguments, flat, tau
 from tests.benchmarks.replay import COUNTER
 from tests.benchmarks.sheets import Cell, Sheet
@@ -75,9 +75,11 @@ def _pruned(
     order = pruning_order(entries, kind, subgoals=_subgoals(messages, groups))
     wanted = share * sum(saved[i] for i in order)
     gone: set[int] = set()
+    pruned = 0
     for index in order:
-        if sum(saved[i] for i in gone) >= wanted:
+        if pruned >= wanted:
             break
+        pruned += saved[index]
         gone.add(index)
     return gone
 

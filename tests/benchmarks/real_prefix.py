@@ -11,9 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctxfold import AgentContext, OpenAIChatBackend, text_counter
-from ctxfold.messages import Message, Role, TextPart, system, user
-from ctxfold.ports import Reply, Request
+from ctxfold import AgentContext, Message, OpenAIChatBackend, Reply, Request, Role, TextPart, system, text_counter, user
 from ctxfold.testing import ModelServer
 from tests.benchmarks.sheets import Cell, Sheet
 from tests.benchmarks.tau_peers import Encoder, llama_message
@@ -45,7 +43,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
     if reason is not None:
         return [Sheet("Prefix reuse on a real server", ("not run",), ((reason,),))]
     with tempfile.TemporaryDirectory() as folder, LlamaServer(one_layer_model(Path(folder)), context=WINDOW) as server:
-        return [_short(server, 4 if quick else 12), _long(server, 12 if quick else 60)]
+        return [_short(server, 2 if quick else 12), _long(server, 6 if quick else 60)]
 
 
 def told(number: int) -> str:
@@ -106,7 +104,7 @@ def _session(server: LlamaServer) -> Iterator[AgentContext]:
         ModelServer() as writer,
         OpenAIChatBackend(provider="generic", model="lookup", base_url=writer.base_url) as summarizer,
         server.backend() as backend,
-        AgentContext(backend, session="log", system=SYSTEM, context_window=WINDOW, summarizer=summarizer) as context,
+        AgentContext(backend, session_id="log", system=SYSTEM, context_window=WINDOW, summarizer=summarizer) as context,
     ):
         yield context
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ctxfold import text_counter
-from ctxfold.backends.openai_request import canonical_lines, project
-from ctxfold.backends.profile import load_profile
-from ctxfold.backends.scripted import PlayedStream
-from ctxfold.budget import MessageCounter
-from ctxfold.messages import Message, assistant
-from ctxfold.ports import Chunk, Reply, Request
-from ctxfold.prices import Prices
+from ctxfold import Chunk, Message, MessageCounter, Prices, Reply, Request, assistant, load_profile, text_counter
+from ctxfold.backends.openai_chat.request import canonical_lines, project
+from ctxfold.backends.scripted import PlayedStream, ScriptedBackend
 from tests.benchmarks.data import Trajectory
 
-__all__ = ["COUNTER", "PRICES", "Copier", "Step", "Trace", "Traffic", "steps"]
+__all__ = ["COUNTER", "PRICES", "Copier", "CopyingBackend", "Step", "Trace", "Traffic", "steps"]
 
 COUNTER = MessageCounter(text_counter())
 PRICES = Prices.relative()  # cached read 0.1, write 1.25, output 5, in units of a plain input token
+_REMAINING = re.compile(r"follows it \((\d+) in all\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +122,21 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class Copier:
-    """A summariser for cost: it copies lines of what it is shown, evenly over the source, until four fifths of its limit."""
+    """A summariser for cost: it copies lines of what it is shown, evenly over the source, until four fifths of its limit.
+
+    On the live prefix it copies from the span that the instruction names.
+    """
 
     model = "copier"
     context_window = None
     scratch_role = "system"
 
     def __init__(self) -> None:
-        self.input_tokens = self.output_tokens = self.calls = 0
+        self.input_tokens = self.output_tokens = self.calls = self.cached_tokens = 0
 
-    def send(self, request: Request) -> Reply:
-        lines = [line for line in request.messages[-1].text.splitlines() if len(line) > 20]
+    def send(self, request: Request, *, cached_tokens: int = 0) -> Reply:
+        self.cached_tokens += cached_tokens
+        lines = [line for line in _to_summarise(request).splitlines() if len(line) > 20]
         limit, used, kept = (request.max_tokens or 1_000) * 4 // 5, 0, list[str]()
         total = sum(COUNTER.count_text(line) for line in lines)
         for line in lines[:: max(1, -(-total // max(1, limit)))]:
@@ -143,7 +144,7 @@ class Copier:
             if used > limit:
                 break
             kept.append(line)
-        text = "\n".join(kept) or "Nothing to keep."
+        text = "\n".join(["Summary of the conversation:", *kept]) if kept else "Nothing to keep."
         self.calls += 1
         self.input_tokens += COUNTER.count_all(request.messages)
         self.output_tokens += COUNTER.count_text(text)
@@ -165,4 +166,28 @@ class Copier:
         """Nothing is held open."""
 
     def cost(self, prices: Prices = PRICES) -> float:
-        return self.input_tokens * prices.input_per_mtok + self.output_tokens * prices.output_per_mtok
+        new = (self.input_tokens - self.cached_tokens) * prices.input_per_mtok
+        return new + self.cached_tokens * prices.cache_read_per_mtok + self.output_tokens * prices.output_per_mtok
+
+
+def _to_summarise(request: Request) -> str:
+    if not request.live_prefix:
+        return request.messages[-1].text
+    remaining = _REMAINING.search(request.messages[-1].text)
+    end = -1 - int(remaining[1]) if remaining else -1
+    return "\n".join(m.text for m in request.messages[:end] if m.role != "system")
+
+
+class CopyingBackend(ScriptedBackend):
+    """Plays its replies in order; requests for summaries are the copier's, which reads what was sent before from the cache."""
+
+    def __init__(self, replies: Sequence[Message]) -> None:
+        super().__init__(replies)
+        self.copier = Copier()
+
+    def send(self, request: Request) -> Reply:
+        if not request.live_prefix and request.messages[-1].id != "summary-source":
+            return super().send(request)
+        sent = self.requests[-1].messages
+        same = next((i for i, (a, b) in enumerate(zip(sent, request.messages, strict=False)) if a != b), len(sent))
+        return self.copier.send(request, cached_tokens=COUNTER.count_all(sent[: min(same, len(request.messages))]))

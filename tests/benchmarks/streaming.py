@@ -13,10 +13,7 @@ from typing import Any
 
 import httpx
 
-from ctxfold import OpenAIChatBackend
-from ctxfold.messages import user
-from ctxfold.ports import Request
-from ctxfold.stream import Fold
+from ctxfold import Fold, OpenAIChatBackend, Request, user
 from tests.benchmarks.lanes import frozen_heap
 from tests.benchmarks.sheets import Cell, Sheet, times
 from tests.benchmarks.stream_server import WORDS, raise_file_limit, streaming_server
@@ -25,7 +22,6 @@ __all__ = ["run"]
 
 REQUEST = Request((user("Tell me of the harbour.", id="u1"),))
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Tell me of the harbour."}], "stream": True}
-PAUSE_MS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +31,10 @@ class Sizes:
     spaced_events: int = 200
     streams: int = 1_000
     events_each: int = 20
+    first_pause_ms: int = 300
 
 
-QUICK = Sizes(events=300, rounds=3, spaced_events=30, streams=100, events_each=5)
+QUICK = Sizes(events=300, rounds=3, spaced_events=30, streams=100, events_each=5, first_pause_ms=30)
 
 
 def run(*, quick: bool = False) -> list[Sheet]:
@@ -141,7 +138,7 @@ async def _aread(backend: OpenAIChatBackend) -> str:
 
 
 def _first(address: str, sizes: Sizes, runner: asyncio.Runner) -> Sheet:
-    url = f"{address}/v1?events=3&pause_ms={PAUSE_MS}"
+    url = f"{address}/v1?events=3&pause_ms={sizes.first_pause_ms}"
     rounds = min(sizes.rounds, 5)
     with httpx.Client() as client, _backend(url) as backend:
         for opened in (_raw_first(client, url), _first_event(backend)):
@@ -150,19 +147,19 @@ def _first(address: str, sizes: Sizes, runner: asyncio.Runner) -> Sheet:
         ours = statistics.median(_first_event(backend) for _ in range(rounds))
     in_async = runner.run(_afirst_event(url, rounds))
     rows: tuple[tuple[Cell, ...], ...] = (
-        ("raw httpx, first bytes", raw * 1e3, _waited(raw)),
-        ("ctxfold, first event", ours * 1e3, _waited(ours)),
-        ("ctxfold async, first event", in_async * 1e3, _waited(in_async)),
+        ("raw httpx, first bytes", raw * 1e3, _waited(raw, sizes)),
+        ("ctxfold, first event", ours * 1e3, _waited(ours, sizes)),
+        ("ctxfold async, first event", in_async * 1e3, _waited(in_async, sizes)),
     )
     return Sheet(
-        f"First token on an open connection, the next one {PAUSE_MS} ms later",
+        f"First token on an open connection, the next one {sizes.first_pause_ms} ms later",
         ("client", "after the request, ms", "waited for the next"),
         rows,
     )
 
 
-def _waited(seconds: float) -> str:
-    return "yes" if seconds * 1e3 >= PAUSE_MS else "no"
+def _waited(seconds: float, sizes: Sizes) -> str:
+    return "yes" if seconds * 1e3 >= sizes.first_pause_ms else "no"
 
 
 def _raw_first(client: httpx.Client, url: str) -> float:

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ctxfold import AgentContext
-from ctxfold.messages import Message, TextPart, user
-from ctxfold.testing.oracle import OracleSummarizer, fact, facts
+from ctxfold import AgentContext, Message, TextPart, user
 from tests.benchmarks.data import bfcl, copied_arguments, plain, tau
 from tests.benchmarks.replay import COUNTER
 from tests.benchmarks.sheets import Cell, Sheet
 from tests.benchmarks.tau_peers import langchain_message
+from tests.support.oracle import OracleSummarizer, fact, facts
 
 __all__ = ["CASES", "Case", "Survived", "langchain_survived", "run", "survived"]
 
@@ -106,7 +105,7 @@ def survived(case: Case, limit: int | None = None) -> Survived:
     done = 0
     oracle = OracleSummarizer(COUNTER, context_window=SUMMARIZER_WINDOW)
     with AgentContext(
-        session="survival", context_window=WINDOW, summarizer=oracle, auto_compact=False, keep_last=1
+        session_id="survival", context_window=WINDOW, summarizer=oracle, auto_compact=False, keep_last=1
     ) as context:
         for messages, here in list(generations(case))[:limit]:
             for message in messages:

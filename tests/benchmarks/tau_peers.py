@@ -7,9 +7,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ctxfold import text_counter
-from ctxfold.backends.openai_request import canonical_lines
-from ctxfold.messages import Message, system
+from ctxfold import Message, system, text_counter
+from ctxfold.backends.openai_chat.request import canonical_lines
 from tests.benchmarks.replay import COUNTER, Step, Trace
 
 __all__ = ["Encoder", "langchain_message", "llama_message", "peer_traces"]

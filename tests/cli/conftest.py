@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ctxfold import assistant, user
 from ctxfold.cli.app import app
-from ctxfold.messages import assistant, user
-from tests.core.driven import context, tool_round, turns
+from tests.support.driven import context, tool_round, turns
 
 SECRET = "my locker is 47-B \x1b[31m[bold]red\x1b[0m"
 
@@ -38,11 +38,11 @@ def path(tmp_path: Path) -> Path:
 def store(path: Path) -> str:
     """Its URL; session "ann" has been compacted, "bob" has a tool round, "eve" belongs to somebody else."""
     url = f"sqlite:///{path}"
-    with context(store=url, session="ann", context_window=1_500, system="Be brief.") as ann:
+    with context(store=url, session_id="ann", context_window=1_500, system="Be brief.") as ann:
         ann.add([user(SECRET, id="m"), assistant("noted", id="n"), *turns(40)])
-    with context(store=url, session="bob") as bob:
+    with context(store=url, session_id="bob") as bob:
         bob.add([user("look", id="q"), *tool_round("t"), assistant("done", id="d")])
-    with context(store=url, session="eve", owner="mallory") as eve:
+    with context(store=url, session_id="eve", owner="mallory") as eve:
         eve.add([user("mine alone", id="e"), assistant("yes", id="f")])
     return url
 

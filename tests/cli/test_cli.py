@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ctxfold import MessageErasedError, SqlStore
+from ctxfold import MessageErasedError, SqlStore, assistant, user
 from ctxfold.cli.app import app
-from ctxfold.messages import assistant, user
 from ctxfold.testing import ModelServer
-from tests.core.driven import context, turns
-from tests.core.scan import places_of
+from tests.erasure.scan import places_of
+from tests.support.driven import context, turns
 
 Run = Callable[..., Any]
 
@@ -73,6 +72,8 @@ def test_window(ctxfold: Run) -> None:
     assert "47-B" in told["recalled"]
     shown = ctxfold("window", "ann", "--question", "which locker?").out
     assert "stands for compacted" in shown
+    assert "until the next compaction" in shown
+    assert told["gauge"]["forecast"] in shown
     assert "47-B" in shown
 
 
@@ -102,7 +103,7 @@ def test_compact_and_undo(ctxfold: Run) -> None:
     before = ctxfold("window", "ann", "--json").json
     done = ctxfold("compact", "ann", "--json").json
     assert done["tokens_after"] < done["tokens_before"] == before["used_tokens"]
-    assert done["rung"] == "extractive"
+    assert (done["fallback_level"], done["rung"]) == ("extractive", "extractive")
     assert ctxfold("undo", "ann", "--json").json["tokens"] == [done["tokens_after"], done["tokens_before"]]
     assert ctxfold("window", "ann", "--json").json["blocks"] == before["blocks"]
     assert "messages archived" in ctxfold("compact", "ann").out
@@ -122,7 +123,7 @@ def test_compact_with_a_model(ctxfold: Run) -> None:
 def test_a_session_keeps_its_rules(ctxfold: Run, store: str) -> None:
     for command in (("show", "ann"), ("compact", "ann"), ("undo", "ann"), ("search", "ann", "locker")):
         assert ctxfold(*command).code == 0
-    with context(store=store, session="ann", create=False) as ann:
+    with context(store=store, session_id="ann", create=False) as ann:
         assert ann.rules().context_window == 1_500
 
 
@@ -141,7 +142,7 @@ def test_export_and_import_give_the_same_session(ctxfold: Run, tmp_path: Path, s
     assert ctxfold("import", "copy", str(file), "--json").json == {"session": "copy", "messages": lines}
     assert ctxfold("show", "copy", "--json").json == ctxfold("show", "ann", "--json").json
     assert ctxfold("window", "copy", "--json").json["blocks"] == ctxfold("window", "ann", "--json").json["blocks"]
-    with context(store=store, session="copy", create=False) as copy:
+    with context(store=store, session_id="copy", create=False) as copy:
         assert copy.rules().context_window == 1_500
     again = ctxfold("import", "copy", str(file))
     assert (again.code, "into a new name" in again.err) == (1, True)
@@ -180,7 +181,7 @@ def test_erase_messages(ctxfold: Run, store: str) -> None:
     assert (gone.code, "was erased" in gone.err) == (3, True)
     with SqlStore(store) as opened:
         assert places_of("47-B", opened) == []
-    with context(store=store, session="new") as fork, pytest.raises(MessageErasedError):
+    with context(store=store, session_id="new") as fork, pytest.raises(MessageErasedError):
         fork.get("m")
 
 
@@ -241,7 +242,7 @@ def test_every_command_on_the_page_works(store: str, tmp_path: Path, monkeypatch
     assert len(lines) == 21
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CTXFOLD_STORE", store)
-    with context(store=store, session="chat-1", context_window=1_500) as ctx:
+    with context(store=store, session_id="chat-1", context_window=1_500) as ctx:
         ctx.add([user("my locker code is 47-B", id="m"), assistant("noted", id="n"), *turns(45)])
     for line in lines:
         arguments = shlex.split(line, comments=True)[1:]
@@ -328,6 +329,6 @@ def test_a_warning_is_one_line(store: str, tmp_path: Path) -> None:
 
 
 def test_without_its_packages_the_demo_says_what_to_install() -> None:
-    code = "import runpy, sys; sys.modules['rich'] = None; runpy.run_module('ctxfold.demo', run_name='__main__')"
+    code = "import runpy, sys; sys.modules['rich'] = None; runpy.run_module('examples.demo', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, 'error: the demo needs rich: pip install "ctxfold[all]"\n')

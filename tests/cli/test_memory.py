@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxfold import SqlStore
-from tests.core.driven import context
-from tests.core.scan import places_of
+from tests.erasure.scan import places_of
+from tests.support.driven import context
 
 Run = Callable[..., Any]
 
@@ -33,7 +33,7 @@ def test_add_list_and_replace(ctxfold: Run) -> None:
 def test_values_with_names(ctxfold: Run, store: str) -> None:
     data = ("--data", "subject=Ann", "--data", "predicate=works at", "--data", "object=Acme=Co")
     assert ctxfold("memory", "add", "ann", "graph", *data, "--json").json["new"] is True
-    with context(store=store, session="ann", create=False) as ann:
+    with context(store=store, session_id="ann", create=False) as ann:
         assert dict(ann.memory.list("graph")[0].data)["object"] == "Acme=Co"
     bad = ctxfold("memory", "add", "ann", "graph", "--data", "subject")
     assert (bad.code, "such as subject=Ann" in bad.err) == (2, True)
@@ -53,7 +53,7 @@ def test_failures(ctxfold: Run) -> None:
     for arguments, code, told in (
         (("add", "nobody", "facts", "x"), 3, "does not exist"),
         (("add", "ann", "dreams", "x"), 2, "memory kind 'dreams'"),
-        (("add", "ann", "facts", "x", "--data", "shared=no"), 2, "a meaning of its own"),
+        (("add", "ann", "facts", "x", "--data", "shared=no"), 2, "is reserved"),
         (("add", "ann", "facts"), 1, "0 characters"),
         (("forget", "", "--owner", "nobody"), 3, "0 items begin with"),
     ):

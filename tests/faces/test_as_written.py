@@ -52,7 +52,7 @@ def test_history_chat_model_and_memory_on_one_store(server: ModelServer) -> None
 async def test_the_engine_alone(server: ModelServer, tmp_path: Path) -> None:
     backend = OpenAIChatBackend(provider="deepseek", model="lookup", base_url=server.base_url, api_key="x")
     ctx = AgentContext(
-        backend=backend, session="s1", store="sqlite:///chat.db", context_window=8_000, system="You are helpful."
+        backend=backend, session_id="s1", store="sqlite:///chat.db", context_window=8_000, system="You are helpful."
     )
     reply = ctx.send("hello")
     assert reply.message.text
@@ -78,8 +78,8 @@ async def test_the_engine_alone(server: ModelServer, tmp_path: Path) -> None:
 
 def test_a_store_is_given_as_a_url_or_as_an_object(server: ModelServer) -> None:
     with SqlStore("sqlite:///chat.db") as store:
-        one = AgentContext(session="s", store=store, context_window=8_000)
-        two = AgentContext(session="s", store="sqlite:///chat.db", context_window=8_000)
+        one = AgentContext(session_id="s", store=store, context_window=8_000)
+        two = AgentContext(session_id="s", store="sqlite:///chat.db", context_window=8_000)
         one.add("hello")
         assert [m.text for m in two.window().messages] == ["hello"]
         two.close()

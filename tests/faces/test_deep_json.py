@@ -11,13 +11,18 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from llama_index.core.llms import ChatMessage
 
-from ctxfold import AgentContext, OpenAIChatBackend
-from ctxfold.errors import ConfigError, CtxError, ImportLineError, MessageError, StoreCorruptError
-from ctxfold.messages import (
+from ctxfold import (
+    AgentContext,
+    ConfigError,
+    CtxError,
+    ImportLineError,
     MediaPart,
     Message,
+    MessageError,
     Opaque,
+    OpenAIChatBackend,
     ReasoningPart,
+    StoreCorruptError,
     TextPart,
     ToolCallPart,
     ToolSpec,
@@ -28,7 +33,7 @@ from ctxfold.messages import (
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import CtxChatMessageHistory
 from llamaindex_ctx import CtxMemory
-from tests.core.driven import context, scripted, turns
+from tests.support.driven import context, scripted, turns
 
 LEVELS = 100_000
 ARRAY = "[" * LEVELS + "]" * LEVELS
@@ -108,7 +113,7 @@ def test_parts_that_are_json_are_checked_when_they_are_added(make: Callable[[str
     """Otherwise every later request of the session would fail on the stored message."""
     with context() as ctx:
         for text in (ARRAY, OBJECT, "no JSON", '{"cut": '):
-            with pytest.raises(MessageError, match="no JSON that can be read"):
+            with pytest.raises(MessageError, match="is not valid JSON"):
                 ctx.add([user("q", id="q"), make(text)])
         assert ctx.messages() == ()
 

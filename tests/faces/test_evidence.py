@@ -20,7 +20,7 @@ from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import ContextMiddleware, with_context
 from llamaindex_ctx import CtxMemory
 from tests.benchmarks.data import DataMissingError
-from tests.benchmarks.evidence import Ask, Opened, Shares, archived, prepared, prepared_by, settings, through
+from tests.benchmarks.evidence import BUDGETS, Ask, Opened, Shares, archived, prepared, prepared_by, settings, through
 
 
 class Listening:
@@ -48,7 +48,7 @@ class Listening:
 def langchain_prepared(texts: Sequence[str], budget: int) -> Generator[Ask]:
     heard = Listening()
     with heard.server:
-        chat = with_context(heard.model(), session="s", **settings(budget))
+        chat = with_context(heard.model(), session_id="s", **settings(budget))
         archived(chat.context(), texts)
         yield functools.partial(prepared_by, chat.context().service)
         chat.close()
@@ -59,7 +59,7 @@ def langchain_sent(texts: Sequence[str], budget: int) -> Generator[Ask]:
     """Each question is asked of a fork, so that none sees those before it."""
     heard, names = Listening(), map("q{}".format, count())
     with heard.server:
-        chat = with_context(heard.model(), session="s", **settings(budget))
+        chat = with_context(heard.model(), session_id="s", **settings(budget))
         archived(chat.context(), texts)
 
         def ask(question: str) -> str:
@@ -77,13 +77,13 @@ def langchain_agent(texts: Sequence[str], budget: int) -> Generator[Ask]:
     """As an agent's model gets it, also each from a fork."""
     heard, names, store = Listening(), map("q{}".format, count()), MemoryStore()
     rules: dict[str, Any] = {**settings(budget), "auto_compact": True, "history_tools": False}
-    with heard.server, AgentContext(session="s", store=store, **settings(budget)) as context:
+    with heard.server, AgentContext(session_id="s", store=store, **settings(budget)) as context:
         archived(context, texts)
 
         def ask(question: str) -> str:
             name = next(names)
             context.fork(name)
-            middleware = ContextMiddleware(store=store, session=name, **rules)
+            middleware = ContextMiddleware(store=store, session_id=name, **rules)
             agent: Any = create_agent(heard.model(), [], middleware=[middleware])
             agent.invoke({"messages": [HumanMessage(question)]})
             return heard.shown(question)
@@ -116,7 +116,7 @@ def llamaindex_window(texts: Sequence[str], budget: int) -> Generator[Ask]:
 
 @functools.cache
 def _own() -> tuple[Shares, ...]:
-    return tuple(prepared())
+    return tuple(prepared(BUDGETS[:1]))
 
 
 @pytest.mark.parametrize(
@@ -127,5 +127,5 @@ def test_the_evidence_is_in_the_window_of_each_face(face: Opened) -> None:
         own = _own()
     except DataMissingError as missing:
         pytest.skip(str(missing))
-    assert tuple(through(face)) == own
+    assert tuple(through(face, BUDGETS[:1])) == own
     assert all(s.half_and_half / s.questions >= 0.96 for s in own)

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
 from ctxfold import AgentContext, Message, RatioCounter, ScriptedBackend
-from ctxfold.demo.story import Turn, load_story
+from examples.demo.story import Turn, load_story
 from langchain_ctx import ChatCtx, CtxChatMessageHistory, from_langchain
 from llamaindex_ctx import CtxLLM, CtxMemory
 
@@ -81,7 +81,7 @@ def through_chat_model(store: str, window: int, turns: Sequence[Turn]) -> None:
 
 
 def replies_of(turn: Turn) -> list[Message]:
-    from ctxfold.messages import ToolCallPart, assistant
+    from ctxfold import ToolCallPart, assistant
 
     made = [
         assistant(
@@ -134,12 +134,12 @@ def test_with_excerpts_of_large_tool_outputs_too(face: Face, tmp_path: Path) -> 
 def plain(store: str, window: int, turns: Sequence[Turn]) -> None:
     """The same transcript through the engine alone, turn by turn."""
     summarizer = ScriptedBackend([SUMMARY] * 100)
-    with AgentContext(session="s", store=store, summarizer=summarizer, **settings(window)) as context:
+    with AgentContext(session_id="s", store=store, summarizer=summarizer, **settings(window)) as context:
         for turn in turns:
             context.add([from_langchain(m) for m in langchain_messages(turn)])
         assert context.usage().compactions > 2
 
 
 def window_of(path: Path, window: int) -> list[str]:
-    with AgentContext(session="s", store=f"sqlite:///{path}", create=False, **settings(window)) as context:
+    with AgentContext(session_id="s", store=f"sqlite:///{path}", create=False, **settings(window)) as context:
         return canonical(context.view().messages)

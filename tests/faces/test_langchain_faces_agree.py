@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold.demo.story import Turn
+from examples.demo.story import Turn
 from langchain_ctx import ContextMiddleware, ContextNode, CtxChatMessageHistory, with_context
 from tests.faces.test_faces_agree import LARGE, SUMMARY, TURNS, Face, langchain_messages, plain, settings, window_of
 
@@ -51,7 +51,7 @@ def through_history(store: str, window: int, turns: Sequence[Turn]) -> None:
 
 def through_wrapper(store: str, window: int, turns: Sequence[Turn]) -> None:
     """The whole list on every call, tool rounds and all."""
-    chat = with_context(playing(turns), session="s", store=store, summarizer=writer(), **settings(window))
+    chat = with_context(playing(turns), session_id="s", store=store, summarizer=writer(), **settings(window))
     told: list[BaseMessage] = []
     for turn in turns:
         for message in langchain_messages(turn):

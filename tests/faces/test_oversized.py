@@ -13,12 +13,20 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from llama_index.core.base.llms.types import ChatMessage
 
-from ctxfold import AgentContext, ScriptedBackend
-from ctxfold.errors import BackendError, MessageTooLargeError
-from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
+from ctxfold import (
+    AgentContext,
+    BackendError,
+    Message,
+    MessageTooLargeError,
+    ScriptedBackend,
+    ToolCallPart,
+    assistant,
+    tool_result,
+    user,
+)
 from langchain_ctx import ContextMiddleware, ContextNode, CtxChatMessageHistory, with_context
 from llamaindex_ctx import CtxMemory
-from tests.core.driven import COUNTER
+from tests.support.driven import COUNTER
 
 WINDOW, SMALL = 8_000, 2_500
 BIG = "Here comes the long report of the whole year. " * 2_300  # more than 20,000 tokens
@@ -102,7 +110,7 @@ def model() -> FakeListChatModel:
 
 def through_wrapper(store: str, window: int) -> Callable[[str], str]:
     told: list[BaseMessage] = []
-    chat = with_context(model(), session="s", store=store, context_window=window)
+    chat = with_context(model(), session_id="s", store=store, context_window=window)
 
     def ask(text: str) -> str:
         told.append(HumanMessage(text))

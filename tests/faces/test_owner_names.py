@@ -27,14 +27,27 @@ from typer.testing import CliRunner
 import ctxfold
 import langchain_ctx
 import llamaindex_ctx
-from ctxfold import AgentContext, MemoryItem, MemoryStore, RatioCounter, ScriptedBackend, SqlStore
+from ctxfold import (
+    AgentContext,
+    ConfigError,
+    MemoryItem,
+    MemoryStore,
+    RatioCounter,
+    ScriptedBackend,
+    SessionKey,
+    SqlStore,
+    assistant,
+    user,
+)
 from ctxfold.cli.app import app
-from ctxfold.errors import ConfigError
-from ctxfold.history.records import SessionKey
-from ctxfold.messages import assistant, user
-from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory
-from langchain_ctx.history import HistoryFactory
-from langchain_ctx.wrapped import ContextChatModel
+from langchain_ctx import (
+    ChatCtx,
+    ContextChatModel,
+    ContextMiddleware,
+    ContextNode,
+    CtxChatMessageHistory,
+    HistoryFactory,
+)
 from llamaindex_ctx import ContextLLM, CtxAsyncChatStore, CtxChatStore, CtxMemory, CtxMemoryBlock
 
 WINDOW = 8_000
@@ -63,7 +76,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with MemoryStore() as store, AgentContext(**settings(store), session="t") as context:
+    with MemoryStore() as store, AgentContext(**settings(store), session_id="t") as context:
         for owner in OWNERS:
             context.at("t", owner=owner).add([user(f"{owner}'s locker is 47", id="u"), assistant("noted", id="a")])
         yield World(store, context, tmp_path)
@@ -200,7 +213,7 @@ STORES = {
 # by the name of the public callable; what stands in brackets behind it tells ways of calling apart
 
 OWNED: dict[str, Entry] = {
-    "ctxfold.AgentContext": lambda w, owner: AgentContext(**settings(w.store), session="t", owner=owner),
+    "ctxfold.AgentContext": lambda w, owner: AgentContext(**settings(w.store), session_id="t", owner=owner),
     "ctxfold.AgentContext.at": lambda w, owner: w.context.at("t", owner=owner),
     "ctxfold.AgentContext.at [erase]": lambda w, owner: w.context.at("t", owner=owner).erase_owner(),
     "ctxfold.AgentContext.load_snapshot [owner]": snapshot(owner=None),
@@ -212,9 +225,9 @@ OWNED: dict[str, Entry] = {
     "langchain_ctx.ChatCtx.context": lambda w, owner: chat(w, session="t").context(owner=owner),
     "langchain_ctx.ChatCtx.erase": lambda w, owner: chat(w).erase("t", owner=owner),
     "langchain_ctx.ChatCtx.aerase": lambda w, owner: chat(w).aerase("t", owner=owner),
-    "langchain_ctx.with_context": lambda w, owner: wrapped(w, session="t", owner=owner),
+    "langchain_ctx.with_context": lambda w, owner: wrapped(w, session_id="t", owner=owner),
     "langchain_ctx.ContextChatModel": lambda w, owner: ContextChatModel(inner=fake(), owner=owner),
-    "langchain_ctx.ContextChatModel.context": lambda w, owner: wrapped(w, session="t").context(owner=owner),
+    "langchain_ctx.ContextChatModel.context": lambda w, owner: wrapped(w, session_id="t").context(owner=owner),
     "langchain_ctx.ContextChatModel.erase": lambda w, owner: wrapped(w).erase("t", owner=owner),
     "langchain_ctx.ContextChatModel.aerase": lambda w, owner: wrapped(w).aerase("t", owner=owner),
     "langchain_ctx.ContextMiddleware": lambda w, owner: middleware(w, owner=owner),
@@ -222,12 +235,12 @@ OWNED: dict[str, Entry] = {
     "langchain_ctx.ContextMiddleware.erase": lambda w, owner: middleware(w).erase("t", owner=owner),
     "langchain_ctx.ContextMiddleware.aerase": lambda w, owner: middleware(w).aerase("t", owner=owner),
     "langchain_ctx.ContextNode": lambda w, owner: node(w, owner=owner),
-    "langchain_ctx.ContextNode.context": lambda w, owner: node(w, session="t").context(owner=owner),
+    "langchain_ctx.ContextNode.context": lambda w, owner: node(w, session_id="t").context(owner=owner),
     "langchain_ctx.ContextNode.erase": lambda w, owner: node(w).erase("t", owner=owner),
     "langchain_ctx.ContextNode.aerase": lambda w, owner: node(w).aerase("t", owner=owner),
     "langchain_ctx.CtxChatMessageHistory": lambda w, owner: CtxChatMessageHistory("t", w.store, WINDOW, owner=owner),
     "langchain_ctx.HistoryFactory.__call__": lambda w, owner: factory(w)("t", owner),
-    "llamaindex_ctx.with_context": lambda w, owner: llm(w, session="t", owner=owner),
+    "llamaindex_ctx.with_context": lambda w, owner: llm(w, session_id="t", owner=owner),
     "llamaindex_ctx.ContextLLM": lambda w, owner: ContextLLM(inner=MockLLM(), window=WINDOW, owner=owner),
     "llamaindex_ctx.ContextLLM.at": lambda w, owner: llm(w).at("t", owner=owner),
     "llamaindex_ctx.ContextLLM.context": lambda w, owner: llm(w).context("t", owner=owner),
@@ -274,38 +287,38 @@ AKEYED: dict[str, Callable[[CtxAsyncChatStore, Any], object]] = {
 }
 
 NAMED: dict[str, Entry] = {
-    "ctxfold.AgentContext": lambda w, name: AgentContext(**settings(w.store), session=name),
+    "ctxfold.AgentContext": lambda w, name: AgentContext(**settings(w.store), session_id=name),
     "ctxfold.AgentContext.at": lambda w, name: w.context.at(name),
     "ctxfold.AgentContext.fork": lambda w, name: w.context.fork(name),
     "ctxfold.AgentContext.afork": lambda w, name: w.context.afork(name),
-    "ctxfold.AgentContext.load_snapshot": snapshot(session=None),
+    "ctxfold.AgentContext.load_snapshot": snapshot(session_id=None),
     "ctxfold.AgentContext.aload_snapshot": lambda w, name: AgentContext.aload_snapshot(
-        saved(w), session=name, store=MemoryStore()
+        saved(w), session_id=name, store=MemoryStore()
     ),
     **{f"ctxfold.ContextService.{name}": service(name, "session") for name in SERVICE if name not in NO_SESSION},
     "langchain_ctx.ChatCtx": lambda w, name: chat(w, session=name),
     "langchain_ctx.ChatCtx.context": lambda w, name: chat(w, session="t").context(name),
     "langchain_ctx.ChatCtx.erase": lambda w, name: chat(w, session="t").erase(name),
     "langchain_ctx.ChatCtx.aerase": lambda w, name: chat(w, session="t").aerase(name),
-    "langchain_ctx.with_context": lambda w, name: wrapped(w, session=name),
+    "langchain_ctx.with_context": lambda w, name: wrapped(w, session_id=name),
     "langchain_ctx.ContextChatModel": lambda w, name: ContextChatModel(inner=fake(), session=name),
-    "langchain_ctx.ContextChatModel.context": lambda w, name: wrapped(w, session="t").context(name),
-    "langchain_ctx.ContextChatModel.erase": lambda w, name: wrapped(w, session="t").erase(name),
-    "langchain_ctx.ContextChatModel.aerase": lambda w, name: wrapped(w, session="t").aerase(name),
-    "langchain_ctx.ContextMiddleware": lambda w, name: middleware(w, session=name),
-    "langchain_ctx.ContextMiddleware.context": lambda w, name: middleware(w, session="t").context(name),
-    "langchain_ctx.ContextMiddleware.erase": lambda w, name: middleware(w, session="t").erase(name),
-    "langchain_ctx.ContextMiddleware.aerase": lambda w, name: middleware(w, session="t").aerase(name),
-    "langchain_ctx.ContextNode": lambda w, name: node(w, session=name),
-    "langchain_ctx.ContextNode.context": lambda w, name: node(w, session="t").context(name),
-    "langchain_ctx.ContextNode.erase": lambda w, name: node(w, session="t").erase(name),
-    "langchain_ctx.ContextNode.aerase": lambda w, name: node(w, session="t").aerase(name),
+    "langchain_ctx.ContextChatModel.context": lambda w, name: wrapped(w, session_id="t").context(name),
+    "langchain_ctx.ContextChatModel.erase": lambda w, name: wrapped(w, session_id="t").erase(name),
+    "langchain_ctx.ContextChatModel.aerase": lambda w, name: wrapped(w, session_id="t").aerase(name),
+    "langchain_ctx.ContextMiddleware": lambda w, name: middleware(w, session_id=name),
+    "langchain_ctx.ContextMiddleware.context": lambda w, name: middleware(w, session_id="t").context(name),
+    "langchain_ctx.ContextMiddleware.erase": lambda w, name: middleware(w, session_id="t").erase(name),
+    "langchain_ctx.ContextMiddleware.aerase": lambda w, name: middleware(w, session_id="t").aerase(name),
+    "langchain_ctx.ContextNode": lambda w, name: node(w, session_id=name),
+    "langchain_ctx.ContextNode.context": lambda w, name: node(w, session_id="t").context(name),
+    "langchain_ctx.ContextNode.erase": lambda w, name: node(w, session_id="t").erase(name),
+    "langchain_ctx.ContextNode.aerase": lambda w, name: node(w, session_id="t").aerase(name),
     "langchain_ctx.CtxChatMessageHistory": lambda w, name: CtxChatMessageHistory(name, w.store, WINDOW),
     "langchain_ctx.HistoryFactory.__call__": lambda w, name: factory(w)(name),
-    "llamaindex_ctx.with_context": lambda w, name: llm(w, session=name),
-    "llamaindex_ctx.ContextLLM": lambda w, name: ContextLLM(inner=MockLLM(), window=WINDOW, session=name),
-    "llamaindex_ctx.ContextLLM.at": lambda w, name: llm(w, session="t").at(name),
-    "llamaindex_ctx.ContextLLM.context": lambda w, name: llm(w, session="t").context(name),
+    "llamaindex_ctx.with_context": lambda w, name: llm(w, session_id=name),
+    "llamaindex_ctx.ContextLLM": lambda w, name: ContextLLM(inner=MockLLM(), window=WINDOW, session_id=name),
+    "llamaindex_ctx.ContextLLM.at": lambda w, name: llm(w, session_id="t").at(name),
+    "llamaindex_ctx.ContextLLM.context": lambda w, name: llm(w, session_id="t").context(name),
     "llamaindex_ctx.CtxMemory.from_defaults": memory,
     "llamaindex_ctx.CtxMemory.at": lambda w, name: memory(w).at(name),
     "llamaindex_ctx.CtxMemoryBlock.session": lambda w, name: block(w).session(name),
@@ -407,10 +420,10 @@ def test_none_stands_for_what_the_object_was_made_with(world: World) -> None:
     assert [m.text for m in ann.view().messages if m.kind == "section"]
     assert not [m for m in world.context.view().messages if m.kind == "section"]
     assert own(chat(world, session="t", owner="ann").context(None, owner=None)) == mine
-    assert own(wrapped(world, session="t", owner="ann").context(None, owner=None)) == mine
+    assert own(wrapped(world, session_id="t", owner="ann").context(None, owner=None)) == mine
     assert own(middleware(world, owner="ann").context("t", owner=None)) == mine
-    assert own(node(world, session="t", owner="ann").context(None, owner=None)) == mine
-    assert own(llm(world, session="t", owner="ann").context(None, owner=None)) == mine
+    assert own(node(world, session_id="t", owner="ann").context(None, owner=None)) == mine
+    assert own(llm(world, session_id="t", owner="ann").context(None, owner=None)) == mine
     assert own(llm(world, owner="ann").at("t", owner=None).context()) == mine
     assert own(memory(world, owner="ann").at("t", owner=None).context) == mine
     assert chat(world, owner="ann").erase("t", owner=None) == ("t",)
@@ -459,7 +472,7 @@ def test_no_command_takes_an_empty_owner(command: str, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     with (
         SqlStore("sqlite:///chat.db") as store,
-        AgentContext(store=store, session="t", context_window=WINDOW) as context,
+        AgentContext(store=store, session_id="t", context_window=WINDOW) as context,
     ):
         context.add([user("the locker is 47", id="u"), assistant("noted", id="a")])
         before = store.head(SessionKey("default", "t"))
@@ -479,7 +492,15 @@ def test_no_command_takes_an_empty_owner(command: str, tmp_path: Path, monkeypat
 PARAMETERS = {"owner": OWNED, "session": NAMED, "session_id": NAMED, "thread": NAMED, "key": NAMED}
 EXTRA = {"langchain_ctx": {"ContextChatModel": ContextChatModel, "HistoryFactory": HistoryFactory}, "ctxfold": {}}
 NO_ENTRY = {
+    "ctxfold.BaseStore": "a base class; the store suite tests what it checks, on the built-in stores and on others",
     "ctxfold.ContextService": "made by `context.service`",
+    "ctxfold.KeyValueStore": "a base class; the store suite tests it through a store on top of it",
+    "ctxfold.KeyValueTransaction": "what a store on top of `KeyValueStore` implements, below the names",
+    "ctxfold.PolicyChanges": "a typed dictionary",
+    "ctxfold.PolicyFields": "a typed dictionary",
+    "ctxfold.RequestOptions": "a typed dictionary, whose methods take a key of the dictionary",
+    "ctxfold.SessionSettings": "a typed dictionary",
+    "ctxfold.SessionKey": "a value that a store's methods take; these are tested",
     "ctxfold.Store": "a protocol; its implementations are tested",
     "langchain_ctx.CtxChatMessageHistory.over": "for the factory, with a key that was checked",
     "llamaindex_ctx.CtxMemory": "made by `from_defaults`, from a session that is open",

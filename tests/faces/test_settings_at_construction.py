@@ -10,8 +10,7 @@ from langchain_core.tools import tool
 from llama_index.core.llms import MockLLM
 
 import llamaindex_ctx
-from ctxfold import AgentContext, MemoryStore
-from ctxfold.errors import ConfigError, CtxError, WindowTooSmallError
+from ctxfold import AgentContext, ConfigError, CtxError, MemoryStore, WindowTooSmallError
 from langchain_ctx import (
     ChatCtx,
     ContextMiddleware,
@@ -54,7 +53,7 @@ def test_a_misspelt_strategy(make: Callable[..., object]) -> None:
     """Step 7, C: misspelt strategy."""
     with pytest.raises(ConfigError, match="there is no strategy 'teired': did you mean 'tiered'"):
         make(context_window=4_000, strategy="teired")
-    with pytest.raises(ConfigError, match="there is no strategy 'zzz': there are tiered, summarize"):
+    with pytest.raises(ConfigError, match="there is no strategy 'zzz': use tiered, summarize"):
         make(context_window=4_000, strategy="zzz")
 
 
@@ -112,7 +111,9 @@ def test_an_overhead_without_room_for_a_question(make: Callable[..., Any]) -> No
 def test_an_overhead_that_is_no_number_of_tokens(make: Callable[..., Any]) -> None:
     """Step 7, C: sibling of an overhead that is too large."""
     for overhead in (-1, "many", None, True, 1.5):
-        with pytest.raises(ConfigError, match=rf"overhead_tokens is {overhead!r}: give what each request holds beside"):
+        with pytest.raises(
+            ConfigError, match=rf"overhead_tokens is {overhead!r}: give the tokens that each request holds"
+        ):
             make(context_window=1_000, overhead_tokens=overhead)
 
 
@@ -152,11 +153,11 @@ def test_a_system_prompt_without_room_for_a_question() -> None:
 def test_a_prompt_that_is_refused_leaves_the_session_as_it_was() -> None:
     store = MemoryStore()
     with pytest.raises(WindowTooSmallError):
-        AgentContext(session="s", store=store, context_window=1_000, system="word " * 790, counter=Words())
+        AgentContext(session_id="s", store=store, context_window=1_000, system="word " * 790, counter=Words())
     assert store.sessions("default") == ()
-    with AgentContext(session="s", store=store, context_window=1_000, system="Be brief.", counter=Words()):
+    with AgentContext(session_id="s", store=store, context_window=1_000, system="Be brief.", counter=Words()):
         pass
     with pytest.raises(WindowTooSmallError):
-        AgentContext(session="s", store=store, context_window=1_000, system="word " * 790, counter=Words())
-    with AgentContext(session="s", store=store, context_window=1_000, counter=Words()) as context:
+        AgentContext(session_id="s", store=store, context_window=1_000, system="word " * 790, counter=Words())
+    with AgentContext(session_id="s", store=store, context_window=1_000, counter=Words()) as context:
         assert context.view().prompts == ("Be brief.",)

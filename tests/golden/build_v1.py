@@ -11,28 +11,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctxfold.history.records import (
-    Cleared,
-    Compacted,
+from ctxfold import (
+    Document,
     Draft,
-    MessageAdded,
-    MessageInserted,
-    MessageRemoved,
-    MessageReplaced,
-    Pinned,
-    PolicyChanged,
-    Restored,
-    SessionKey,
-    SnapshotTaken,
-    TurnClosed,
-    Undone,
-    Unpinned,
-)
-from ctxfold.messages import (
     MediaPart,
     Message,
     Opaque,
     ReasoningPart,
+    SessionKey,
+    SqlStore,
     TextPart,
     ToolCallPart,
     Usage,
@@ -41,8 +28,21 @@ from ctxfold.messages import (
     tool_result,
     user,
 )
-from ctxfold.ports import Document
-from ctxfold.stores.sql import SqlStore
+from ctxfold.history.records import (
+    Cleared,
+    Compacted,
+    MessageAdded,
+    MessageInserted,
+    MessageRemoved,
+    MessageReplaced,
+    Pinned,
+    PolicyChanged,
+    Restored,
+    SnapshotTaken,
+    TurnClosed,
+    Undone,
+    Unpinned,
+)
 
 FOLDER = Path(__file__).parent
 TABLES = ("ctxfold_meta", "ctxfold_sessions", "ctxfold_records", "ctxfold_terms")

@@ -12,12 +12,11 @@ from pathlib import Path
 from sqlalchemy import Dialect
 from sqlalchemy.dialects import postgresql, sqlite
 
-from ctxfold.history.items import MemoryItem
+from ctxfold import Draft, MemoryItem, SqlStore, Usage, tool_result, user
 from ctxfold.history.records import (
     NOTICE,
     Calibrated,
     Compacted,
-    Draft,
     Erased,
     Forked,
     GoalSet,
@@ -28,8 +27,6 @@ from ctxfold.history.records import (
     TurnClosed,
 )
 from ctxfold.history.sections import Placed, SectionNote, section
-from ctxfold.messages import Usage, tool_result, user
-from ctxfold.stores.sql import SqlStore
 from ctxfold.stores.sql_schema import create_tables
 from tests.golden import build_v1
 

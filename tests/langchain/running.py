@@ -11,13 +11,14 @@ from langchain_core.tools import tool
 
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
+from tests.support.summaries import asks_on_live_prefix
 
 T: Any = {"configurable": {"thread_id": "t"}}
 
 
 def play(body: Any) -> Scripted:
     """Names the newest question and counts the answers before; sums up in one line."""
-    if body["messages"][0]["content"] != "AGENT":
+    if body["messages"][0]["content"] != "AGENT" or asks_on_live_prefix(body):
         return Scripted("They asked one thing after the other.")
     asked = [str(m["content"]) for m in body["messages"] if m["role"] == "user"]
     return Scripted(f"Answer to {asked[-1][:5]}. " + "It is a long story. " * 20)
@@ -86,7 +87,8 @@ class Running:
 
     def asked(self) -> list[Any]:
         """The newest request for an answer, without the system prompt."""
-        bodies = [r.body["messages"] for r in self.server.requests if r.body["messages"][0]["content"] == "AGENT"]
+        answers = (r.body for r in self.server.requests if not asks_on_live_prefix(r.body))
+        bodies = [b["messages"] for b in answers if b["messages"][0]["content"] == "AGENT"]
         return [(m["role"], m.get("content")) for m in bodies[-1][1:]]
 
     def questions(self) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ctxfold.testing import ErrorReply, Reply, Scripted, ScriptedCall
-from ctxfold.testing.schema import minimal
+from ctxfold.testing.model import minimal
 
 Json = Mapping[str, Any]
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"|「([^」]+)」")

@@ -11,7 +11,8 @@ def test_a_run_finishes_is_never_refused_and_reuses_its_prefix() -> None:
     run = agent_run("ctxfold", CALLS, folded, questions=2)
     assert (run.failure, run.calls, run.refused) == ("", CALLS + 1, 0)
     assert run.summaries >= 1
-    assert run.reuse >= 0.97
+    # the first output of 10,000 tokens fits the room and is shown whole, which costs .3 of a percent in a run of this length
+    assert run.reuse >= 0.965
     assert run.found == (2, 2, 2), "what the excerpts left out is still told when it is asked for"
 
 

@@ -17,11 +17,18 @@ from langchain_core.runnables import RunnableLambda
 from langchain_deepseek import ChatDeepSeek
 from langchain_openai import ChatOpenAI
 
-from ctxfold import AgentContext, RatioCounter, ToolSpec
-from ctxfold.errors import BackendError, ConfigError
-from ctxfold.messages import tool_result, user
-from ctxfold.ports import Request
-from ctxfold.stream import Fold, Thinking
+from ctxfold import (
+    AgentContext,
+    BackendError,
+    ConfigError,
+    Fold,
+    RatioCounter,
+    Request,
+    Thinking,
+    ToolSpec,
+    tool_result,
+    user,
+)
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, LangChainBackend
 

@@ -14,11 +14,10 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from ctxfold.errors import MessageTooLargeError, StoreUnavailableError
-from ctxfold.history.records import MessageAdded, SessionKey
+from ctxfold import MessageTooLargeError, SessionKey, StoreUnavailableError
+from ctxfold.history.records import MessageAdded
 from ctxfold.testing import ErrorReply, ModelServer, Scripted
-from langchain_ctx import ChatCtx, CtxChatMessageHistory
-from langchain_ctx.history import HistoryFactory
+from langchain_ctx import ChatCtx, CtxChatMessageHistory, HistoryFactory
 from tests.langchain.test_history import WORDS, FailingStore, contents, words
 
 PROMPT = ChatPromptTemplate.from_messages(
@@ -120,7 +119,7 @@ def test_a_long_conversation_goes_on_in_a_small_window(mode: str, factory: Histo
 
 
 def assert_all_kept(factory: HistoryFactory, name: str, said: list[str]) -> None:
-    store = factory("any").context._engine.ports.store  # the log itself
+    store = factory("any").context.store  # the log itself
     records = store.read(SessionKey("default", name))
     kept = [r.body.message.text for r in records if isinstance(r.body, MessageAdded) and r.body.message.role == "user"]
     assert sorted(kept) == sorted(said)

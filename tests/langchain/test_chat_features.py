@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Huma
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.tools import tool
 
-from ctxfold.errors import ConfigError
+from ctxfold import ConfigError
 from ctxfold.testing import ModelServer, RawReply, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, from_langchain, to_langchain
 

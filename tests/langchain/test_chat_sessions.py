@@ -16,11 +16,11 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 
-from ctxfold import MemoryStore
-from ctxfold.errors import (
+from ctxfold import (
     ConfigError,
     ContextOverflowError,
     EmptyMessagesError,
+    MemoryStore,
     MessageConflictError,
     MessageTooLargeError,
     OrphanToolResultError,

@@ -20,20 +20,21 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from ctxfold.errors import InvalidToolArgumentsError, MessageError, UnknownRoleError
-from ctxfold.messages import (
+from ctxfold import (
+    InvalidToolArgumentsError,
     MediaPart,
     Message,
+    MessageError,
     Opaque,
     ReasoningPart,
     TextPart,
     ToolCallPart,
+    UnknownRoleError,
     Usage,
     assistant,
-    content_key,
     tool_result,
-    validated,
 )
+from ctxfold.messages import content_key, validated
 from langchain_ctx import from_langchain, to_langchain
 
 PIXEL = "iVBORw0KGgo="

@@ -17,8 +17,7 @@ from langchain_core.messages import (
     messages_to_dict,
 )
 
-from ctxfold import AgentContext
-from ctxfold.tokens import CtxWarning
+from ctxfold import AgentContext, CtxWarning
 from langchain_ctx import (
     CtxChatMessageHistory,
     aexport_history,

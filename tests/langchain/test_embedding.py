@@ -9,8 +9,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from ctxfold import AgentContext, RatioCounter
-from ctxfold.errors import ConfigError
+from ctxfold import AgentContext, ConfigError, RatioCounter
 from langchain_ctx import ContextNode, LangChainEmbedder, from_langchain, with_context
 
 FILLER = "We also spoke about the weather in the old town for a while. " * 6
@@ -65,7 +64,7 @@ async def test_a_node_recalls_by_meaning(meaning: Meaning | None, how: str) -> N
 
 def test_with_context_takes_them_too() -> None:
     meaning, model = Meaning(), Watched(responses=["Noted."], requests=[])
-    chat = with_context(model, session="s", context_window=2_000, embedder=meaning, counter=RatioCounter())
+    chat = with_context(model, session_id="s", context_window=2_000, embedder=meaning, counter=RatioCounter())
     for text in (TOLD, *(m.text for m in filler() if isinstance(m, HumanMessage)), ASKED):
         chat.invoke(text)
     assert ASKED in meaning.asked

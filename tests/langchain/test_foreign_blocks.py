@@ -15,9 +15,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold import AgentContext, MemoryStore
-from ctxfold.messages import Usage
-from ctxfold.prices import Prices
+from ctxfold import AgentContext, MemoryStore, Prices, Usage
 from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import (
     ContextMiddleware,
@@ -111,7 +109,7 @@ def bare(blocks: Any) -> Any:
 async def test_a_reply_comes_back_as_it_came(how: str, version: str) -> None:
     with RawServer(reply(how)) as server:
         store = MemoryStore()
-        model = with_context(claude(server, version), store=store, session="s", context_window=100_000)
+        model = with_context(claude(server, version), store=store, session_id="s", context_window=100_000)
         said = await asked(model, "warm?", how)
         for kept in (
             to_langchain(model.context().messages()[-1]),
@@ -131,7 +129,7 @@ async def test_a_reply_comes_back_as_it_came(how: str, version: str) -> None:
 @HOW
 async def test_a_tool_round_goes_back_as_it_came(how: str, version: str) -> None:
     with RawServer(reply(how, CALL), reply(how)) as server:
-        model = with_context(claude(server, version), store=MemoryStore(), session="s", context_window=100_000)
+        model = with_context(claude(server, version), store=MemoryStore(), session_id="s", context_window=100_000)
         bound = model.bind_tools([weather])
         said = await asked(bound, "warm?", how)
         assert [c["args"] for c in said.tool_calls] == [{"city": "Ulm"}]
@@ -245,7 +243,7 @@ def test_what_a_package_tells_beside_a_streamed_text_is_kept() -> None:
         (thought("Second."), None),
         (AIMessageChunk("Two.", response_metadata={"system_fingerprint": "fp"}), {"finish_reason": "stop"}),
     ]
-    model = with_context(Told(pieces=pieces), session="s", context_window=8_000)
+    model = with_context(Told(pieces=pieces), session_id="s", context_window=8_000)
     said = merged(list(model.stream("well?")))
     stored = model.context().messages()[-1]
     assert stored.finish_reason == "stop"
@@ -268,7 +266,7 @@ def test_pieces_that_langchain_cannot_add_up_are_kept_as_they_were_read() -> Non
         said: list[str] = []
         with pytest.raises(TypeError, match="own"):
             merged([piece for piece, _ in pieces])
-        stream = with_context(Told(pieces=pieces), session="s", context_window=8_000)
+        stream = with_context(Told(pieces=pieces), session_id="s", context_window=8_000)
         said += [
             m.text for m in stream._stream([HumanMessage("x")])
         ]  # what LangChain's own `stream` fails at in the end
@@ -285,7 +283,7 @@ async def test_tokens_read_from_a_cache_and_written_to_it(how: str) -> None:
     """Anthropic tells writes by their lifetime; they cost more than plain input, and reads less."""
     prices = Prices(input_per_mtok=1, cache_read_per_mtok=10, cache_write_per_mtok=100, output_per_mtok=1_000)
     with RawServer(reply(how)) as server:
-        model = with_context(claude(server), session="s", context_window=100_000, prices=prices)
+        model = with_context(claude(server), session_id="s", context_window=100_000, prices=prices)
         await asked(model, "warm?", how)
         usage = model.context().usage()
         assert usage.reported == Usage(160, 5, cache_read_tokens=100, cache_write_tokens=50)
@@ -328,7 +326,7 @@ async def test_our_counts_are_measured_by_all_of_the_input(how: str) -> None:
 
     with ModelServer(model="m", script=answer, strict="openai") as server:
         inner: Any = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", stream_usage=True)  # type: ignore[arg-type]
-        model = with_context(inner, session="s", context_window=8_000)
+        model = with_context(inner, session_id="s", context_window=8_000)
         for number in range(6):
             await asked(model, f"Question {number}. " + "It is long. " * 40, how)
         context = model.context()

@@ -20,22 +20,25 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from ctxfold import HistoryCompacted, MemoryStore
-from ctxfold.errors import (
+from ctxfold import (
     ConfigError,
+    Draft,
     EmptyMessagesError,
+    HistoryCompacted,
     InvalidTextError,
+    MemoryStore,
     MessageConflictError,
     MessageTooLargeError,
     OrphanToolResultError,
     PinBudgetError,
+    Record,
+    SessionKey,
     SessionNotFoundError,
     StoreCorruptError,
     StoreUnavailableError,
     UnknownRoleError,
     WindowTooSmallError,
 )
-from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import ChatCtx, CtxChatMessageHistory, with_context
 
@@ -349,7 +352,7 @@ def test_a_history_does_not_recall_and_a_wrapped_model_does() -> None:
         with ModelServer(model="m", script=heard) as server:
             settings: dict[str, Any] = {"context_window": 1_200, "store": "memory://"}
             chat = ChatCtx(model="m", base_url=server.base_url, api_key="x", max_retries=0)
-            model: Any = with_context(chat, session="s", **settings) if wrapped else chat
+            model: Any = with_context(chat, session_id="s", **settings) if wrapped else chat
             with CtxChatMessageHistory("s", **settings) as history:
                 found = 0
                 for text in [*(f"{fact} " + "We spoke of the weather. " * 12 for fact in LOCKERS), *ASKED]:

@@ -8,7 +8,7 @@ from typing import Any
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 
-from ctxfold.messages import assistant, user
+from ctxfold import assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, CtxChatMessageHistory, history_tools
 

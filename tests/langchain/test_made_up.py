@@ -11,11 +11,10 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold import MemoryStore
-from ctxfold.history.records import SessionKey
+from ctxfold import MemoryStore, SessionKey
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode
-from langchain_ctx.made_up import MADE_UP, WAITING_S, MadeUp
+from langchain_ctx.sessions import ANONYMOUS_SESSIONS, WAITING_S, AnonymousSessions
 from tests.langchain.running import T, play
 
 
@@ -37,13 +36,13 @@ def test_a_middleware_without_store_and_checkpointer() -> None:
         agent: Any = create_agent(chat, [], system_prompt="AGENT", middleware=[middleware])
         first = agent.invoke({"messages": [HumanMessage("Q000", id="q0")]})["messages"]
         assert kept(middleware) == ("run-q0",)
-        for number in range(1, MADE_UP):
+        for number in range(1, ANONYMOUS_SESSIONS):
             agent.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]})
         # whoever comes back is among the newest again
         second = agent.invoke({"messages": [*first, HumanMessage("Q999")]})["messages"]
-        assert len(kept(middleware)) == MADE_UP
+        assert len(kept(middleware)) == ANONYMOUS_SESSIONS
         agent.invoke({"messages": [HumanMessage("One more.", id="more")]})
-        assert len(kept(middleware)) == MADE_UP
+        assert len(kept(middleware)) == ANONYMOUS_SESSIONS
         assert "run-q0" in kept(middleware)
         assert "run-q1" not in kept(middleware)
         assert middleware.context("run-q0").usage().turns == 2
@@ -66,7 +65,7 @@ async def test_a_run_that_waits_for_its_tools_is_not_dropped() -> None:
         @tool
         async def delegate() -> str:
             """Has many others look."""
-            for _ in range(MADE_UP + 5):
+            for _ in range(ANONYMOUS_SESSIONS + 5):
                 await inner.ainvoke({"messages": [HumanMessage("Look.")]}, {"configurable": {}})
             seen.append("run-q0" in kept(middleware))
             return "Looked."
@@ -76,7 +75,7 @@ async def test_a_run_that_waits_for_its_tools_is_not_dropped() -> None:
         assert state["messages"][-1].text == "Done."
         assert seen == [True]
         assert middleware.context("run-q0").usage().replies == 2
-        assert len(kept(middleware)) == MADE_UP
+        assert len(kept(middleware)) == ANONYMOUS_SESSIONS
         await chat.aclose()
 
 
@@ -91,17 +90,17 @@ def calling(body: Any) -> Scripted:
 def test_sessions_with_a_name_and_a_store_of_ones_own_stay() -> None:
     """A thread's session is its user's; so is all that is in a store that was given."""
     with ContextNode(context_window=8_000) as fit:
-        for number in range(MADE_UP + 5):
+        for number in range(ANONYMOUS_SESSIONS + 5):
             fit.invoke([HumanMessage("hi", id=f"q{number}")], {"configurable": {"thread_id": f"t{number}"}})
-        assert len(kept(fit)) == MADE_UP + 5
-        for number in range(MADE_UP + 5):
+        assert len(kept(fit)) == ANONYMOUS_SESSIONS + 5
+        for number in range(ANONYMOUS_SESSIONS + 5):
             fit.invoke([HumanMessage("hi", id=f"q{number}")])
-        assert len(kept(fit)) == 2 * MADE_UP + 5
+        assert len(kept(fit)) == 2 * ANONYMOUS_SESSIONS + 5
     store = MemoryStore()
     with ContextNode(context_window=8_000, store=store) as fit:
-        for number in range(MADE_UP + 5):
+        for number in range(ANONYMOUS_SESSIONS + 5):
             fit.invoke([HumanMessage("hi", id=f"q{number}")])
-        assert len(store.sessions("default")) == MADE_UP + 5
+        assert len(store.sessions("default")) == ANONYMOUS_SESSIONS + 5
 
 
 def test_sub_agents_of_a_thread_without_a_store() -> None:
@@ -126,7 +125,7 @@ def test_sub_agents_of_a_thread_without_a_store() -> None:
         for _ in range(2):
             agent.invoke({"messages": [HumanMessage("Delegate.")]}, T)
         names = kept(middleware)
-        assert len(names) == MADE_UP + 1
+        assert len(names) == ANONYMOUS_SESSIONS + 1
         assert names[0] == "t"
         assert all(name.startswith("t|tools|") for name in names[1:])
         assert middleware.context("t").usage().turns == 2
@@ -137,7 +136,7 @@ def delegating(body: Any) -> Scripted:
         return Scripted("Nothing there.")
     if body["messages"][-1]["role"] == "tool":
         return Scripted("Done.")
-    return Scripted(tool_calls=(ScriptedCall("delegate", json.dumps({"times": MADE_UP - 100})),))
+    return Scripted(tool_calls=(ScriptedCall("delegate", json.dumps({"times": ANONYMOUS_SESSIONS - 100})),))
 
 
 class Clock:
@@ -151,20 +150,20 @@ def key(number: int) -> SessionKey:
     return SessionKey("default", f"run-{number}")
 
 
-def enter(made_up: MadeUp, number: int, *, waiting: bool = False) -> None:
+def enter(made_up: AnonymousSessions, number: int, *, waiting: bool = False) -> None:
     with made_up.entering(key(number)) as found:
         found(key(number))
-        made_up.waits(key(number), waiting)
+        made_up.set_waiting(key(number), waiting)
 
 
 def test_which_go() -> None:
     gone: list[SessionKey] = []
     clock = Clock()
-    made_up = MadeUp(gone.append, clock)
+    made_up = AnonymousSessions(gone.append, clock)
     enter(made_up, 0, waiting=True)
     with made_up.entering(key(1)) as found:
         found(key(1))
-        for number in range(2, MADE_UP + 4):
+        for number in range(2, ANONYMOUS_SESSIONS + 4):
             enter(made_up, number)
         assert gone == [key(2), key(3)]  # one waits, one is in use
     assert gone == [key(2), key(3), key(4)]
@@ -176,8 +175,8 @@ def test_which_go() -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_call_that_fails_holds_nothing(fails: bool) -> None:
     gone: list[SessionKey] = []
-    made_up = MadeUp(gone.append)
-    for number in range(MADE_UP + 3):
+    made_up = AnonymousSessions(gone.append)
+    for number in range(ANONYMOUS_SESSIONS + 3):
         try:
             with made_up.entering(key(number)) as found:
                 found(key(number))

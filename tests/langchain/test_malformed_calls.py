@@ -18,8 +18,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
-from ctxfold import AgentContext
-from ctxfold.messages import Message, Opaque, TextPart, ToolCallPart, assistant, user
+from ctxfold import AgentContext, Message, Opaque, TextPart, ToolCallPart, assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import (
     CtxChatMessageHistory,
@@ -109,7 +108,7 @@ async def test_a_thread_that_was_stuck_goes_on(face: str, answered: bool, store_
             *([ToolMessage("It is no JSON.", id="t1", tool_call_id="c1", status="error")] if answered else []),
             HumanMessage("Hello?", id="h2"),
         ]
-        with AgentContext(session="t", store=store_url, context_window=8_000) as context:
+        with AgentContext(session_id="t", store=store_url, context_window=8_000) as context:
             context.add([user("Break it.", id="h1"), old_form("", "a1", "c1")])
         app = made.agent(store_url, saver)
         app.update_state(T, {"messages": listed}, as_node="__start__")
@@ -223,7 +222,7 @@ def test_histories_are_imported_whatever_they_hold(store_url: str) -> None:
             AIMessage("Done.", id="a3"),
         ]
     )
-    with AgentContext(session="s", store=store_url, context_window=8_000) as context:
+    with AgentContext(session_id="s", store=store_url, context_window=8_000) as context:
         import_history(theirs, context)
         found = context.messages()
         assert [m.id for m in found] == ["h1", "a1", "a1-c1", "h2", "a2", "t2", "a3"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -16,13 +18,18 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold.testing import ModelServer, Scripted
-from langchain_ctx import ChatCtx, ChatModelSummarizer, ContextMiddleware
+from langchain_ctx import ChatCtx, ChatModelSummarizer, ContextMiddleware, with_context
+from tests.support.summaries import asks_on_live_prefix
 
 T: Any = {"configurable": {"thread_id": "t"}}
 
 
+def is_agents(body: Any) -> bool:
+    return body["messages"][0]["content"] == "AGENT" and not asks_on_live_prefix(body)
+
+
 def play(body: Any) -> Scripted:
-    if body["messages"][0]["content"] != "AGENT":
+    if not is_agents(body):
         return Scripted("SECRET summary of it all.", reasoning="Short.")
     return Scripted("All is well. " + "It is a long story. " * 20, reasoning="Hm.")
 
@@ -72,7 +79,7 @@ async def test_summaries_never_reach_the_users_stream(kind: str, writer: str) ->
             pieces += [e["data"]["chunk"] for e in events if e["event"] == "on_chat_model_stream"]
             pieces += [e["data"]["output"] for e in events if e["event"] == "on_chat_model_end"]
         assert middleware.context("t").usage().compactions >= 3
-        assert any(r.body["messages"][0]["content"] != "AGENT" for r in server.requests)
+        assert any(not is_agents(r.body) for r in server.requests)
         said = "".join(piece.text for piece in pieces)
         assert said.count("All is well.") == 60  # once each; by events as chunks and as the whole
         assert "SECRET" not in said
@@ -89,7 +96,8 @@ class Heard(BaseCallbackHandler):
         self.events.append((name, data))
 
     def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
-        self.metadata.append(kwargs["metadata"])
+        if "ctxfold:summary" not in (kwargs["tags"] or ()):
+            self.metadata.append(kwargs["metadata"])
 
 
 class AsyncHeard(AsyncCallbackHandler):
@@ -101,7 +109,8 @@ class AsyncHeard(AsyncCallbackHandler):
         self.events.append((name, data))
 
     async def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
-        self.metadata.append(kwargs["metadata"])
+        if "ctxfold:summary" not in (kwargs["tags"] or ()):
+            self.metadata.append(kwargs["metadata"])
 
 
 @pytest.mark.parametrize("how", ["stream", "astream"])
@@ -131,6 +140,50 @@ async def test_compactions_are_told(how: str) -> None:
         assert heard.metadata[0]["ctxfold_listed"] == heard.metadata[0]["ctxfold_shown"] == 1
         assert heard.metadata[-1]["ctxfold_listed"] == 49
         assert heard.metadata[-1]["ctxfold_shown"] < 49
+        await closed(model)
+
+
+@pytest.mark.parametrize("face", ["ContextMiddleware", "with_context", "ChatCtx"])
+@pytest.mark.parametrize("how", ["stream", "astream"])
+async def test_the_status_is_live_in_the_custom_stream(face: str, how: str) -> None:
+    """A compaction is heard of while the summariser is asked; the gauge comes with each request."""
+    release = Event()
+
+    def script(body: Any) -> Scripted:
+        return replace(play(body), held=None if is_agents(body) else release)
+
+    with ModelServer(model="m", script=script, strict="deepseek", context_window=2_000) as server:
+        model, agent, _ = agent_on(server)
+        if face != "ContextMiddleware":
+            own: Any = with_context(model_on(server, "ChatDeepSeek"), store="memory://", context_window=2_000)
+            if face == "ChatCtx":
+                settings: Any = {"provider": "deepseek", "base_url": server.base_url, "api_key": "x"}
+                own = ChatCtx(model="m", store="memory://", context_window=2_000, **settings)
+            agent = create_agent(own, [], system_prompt="AGENT", checkpointer=InMemorySaver())
+        status: list[Any] = []
+
+        def hear(piece: Any) -> None:
+            status.append(piece["ctxfold"])
+            if status[-1]["event"] == "CompactionStarted":
+                release.set()  # no summary is written before this was heard
+
+        for number in range(25):
+            if how == "stream":
+                for piece in agent.stream(asked(number), T, stream_mode="custom"):
+                    hear(piece)
+            else:
+                async for piece in agent.astream(asked(number), T, stream_mode="custom"):
+                    hear(piece)
+        names = [s["event"] for s in status]
+        assert names.count("WindowGauge") == 25
+        assert status[0]["room_tokens"] == status[0]["budget_tokens"] - status[0]["used_tokens"]
+        start = names.index("CompactionStarted")
+        assert names[start : start + 3] == ["CompactionStarted", "CompactionProgress", "HistoryCompacted"]
+        assert status[start]["asks_model"]
+        if face != "ContextMiddleware":
+            own.close()
+            if how == "astream":
+                await own.aclose()
         await closed(model)
 
 

@@ -13,9 +13,9 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold.errors import ConfigError
+from ctxfold import ConfigError
+from ctxfold.adapters.history_tools import HISTORY_TOOLS
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from ctxfold.toolkit import HISTORY_TOOLS
 from langchain_ctx import ChatCtx, ContextMiddleware
 
 T: Any = {"recursion_limit": 200, "configurable": {"thread_id": "t"}}
@@ -171,7 +171,7 @@ def test_they_work_in_a_branch_and_without_a_thread() -> None:
         given: Any = [HumanMessage("We have apples.", id="first"), AIMessage("Noted."), HumanMessage("search")]
         assert "apples" in loose.invoke({"messages": given})["messages"][-1].text
         assert middleware.context("run-first").usage().turns == 2
-        fixed = create_agent(chat, [], middleware=[ContextMiddleware(context_window=8_000, session="fixed")])
+        fixed = create_agent(chat, [], middleware=[ContextMiddleware(context_window=8_000, session_id="fixed")])
         assert "apples" in fixed.invoke({"messages": given})["messages"][-1].text
         chat.close()
 

@@ -12,7 +12,7 @@ from langchain.agents import create_agent
 from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage
 
-from ctxfold.errors import ConfigError, CtxError, MessageError
+from ctxfold import ConfigError, CtxError, MessageError
 from ctxfold.testing import ModelServer
 from langchain_ctx import (
     ChatCtx,
@@ -61,7 +61,7 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
     ("window as text", "context_window is '8000'", lambda m: opened(context_window="8000")),
     ("window of an agent", "context_window is '64k'", lambda m: ContextMiddleware(context_window="64k")),  # type: ignore[arg-type]
     ("trigger", r"TokensTrigger\(at=4_000\)", lambda m: ContextMiddleware(context_window=900, trigger=("tokens", 4_000))),
-    ("keep", "'keep': here it is keep_last", lambda m: ContextMiddleware(context_window=900, keep=("messages", 4))),
+    ("keep", "'keep': ctxfold calls it keep_last", lambda m: ContextMiddleware(context_window=900, keep=("messages", 4))),
     ("tools of the agent", "names look: there are", lambda m: ContextMiddleware(context_window=900, history_tools="look")),
     ("sections", "sections hold a str: make a section of it", lambda m: ContextMiddleware(context_window=900, sections=["x"])),
     ("one retriever", "sections is a ChatCtx: give a list", lambda m: with_context(m, context_window=900, sections=m)),
@@ -74,8 +74,8 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
     ("a config", "give the thread's id", lambda m: ContextMiddleware(context_window=900).context({"configurable": {}})),
     ("path", "store is a PosixPath: use 'sqlite:///chat.db'", lambda m: opened(store=Path("chat.db"))),
     ("two slashes", "names a server, 'chat.db'", lambda m: opened(store="sqlite://chat.db")),
-    ("database", "'connection_string': here it is store", lambda m: opened(connection_string="sqlite:///chat.db")),
-    ("limit", "'max_token_limit': here it is context_window", lambda m: opened(max_token_limit=2_000)),
+    ("database", "'connection_string': ctxfold calls it store", lambda m: opened(connection_string="sqlite:///chat.db")),
+    ("limit", "'max_token_limit': ctxfold calls it context_window", lambda m: opened(max_token_limit=2_000)),
     ("from a list", r"is a list: .*InMemoryChatMessageHistory\(messages", lambda m: import_history([], opened().context)),  # type: ignore[arg-type]
     ("into a history", "is a CtxChatMessageHistory: .*`.context`", lambda m: import_history(old(), opened())),  # type: ignore[arg-type]
     ("out of a history", "is a CtxChatMessageHistory: .*`.context`", lambda m: export_history(opened(), old())),  # type: ignore[arg-type]

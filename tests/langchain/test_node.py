@@ -20,9 +20,9 @@ from langgraph.graph.message import add_messages
 from langgraph.prebuilt import create_react_agent
 from langgraph.warnings import LangGraphDeprecatedSinceV10
 
-from ctxfold.errors import ConfigError, EmptyMessagesError
+from ctxfold import ConfigError, EmptyMessagesError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, ContextNode
+from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode
 
 WINDOW = 1_000
 FACT = "The {n}. parcel weighs {n} kilos and goes to the {n}. floor of the old house by the river. "
@@ -103,7 +103,7 @@ def test_going_back_behind_an_answer_is_followed() -> None:
 
 
 def test_a_fixed_session_is_never_taken_back() -> None:
-    with ContextNode(context_window=8_000, session="all") as fit:
+    with ContextNode(context_window=8_000, session_id="all") as fit:
         fit.invoke([HumanMessage("one"), AIMessage("1"), HumanMessage("two"), AIMessage("2")])
         shown = fit.invoke([HumanMessage("one"), AIMessage("1"), HumanMessage("three")])
         assert [m.content for m in shown] == ["one", "1", "two", "2", "three"]
@@ -123,7 +123,7 @@ def test_sessions_owners_and_nobodys(store_url: str) -> None:
         assert [m.content for m in fit.invoke([HumanMessage("bob's")], thread(owner="bob"))] == ["bob's"]
         fit.invoke([HumanMessage("by another name")], {"configurable": {"session_id": "t"}})
         assert [m.text for m in fit.context("t", owner="ann").messages()] == ["ann's", "yes"]
-        with pytest.raises(ConfigError, match=r"session=.*thread_id"):
+        with pytest.raises(ConfigError, match=r"session_id=.*thread_id"):
             fit.invoke([HumanMessage("whose?")])
         with pytest.raises(EmptyMessagesError):
             fit.invoke([SystemMessage("Be brief.")], thread())
@@ -289,5 +289,20 @@ def test_a_sub_graph_has_a_session_of_its_own() -> None:
         for text in ("one", "two"):
             app.invoke({"messages": [HumanMessage(text)]}, thread())
         assert [m.text for m in fit.context("t").messages()] == ["one", "answered"]
-        names = fit.context("t")._engine.ports.store.sessions("default")
+        names = fit.context("t").store.sessions("default")
         assert [name.partition("|")[0] for name in names] == ["t", "t", "t"]  # the two looks inside, each its own
+
+
+def test_old_keywords_of_constructors_still_work() -> None:
+    session: Any = {"session": "all"}
+    reserve: Any = {"max_tokens": 100}
+    with pytest.warns(DeprecationWarning, match="session is now session_id"):
+        fit = ContextNode(context_window=8_000, **session)
+    with fit:
+        assert fit.context().session == "all"
+    with pytest.warns(DeprecationWarning, match="max_tokens is now reply_reserve_tokens"):
+        middleware = ContextMiddleware(context_window=8_000, **reserve)
+    with middleware:
+        assert middleware.context("t").policy.reply_reserve_tokens == 100
+    with pytest.raises(ConfigError, match="give session_id alone"):
+        ContextNode(context_window=8_000, session_id="all", **session)

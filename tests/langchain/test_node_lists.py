@@ -11,8 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, Remove
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from ctxfold import MemoryStore
-from ctxfold.errors import EmptyMessagesError
+from ctxfold import EmptyMessagesError, MemoryStore
 from langchain_ctx import ContextNode
 
 T: Any = {"configurable": {"thread_id": "t"}}
@@ -53,7 +52,7 @@ async def test_edits_and_removals_are_followed(restart: bool, how: str, store_ur
     assert await ask(said) == ["Q0", "BETTER", "REALLY", "A1", "A2", "NEW Q3", "A3", "Q4"]
     said = said[1:]
     assert await ask(said) == ["BETTER", "REALLY", "A1", "A2", "NEW Q3", "A3", "Q4"]
-    assert fit.context("t")._engine.ports.store.sessions("default") == ("t",)
+    assert fit.context("t").store.sessions("default") == ("t",)
     await fit.aclose()
 
 
@@ -83,7 +82,7 @@ async def test_a_list_that_was_rewritten_begins_anew(how: str) -> None:
         more = [*other, HumanMessage("On.", id="o"), AIMessage("Yes.", id="y"), HumanMessage("And?", id="n")]
         assert (await shown(fit, more, how))[-3:] == ["On.", "Yes.", "And?"]
         assert [m.text for m in fit.context("t").messages()][-2:] == ["On.", "Yes."]
-        names = fit.context("t")._engine.ports.store.sessions("default")
+        names = fit.context("t").store.sessions("default")
         assert [n.partition("~")[0] for n in names] == ["t", "t"]
 
 
@@ -208,7 +207,7 @@ async def test_a_thread_is_erased_with_all_that_was_made_of_it(how: str, store_u
         )
         placed.compile(checkpointer=InMemorySaver()).invoke({"messages": [HumanMessage("albatross", id="q")]}, T)
         fit.invoke([HumanMessage("another thread's", id="x")], {"configurable": {"thread_id": "t2"}})
-        store = fit.context("t")._engine.ports.store
+        store = fit.context("t").store
         names = [n for n in store.sessions("default") if n != "t2"]
         assert [len(n) for n in names if "|" not in n] == [1, 10, 10]
         assert "t|ag|q" in names

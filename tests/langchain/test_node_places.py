@@ -12,8 +12,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send
 
-from ctxfold import MemoryStore
-from ctxfold.errors import MessageTooLargeError
+from ctxfold import MemoryStore, MessageTooLargeError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextNode
 from tests.langchain.running import T, edited, play
@@ -88,7 +87,7 @@ async def test_in_a_sub_graph_it_goes_on_with_its_session(how: str) -> None:
 
 
 def names(on: Nodes) -> tuple[str, ...]:
-    return on.fit.context("t|ag|q0")._engine.ports.store.sessions("default")
+    return on.fit.context("t|ag|q0").store.sessions("default")
 
 
 def test_tool_rounds_of_one_run_are_one_session() -> None:
@@ -152,7 +151,7 @@ def test_a_call_that_failed_is_made_again_in_the_same_session() -> None:
 
 def test_a_fixed_session_is_one_wherever_the_node_stands() -> None:
     with ModelServer(model="m", script=play, strict="openai") as server:
-        on = Nodes(server, window=8_000, session="all")
+        on = Nodes(server, window=8_000, session_id="all")
         app = on.placed()
         for number in range(3):
             app.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)

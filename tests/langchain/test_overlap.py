@@ -18,11 +18,11 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
+from ctxfold import CtxWarning
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from ctxfold.tokens import CtxWarning
 from langchain_ctx import ChatCtx, CtxChatMessageHistory
-from tests.core.postgres_schema import fresh_schema
 from tests.langchain.test_history import contents, words
+from tests.support.postgres_schema import fresh_schema
 from tests.timing import await_for
 
 RUNS = 10
@@ -181,24 +181,32 @@ def test_a_greeting_and_a_second_answer_by_hand_do_not_warn() -> None:
         assert contents(history.messages) == ["Welcome.", "What can I do for you?"]
 
 
-PROCESS = """
-import sys
+WRITERS = """
+import multiprocessing, sys
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_ctx import CtxChatMessageHistory
 
-store, writer = sys.argv[1:]
-answer = RunnableLambda(lambda given: AIMessage("to " + given[-1].content))
-with CtxChatMessageHistory.factory(store=store, context_window=20_000) as factory:
-    by_list = RunnableWithMessageHistory(answer, factory)
-    by_key = RunnableWithMessageHistory(
-        RunnableLambda(lambda given: given["messages"]) | answer, factory, input_messages_key="messages"
-    )
-    for n in range(10):
-        said = [HumanMessage(f"{writer}-{n}")]
-        by_list.invoke(said, {"configurable": {"session_id": "list"}})
-        by_key.invoke({"messages": said}, {"configurable": {"session_id": "keys"}})
+def write(store, writer):
+    answer = RunnableLambda(lambda given: AIMessage("to " + given[-1].content))
+    with CtxChatMessageHistory.factory(store=store, context_window=20_000) as factory:
+        by_list = RunnableWithMessageHistory(answer, factory)
+        by_key = RunnableWithMessageHistory(
+            RunnableLambda(lambda given: given["messages"]) | answer, factory, input_messages_key="messages"
+        )
+        for n in range(10):
+            said = [HumanMessage(f"{writer}-{n}")]
+            by_list.invoke(said, {"configurable": {"session_id": "list"}})
+            by_key.invoke({"messages": said}, {"configurable": {"session_id": "keys"}})
+
+fork = multiprocessing.get_context("fork")  # LangChain is imported once
+writers = [fork.Process(target=write, args=(sys.argv[1], writer)) for writer in range(4)]
+for writer in writers:
+    writer.start()
+for writer in writers:
+    writer.join()
+sys.exit(max(abs(writer.exitcode) for writer in writers))
 """
 
 
@@ -213,12 +221,10 @@ def shared_store(request: pytest.FixtureRequest, store_url: str) -> Iterator[str
 
 def test_four_processes_on_one_session(shared_store: str) -> None:
     """In both modes, a session each."""
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROCESS, shared_store]
-    writers = [subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in range(4)]
-    for writer in writers:
-        _, errors = writer.communicate(timeout=900)
-        assert writer.returncode == 0, errors
-        assert "Error" not in errors  # RunnableWithMessageHistory only logs what a history raises
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", WRITERS, shared_store]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stderr
+    assert "Error" not in ended.stderr  # RunnableWithMessageHistory only logs what a history raises
     for mode in ("keys", "list"):
         with CtxChatMessageHistory(mode, shared_store, 20_000) as history:
             said = contents(history.messages)

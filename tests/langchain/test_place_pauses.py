@@ -64,7 +64,7 @@ async def test_a_person_decides_while_a_model_keeps_the_session(
         if pause != "none":
             app = build()
         if pause == "long":
-            monkeypatch.setattr("ctxfold.journal.TURN_TIMEOUT_S", -1.0)
+            monkeypatch.setattr("ctxfold.session_state.TURN_TIMEOUT_S", -1.0)
         await run(app, Command(resume={"decisions": [{"type": "approve"}]}))
         monkeypatch.undo()
         sent = server.requests[-1].body["messages"]
@@ -101,7 +101,7 @@ def test_processes_that_take_turns_share_the_session(kind: str, store_url: str) 
         asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
         assert asked == [f"Q{n}" for n in range(8)]
         context = opened[-1].fit.context("t|ag|q0") if kind == "node" else opened[-1].context("t|ag|q0")
-        assert context._engine.ports.store.sessions("default") == ("t|ag|q0",)
+        assert context.store.sessions("default") == ("t|ag|q0",)
         assert context.usage().turns == (7 if kind == "node" else 8)
         for one in opened:
             one.close()

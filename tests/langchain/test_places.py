@@ -13,8 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
 
-from ctxfold import MemoryStore
-from ctxfold.errors import BackendError
+from ctxfold import BackendError, MemoryStore
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, with_context
 from tests.langchain.running import Running, T, down_at_first, edited, play
@@ -248,7 +247,7 @@ def test_a_fixed_session_has_its_places_too() -> None:
     """In a sub-graph the fixed name stands for the thread's: sub-agents of one middleware do not meet in it."""
     with ModelServer(model="m", script=play, strict="openai") as server:
         store = MemoryStore()
-        on = Running(server, InMemorySaver(), store=store, session="fixed")
+        on = Running(server, InMemorySaver(), store=store, session_id="fixed")
         app = as_node(on, "ag")
         for number in range(4):
             app.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)

@@ -11,8 +11,7 @@ from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold.errors import ConfigError
-from ctxfold.summaries import Summary
+from ctxfold import ConfigError, Summary
 from ctxfold.testing import ErrorReply, ModelServer, Scripted
 from langchain_ctx import ChatCtx, ContextSummarizer, token_counter
 
@@ -68,7 +67,7 @@ async def test_every_replaced_message_is_read(how: str) -> None:
         state = agent.invoke(given, THREAD) if how == "invoke" else await agent.ainvoke(given, THREAD)
         read = "\n".join(texts(r.body) for r in server.requests if not is_agents(r.body))
         assert {f"MARK{n:04}" for n in range(239)} <= set(read.split())
-        assert seen[0].rung == "model"
+        assert seen[0].fallback_level == "model"
         assert seen[0].calls > 1
         assert seen[0].text in state["messages"][0].text
 
@@ -96,7 +95,7 @@ def test_a_summariser_that_is_down_costs_no_turn() -> None:
         agent.update_state(THREAD, {"messages": past(60)})
         state = agent.invoke({"messages": [HumanMessage("Go on.")]}, THREAD)
         assert state["messages"][-1].text == "All right."
-        assert seen[0].rung == "extractive"
+        assert seen[0].fallback_level == "extractive"
         assert any("500" in problem for problem in seen[0].problems)
 
 

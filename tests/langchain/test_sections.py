@@ -16,8 +16,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from ctxfold import AgentContext, ScriptedBackend, SectionInjected, SectionSkipped
-from ctxfold.errors import ConfigError
+from ctxfold import AgentContext, ConfigError, ScriptedBackend, SectionInjected, SectionSkipped
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, section_from, with_context
 from tests.timing import await_for
@@ -98,7 +97,7 @@ def answers(server: ModelServer, face: str) -> Callable[[str], str]:
     config: Any = {"configurable": {"thread_id": "t"}}
     match face:
         case "with_context":
-            wrapped = with_context(chat, session="s", **settings)
+            wrapped = with_context(chat, session_id="s", **settings)
             return lambda text: wrapped.invoke(text).text
         case "node":
             chain = ContextNode(**settings) | chat
@@ -131,7 +130,7 @@ async def test_the_runs_callbacks_do_not_hear_of_it() -> None:
     watching = Watching()
     source = shelf(FERRY)
     model = with_context(
-        FakeListChatModel(responses=["a"]), session="s", context_window=8_000, sections=[section_from(source)]
+        FakeListChatModel(responses=["a"]), session_id="s", context_window=8_000, sections=[section_from(source)]
     )
     model.invoke("When?", {"callbacks": [watching]})
     await model.ainvoke("And now?", {"callbacks": [watching]})
@@ -143,7 +142,7 @@ async def test_the_loop_stays_free_meanwhile() -> None:
     source = shelf(FERRY, held=threading.Event())
     model = with_context(
         FakeListChatModel(responses=["a"]),
-        session="s",
+        session_id="s",
         context_window=8_000,
         sections=[section_from(source, timeout_s=None)],
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
 from typing import Any
@@ -17,8 +19,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
 
-from ctxfold import MemoryStore, Query, Section
-from ctxfold.errors import BackendError
+from ctxfold import BackendError, MemoryStore, Query, Section
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, with_context
 from tests.langchain.running import T, down_at_first, play
@@ -56,6 +57,13 @@ def together(count: int) -> Any:
         return replace(play(body), held=gates[-1])
 
     return answer
+
+
+def wait_for_requests(server: ModelServer, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(server.requests) < count:
+        assert time.monotonic() < deadline, f"{len(server.requests)} of {count} requests came"
+        time.sleep(0.005)
 
 
 async def run(app: Any, given: Any, how: str) -> None:
@@ -238,6 +246,33 @@ def test_a_batch_of_equal_questions(kind: str) -> None:
         model.close()
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@KINDS
+def test_a_question_without_an_id_does_not_join_an_equal_one_that_is_asked(kind: str, streamed: bool) -> None:
+    """It would lose its reply: the turn ends with the reply of the other call."""
+    release = Event()
+    with (
+        ModelServer(model="m", script=lambda body: replace(play(body), held=release), strict="openai") as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        model = model_on(kind, server.base_url, MemoryStore())
+        config: Any = {"configurable": {"session_id": "s"}}
+
+        def call(question: Any) -> str:
+            if streamed:
+                return "".join(str(piece.text) for piece in model.stream(question, config))
+            return str(model.invoke(question, config).text)
+
+        first = pool.submit(call, [HumanMessage("Same.", id="q")])
+        wait_for_requests(server, 1)
+        second = pool.submit(call, "Same.")
+        wait_for_requests(server, 2)
+        release.set()
+        assert [bool(call.result(60)) for call in (first, second)] == [True, True]
+        assert [m.role for m in model.context("s").messages()] == ["user", "assistant"] * 2
+        model.close()
+
+
 def test_a_message_that_other_middleware_adds_makes_no_other_session() -> None:
     """In an agent that is a node, whichever of the two stands first."""
 
@@ -275,7 +310,7 @@ def test_each_call_goes_out_under_its_own_system_prompt() -> None:
 
     with ModelServer(model="m", script=play) as server:
         inner: Any = ChatOpenAI(model="m", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
-        chat = with_context(inner, session="s", context_window=8_000, sections=[Section("sea", source)])
+        chat = with_context(inner, session_id="s", context_window=8_000, sections=[Section("sea", source)])
         chat.invoke([SystemMessage("You are the writer."), HumanMessage("first")])
         chat.invoke([SystemMessage("You are the writer."), HumanMessage("third")])
         sent = [r.body["messages"] for r in server.requests]

@@ -12,9 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda, ensure_config
 
-from ctxfold.errors import BackendError
-from ctxfold.messages import system, user
-from ctxfold.ports import Request
+from ctxfold import BackendError, Request, system, user
 from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import ChatCtx, ChatModelSummarizer, CtxChatMessageHistory
 from tests.langchain.test_history import words

@@ -50,7 +50,7 @@ def reasoning_sent_back(model: Any) -> Any:
 
 
 def context_kept(model: Any) -> Any:
-    return create_agent(with_context(model, session="s", context_window=64_000), [look])
+    return create_agent(with_context(model, session_id="s", context_window=64_000), [look])
 
 
 def with_middleware(model: Any) -> Any:

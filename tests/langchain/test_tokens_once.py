@@ -35,7 +35,7 @@ def serving(make: Any, **settings: Any) -> Iterator[tuple[ModelServer, BaseChatM
     """The bare model, only its reasoning sent back, and the same in a session, each as it is used."""
     with ModelServer(model="m", script=talk, strict="deepseek") as server:
         model = make(server, **settings)
-        yield server, with_reasoning(model), with_context(model, session="s", context_window=8_000)
+        yield server, with_reasoning(model), with_context(model, session_id="s", context_window=8_000)
         model.root_client.close()
 
 
@@ -157,7 +157,7 @@ async def test_the_models_cache_also_answers_where_tokens_are_listened_to(make: 
     cache = InMemoryCache()
     with serving(make, cache=cache) as (server, bare, wrapped):
         first = await listen(wrapped, how)
-        other = with_context(wrapped.inner, session="other", context_window=8_000)  # type: ignore[attr-defined]
+        other = with_context(wrapped.inner, session_id="other", context_window=8_000)  # type: ignore[attr-defined]
         again = await listen(other, how)
         assert "".join(first) == "".join(again) == SAID
         assert len(server.requests) == 1

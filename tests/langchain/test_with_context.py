@@ -23,7 +23,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from openai import BadRequestError, UnprocessableEntityError
 from pydantic import BaseModel
 
-from ctxfold.errors import ConfigError, MessageTooLargeError
+from ctxfold import ConfigError, MessageTooLargeError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, with_context, with_reasoning
 
@@ -215,7 +215,7 @@ HOWS = ["invoke", "ainvoke", "stream", "astream"]
 async def test_an_existing_model_in_a_small_window(make: Maker, how: str, store_url: str) -> None:
     """Twenty questions through a window of 1,000 tokens; replies are stored under the ids that were shown."""
     with serving(make, talk, context_window=1_000) as (_, model):
-        chat = with_context(model, session="s", store=store_url, context_window=1_000)
+        chat = with_context(model, session_id="s", store=store_url, context_window=1_000)
         for number in range(20):
             answer = await say(chat, how, f"Q{number:03} please")
             assert answer.text.startswith(f"I see Q{number:03}")
@@ -251,7 +251,7 @@ async def test_an_agent_on_a_wrapped_model(make: Maker, how: str) -> None:
 async def test_no_token_twice() -> None:
     """In an event stream and in LangGraph's message stream every token comes once."""
     with serving(openai, talk) as (_, model):
-        chat = with_context(model, session="s", context_window=8_000)
+        chat = with_context(model, session_id="s", context_window=8_000)
         whole = chat.invoke("Q000 please").text
         chain = chat | StrOutputParser()
         pieces = [
@@ -274,7 +274,7 @@ def test_tools_structured_output_and_profile_are_the_models() -> None:
         return Scripted('{"key": 7}')
 
     with serving(lambda s: openai(s, extra_body={"thinking": {"type": "disabled"}}), play) as (server, model):
-        chat = with_context(model, session="s", context_window=8_000)
+        chat = with_context(model, session_id="s", context_window=8_000)
         for method in ("function_calling", "json_mode", "json_schema"):
             assert chat.with_structured_output(Found, method=method).invoke("Give JSON.") == Found(key=7)
             told: Any = chat.with_structured_output(Found, method=method, include_raw=True).invoke("Give JSON.")
@@ -286,9 +286,9 @@ def test_tools_structured_output_and_profile_are_the_models() -> None:
 
 def test_tools_that_run_at_the_provider_are_the_models_affair() -> None:
     search = {"type": "web_search", "filters": {"allowed_domains": ["example.org"] * 40}}
-    chat = with_context(FakeListChatModel(responses=["found"]), session="s", context_window=8_000)
+    chat = with_context(FakeListChatModel(responses=["found"]), session_id="s", context_window=8_000)
     assert chat.bind(tools=[search, look]).invoke("Search.").text == "found"
-    small = with_context(FakeListChatModel(responses=["found"]), session="s", context_window=200)
+    small = with_context(FakeListChatModel(responses=["found"]), session_id="s", context_window=200)
     with pytest.raises(MessageTooLargeError, match="with system prompt and tools it takes"):
         small.bind(tools=[search]).invoke("Search.")
 
@@ -296,7 +296,7 @@ def test_tools_that_run_at_the_provider_are_the_models_affair() -> None:
 @pytest.mark.parametrize("store", [False, True])
 def test_a_models_own_field_called_store_is_not_a_session_store(store: bool) -> None:
     with serving(lambda s: openai(s, store=store), lambda _: Scripted("Hi.")) as (server, model):
-        assert with_context(model, session="s", context_window=8_000).invoke("hello").text == "Hi."
+        assert with_context(model, session_id="s", context_window=8_000).invoke("hello").text == "Hi."
         agent = create_agent(model, [], middleware=[ContextMiddleware(context_window=8_000)])
         assert agent.invoke({"messages": [HumanMessage("hello")]})["messages"][-1].text == "Hi."
         assert [r.body["store"] for r in server.requests] == [store, store]
@@ -316,7 +316,7 @@ def test_the_models_cache_and_rate_limiter_still_work() -> None:
 def test_a_failure_is_the_models_own_and_leaves_the_session_as_it_was() -> None:
     refused = ErrorReply(422, {"error": {"message": "no", "type": "invalid"}})
     with serving(openai, [refused, Scripted("Hi.")]) as (_, model):
-        chat = with_context(model, session="s", context_window=8_000)
+        chat = with_context(model, session_id="s", context_window=8_000)
         with pytest.raises(UnprocessableEntityError):
             chat.invoke("hello")
         assert chat.context().messages() == ()
@@ -326,7 +326,7 @@ def test_a_failure_is_the_models_own_and_leaves_the_session_as_it_was() -> None:
 def test_an_overflow_is_learnt_and_the_call_made_again() -> None:
     """The window given is far too large: the service says so, and the next request fits."""
     with serving(openai, talk, context_window=1_000) as (_, model):
-        chat = with_context(model, session="s", context_window=100_000)
+        chat = with_context(model, session_id="s", context_window=100_000)
         for number in range(20):
             assert chat.invoke(f"Q{number:03} please").text.startswith(f"I see Q{number:03}")
         assert chat.context().usage().compactions > 0
@@ -344,7 +344,7 @@ def test_without_a_session_the_call_is_passed_on() -> None:
 
 def test_a_copy_goes_on_with_the_same_sessions() -> None:
     fake = FakeListChatModel(responses=["a", "b"])
-    chat = with_context(fake, session="s", context_window=8_000)
+    chat = with_context(fake, session_id="s", context_window=8_000)
     chosen = chat.configurable_fields(owner=ConfigurableField("whose"))
     assert chosen.invoke("hello").text == "a"
     assert chosen.with_config(configurable={"whose": "ann"}).invoke("hello").text == "b"
@@ -355,8 +355,8 @@ def test_a_copy_goes_on_with_the_same_sessions() -> None:
 def test_a_thinking_model_that_cannot_be_helped() -> None:
     fake = FakeListChatModel(responses=["a"], profile={"reasoning_output": True})
     with pytest.raises(ConfigError, match="ChatCtx"):
-        with_context(fake, session="s", context_window=8_000)
-    plain = with_context(FakeListChatModel(responses=["a"]), session="s", context_window=8_000)
+        with_context(fake, session_id="s", context_window=8_000)
+    plain = with_context(FakeListChatModel(responses=["a"]), session_id="s", context_window=8_000)
     assert plain.invoke("hello").text == "a"
 
 
@@ -364,10 +364,10 @@ def test_a_model_with_sessions_of_its_own_and_an_unknown_window_are_refused() ->
     with ModelServer(model="m", script=steps) as server:
         own = ChatCtx(model="m", base_url=server.base_url, api_key="x", session="s", context_window=8_000)
         with pytest.raises(ConfigError, match="sessions of its own"):
-            with_context(own, session="s", context_window=8_000)
+            with_context(own, session_id="s", context_window=8_000)
         own.close()
     twice = with_context(FakeListChatModel(responses=["a"]), store="memory://", context_window=8_000)
     with pytest.raises(ConfigError, match="sessions of its own"):
-        with_context(twice, session="s", context_window=8_000)
+        with_context(twice, session_id="s", context_window=8_000)
     with pytest.raises(ConfigError, match="context_window"):
-        with_context(FakeListChatModel(responses=["a"]), session="s")
+        with_context(FakeListChatModel(responses=["a"]), session_id="s")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from ctxfold import MemoryStore, SqlStore
-from ctxfold.ports import Store
+from ctxfold import MemoryStore, SqlStore, Store
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxMemory
 from tests.llamaindex.loopback_llm import LoopbackLLM, Made

@@ -9,8 +9,7 @@ import pytest
 from llama_index.core.memory import Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from ctxfold.errors import ConfigError
-from ctxfold.ports import Store
+from ctxfold import ConfigError, Store
 from llamaindex_ctx import CtxAsyncChatStore
 from tests.llamaindex.talk import bot, calling, result, user
 

@@ -11,11 +11,20 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageR
 from llama_index.core.llms.mock import MockLLM
 from pydantic import PrivateAttr
 
-from ctxfold import AgentContext, RatioCounter, ScriptedBackend, ToolSpec
-from ctxfold.errors import BackendError, ConfigError, MessageError
-from ctxfold.messages import tool_result, user
-from ctxfold.ports import Request
-from ctxfold.stream import Fold, Thinking
+from ctxfold import (
+    AgentContext,
+    BackendError,
+    ConfigError,
+    Fold,
+    MessageError,
+    RatioCounter,
+    Request,
+    ScriptedBackend,
+    Thinking,
+    ToolSpec,
+    tool_result,
+    user,
+)
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxLLM, LlamaIndexBackend
 

@@ -10,8 +10,7 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import BaseMemoryBlock, StaticMemoryBlock
 
-from ctxfold import SectionInjected, SectionSkipped
-from ctxfold.errors import WindowTooSmallError
+from ctxfold import SectionInjected, SectionSkipped, WindowTooSmallError
 from llamaindex_ctx import CtxMemory
 from tests.llamaindex.talk import bot, calling, result, user
 from tests.llamaindex.twins import Driver

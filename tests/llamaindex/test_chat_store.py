@@ -19,15 +19,13 @@ from llama_index.core.memory import ChatMemoryBuffer, ChatSummaryMemoryBuffer
 from llama_index.core.storage.chat_store import BaseChatStore
 from llama_index.core.workflow import Context
 
-from ctxfold import SqlStore
-from ctxfold.errors import ConfigError
-from ctxfold.ports import Store
+from ctxfold import ConfigError, SqlStore, Store
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxChatStore, CtxMemory, register_store
-from tests.core.postgres_schema import fresh_schema
 from tests.llamaindex.loopback_llm import Made
 from tests.llamaindex.talk import bot, calling, result, user
 from tests.llamaindex.twins import Driver
+from tests.support.postgres_schema import fresh_schema
 
 pytestmark = [
     # agents read all attributes of their own class, deprecated ones of pydantic too
@@ -307,3 +305,16 @@ async def test_it_travels_in_the_context_of_a_workflow(store: CtxChatStore, llms
         restored = Context.from_dict(agent, json.loads(json.dumps(context.to_dict())))
         assert "4711" in str(await agent.run("What is my locker number?", ctx=restored))
     assert len(store.get_messages("k")) == 4
+
+
+def test_a_history_set_anew_keeps_what_a_memory_has_compacted(store_url: str) -> None:
+    """Step 7, item B13: the messages at its beginning that the session has already stay as they are."""
+    with CtxChatStore(store_url) as histories, CtxMemory.from_defaults("s", store=store_url, token_limit=600) as memory:
+        told = [ChatMessage(role="user" if n % 2 == 0 else "assistant", content=f"line {n} " * 12) for n in range(40)]
+        memory.put_messages(told)
+        memory.get()
+        held, summaries = histories.get_messages("s"), [m for m in memory.context.view() if m.message.kind == "summary"]
+        assert summaries
+        histories.set_messages("s", [*held, ChatMessage(role="user", content="and more")])
+        assert [m.content for m in histories.get_messages("s")] == [*(m.content for m in held), "and more"]
+        assert [m for m in memory.context.view() if m.message.kind == "summary"] == summaries

@@ -12,7 +12,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import Memory
 
 import llamaindex_ctx.chat_store
-from ctxfold.ports import Store
+from ctxfold import Store
 from llamaindex_ctx import CtxAsyncChatStore, CtxChatStore, CtxMemory
 from tests.llamaindex.talk import bot, calling, result, user
 from tests.llamaindex.twins import Driver

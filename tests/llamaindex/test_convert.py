@@ -27,22 +27,21 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms.llm import ToolSelection
 
-from ctxfold.errors import OrphanToolResultError, UnknownRoleError
-from ctxfold.messages import (
+from ctxfold import (
     MediaPart,
     Message,
     Opaque,
+    OrphanToolResultError,
     ReasoningPart,
     Role,
     TextPart,
     ToolCallPart,
     ToolResultPart,
+    UnknownRoleError,
     assistant,
 )
-from llamaindex_ctx import CtxMemory, from_chat_messages, to_chat_messages
-from llamaindex_ctx.convert import from_chat_message
-from llamaindex_ctx.marks import mark, section
-from llamaindex_ctx.revert import to_chat_message
+from llamaindex_ctx import CtxMemory, from_chat_message, from_chat_messages, to_chat_message, to_chat_messages
+from llamaindex_ctx.metadata import mark, section
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

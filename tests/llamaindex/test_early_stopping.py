@@ -51,7 +51,7 @@ async def test_it_answers_from_the_rounds_of_its_run(session: str | None, stream
             await run(llm, CtxMemory.from_defaults("bare", context_window=16_000), streaming=streaming)
             == "Nothing found."
         ), "upstream"
-        kept = with_context(llm, session=session, context_window=16_000)
+        kept = with_context(llm, session_id=session, context_window=16_000)
         answer = await run(kept, CtxMemory.from_defaults("kept", context_window=16_000), streaming=streaming)
         assert answer == "Found: Entry 0. Entry 1. Entry 2."
         last = server.requests[-1].body["messages"]
@@ -210,7 +210,7 @@ async def test_by_hand_an_answer_that_calls_nothing_ends_the_run() -> None:
 async def test_by_hand_in_a_session_the_newest_run_counts() -> None:
     """It is one user's: a question asked anew begins without the rounds of the run before."""
     async with serving("openai_like", looks_on, strict=None) as (server, llm):
-        chat = with_context(llm, session="s", context_window=16_000)
+        chat = with_context(llm, session_id="s", context_window=16_000)
         first, second = Hand(chat, "achat", "first"), Hand(chat, "achat", "second")
         for _ in range(3):
             await first.step()

@@ -8,8 +8,7 @@ import pytest
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
 
-from ctxfold import AgentContext
-from ctxfold.errors import ConfigError
+from ctxfold import AgentContext, ConfigError
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxLLM, CtxMemory, LlamaIndexEmbedder, with_context
 
@@ -57,7 +56,7 @@ async def test_what_has_no_word_in_common_is_found_by_meaning(embedder: BaseEmbe
 async def test_an_llm_with_context_takes_one(how: str) -> None:
     with ModelServer(context_window=8_000) as server:
         llm = CtxLLM(model="lookup", base_url=server.base_url, api_key="x", context_window=8_000)
-        chat = with_context(llm, session="s", context_window=1_200, embedder=Meanings(), summary_tokens=60)
+        chat = with_context(llm, session_id="s", context_window=1_200, embedder=Meanings(), summary_tokens=60)
         said = [FACT, *(f"Entry {n} of the ledger belongs to folder {n * 7}, shelf {n % 4}." for n in range(20))]
         for text in (*said, QUESTION):
             asked = [ChatMessage(text)]

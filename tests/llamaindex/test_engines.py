@@ -117,7 +117,7 @@ def test_a_conversation_that_outgrows_its_window_is_answered(
 ) -> None:
     # the condensing prompt holds the history once more as text with labels, which no memory can count
     llm = llms(server if kind == "condense" else small, window=WINDOW)
-    memory = CtxMemory.from_defaults(context_window=WINDOW, max_tokens=1_000, llm=llm if summariser else None)
+    memory = CtxMemory.from_defaults(context_window=WINDOW, reply_reserve_tokens=1_000, llm=llm if summariser else None)
     engine = made(kind, llm, memory)
     engine.chat(FACT)
     for i in range(40):
@@ -171,7 +171,7 @@ async def test_an_agent_workflow_hands_off_and_goes_on(server: ModelServer, llms
 
 async def test_an_agent_over_many_runs_remembers_what_left_the_window(small: ModelServer, llms: Made) -> None:
     llm = llms(small, window=WINDOW)
-    memory = CtxMemory.from_defaults(context_window=WINDOW, max_tokens=800, llm=llm)
+    memory = CtxMemory.from_defaults(context_window=WINDOW, reply_reserve_tokens=800, llm=llm)
     running = agent(llm)
     await running.run(FACT, memory=memory)
     for i in range(14):

@@ -21,12 +21,10 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.mock import MockFunctionCallingLLM, MockLLM
 from pydantic import PrivateAttr
 
-from ctxfold.messages import Message, Usage, user
-from ctxfold.ports import Request
-from ctxfold.stream import Fold, StreamEvent, ToolCalls
+from ctxfold import Fold, Message, Request, StreamEvent, ToolCalls, Usage, user
 from ctxfold.testing import RawReply, Scripted
 from llamaindex_ctx import LlamaIndexBackend, with_context
-from llamaindex_ctx.foreign import whole_reply
+from llamaindex_ctx.backend import whole_reply
 from tests.llamaindex.served_llm import served
 from tests.llamaindex.thinking import tool
 
@@ -108,7 +106,7 @@ async def say(llm: Any, how: str, messages: list[ChatMessage]) -> ChatMessage:
 
 async def sent_back(inner: Streaming, how: str = "stream_chat", session: str | None = None) -> ChatMessage:
     """What the LLM gets of its own answer in the next round."""
-    llm = with_context(inner, session=session)
+    llm = with_context(inner, session_id=session)
     asked = [ChatMessage("q")]
     asked.append(await say(llm, how, asked))
     asked.append(ChatMessage(role="tool", content="found", additional_kwargs={"tool_call_id": "c1"}))
@@ -254,7 +252,7 @@ class Caching(MockLLM):
 
 def test_cache_hits_do_not_make_the_window_larger() -> None:
     inner = Caching()
-    llm = with_context(inner, session="s", max_tokens=256)
+    llm = with_context(inner, session_id="s", reply_reserve_tokens=256)
     told: list[ChatMessage] = []
     for number in range(50):
         told.append(ChatMessage(f"question {number}: " + "river mountain table order invoice customer " * 25))

@@ -9,7 +9,7 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
 
-from ctxfold.messages import assistant, user
+from ctxfold import assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxLLM, CtxMemory, history_tools
 

@@ -17,7 +17,7 @@ from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index_instrumentation.dispatcher import Dispatcher, instrument_tags
 from pydantic import PrivateAttr
 
-from ctxfold.events import Appended, HistoryCompacted
+from ctxfold import Appended, CompactionStarted, HistoryCompacted
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxLLM, CtxMemory, SessionEvent, with_context
 
@@ -111,8 +111,15 @@ def test_a_memory_tells_what_happens_to_its_session(heard: Heard) -> None:
     assert told.model_dump(mode="json")["class_name"] == "SessionEvent"
 
 
+def test_the_status_of_compactions_is_heard(heard: Heard) -> None:
+    memory = CtxMemory.from_defaults("s", token_limit=400)
+    talk(memory, 20)
+    assert len(heard.of(CompactionStarted)) == len(heard.of(HistoryCompacted)) > 0
+    assert "until the next compaction" in str(memory.context.gauge())
+
+
 async def test_so_does_an_llm_with_context(heard: Heard, llm: CtxLLM) -> None:
-    chat = with_context(llm, session="s")
+    chat = with_context(llm, session_id="s")
     await chat.achat([ChatMessage("My locker is 47-B.")])
     assert len(heard.of(Appended)) == 2
     await llm.aclose()
@@ -120,7 +127,7 @@ async def test_so_does_an_llm_with_context(heard: Heard, llm: CtxLLM) -> None:
 
 def test_summary_calls_are_marked(heard: Heard, spans: Spans, llm: CtxLLM) -> None:
     """Events and spans of a summary carry a tag beside the caller's own; those of the conversation carry the caller's."""
-    chat = with_context(llm, session="s", context_window=800)
+    chat = with_context(llm, session_id="s", context_window=800)
     with instrument_tags({"run": "r1"}):
         for n in range(30):
             chat.chat([ChatMessage(f"Box KX-{n} stands in hall {n % 9}; please note it, and where its key is kept.")])

@@ -8,8 +8,7 @@ import threading
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
 
-from ctxfold import BackendError
-from ctxfold.errors import ContextOverflowError
+from ctxfold import BackendError, ContextOverflowError
 from ctxfold.testing import ErrorReply, ModelServer, RawReply, Scripted
 from llamaindex_ctx import CtxLLM
 from tests.llamaindex.served_llm import COMPLETE_WAYS, HELLO, KEY, WAYS, ask, served

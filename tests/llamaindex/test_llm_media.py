@@ -21,7 +21,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms.mock import MockLLM
 from pydantic import PrivateAttr
 
-from ctxfold.errors import MessageError
+from ctxfold import MessageError
 from ctxfold.testing import Scripted
 from llamaindex_ctx import CtxMemory, with_context
 from tests.llamaindex.served_llm import WAYS, ask, served
@@ -133,7 +133,7 @@ async def test_what_is_stored_names_the_file_and_what_is_sent_holds_it(picture: 
     assert (stored.path, stored.image) == (picture, None)
     async with served(Scripted("A dot."), Scripted("A dot."), settings={"context_window": 8_000}) as (llm, server):
         await ask(llm, "chat", memory.get())
-        with with_context(llm, session="s") as kept:
+        with with_context(llm, session_id="s") as kept:
             kept.chat(asking(ImageBlock(path=picture)))
             held = kept.context().view().messages[0]
     for request in server.requests:
@@ -154,7 +154,7 @@ class Foreign(MockLLM):
 def test_an_llm_that_is_not_ours_gets_the_blocks_as_they_came(picture: Path) -> None:
     messages = asking(ImageBlock(path=picture), DocumentBlock(path=picture, title="t"))
     llm = Foreign()
-    with with_context(llm, session="s", context_window=8_000) as kept:
+    with with_context(llm, session_id="s", context_window=8_000) as kept:
         kept.chat(messages)
     assert [b.model_dump(mode="json") for b in llm._given[0].blocks] == [
         b.model_dump(mode="json") for b in messages[0].blocks

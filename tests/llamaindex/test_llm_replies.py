@@ -11,7 +11,7 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index_instrumentation import get_dispatcher
 
 from ctxfold.testing import RawReply, Scripted
-from llamaindex_ctx.marks import section
+from llamaindex_ctx.metadata import section
 from tests.llamaindex.served_llm import COMPLETE_WAYS, HELLO, KEY, WAYS, ask, kinds, served
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from llama_index.llms.openai_like import OpenAILike
 
-from ctxfold import AgentContext, ScriptedBackend
-from ctxfold.errors import ConfigError
+from ctxfold import AgentContext, ConfigError, ScriptedBackend
 from ctxfold.testing import Scripted
 from llamaindex_ctx import CtxLLM, CtxMemory, LlamaIndexBackend, with_context
 from tests.llamaindex.served_llm import HELLO, KEY, ask, served

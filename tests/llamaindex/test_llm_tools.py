@@ -10,9 +10,17 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from pydantic import BaseModel
 
-from ctxfold import ScriptedBackend
-from ctxfold.errors import ConfigError, InvalidToolArgumentsError, MessageError
-from ctxfold.messages import Message, Opaque, ReasoningPart, TextPart, ToolCallPart
+from ctxfold import (
+    ConfigError,
+    InvalidToolArgumentsError,
+    Message,
+    MessageError,
+    Opaque,
+    ReasoningPart,
+    ScriptedBackend,
+    TextPart,
+    ToolCallPart,
+)
 from ctxfold.testing import RawReply, Scripted, ScriptedCall
 from llamaindex_ctx import CtxLLM
 from tests.llamaindex.served_llm import ADD, HELLO, LOOK, WAYS, ask, kinds, served

@@ -13,11 +13,12 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import BaseMemory
 
-from ctxfold import AgentContext, MemoryStore
-from ctxfold.errors import (
+from ctxfold import (
+    AgentContext,
     ConfigError,
     ContextOverflowError,
     InvalidTextError,
+    MemoryStore,
     MessageConflictError,
     MessageTooLargeError,
     WindowTooSmallError,
@@ -203,7 +204,7 @@ async def test_two_memories_on_one_session_see_each_other(call: Driver, tmp_path
 
 async def test_a_session_written_by_the_engine_reads_as_chat_messages(call: Driver) -> None:
     store = MemoryStore()
-    context = AgentContext(session="s", store=store, context_window=2_000, system="Be brief.")
+    context = AgentContext(session_id="s", store=store, context_window=2_000, system="Be brief.")
     context.add(context.user_message("hello"))
     memory = CtxMemory.from_defaults("s", store=store, context_window=2_000)
     assert [(m.role.value, m.content) for m in await call(memory, "get")] == [
@@ -221,7 +222,10 @@ def test_from_defaults_takes_the_names_of_the_stock_memories() -> None:
     assert CtxMemory.from_defaults(llm=MockLLM()).context.policy.context_window == MockLLM().metadata.context_window
     both = CtxMemory.from_defaults(token_limit=100, context_window=400).context.policy
     assert (both.context_window, both.budget_tokens) == (400, 100)
-    assert CtxMemory.from_defaults(context_window=400, max_tokens=50, hard_ratio=0.7).context.policy.hard_ratio == 0.7
+    assert (
+        CtxMemory.from_defaults(context_window=400, reply_reserve_tokens=50, hard_ratio=0.7).context.policy.hard_ratio
+        == 0.7
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ def test_from_defaults_takes_the_names_of_the_stock_memories() -> None:
         ({"token_limit": 0}, "token_limit is 0"),
         ({"token_limit": 10, "context_window": 10}, "lower token_limit"),
         ({"context_window": -1}, "context_window is -1"),
-        ({"context_window": 100, "max_tokens": 100}, "reply reserve 100"),
+        ({"context_window": 100, "reply_reserve_tokens": 100}, "reply reserve 100"),
         ({"context_window": 100, "no_such_rule": 1}, "no_such_rule"),
         ({"context_window": 100, "store": "nowhere"}, "register_store"),
     ],

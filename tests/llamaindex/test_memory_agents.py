@@ -24,7 +24,7 @@ from workflows.context.serializers import PickleSerializer
 
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxMemory
-from llamaindex_ctx.rounds import NO_RESULT
+from llamaindex_ctx.tool_rounds import NO_RESULT
 from tests.llamaindex.loopback_llm import Made
 from tests.llamaindex.scripted_agents import Script, add, legal, roles, selecting
 from tests.llamaindex.talk import FACT, QUESTION, bot, user

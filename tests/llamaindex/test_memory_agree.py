@@ -10,7 +10,7 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage, TextBlock, ToolCallBlock
 
 from ctxfold import ScriptedBackend
-from ctxfold.demo.story import Turn
+from examples.demo.story import Turn
 from llamaindex_ctx import CtxLLM, CtxMemory
 from tests.faces.test_faces_agree import SUMMARY, TURNS, plain, settings, window_of
 

@@ -54,7 +54,7 @@ def test_the_token_limit_is_checked(limit: int) -> None:
 @pytest.mark.parametrize("reserve", [0, -5, 100, 200])
 def test_the_reserve_is_checked(reserve: int) -> None:
     with pytest.raises(ValueError, match="reserve"):
-        CtxMemory.from_defaults(context_window=100, max_tokens=reserve)
+        CtxMemory.from_defaults(context_window=100, reply_reserve_tokens=reserve)
 
 
 def test_the_window_is_that_of_the_llm() -> None:

@@ -21,9 +21,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
 from pydantic import PrivateAttr
 
-from ctxfold import Item, Query, Section
-from ctxfold.errors import ConfigError
-from ctxfold.events import SectionSkipped
+from ctxfold import ConfigError, Item, Query, Section, SectionSkipped
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxMemory, register_store
 from tests.llamaindex.loopback_llm import Made

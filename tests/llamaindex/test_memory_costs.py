@@ -11,8 +11,7 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import ChatSummaryMemoryBuffer
 
-from ctxfold import MemoryStore, SqlStore
-from ctxfold.history.records import Record, SessionKey
+from ctxfold import MemoryStore, Record, SessionKey, SqlStore
 from llamaindex_ctx import CtxMemory
 from tests.benchmarks.agents_50 import race
 from tests.benchmarks.conversation import texts

@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage
 from llama_index.core.llms import ChatMessage
 from llama_index.core.llms.mock import MockLLM
 
-from ctxfold.errors import ConfigError, CtxError, MessageError
+from ctxfold import ConfigError, CtxError, MessageError
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import (
     CtxChatStore,
@@ -45,8 +45,8 @@ MADE: list[tuple[str, str, Callable[[], object]]] = [
     ("another driver", "sqlite.aiosqlite.*the same URL", lambda: opened(store="sqlite+aiosqlite:///chat.db")),
     ("nobody's session", "session name is empty", lambda: opened("")),
     ("a number's session", "session_id is an int: give the session's name", lambda: opened(5)),
-    ("a chat store", "'chat_store': here it is store", lambda: opened(chat_store=CtxChatStore())),
-    ("a prompt", "'summarize_prompt': here it is summary_prompt", lambda: opened(summarize_prompt="Shorter!")),
+    ("a chat store", "'chat_store': ctxfold calls it store", lambda: opened(chat_store=CtxChatStore())),
+    ("a prompt", "'summarize_prompt': ctxfold calls it summary_prompt", lambda: opened(summarize_prompt="Shorter!")),
     ("text as history", "the messages are a str: give a list", lambda: opened(chat_history="Hello.")),
     ("dicts as history", "a message is a dict", lambda: opened(chat_history=[{"role": "user"}])),
     ("a tokenizer's name", "tokenizer_fn is a str", lambda: opened(tokenizer_fn="cl100k_base")),
@@ -58,7 +58,7 @@ MADE: list[tuple[str, str, Callable[[], object]]] = [
     ("wrapped name", "LLM of with_context is a str", lambda: with_context("gpt-4o")),  # type: ignore[arg-type]
     ("wrapped summariser", "summarizer is a str", lambda: with_context(MockLLM(), context_window=8_000, summarizer="x")),  # type: ignore[arg-type]
     ("wrapped sections", "sections hold a str", lambda: with_context(MockLLM(), context_window=8_000, sections=["x"])),  # type: ignore[list-item]
-    ("wrapped limit", "here it is context_window", lambda: with_context(MockLLM(), context_window=900, token_limit=3)),
+    ("wrapped limit", "ctxfold calls it context_window", lambda: with_context(MockLLM(), context_window=900, token_limit=3)),
     ("reasoning", "LLM of with_reasoning is a str", lambda: with_reasoning("gpt-4o")),  # type: ignore[type-var]
     ("backend", "LLM of a LlamaIndexBackend is a str", lambda: LlamaIndexBackend("gpt-4o")),  # type: ignore[arg-type]
     ("block", "CtxMemoryBlock is a str", lambda: CtxMemoryBlock("archive")),  # type: ignore[arg-type]

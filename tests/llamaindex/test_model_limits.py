@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
 
-from ctxfold.errors import BudgetError
+from ctxfold import BudgetError
 from ctxfold.testing import ModelServer, Scripted
 from llamaindex_ctx import ContextLLM, with_context
 from tests.llamaindex.thinking import foreign
@@ -30,8 +30,8 @@ def test_wrapped_llms_that_share_a_session(tmp_path: Path, big_first: bool, conf
         ModelServer(model="big", script=answering, context_window=16_000) as wide,
     ):
         inner = [foreign("openai_like", server, model=server.model) for server in (tight, wide)]
-        small: ContextLLM = with_context(inner[0], session="s", store=url, context_window=configured)
-        big: ContextLLM = with_context(inner[1], session="s", store=url, context_window=16_000)
+        small: ContextLLM = with_context(inner[0], session_id="s", store=url, context_window=configured)
+        big: ContextLLM = with_context(inner[1], session_id="s", store=url, context_window=16_000)
         first, second = (big, small) if big_first else (small, big)
         for llm in (first, second) * 6:
             assert llm.chat([ChatMessage(SHORT)]).message.content

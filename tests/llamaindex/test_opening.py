@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ctxfold.errors import ConfigError
+from ctxfold import ConfigError
 from llamaindex_ctx import CtxMemory
-from llamaindex_ctx.opening import FunctionCounter
+from llamaindex_ctx.memory_factory import FunctionCounter
 from tests.llamaindex.talk import bot, parking, user
 
 

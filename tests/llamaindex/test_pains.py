@@ -23,13 +23,11 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms.custom import CustomLLM
 from pydantic import PrivateAttr
 
-from ctxfold.errors import BackendError, MessageTooLargeError, OrphanToolResultError
-from ctxfold.events import HistoryCompacted
-from ctxfold.messages import system as system_message
-from ctxfold.messages import user as user_message
-from ctxfold.ports import ContextBackend, Request
+from ctxfold import BackendError, ContextBackend, HistoryCompacted, MessageTooLargeError, OrphanToolResultError, Request
+from ctxfold import system as system_message
+from ctxfold import user as user_message
 from llamaindex_ctx import CtxMemory, LlmSummarizer
-from llamaindex_ctx.rounds import NO_RESULT
+from llamaindex_ctx.tool_rounds import NO_RESULT
 
 
 def user(text: str) -> ChatMessage:
@@ -234,7 +232,7 @@ def test_a_failing_summariser_loses_nothing() -> None:
     assert [m.content for m in memory.get_all()] == [m.content for m in messages]
     assert {m.content for m in messages[-6:]} <= {m.content for m in memory.get()}
     assert seen
-    assert {e.rung for e in seen} == {"extractive"}
+    assert {e.fallback_level for e in seen} == {"extractive"}
 
 
 def test_summaries_are_few_and_originals_stay() -> None:

@@ -13,7 +13,7 @@ from llama_index.core.llms.mock import MockFunctionCallingLLM, MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
 from openai import BadRequestError
 
-from ctxfold.errors import ConfigError
+from ctxfold import ConfigError
 from ctxfold.testing import Scripted, ScriptedCall
 from llamaindex_ctx import CtxLLM, with_reasoning
 from tests.llamaindex.thinking import ROUNDS, serving, tool

@@ -8,11 +8,9 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.mock import MockLLM
 
-from ctxfold import AgentContext
-from ctxfold.errors import StoreUnavailableError
-from ctxfold.messages import assistant, user
+from ctxfold import AgentContext, StoreUnavailableError, assistant, user
 from llamaindex_ctx import with_context
-from llamaindex_ctx.runs import MAX_RUNS, Run, Sessions
+from llamaindex_ctx.wrapper import MAX_RUNS, Run, RunSessions
 
 MORE = 20
 PING, PONG = user("ping", id="q"), assistant("pong", id="a")
@@ -33,7 +31,7 @@ def test_runs_that_nobody_goes_on_with_do_not_pile_up(same: bool) -> None:
 
 
 def test_the_newest_are_kept_and_what_is_dropped_is_closed() -> None:
-    with Sessions(store=None, settings={"context_window": 8_000}) as sessions:
+    with RunSessions(store=None, settings={"context_window": 8_000}) as sessions:
         runs: list[Run] = []
         for _ in range(MAX_RUNS + MORE):
             runs.append(sessions.take_run([PING]))
@@ -48,7 +46,7 @@ def test_the_newest_are_kept_and_what_is_dropped_is_closed() -> None:
 
 
 def test_a_run_that_is_gone_on_with_outlives_those_that_are_not() -> None:
-    with Sessions(store=None, settings={"context_window": 8_000}) as sessions:
+    with RunSessions(store=None, settings={"context_window": 8_000}) as sessions:
         mine = sessions.take_run([PING]).context
         listed = [PING]
         for number in range(3):

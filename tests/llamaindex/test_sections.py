@@ -12,8 +12,7 @@ from llama_index.core.embeddings.mock_embed_model import MockEmbedding
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from ctxfold.errors import ConfigError
-from ctxfold.events import SectionInjected, SectionSkipped
+from ctxfold import ConfigError, SectionInjected, SectionSkipped
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxLLM, CtxMemory, section_from, with_context
 
@@ -65,7 +64,7 @@ async def test_a_memory_shows_what_a_retriever_finds() -> None:
 async def test_an_llm_is_sent_it(how: str) -> None:
     with ModelServer(context_window=8_000) as server:
         llm = CtxLLM(model="lookup", base_url=server.base_url, api_key="x", context_window=8_000)
-        chat = with_context(llm, session="s", sections=[section_from(Shelf(SHELF), kind="handbook")])
+        chat = with_context(llm, session_id="s", sections=[section_from(Shelf(SHELF), kind="handbook")])
         asked = [ChatMessage("When is the boiler inspected?")]
         if how == "chat":
             chat.chat(asked)

@@ -15,11 +15,10 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.workflow import Context, JsonSerializer
 from workflows.context.serializers import PickleSerializer
 
-from ctxfold import MemoryStore, SqlStore
-from ctxfold.errors import ConfigError
+from ctxfold import ConfigError, MemoryStore, SqlStore
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxChatStore, CtxMemory, register_store
-from llamaindex_ctx.registry import MADE_UP
+from llamaindex_ctx.store_registry import MADE_UP
 from tests.llamaindex.loopback_llm import Made
 
 pytestmark = [

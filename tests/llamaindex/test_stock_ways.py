@@ -24,7 +24,7 @@ from llama_index.core.workflow import Context
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import PrivateAttr
 
-from ctxfold.errors import ConfigError
+from ctxfold import ConfigError
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxMemory, with_context
 from tests.llamaindex.scripted_agents import Script, add, selecting
@@ -223,7 +223,7 @@ async def test_the_limit_can_be_read() -> None:
     memory = CtxMemory.from_defaults(token_limit=120)
     again = CtxMemory.from_dict(json.loads(json.dumps(memory.to_dict())))
     assert memory.token_limit == again.token_limit == memory.at("other").token_limit == 120
-    assert CtxMemory.from_defaults(context_window=400, max_tokens=100).token_limit == 300
+    assert CtxMemory.from_defaults(context_window=400, reply_reserve_tokens=100).token_limit == 300
 
 
 async def test_initial_tokens_over_the_limit_are_told_in_their_words(call: Driver) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,9 +19,16 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.llms.openai_like import OpenAILike
 from openai import BadRequestError, UnprocessableEntityError
 
-from ctxfold import Case, Hold, Plan, Prices
-from ctxfold.errors import ConfigError, EmptyMessagesError, MessageTooLargeError
-from ctxfold.events import HistoryCompacted
+from ctxfold import (
+    CompactionInput,
+    ConfigError,
+    EmptyMessagesError,
+    HistoryCompacted,
+    MessageTooLargeError,
+    Plan,
+    Prices,
+    Skip,
+)
 from ctxfold.testing import ErrorReply, Scripted, ScriptedCall
 from llamaindex_ctx import ContextLLM, CtxMemory, with_context
 from tests.llamaindex.thinking import ROUNDS, look, look_long, serving, steps, tool
@@ -99,6 +108,24 @@ async def test_runs_side_by_side_do_not_see_each_other() -> None:
         assert longest == 1 + 2 * ROUNDS
 
 
+@pytest.mark.parametrize("how", ["achat", "astream_chat"])
+async def test_equal_questions_at_once_are_a_turn_each(how: str) -> None:
+    """One that joined the turn of the other would lose its reply: the turn ends with the reply of the other call."""
+    release = threading.Event()
+    script = lambda body: replace(talk(body), held=release)  # noqa: E731
+    async with serving("deepseek", script) as (server, llm), asyncio.timeout(60):
+        chat = with_context(llm, context_window=WINDOW, session_id="s")
+        calls = []
+        for number in range(3):
+            calls.append(asyncio.create_task(say(chat, how, ask("Same."))))
+            while len(server.requests) <= number:
+                await asyncio.sleep(0.005)
+        release.set()
+        for reply in await asyncio.gather(*calls):
+            assert str(reply.message.content).startswith("I see Same.")
+        assert [m.role for m in chat.context("s").messages()] == ["user", "assistant"] * 3
+
+
 async def test_a_run_is_gone_on_with_and_not_begun_anew() -> None:
     """Each request of a run begins like the one before, as long as everything fits."""
     async with serving("deepseek", context_window=64_000) as (server, llm):
@@ -138,7 +165,7 @@ async def test_a_react_agent() -> None:
 async def test_an_existing_llm_in_a_small_window(kind: str, how: str, store_url: str) -> None:
     """Twenty questions through a window of 1,000 tokens; replies are stored under the ids that were shown."""
     async with serving(kind, talk, context_window=1_000) as (_, llm):
-        chat = with_context(llm, session="s", store=store_url, context_window=1_000)
+        chat = with_context(llm, session_id="s", store=store_url, context_window=1_000)
         for number in range(20):
             message = (await say(chat, how, ask(f"Q{number:03} please"))).message
             assert (message.content or "").startswith(f"I see Q{number:03}")
@@ -156,7 +183,7 @@ async def test_an_existing_llm_in_a_small_window(kind: str, how: str, store_url:
 async def test_one_session_for_memory_and_llm(streaming: bool, store_url: str) -> None:
     """A CtxMemory over the same session shows the run as the LLM stored it: each message once."""
     async with serving("deepseek") as (_, llm):
-        chat = with_context(llm, session="s", store=store_url)
+        chat = with_context(llm, session_id="s", store=store_url)
         memory = CtxMemory.from_defaults("s", store=store_url, context_window=64_000)
         agent = FunctionAgent(llm=chat, tools=[tool()], streaming=streaming, system_prompt="You look things up.")
         for turn in (1, 2):
@@ -172,7 +199,7 @@ async def test_one_session_for_memory_and_llm(streaming: bool, store_url: str) -
 async def test_a_stock_memory_may_forget() -> None:
     """What the memory no longer hands over stays in the LLM's session."""
     async with serving("openai_like", None, context_window=8_000) as (_, llm):
-        chat = with_context(llm, session="s", context_window=8_000)
+        chat = with_context(llm, session_id="s", context_window=8_000)
         buffer = ChatMemoryBuffer.from_defaults(token_limit=120)
         engine = SimpleChatEngine.from_defaults(llm=chat, memory=buffer)
         await engine.achat("My locker is 47-B.")
@@ -199,7 +226,7 @@ async def test_sessions_and_owners_over_one_llm(store_url: str) -> None:
 
 async def test_it_stands_for_the_llm() -> None:
     async with serving("deepseek", talk) as (_, llm):
-        chat = with_context(llm, session="s", context_window=9_000)
+        chat = with_context(llm, session_id="s", context_window=9_000)
         assert isinstance(chat, FunctionCallingLLM)
         assert chat.metadata == llm.metadata.model_copy(update={"context_window": 9_000})
         assert chat.complete("Q000").text == llm.complete("Q000").text
@@ -217,7 +244,7 @@ async def test_only_the_first_of_two_calls_where_one_was_asked_for() -> None:
         )
 
     async with serving("deepseek", two) as (_, llm):
-        chat = with_context(llm, session="s")
+        chat = with_context(llm, session_id="s")
         agent = FunctionAgent(llm=chat, tools=[tool()], streaming=False, allow_parallel_tool_calls=False)
         assert str(await agent.run("Find one.")) == "Done."
         assert [m.role for m in chat.context().messages()] == ["user", "assistant", "tool", "assistant"]
@@ -227,7 +254,7 @@ async def test_only_the_first_of_two_calls_where_one_was_asked_for() -> None:
 async def test_a_failure_is_the_llms_own_and_leaves_the_session_as_it_was(how: str) -> None:
     refused = ErrorReply(422, {"error": {"message": "no", "type": "invalid"}})
     async with serving("openai_like", [refused, Scripted("Hi.")]) as (_, llm):
-        chat = with_context(llm, session="s")
+        chat = with_context(llm, session_id="s")
         with pytest.raises(UnprocessableEntityError):
             await say(chat, how, ask("hello"))
         assert chat.context().messages() == ()
@@ -238,7 +265,7 @@ async def test_a_failure_is_the_llms_own_and_leaves_the_session_as_it_was(how: s
 async def test_an_overflow_is_learnt_and_the_call_made_again(how: str) -> None:
     """The window given is far too large: the service says so, and the next request fits."""
     async with serving("openai_like", talk, context_window=1_000) as (_, llm):
-        chat = with_context(llm, session="s", context_window=100_000)
+        chat = with_context(llm, session_id="s", context_window=100_000)
         for number in range(20):
             answer = await say(chat, how, ask(f"Q{number:03} please"))
             assert (answer.message.content or "").startswith(f"I see Q{number:03}")
@@ -255,7 +282,7 @@ async def test_what_can_never_fit_is_said_with_numbers() -> None:
 
 async def test_summaries_are_written_by_the_llm_and_events_tell() -> None:
     async with serving("deepseek", steps, context_window=1_500) as (server, llm):
-        chat = with_context(llm, session="s", context_window=1_500)
+        chat = with_context(llm, session_id="s", context_window=1_500)
         seen: list[Any] = []
         chat.context().subscribe(seen.append)
         agent = FunctionAgent(llm=chat, tools=[tool(look_long)])
@@ -266,7 +293,7 @@ async def test_summaries_are_written_by_the_llm_and_events_tell() -> None:
 
 async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
     async with serving("deepseek", talk) as (_, llm):
-        chat = with_context(llm, session="s")
+        chat = with_context(llm, session_id="s")
         responses = chat.stream_chat(ask("Q000"))
         next(responses)
         responses.close()
@@ -281,12 +308,12 @@ def test_a_strategy_of_ones_own_and_prices() -> None:
     class Newest:
         name = "newest"
 
-        def plan(self, case: Case) -> Plan | Hold:
+        def plan(self, case: CompactionInput) -> Plan | Skip:
             old = case.older_than(4)
-            return case.drop(old, "more than four messages") if old else Hold("four messages or fewer")
+            return case.drop(old, "more than four messages") if old else Skip("four messages or fewer")
 
     chat = with_context(
-        MockLLM(max_tokens=40), session="s", context_window=400, strategy=Newest(), prices=Prices.relative()
+        MockLLM(max_tokens=40), session_id="s", context_window=400, strategy=Newest(), prices=Prices.relative()
     )
     for n in range(30):
         chat.chat(ask(f"Q{n:03} please, and thank you very much"))
@@ -303,13 +330,13 @@ def test_a_thinking_llm_that_cannot_be_helped() -> None:
         thinking: bool = True
 
     with pytest.raises(ConfigError, match="CtxLLM"):
-        with_context(Thinking(), session="s")
-    plain = with_context(MockLLM(), session="s", context_window=8_000)
+        with_context(Thinking(), session_id="s")
+    plain = with_context(MockLLM(), session_id="s", context_window=8_000)
     assert "hello" in (plain.chat(ask("hello")).message.content or "")
 
 
 def test_an_llm_that_calls_no_functions() -> None:
-    plain = with_context(MockLLM(), session="s", context_window=8_000)
+    plain = with_context(MockLLM(), session_id="s", context_window=8_000)
     with pytest.raises(ConfigError, match="calls no functions"):
         plain.chat_with_tools([tool()], "hello")
 

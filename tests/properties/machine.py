@@ -7,16 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctxfold import AgentContext, HistoryCompacted, Message, Query, Request, ScriptedBackend, Section, ToolSpec
-from ctxfold.errors import BackendError, CtxError
-from ctxfold.flow import Flow
-from ctxfold.journal import Journal
-from ctxfold.messages import assistant, tool_result, user
-from ctxfold.ports import Ports
-from ctxfold.testing.oracle import OracleSummarizer
-from ctxfold.testing.strategies import Op, rounds
-from ctxfold.zones.section import Kept
-from tests.core.driven import COUNTER, Driven
+from ctxfold import (
+    AgentContext,
+    BackendError,
+    CtxError,
+    HistoryCompacted,
+    Message,
+    Query,
+    Request,
+    ScriptedBackend,
+    Section,
+    ToolSpec,
+    assistant,
+    tool_result,
+    user,
+)
+from ctxfold.effects import Flow
+from ctxfold.protocols import Ports
+from ctxfold.sections.section import EngineSource
+from ctxfold.session_state import OpenSession
+from tests.support.driven import COUNTER, Driven
+from tests.support.oracle import OracleSummarizer
+from tests.support.strategies import Op, rounds
 
 PROMPTS = ("You are careful.", "Answer briefly.")
 TOOLS = (ToolSpec("look", "looks things up", {"type": "object"}),)
@@ -84,23 +96,23 @@ class Machine:
             turn.request = None
 
     def context(self, backend: Any, **settings: Any) -> AgentContext:
-        from ctxfold.budget import MessageCounter
+        from ctxfold import MessageCounter
 
         oracle: Any = OracleSummarizer(MessageCounter(COUNTER))
         if self.summarizer_kind == "fails":
             oracle = ScriptedBackend([BackendError("down", kind="server")] * 1000)
         return AgentContext(
             backend,
-            session=self.session,
+            session_id=self.session,
             store=self.store,
             context_window=self.window,
             summarizer=oracle,
             counter=COUNTER,
-            sections=[Section("documents", Kept(self.found))] if self.sections else (),
+            sections=[Section("documents", EngineSource(self.found))] if self.sections else (),
             **settings,
         )
 
-    def found(self, journal: Journal, query: Query, ports: Ports) -> Flow[list[str]]:
+    def found(self, open_session: OpenSession, query: Query, ports: Ports) -> Flow[list[str]]:
         """Three things in turn, and every fourth time nothing."""
         yield from ()
         return [f"found {self.number % 4}"] if self.number % 4 else []
@@ -136,14 +148,14 @@ class Machine:
     # operations
 
     def apply(self, op: Op) -> None:
-        before, compactions, pins = self.ctx.view(), self.compactions, self.pins()
+        before, compactions, pins = self.closed_versions(), self.compactions, self.pins()
         self.expected = 0
         breaks = dict(self.ctx.usage().prefix.breaks)
         try:
             getattr(self, f"do_{op.name}")(op)
         except CtxError:
             if compactions == self.compactions and op.name not in {"set"}:
-                assert [e.version for e in self.ctx.view()] == [e.version for e in before], op
+                assert self.closed_versions() == before, op
         if op.name != "reopen":
             after = dict(self.ctx.usage().prefix.breaks)
             grown = {c: n - breaks.get(c, 0) for c, n in after.items() if n != breaks.get(c, 0)}
@@ -152,6 +164,11 @@ class Machine:
         if op.name not in EDITS and op.name != "unpin":
             assert pins <= self.pins(), "a pin is lost"
         self.check_view()
+
+    def closed_versions(self) -> list[str]:
+        """Returns the versions in the view; results that a failed call has stored in its open turn stay, so they do not count."""
+        view = self.ctx.view()
+        return [e.version for e in view][: len(view) - len(view.turn)]
 
     def check_view(self) -> None:
         view = self.ctx.view()

@@ -7,12 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ctxfold import AgentContext, Message, Request, ScriptedBackend
-from ctxfold.errors import StoreUnavailableError
-from ctxfold.history.records import Record
-from ctxfold.messages import ToolCallPart, assistant, tool_result, user
-from tests.core.driven import COUNTER
+from ctxfold import (
+    AgentContext,
+    Message,
+    Record,
+    Request,
+    ScriptedBackend,
+    StoreCapabilities,
+    StoreUnavailableError,
+    ToolCallPart,
+    assistant,
+    tool_result,
+    user,
+)
 from tests.properties.machine import assert_legal
+from tests.support.driven import COUNTER
 
 FAULTS = ("ok", "fail", "lost", "down", "die")
 DOWN_CALLS = 4  # calls of any kind that fail after a "down"
@@ -56,6 +65,8 @@ class UnreliableStore:
 
     def __init__(self, store: Any, weather: Weather) -> None:
         self.store, self.weather, self.dead = store, weather, False
+
+    capabilities = StoreCapabilities(blocking=False)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("a") and name not in ("append",) and hasattr(type(self.store), name[1:]):
@@ -128,7 +139,7 @@ class World:
         return AgentContext(
             backend,
             store=store,
-            session=self.session,
+            session_id=self.session,
             context_window=self.window,
             reply_reserve_tokens=40,
             summarizer=summaries,

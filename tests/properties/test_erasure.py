@@ -8,12 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxfold import MemoryStore
-from ctxfold.errors import ContextOverflowError, NothingToUndoError
-from ctxfold.testing.strategies import Op, operations
-from tests.core.driven import context
-from tests.core.scan import places_of
+from ctxfold import ContextOverflowError, MemoryStore, NothingToUndoError
+from tests.erasure.scan import places_of
 from tests.properties.machine import Machine, assert_legal
+from tests.support.driven import context
+from tests.support.strategies import Op, operations
 
 SESSIONS = itertools.count()
 
@@ -29,14 +28,14 @@ def test_any_message_of_any_session(ops: list[Op], window: int, summarizer: str,
         machine = Machine(store, f"s{next(SESSIONS)}", None, window=window, summarizer=summarizer)
         for op in ops:
             machine.apply(op)
-        with context(store=store, session=machine.session, context_window=window, create=False) as ctx:
+        with context(store=store, session_id=machine.session, context_window=window, create=False) as ctx:
             before = ctx.messages()
             ids = [m.id for m in before if m.role != "system"]
             if not ids:
                 return
             chosen = data.draw(st.lists(st.sampled_from(ids), min_size=1, max_size=3, unique=True))
             _erase(ctx, store, chosen, before)
-            with context(store=store, session=machine.session, context_window=window, create=False) as again:
+            with context(store=store, session_id=machine.session, context_window=window, create=False) as again:
                 assert again.view().messages == ctx.view().messages
             _undo_all(ctx, set(chosen))
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxfold import SqlStore, Store
-from tests.core.postgres_schema import fresh_schema
 from tests.properties.outages import FAULTS, WINDOWS, Step, World
+from tests.support.postgres_schema import fresh_schema
 
 SESSIONS = itertools.count()
 faults = st.lists(st.sampled_from(FAULTS), max_size=12)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxfold import AgentContext, MemoryStore, RatioCounter, memory_section
-from ctxfold.messages import assistant, user
-from tests.core.driven import scripted
+from ctxfold import AgentContext, MemoryStore, RatioCounter, assistant, memory_section, user
+from tests.support.driven import scripted
 
 OWNERS = ("ann", "bob", "ann'", "ann%")
 SESSIONS = ("s1", "s2", "ann")
@@ -53,7 +52,7 @@ def test_nothing_of_anybody_else_is_shown(items: list[Kept], owner: str, session
         backend,
         store=MemoryStore(),
         owner=owner,
-        session=session,
+        session_id=session,
         context_window=20_000,
         counter=RatioCounter(),
         sections=sections,

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from ctxfold import AgentContext, Message, RatioCounter, ScriptedBackend
-from ctxfold.errors import ContextOverflowError
-from ctxfold.messages import ToolCallPart, assistant, tool_result, user
+from ctxfold import (
+    AgentContext,
+    ContextOverflowError,
+    Message,
+    RatioCounter,
+    ScriptedBackend,
+    ToolCallPart,
+    assistant,
+    tool_result,
+    user,
+)
 
 SUMMARY = "They talked, and looked some things up."
 sizes = st.sampled_from([3, 40, 160, 600, 2_500])

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxfold import MemoryStore, SqlStore
-from ctxfold.testing.strategies import Op, operations
 from tests.properties.machine import Machine
+from tests.support.strategies import Op, operations
 
 SESSIONS = itertools.count()
 windows = st.sampled_from([400, 700, 1_500])

@@ -9,12 +9,23 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxfold import AgentContext, MemoryStore, Request, ScriptedBackend
-from ctxfold.budget import MessageCounter
-from ctxfold.errors import BackendError, CtxError
-from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
-from tests.core.driven import COUNTER
+from ctxfold import (
+    AgentContext,
+    BackendError,
+    CtxError,
+    MemoryStore,
+    Message,
+    MessageCounter,
+    Request,
+    ScriptedBackend,
+    ToolCallPart,
+    assistant,
+    tool_result,
+    user,
+)
 from tests.properties.machine import assert_legal
+from tests.support.driven import COUNTER
+from tests.support.open_sessions import opened
 
 COUNT = MessageCounter(COUNTER)
 WINDOWS = (300, 600, 1_200)
@@ -44,8 +55,8 @@ class Two:
         assert len(ids) == len(set(ids))
         assert_legal(request.messages)
         assert request.messages[0].text == "Be careful."
-        journal = self.asking._engine._journals[self.asking._key]
-        assert sum(map(COUNT.count, request.messages)) <= journal.rules().budget_tokens
+        open_session = opened(self.asking)
+        assert sum(map(COUNT.count, request.messages)) <= open_session.rules().budget_tokens
         return self.answer
 
     def said(self, size: int) -> list[Message]:

@@ -8,10 +8,24 @@ from typing import Any
 
 import pytest
 
-from ctxfold.errors import BackendError
-from ctxfold.messages import Message, ToolSpec, assistant, system, tool_result, user
-from ctxfold.ports import Chunk, Reply, Request
-from ctxfold.stream import Content, ContentFirst, Fold, StreamEvent, Thinking, ToolCalls
+from ctxfold import (
+    BackendError,
+    Chunk,
+    Content,
+    ContentFirst,
+    Fold,
+    Message,
+    Reply,
+    Request,
+    StreamEvent,
+    Thinking,
+    ToolCalls,
+    ToolSpec,
+    assistant,
+    system,
+    tool_result,
+    user,
+)
 from tests.realmodel.llama import ANSWER, CALL, ENDLESS, THINK, LlamaServer
 
 WEATHER = ToolSpec(

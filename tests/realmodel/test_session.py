@@ -55,7 +55,7 @@ def grows(numbers: Sequence[int]) -> bool:
 async def test_the_cached_prefix_grows_with_every_turn(llama: LlamaServer, asker: Asker) -> None:
     with (
         llama.backend() as backend,
-        AgentContext(backend, session="t", system=SYSTEM, context_window=llama.context) as context,
+        AgentContext(backend, session_id="t", system=SYSTEM, context_window=llama.context) as context,
     ):
         for number in range(TURNS):
             await asker.ask(context, told(number))
@@ -75,7 +75,7 @@ async def test_an_overflow_is_learnt_from_and_recovered(small_llama: LlamaServer
     """The configured window is eight times what the server has: the first overflow tells, and the session goes on."""
     with (
         small_llama.backend() as backend,
-        AgentContext(backend, session="t", system="Keep notes.", context_window=8 * small_llama.context) as context,
+        AgentContext(backend, session_id="t", system="Keep notes.", context_window=8 * small_llama.context) as context,
     ):
         for number in range(DAYS):
             await asker.ask(context, told(number) * 3)
@@ -89,7 +89,7 @@ async def test_an_overflow_is_learnt_from_and_recovered(small_llama: LlamaServer
 
 
 def test_a_tool_round_inside_a_session(llama: LlamaServer) -> None:
-    with llama.backend() as backend, AgentContext(backend, session="t", context_window=llama.context) as context:
+    with llama.backend() as backend, AgentContext(backend, session_id="t", context_window=llama.context) as context:
         reply = context.send(
             "How is the weather?", tools=(WEATHER,), tool_choice="required", max_tokens=200, temperature=0.0, extra=CALL
         )
@@ -100,7 +100,7 @@ def test_a_tool_round_inside_a_session(llama: LlamaServer) -> None:
 
 def test_an_abandoned_stream_keeps_what_was_chosen_and_frees_the_slot(llama: LlamaServer) -> None:
     endless = {**OPTIONS, "max_tokens": ENDLESS, "extra": {**ANSWER, "ignore_eos": True}}
-    with llama.backend() as backend, AgentContext(backend, session="t", context_window=llama.context) as context:
+    with llama.backend() as backend, AgentContext(backend, session_id="t", context_window=llama.context) as context:
         events = context.send_stream("Tell me all.", on_abort="keep_partial", **endless)
         first = next(iter(events))
         assert llama.busy()

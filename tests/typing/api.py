@@ -7,21 +7,24 @@ from pathlib import Path
 from typing import assert_type
 
 from ctxfold import (
+    Added,
     AgentContext,
     AllOf,
     AnyOf,
-    Case,
     ColdCacheTrigger,
+    CompactionInput,
     CompactionProposal,
     EconomicTrigger,
     Erasure,
+    Event,
+    Explanation,
     HistoryCompacted,
     HistoryTool,
     Hit,
-    Hold,
     Inspection,
     MemoryStore,
     Message,
+    MessageExplanation,
     MessagesTrigger,
     OpenAIChatBackend,
     Plan,
@@ -31,6 +34,7 @@ from ctxfold import (
     Reply,
     ScriptedBackend,
     SessionUsage,
+    Skip,
     SqlStore,
     Strategy,
     StrategyError,
@@ -41,17 +45,16 @@ from ctxfold import (
     TurnsTrigger,
     Window,
     history_tools,
+    user,
 )
-from ctxfold.engine import Added
-from ctxfold.events import Event
-from ctxfold.explain import Explanation, MessageExplanation
 from ctxfold.history.records import GoalSet
-from ctxfold.messages import user
 
 
 def sync_use(path: Path) -> None:
     backend = OpenAIChatBackend(provider="generic", model="lookup", base_url="http://127.0.0.1:9/v1", api_key="x")
-    with AgentContext(backend, session="s", store="sqlite:///chat.db", context_window=8_000, system="Be brief.") as ctx:
+    with AgentContext(
+        backend, session_id="s", store="sqlite:///chat.db", context_window=8_000, system="Be brief."
+    ) as ctx:
         assert_type(ctx.send("hello", max_tokens=10, context_window=4_000, tools=(ToolSpec("look"),)), Reply)
         for event in ctx.send_stream("hello", on_abort="keep_partial"):
             assert_type(event, StreamEvent)
@@ -75,7 +78,7 @@ def sync_use(path: Path) -> None:
         assert_type(ctx.export_jsonl(path, zone="window", native=True), int)
         assert_type(ctx.import_jsonl(path), int)
         ctx.save_snapshot(path)
-        assert_type(AgentContext.load_snapshot(path, backend, session="new"), AgentContext)
+        assert_type(AgentContext.load_snapshot(path, backend, session_id="new"), AgentContext)
         assert_type(ctx.search("words", limit=3), tuple[Hit, ...])
         assert_type(ctx.restore("1", "#2"), tuple[Message, ...])
         assert_type(ctx.fork("other", at="1"), AgentContext)
@@ -129,9 +132,9 @@ def stores() -> None:
 class KeepTen:
     name = "keep_ten"
 
-    def plan(self, case: Case) -> Plan | Hold:
+    def plan(self, case: CompactionInput) -> Plan | Skip:
         old = case.older_than(10)
-        return case.drop(old, "more than ten messages") if old else Hold("ten messages or fewer")
+        return case.drop(old, "more than ten messages") if old else Skip("ten messages or fewer")
 
 
 class DropOld:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.retrievers import BaseRetriever
 
 from ctxfold import AgentContext
-from ctxfold.follow import Line, Listed, Trail
-from langchain_ctx import ContextMiddleware, section_from
+from ctxfold.engine.attach import Attachment, Cursor, IncomingList
+from langchain_ctx import ContextMiddleware, ContextNode, CtxChatMessageHistory, section_from, with_context
 
 
 def made(retriever: BaseRetriever, state: dict[str, Any]) -> None:
@@ -30,9 +31,19 @@ async def asynchronous(middleware: ContextMiddleware) -> None:
     await middleware.aclose()
 
 
-async def followed(ctx: AgentContext, listed: Listed, left: Trail | None) -> None:
+async def followed(ctx: AgentContext, listed: IncomingList, left: Cursor | None) -> None:
     line = ctx.follow(listed, left)
-    assert_type(line, Line)
-    assert_type(ctx.trail(line.key, listed), Trail)
-    assert_type(await ctx.afollow(listed, left), Line)
-    assert_type(Trail.from_dict(ctx.trail(line.key, listed).to_dict()), Trail | None)
+    assert_type(line, Attachment)
+    assert_type(ctx.trail(line.key, listed), Cursor)
+    assert_type(await ctx.afollow(listed, left), Attachment)
+    assert_type(Cursor.from_dict(ctx.trail(line.key, listed).to_dict()), Cursor | None)
+
+
+def misspelt(model: BaseChatModel) -> None:
+    ContextMiddleware(context_window=8_000, hard_rati=0.8)  # type: ignore[call-arg]
+    ContextMiddleware(context_window=8_000, hard_ratio="most")  # type: ignore[arg-type]
+    ContextNode(context_window=8_000, session="s")  # type: ignore[call-arg]
+    ContextNode(context_window=8_000, keep_last="all")  # type: ignore[arg-type]
+    with_context(model, session_id="s", sectoins=[])  # type: ignore[call-arg]
+    CtxChatMessageHistory("s", context_window=8_000, summary_tokens="few")  # type: ignore[arg-type]
+    CtxChatMessageHistory.factory(context_window=8_000, memry=())  # type: ignore[call-arg]

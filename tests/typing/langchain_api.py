@@ -44,7 +44,7 @@ def plugged_in(messages: list[BaseMessage], model: BaseChatModel) -> None:
 
 def wrapped(model: BaseChatModel, retriever: BaseRetriever) -> None:
     assert_type(section_from(retriever, lifetime="request", share=0.1), Section)
-    chat = with_context(model, session="s", context_window=8_000, sections=[section_from(retriever)])
+    chat = with_context(model, session_id="s", context_window=8_000, sections=[section_from(retriever)])
     assert_type(chat.context(), AgentContext)
     assert_type(with_reasoning(model), BaseChatModel)
     ContextMiddleware(context_window=8_000).close()

@@ -7,11 +7,11 @@ from typing import assert_type
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms.mock import MockLLM
 
-from ctxfold import AgentContext, Section
-from ctxfold.events import Event
+from ctxfold import AgentContext, Event, Policy, Section
 from llamaindex_ctx import (
     ContextLLM,
     CtxLLM,
+    CtxMemory,
     LlamaIndexBackend,
     LlmSummarizer,
     SessionEvent,
@@ -25,7 +25,7 @@ def llms() -> None:
     own = CtxLLM(model="m", provider="deepseek", api_key="x")
     assert_type(with_reasoning(own), CtxLLM)
     assert_type(with_reasoning(MockLLM()), MockLLM)
-    with with_context(own, session="s", store="sqlite://", context_window=8_000, hard_ratio=0.8) as chat:
+    with with_context(own, session_id="s", store="sqlite://", context_window=8_000, hard_ratio=0.8) as chat:
         assert_type(chat, ContextLLM)
         assert_type(chat.at("t", owner="ann"), ContextLLM)
         assert_type(chat.context(), AgentContext)
@@ -42,3 +42,13 @@ def sections(retriever: BaseRetriever) -> None:
 def told(event: SessionEvent) -> str:
     happened: Event = event.event
     return f"{event.session} {event.name} {happened.session}"
+
+
+def settings(whole: Policy) -> None:
+    with_context(MockLLM(), policy=whole, keep_last=4, strategy="truncate")
+    CtxMemory.from_defaults("s", policy=whole, reply_reserve_tokens=500)
+    with_context(MockLLM(), hard_rati=0.8)  # type: ignore[call-arg]
+    with_context(MockLLM(), hard_ratio="most")  # type: ignore[arg-type]
+    with_context(MockLLM(), session="s")  # type: ignore[call-arg]
+    CtxMemory.from_defaults("s", keep_last="all")  # type: ignore[arg-type]
+    CtxMemory.from_defaults("s", keep_lst=4)  # type: ignore[call-arg]

@@ -6,21 +6,23 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ctxfold import AnthropicBackend
-from ctxfold.backends import load_profile
-from ctxfold.backends.anthropic_parse import MessagesParser
-from ctxfold.messages import (
+from ctxfold import (
+    AnthropicBackend,
+    Chunk,
+    Fold,
     Message,
     ReasoningPart,
+    Reply,
+    Request,
     TextPart,
     ToolCallPart,
     ToolSpec,
+    load_profile,
     system,
     tool_result,
     user,
 )
-from ctxfold.ports import Chunk, Reply, Request
-from ctxfold.stream import Fold
+from ctxfold.backends.anthropic.parse import MessagesParser
 
 MODEL = "claude-opus-5-5"
 CALLS = (ToolCallPart("toolu_1", "ls", '{"d": "/"}'), ToolCallPart("toolu_2", "ls", '{"d": "/tmp"}'))

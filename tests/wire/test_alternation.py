@@ -14,10 +14,21 @@ from jinja2 import Environment
 from langchain_openai import ChatOpenAI
 from llama_index.llms.openai_like import OpenAILike
 
-from ctxfold import AgentContext, BackendError, open_backend
+from ctxfold import (
+    AgentContext,
+    BackendError,
+    MediaPart,
+    Message,
+    Request,
+    TextPart,
+    ToolCallPart,
+    assistant,
+    open_backend,
+    system,
+    tool_result,
+    user,
+)
 from ctxfold.history.alternation import NOBODY_ASKED, NOT_ANSWERED
-from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, assistant, system, tool_result, user
-from ctxfold.ports import Request
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import LangChainBackend
 from langchain_ctx import with_context as langchain_with_context
@@ -211,7 +222,7 @@ def test_no_session_asks_out_of_turn(provider: str, seed: int) -> None:
         ModelServer(strict="alternating", script=answer, context_window=1400) as server,
         open_backend(provider, "lookup", base_url=server.base_url) as backend,
         AgentContext(
-            backend, session="s", system="Be brief.", store="memory://", context_window=1400, references=True
+            backend, session_id="s", system="Be brief.", store="memory://", context_window=1400, references=True
         ) as context,
     ):
         if seed % 2:
@@ -250,10 +261,10 @@ def test_foreign_models_take_turns_where_the_setting_says_so() -> None:
     rules: dict[str, Any] = {"context_window": 1400, "alternating_roles": True}
     with ModelServer(strict="alternating", context_window=1400) as server:
         url = server.base_url
-        wrapped = langchain_with_context(chat(url), session="a", store="memory://", **rules)
-        talking = llamaindex_with_context(llm(url), session="b", store="memory://", **rules)
+        wrapped = langchain_with_context(chat(url), session_id="a", store="memory://", **rules)
+        talking = llamaindex_with_context(llm(url), session_id="b", store="memory://", **rules)
         contexts = [
-            AgentContext(made, session=f"c{k}", system="Be brief.", store="memory://", **rules)
+            AgentContext(made, session_id=f"c{k}", system="Be brief.", store="memory://", **rules)
             for k, made in enumerate((LangChainBackend(chat(url)), LlamaIndexBackend(llm(url))))
         ]
         for n in range(14):

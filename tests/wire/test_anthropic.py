@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from ctxfold.errors import ConfigError
-from ctxfold.messages import (
+from ctxfold import (
+    ConfigError,
     MediaPart,
     Message,
     ReasoningPart,
+    Request,
     TextPart,
     ToolCallPart,
     ToolResultPart,
@@ -21,7 +22,6 @@ from ctxfold.messages import (
     tool_result,
     user,
 )
-from ctxfold.ports import Request
 from tests.wire.anthropic_wire import MODEL, ROUND, THOUGHT, TOOL, body, make
 
 

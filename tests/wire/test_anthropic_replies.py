@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext
-from ctxfold.errors import BackendError
-from ctxfold.messages import (
-    tool_result,
-    user,
-)
-from ctxfold.ports import Request
+from ctxfold import AgentContext, BackendError, Request, tool_result, user
 from tests.wire.anthropic_wire import ROUND, TOOL, block, end, folded, make, parsed
 from tests.wire.raw_server import Play, RawServer
 
@@ -188,7 +182,7 @@ async def test_a_tool_round_through_the_engine_sends_thinking_back_as_it_came() 
     answered = streamed(*block(0, {"type": "text", "text": "bin"}), *end("end_turn"))
     with RawServer(called, answered) as server:
         context = AgentContext(
-            make(base_url=server.base_url), session="s", store="memory://", context_window=50_000, system="Be brief."
+            make(base_url=server.base_url), session_id="s", store="memory://", context_window=50_000, system="Be brief."
         )
         tools = (TOOL,)
         async with context:

@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 
-from ctxfold import BackendError, open_backend
-from ctxfold.backends import Retry
-from ctxfold.messages import Message, TextPart, ToolSpec, assistant, system, user
-from ctxfold.ports import Reply, Request
+from ctxfold import (
+    BackendError,
+    Message,
+    Reply,
+    Request,
+    Retry,
+    TextPart,
+    ToolSpec,
+    assistant,
+    open_backend,
+    system,
+    user,
+)
 from tests.wire.anthropic_wire import MODEL
 from tests.wire.raw_server import DONE, Play, RawServer, event, reply
 

@@ -6,16 +6,13 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from ctxfold.backends import OpenAIChatBackend, Retry
-from ctxfold.errors import BackendError, ConfigError
-from ctxfold.messages import user
-from ctxfold.ports import Chunk, Reply, Request
+from ctxfold import BackendError, Chunk, ConfigError, OpenAIChatBackend, Reply, Request, Retry, user
 from tests.timing import await_for, wait_for
 from tests.wire.raw_server import DONE, HANG_S, Play, RawServer, event, reply
 
@@ -189,8 +186,8 @@ def test_first_event_deadline_counts_through_comments(caller: Caller) -> None:
 
 def test_comments_keep_the_idle_timer_alive(caller: Caller) -> None:
     frames = [event("a"), *[b": still here\n\n"] * 10, event("b", finish="stop"), DONE]
-    with RawServer(Play(frames, pause_s=0.25)) as server:
-        assert "".join(c.content for c in caller.stream(make(server, idle_timeout_s=2))) == "ab"
+    with RawServer(Play(frames, pause_s=0.12)) as server:
+        assert "".join(c.content for c in caller.stream(make(server, idle_timeout_s=1))) == "ab"
 
 
 def test_a_pause_after_the_first_event_is_a_timeout(caller: Caller) -> None:
@@ -351,6 +348,34 @@ async def test_injected_transports_need_no_socket() -> None:
             backend = OpenAIChatBackend(model="m", http_client=client, async_http_client=async_client)
             assert [c.content for c in backend.open_stream(REQUEST)] == ["a"]
             assert [c.content async for c in await backend.aopen_stream(REQUEST)] == ["a"]
+
+
+def test_what_arrived_with_a_failure_is_given_first() -> None:
+    """Content and an error in the same bytes: the answer has begun, so that the request is not sent again."""
+    requests: list[httpx.Request] = []
+    failure = b'data: {"error":{"message":"overloaded","code":503}}\n\n'
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(200, content=event("a") + failure)
+
+    with httpx.Client(transport=httpx.MockTransport(respond)) as client:
+        stream = OpenAIChatBackend(model="m", http_client=client, retry=QUICK).open_stream(REQUEST)
+        assert next(iter(stream)).content == "a"
+        with pytest.raises(BackendError):
+            list(stream)
+    assert len(requests) == 1
+
+
+def test_an_answer_that_only_lacks_its_epilogue_is_whole() -> None:
+    def body() -> Iterator[bytes]:
+        yield event("a", finish="stop")
+        raise httpx.ReadError("the peer has gone")
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body()))
+    with httpx.Client(transport=transport) as client:
+        stream = OpenAIChatBackend(model="m", http_client=client, retry=QUICK).open_stream(REQUEST)
+        assert [c.content for c in stream] == ["a"]
 
 
 def test_many_threads_share_one_backend() -> None:

@@ -19,17 +19,13 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from ctxfold import open_backend
-from ctxfold.backends import load_profile
-from ctxfold.backends.anthropic_parse import MessagesParser
-from ctxfold.backends.failures import http_failure
+from ctxfold import BackendError, CtxError, Fold, Message, Reply, Request, load_profile, open_backend, user
+from ctxfold.backends.anthropic.parse import MessagesParser
+from ctxfold.backends.errors import http_failure
 from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.backends.openai_parse import ChatParser
+from ctxfold.backends.openai_chat.parse import ChatParser
 from ctxfold.backends.sse import MAX_EVENT_BYTES, SseDecoder
-from ctxfold.errors import BackendError, CtxError
-from ctxfold.messages import Message, user, validated
-from ctxfold.ports import Reply, Request
-from ctxfold.stream import Fold
+from ctxfold.messages import validated
 from tests.wire.raw_server import Play, RawServer
 
 SCALE = int(os.environ.get("CTXFOLD_FUZZ", "1"))

@@ -9,23 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxfold import open_backend
-from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.errors import MessageError, UnknownRoleError
-from ctxfold.messages import (
+from ctxfold import (
     MediaPart,
     Message,
+    MessageError,
     Opaque,
     ReasoningPart,
     TextPart,
     ToolCallPart,
     ToolResultPart,
+    UnknownRoleError,
     Usage,
     assistant,
+    open_backend,
     system,
     tool_result,
     user,
 )
+from ctxfold.backends.http_backend import HttpBackend
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 NAME = st.text("abc_", min_size=1, max_size=5)
@@ -158,12 +159,12 @@ def test_lines_of_others_in_the_shapes_of_the_messages_api() -> None:
     ("line", "told"),
     [
         ("{", "not JSON"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ('{"role": "user", "content": 5}', "neither text nor a list"),
-        ('{"role": "user", "content": "x", "ctxfold": 1}', "no JSON object"),
+        ('{"role": "user", "content": "x", "ctxfold": 1}', "not a JSON object"),
         ('{"role": "user", "content": "x", "ctxfold": {"wire": "smtp"}}', "smtp"),
         ('{"role": "user", "content": "x", "ctxfold": {"kind": "k"}}', "not known"),
-        ('{"role": "user", "content": "x", "ctxfold": {"model": 5}}', "no text"),
+        ('{"role": "user", "content": "x", "ctxfold": {"model": 5}}', "not text"),
         ('{"role": "user", "content": "x", "ctxfold": {"usage": {"tokens": 5}}}', "wrong"),
         ('{"role": "user", "content": "x", "ctxfold": {"parts": [{"type": "nope"}]}}', "wrong"),
         ('{"role": "user", "content": "\\ud800"}', "surrogate"),

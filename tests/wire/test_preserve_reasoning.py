@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, OpenAIChatBackend
-from ctxfold.errors import MessageError
+from ctxfold import (
+    AgentContext,
+    Message,
+    MessageError,
+    OpenAIChatBackend,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    assistant,
+    tool_result,
+    user,
+)
 from ctxfold.history.records import MessageAdded, encode_body
-from ctxfold.messages import Message, ReasoningPart, TextPart, ToolCallPart, assistant, tool_result, user
 from ctxfold.testing import ModelServer
 from tests.wire.anthropic_wire import MODEL, make
 
@@ -80,11 +89,11 @@ def test_it_is_stored_where_it_is_set_and_sent_after_a_restart(tmp_path: Path) -
         replace(assistant(f"t{p}", id=f"a{p}", reasoning=f"r{p}"), preserve_reasoning=p) for p in (True, False)
     )
     said = [user("one", id="u1"), kept, user("two", id="u2"), stripped]
-    with AgentContext(session="s", store=url, context_window=8_000) as ctx:
+    with AgentContext(session_id="s", store=url, context_window=8_000) as ctx:
         ctx.add(said)
     with ModelServer(model="lookup") as server:
         service = OpenAIChatBackend(provider="dashscope", model="lookup", base_url=server.base_url, api_key="x")
-        with service, AgentContext(service, session="s", store=url, context_window=8_000) as ctx:
+        with service, AgentContext(service, session_id="s", store=url, context_window=8_000) as ctx:
             assert ctx.messages() == tuple(said)
             lines = [service.message_to_jsonl(m) for m in ctx.messages()]
             assert [service.message_from_jsonl(line) for line in lines] == said
@@ -106,7 +115,7 @@ def test_a_message_that_does_not_say_is_stored_as_before() -> None:
 def test_what_is_neither_true_nor_false_is_refused() -> None:
     """Step 7, D A3: before it is stored, where no later reader could take it."""
     wrong: Any = "yes"
-    with AgentContext(session="s", context_window=8_000) as ctx:
+    with AgentContext(session_id="s", context_window=8_000) as ctx:
         with pytest.raises(MessageError, match="preserve_reasoning 'yes'"):
             ctx.add([replace(user("hi", id="u"), preserve_reasoning=wrong)])
         assert ctx.messages() == ()

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ctxfold import open_backend
-from ctxfold.messages import (
+from ctxfold import (
     MediaPart,
     Message,
     ReasoningPart,
+    Request,
     TextPart,
     ToolCallPart,
     ToolSpec,
     assistant,
+    open_backend,
     system,
     tool_result,
     user,
 )
-from ctxfold.ports import Request
 
 TOOLS = (ToolSpec("ls"), ToolSpec("cat"))
 HEAD = (system("Be brief.", id="s"), Message("sum", "user", (TextPart("Before: much."),), kind="summary"))

@@ -36,7 +36,7 @@ async def test_the_retry_after_bound_reasoning_is_another_request() -> None:
     for way in ("sync", "async"):
         with RawServer(*plays) as server:
             async with open_backend("anthropic", MODEL, base_url=server.base_url, api_key="k") as backend:
-                context = AgentContext(backend, session=way, store="memory://", context_window=20_000)
+                context = AgentContext(backend, session_id=way, store="memory://", context_window=20_000)
                 for text in ("first", "second", "third"):
                     if way == "sync":
                         context.send(text)
@@ -58,7 +58,7 @@ def test_a_second_refusal_is_the_callers_to_see() -> None:
     with (
         RawServer(said("one"), refused(BOUND)) as server,
         open_backend("anthropic", MODEL, base_url=server.base_url, api_key="k") as backend,
-        AgentContext(backend, session="s", store="memory://", context_window=20_000) as context,
+        AgentContext(backend, session_id="s", store="memory://", context_window=20_000) as context,
     ):
         context.send("first")
         with pytest.raises(BackendError, match="bound to a different conversation") as caught:
@@ -72,7 +72,7 @@ def test_nothing_is_sent_twice_where_the_row_would_say_the_same() -> None:
     with (
         RawServer(refused(MISSING)) as server,
         open_backend("deepseek", "deepseek-v4-pro", base_url=server.base_url, api_key="k") as backend,
-        AgentContext(backend, session="s", store="memory://", context_window=20_000) as context,
+        AgentContext(backend, session_id="s", store="memory://", context_window=20_000) as context,
     ):
         with pytest.raises(BackendError, match="must be passed back"):
             context.send("first")

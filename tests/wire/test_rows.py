@@ -8,14 +8,26 @@ from typing import Any
 import pytest
 
 import ctxfold
-from ctxfold import AnthropicBackend, OpenAIChatBackend, ScriptedBackend, open_backend
-from ctxfold.backends import counter_for, load_profile, provider_names
+from ctxfold import (
+    AnthropicBackend,
+    ConfigError,
+    Message,
+    OpenAIChatBackend,
+    RatioCounter,
+    Request,
+    ScriptedBackend,
+    TiktokenCounter,
+    ToolCallPart,
+    assistant,
+    load_profile,
+    open_backend,
+    provider_names,
+    tool_result,
+    user,
+)
+from ctxfold.backends import counter_for
 from ctxfold.connect import message_counter
-from ctxfold.errors import ConfigError
-from ctxfold.messages import Message, ToolCallPart, assistant, tool_result, user
-from ctxfold.ports import Request
 from ctxfold.testing import ModelServer
-from ctxfold.tokens import RatioCounter, TiktokenCounter
 from tests.wire.raw_server import DONE, Play, RawServer, event
 
 SIGNED = '{"extra_content": {"google": {"thought_signature": "c2ln"}}}'
@@ -57,7 +69,7 @@ def test_counters_follow_the_row() -> None:
     assert "o200k" in message_counter(None, model="gpt-5", backend=ScriptedBackend([])).id
     given = RatioCounter(2.0)
     assert "ratio:2," in message_counter(given, backend=deepseek).id
-    with ctxfold.AgentContext(deepseek, session="s", context_window=9000, system="S", store="memory://") as context:
+    with ctxfold.AgentContext(deepseek, session_id="s", context_window=9000, system="S", store="memory://") as context:
         assert "ratio:3.3" in context.counter.id
 
 
@@ -165,4 +177,4 @@ def test_models_that_always_think_write_summaries(provider: str, model: str) -> 
         assert server.requests
     compacted = [e for e in events if isinstance(e, ctxfold.HistoryCompacted)]
     assert compacted
-    assert {(e.rung, e.problems) for e in compacted} == {("model", ())}
+    assert {(e.fallback_level, e.problems) for e in compacted} == {("model", ())}

@@ -15,11 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ctxfold import open_backend
-from ctxfold.backends import OpenAIChatBackend, load_profile
-from ctxfold.errors import BackendError, ConfigError
-from ctxfold.messages import user
-from ctxfold.ports import Chunk, Reply
+from ctxfold import BackendError, Chunk, ConfigError, OpenAIChatBackend, Reply, load_profile, open_backend, user
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx
 from llamaindex_ctx import CtxLLM

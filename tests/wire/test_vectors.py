@@ -9,12 +9,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import open_backend
+from ctxfold import BackendError, Fold, Message, Request, StreamEvent, ToolSpec, open_backend, system, tool_result, user
 from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.errors import BackendError
-from ctxfold.messages import Message, ToolSpec, system, tool_result, user
-from ctxfold.ports import Request
-from ctxfold.stream import Fold, StreamEvent
 from tests.wire.raw_server import Play, RawServer
 
 KEY = "sk-vector-4f1d"

@@ -6,11 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctxfold.backends.anthropic import AnthropicBackend
+    from ctxfold.backends.anthropic.backend import AnthropicBackend
     from ctxfold.backends.chaos import ChaosBackend
-    from ctxfold.backends.counting import counter_for
-    from ctxfold.backends.openai_chat import OpenAIChatBackend
-    from ctxfold.backends.profile import Profile, load_profile, provider_names
+    from ctxfold.backends.openai_chat.backend import OpenAIChatBackend
+    from ctxfold.backends.profile import Profile, counter_for, load_profile, provider_names
     from ctxfold.backends.retry import Retry
     from ctxfold.backends.scripted import ScriptedBackend
 
@@ -27,13 +26,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AnthropicBackend": "anthropic",
+    "AnthropicBackend": "anthropic.backend",
     "ChaosBackend": "chaos",
-    "OpenAIChatBackend": "openai_chat",
+    "OpenAIChatBackend": "openai_chat.backend",
     "Profile": "profile",
     "Retry": "retry",
     "ScriptedBackend": "scripted",
-    "counter_for": "counting",
+    "counter_for": "profile",
     "load_profile": "profile",
     "provider_names": "profile",
 }

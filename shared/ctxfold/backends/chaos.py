@@ -1,4 +1,4 @@
-"""A backend that fails on purpose, the same way for the same seed."""
+"""Defines a backend that fails on purpose, in the same way for the same seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, cast
 
 from ctxfold.backends.profile import common_rules
 from ctxfold.errors import BackendError, ConfigError
-from ctxfold.ports import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request
+from ctxfold.protocols import (
+    AsyncChunkStream,
+    BackendCapabilities,
+    Chunk,
+    ChunkStream,
+    ContextBackend,
+    Reply,
+    Request,
+    capabilities_of,
+)
 
 __all__ = ["ChaosBackend"]
 
@@ -20,8 +29,8 @@ KINDS = ("rate_limit", "overloaded", "server", "timeout", "connection")
 
 
 @dataclass(frozen=True, slots=True)
-class _Fate:
-    """What befalls one call; `cut_after` is the number of chunks a truncated stream still gives."""
+class _Outcome:
+    """The outcome of one call; `cut_after` is the number of chunks that a truncated stream yields."""
 
     delay_s: float
     error: BackendError | None
@@ -29,10 +38,10 @@ class _Fate:
 
 
 class ChaosBackend:
-    """Wraps any backend. Call number n of a seed always meets the same fate, whatever runs beside it.
+    """Wraps a backend and makes calls fail. Call number n of a seed always has the same outcome, also in concurrent use.
 
-    `error_rate` calls fail before they reach the inner backend; `truncate_rate` of the rest lose their end,
-    which a whole reply shows as a stream_truncated error. `delay_s` is the longest pause before a call.
+    A share of `error_rate` calls fails before reaching the inner backend; `truncate_rate` of the others lose their end, which a
+    whole reply shows as a stream_truncated error. `delay_s` is the longest pause before a call.
     """
 
     def __init__(
@@ -71,29 +80,33 @@ class ChaosBackend:
     def scratch_role(self) -> str:
         return self._inner.scratch_role
 
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        return capabilities_of(self._inner)
+
     def send(self, request: Request) -> Reply:
-        fate = self._meet()
+        outcome = self._meet()
         reply = self._inner.send(request)
-        if fate.cut_after is not None:
+        if outcome.cut_after is not None:
             raise _cut()
         return reply
 
     async def asend(self, request: Request) -> Reply:
-        fate = await self._ameet()
+        outcome = await self._ameet()
         reply = await self._inner.asend(request)
-        if fate.cut_after is not None:
+        if outcome.cut_after is not None:
             raise _cut()
         return reply
 
     def open_stream(self, request: Request) -> ChunkStream:
-        fate = self._meet()
+        outcome = self._meet()
         stream = self._inner.open_stream(request)
-        return stream if fate.cut_after is None else _CutStream(stream, fate.cut_after)
+        return stream if outcome.cut_after is None else _CutStream(stream, outcome.cut_after)
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        fate = await self._ameet()
+        outcome = await self._ameet()
         stream = await self._inner.aopen_stream(request)
-        return stream if fate.cut_after is None else _AsyncCutStream(stream, fate.cut_after)
+        return stream if outcome.cut_after is None else _AsyncCutStream(stream, outcome.cut_after)
 
     def close(self) -> None:
         self._inner.close()
@@ -101,23 +114,23 @@ class ChaosBackend:
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    def _meet(self) -> _Fate:
-        fate = self._fate()
-        if fate.delay_s:
-            time.sleep(fate.delay_s)
-        if fate.error is not None:
-            raise fate.error
-        return fate
+    def _meet(self) -> _Outcome:
+        outcome = self._outcome()
+        if outcome.delay_s:
+            time.sleep(outcome.delay_s)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome
 
-    async def _ameet(self) -> _Fate:
-        fate = self._fate()
-        if fate.delay_s:
-            await asyncio.sleep(fate.delay_s)
-        if fate.error is not None:
-            raise fate.error
-        return fate
+    async def _ameet(self) -> _Outcome:
+        outcome = self._outcome()
+        if outcome.delay_s:
+            await asyncio.sleep(outcome.delay_s)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome
 
-    def _fate(self) -> _Fate:
+    def _outcome(self) -> _Outcome:
         with self._lock:
             number = self._calls
             self._calls += 1
@@ -132,11 +145,11 @@ class ChaosBackend:
                 kind=chosen,
                 retryable=retryable,
             )
-        return _Fate(delay * self._delay_s, error, 1 + int(after * 4) if cut < self._truncate_rate else None)
+        return _Outcome(delay * self._delay_s, error, 1 + int(after * 4) if cut < self._truncate_rate else None)
 
 
 class _CutStream:
-    """A stream that breaks off after some chunks."""
+    """A stream that ends with an error after some chunks."""
 
     def __init__(self, inner: ChunkStream, after: int) -> None:
         self._inner = inner

@@ -1,4 +1,6 @@
-"""The only module that knows httpx: clients, and the channels that perform the steps of an exchange."""
+"""Opens HTTP clients and performs requests on them; the only module that imports httpx.
+
+Compressed bodies are decoded in pieces and up to a limit, since a few bytes may expand to gigabytes."""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import ssl
 import threading
 import time
 import types
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,17 +21,94 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from ctxfold.backends.content_coding import BodyDecoder, ContentCodingError
-from ctxfold.backends.exchange import DroppedError, Head, Open, Read, Sleep, Step
-from ctxfold.backends.failures import plain_failure
+from ctxfold.backends.errors import plain_failure
 from ctxfold.backends.profile import Profile
+from ctxfold.backends.response_parser import MAX_REPLY_BYTES
 from ctxfold.backends.retry import Retry
-from ctxfold.backends.watchdog import Guard, Watchdog
+from ctxfold.backends.transport import DroppedError, Open, Read, ResponseHead, Sleep, Step
 from ctxfold.errors import BackendError
 
-__all__ = ["AsyncHttpChannel", "Clients", "HttpChannel"]
+__all__ = ["AsyncHttpChannel", "BodyDecoder", "Clients", "ContentCodingError", "HttpChannel"]
 
-# room for a thousand streams at once; idle connections are few and given up before common proxies do it
+PIECE_BYTES = 64 * 1024
+LINGER_S = 1.0  # of the thread that watches deadlines, once it has none
+_GZIP_MAGIC = b"\x1f"
+_GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
+
+
+class ContentCodingError(Exception):
+    """A body is compressed wrongly, in an unknown way, or beyond the limit; the text continues a sentence about the server."""
+
+
+class BodyDecoder:
+    """Decodes the codings of a `content-encoding` header, each up to `max_bytes`."""
+
+    def __init__(self, content_encoding: str, max_bytes: int = MAX_REPLY_BYTES) -> None:
+        names = [name.strip().lower() for name in content_encoding.split(",")]
+        names = [name for name in names if name not in ("", "identity")]
+        for name in names:
+            if name not in ("gzip", "x-gzip", "deflate"):
+                raise ContentCodingError(
+                    f"compressed its answer as {name!r}, although ctxfold asks for none and reads gzip and deflate only: "
+                    "turn compression off at the server or proxy"
+                )
+        self._layers = [_Layer(name, max_bytes) for name in reversed(names)]
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yields the decoded bytes in pieces of at most 64 KiB."""
+        return self._through_layers(data, 0)
+
+    def _through_layers(self, data: bytes, depth: int) -> Iterator[bytes]:
+        if depth == len(self._layers):
+            yield data
+            return
+        for piece in self._layers[depth].feed(data):
+            yield from self._through_layers(piece, depth + 1)
+
+
+class _Layer:
+    """Decodes one coding of a body."""
+
+    def __init__(self, name: str, max_bytes: int) -> None:
+        self._name = name
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._begun = False
+        self._inflater = zlib.decompressobj(_ZLIB if name == "deflate" else _GZIP)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        piece = b""
+        while data or len(piece) == PIECE_BYTES:  # a full piece: more may be ready without further input
+            if self._inflater.eof:
+                if self._name == "deflate" or data[:1] != _GZIP_MAGIC:
+                    return  # padding behind the end
+                self._inflater = zlib.decompressobj(_GZIP)  # gzip files may be joined
+            piece = self._inflated(data)
+            self._bytes += len(piece)
+            if self._bytes > self._max_bytes:
+                raise ContentCodingError(
+                    f"sent a {self._name} body of over {self._max_bytes} bytes once decompressed: "
+                    "turn compression off at the server or proxy, or check base_url"
+                )
+            if piece:
+                yield piece
+            # at the end of a file unconsumed_tail holds the rest too, and giving it back would double it
+            data = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
+
+    def _inflated(self, data: bytes) -> bytes:
+        try:
+            piece = self._inflater.decompress(data, PIECE_BYTES)
+        except zlib.error as error:
+            if self._begun or self._name != "deflate":
+                raise ContentCodingError(f"sent a broken {self._name} body ({error})") from None
+            self._begun = True  # some servers send deflate without its wrapper
+            self._inflater = zlib.decompressobj(_RAW)
+            return self._inflated(data)
+        self._begun = True
+        return piece
+
+
+# allows a thousand streams at once; idle connections are few and closed before common proxies close them
 IDLE_S = 20.0
 MAX_IDLE = 64
 LIMITS = httpx.Limits(max_connections=2048, max_keepalive_connections=MAX_IDLE, keepalive_expiry=IDLE_S)
@@ -36,7 +116,7 @@ LIMITS = httpx.Limits(max_connections=2048, max_keepalive_connections=MAX_IDLE, 
 
 @dataclass(eq=False, slots=True)
 class Lane:
-    """A client that serves one request at a time, so that the socket of its connection is known before a response is there."""
+    """A client that serves one request at a time, so that the socket of its connection is known before the response."""
 
     client: httpx.Client
     sock: socket.socket | None = None
@@ -44,9 +124,9 @@ class Lane:
 
 
 class Clients:
-    """Lanes for blocking calls and one async client per event loop, made on first use.
+    """Holds lanes for blocking calls and one async client per event loop, made on first use.
 
-    Injected clients are used and never closed; the sockets that they use again are not known.
+    Injected clients are never closed; the sockets that they reuse are unknown.
     """
 
     def __init__(
@@ -58,8 +138,8 @@ class Clients:
     ) -> None:
         self.connect_timeout_s = connect_timeout_s
         self.watchdog = Watchdog()
-        self._given = client
-        self._async_given = async_client
+        self._injected = client
+        self._async_injected = async_client
         self._lock = threading.Lock()
         self._idle: list[Lane] = []  # the one used last at the end
         self._busy: set[Lane] = set()
@@ -70,9 +150,9 @@ class Clients:
         self._async: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     def take_lane(self) -> Lane:
-        """A lane for one request; `return_lane` gives it back."""
-        if self._given is not None:
-            return Lane(self._given)
+        """Returns a lane for one request; `return_lane` gives it back."""
+        if self._injected is not None:
+            return Lane(self._injected)
         with self._lock:
             if self._tls is None:
                 self._tls = httpx.create_ssl_context()  # slow to make: shared by all lanes
@@ -81,7 +161,7 @@ class Clients:
         return lane
 
     def return_lane(self, lane: Lane) -> None:
-        """Keeps the lane for another request, unless it was closed meanwhile; lanes that were idle for long are closed."""
+        """Keeps the lane for another request, unless it was closed meanwhile, and closes lanes that were idle for too long."""
         now_s = time.monotonic()
         with self._lock:
             if lane not in self._busy:  # an injected client, or closed by `close`
@@ -96,8 +176,8 @@ class Clients:
             one.client.close()
 
     async def loop_client(self) -> httpx.AsyncClient:
-        if self._async_given is not None:
-            return self._async_given
+        if self._async_injected is not None:
+            return self._async_injected
         loop = asyncio.get_running_loop()
         client = self._async.get(loop)
         if client is None:
@@ -127,13 +207,13 @@ class Clients:
 
 
 async def _kept_until_the_loop_ends() -> AsyncGenerator[httpx.AsyncClient]:
-    """A started async generator is closed by its loop's shutdown: so nothing leaks when nobody calls `aclose`."""
+    """Yields a client that the shutdown of its loop closes, so that nothing leaks when nobody calls `aclose`."""
     async with httpx.AsyncClient(limits=LIMITS) as client:
         yield client
 
 
 class _Base:
-    """What both channels share: where they are in the exchange, and what an httpx error means there."""
+    """Base of both channels: translates httpx errors by the stage of the request."""
 
     def __init__(self, clients: Clients, profile: Profile, retry: Retry) -> None:
         self._clients = clients
@@ -161,7 +241,7 @@ class _Base:
         return plain_failure(self._profile, "timeout", f"{what} from {self._origin} within {seconds:g} s")
 
     def _in_head(self, error: Exception) -> BackendError:
-        """An error before the response's head was there."""
+        """Translates an error before the head of the response arrived."""
         match error:
             case httpx.ConnectTimeout() | httpx.PoolTimeout():
                 limit = self._clients.connect_timeout_s
@@ -179,7 +259,7 @@ class _Base:
                 return DroppedError(str(dropped), kind="connection", retryable=dropped.retryable)
 
     def _in_body(self, error: Exception) -> BackendError | None:
-        """An error inside the body; None when it only means that the body ended early."""
+        """Translates an error inside the body; returns None when it only means that the body ended early."""
         match error:
             case httpx.TimeoutException():
                 return self._late("nothing more", self._timeout_s)
@@ -197,7 +277,7 @@ class _Base:
 
 
 class HttpChannel(_Base):
-    """The blocking channel. A read's deadline is kept by the watchdog thread, as a socket read knows none of its own."""
+    """The blocking channel. A watchdog thread enforces the deadline of a read, because a socket read has no total timeout."""
 
     def __init__(self, clients: Clients, profile: Profile, retry: Retry) -> None:
         super().__init__(clients, profile, retry)
@@ -218,7 +298,7 @@ class HttpChannel(_Base):
             case _:
                 assert_never(step)
 
-    def _open(self, step: Open) -> Head:
+    def _open(self, step: Open) -> ResponseHead:
         self.close()
         self._start(step)
         self._lane = lane = self._clients.take_lane()
@@ -248,7 +328,7 @@ class HttpChannel(_Base):
         self._guard = _guarded(self._response)
         lane.sock = None if self._guard is None else self._guard.sock
         self._body = _bodies(self._response)
-        return Head(self._response.status_code, dict(self._response.headers))
+        return ResponseHead(self._response.status_code, dict(self._response.headers))
 
     def _note(self, event: str, info: Mapping[str, Any]) -> None:
         super()._note(event, info)
@@ -271,9 +351,9 @@ class HttpChannel(_Base):
         if not data and guard is not None and guard.expired:
             raise self._late("nothing more", timeout_s) from problem
         if problem is not None:
-            told = self._in_body(problem)
-            if told is not None:
-                raise told from problem
+            failure = self._in_body(problem)
+            if failure is not None:
+                raise failure from problem
         return data
 
     def close(self) -> None:
@@ -308,7 +388,7 @@ class AsyncHttpChannel(_Base):
             case _:
                 assert_never(step)
 
-    async def _open(self, step: Open) -> Head:
+    async def _open(self, step: Open) -> ResponseHead:
         await self.aclose()
         self._start(step)
         client = await self._clients.loop_client()
@@ -325,7 +405,7 @@ class AsyncHttpChannel(_Base):
             raise self._in_head(error) from error
         self._response = response
         self._body = _async_bodies(response)
-        return Head(response.status_code, dict(response.headers))
+        return ResponseHead(response.status_code, dict(response.headers))
 
     async def _anote(self, event: str, info: Mapping[str, Any]) -> None:
         self._note(event, info)
@@ -339,7 +419,7 @@ class AsyncHttpChannel(_Base):
             try:
                 waits_for = next(begun)
             except StopIteration as stop:
-                # had without waiting, and without a timer, which would cost more than the bytes
+                # the data was already there: a timer would cost more than the read
                 return cast("bytes", stop.value)
             async with asyncio.timeout(timeout_s):
                 return await _resumed(begun, waits_for)
@@ -348,9 +428,9 @@ class AsyncHttpChannel(_Base):
         except TimeoutError as error:
             raise self._late("nothing more", timeout_s) from error
         except (httpx.HTTPError, httpx.StreamError, OSError, ContentCodingError) as error:
-            told = self._in_body(error)
-            if told is not None:
-                raise told from error
+            failure = self._in_body(error)
+            if failure is not None:
+                raise failure from error
             return b""
 
     async def aclose(self) -> None:
@@ -363,11 +443,11 @@ class AsyncHttpChannel(_Base):
 
 @types.coroutine
 def _resumed(begun: Generator[Any, Any, bytes], waits_for: Any) -> Generator[Any, Any, bytes]:
-    """Goes on with a coroutine that has been started by hand, as `yield from` would from its beginning."""
+    """Continues a coroutine that was started by hand, as `yield from` does from the beginning."""
     while True:
         try:
             sent = yield waits_for
-        except BaseException as error:  # noqa: BLE001  handed on, cancellation too
+        except BaseException as error:  # noqa: BLE001  passed on to the coroutine, cancellation too
             resume = partial(begun.throw, error)
         else:
             resume = partial(begun.send, sent)
@@ -378,8 +458,8 @@ def _resumed(begun: Generator[Any, Any, bytes], waits_for: Any) -> Generator[Any
 
 
 def _bodies(response: httpx.Response) -> Iterator[bytes]:
-    """The body's bytes as they come, decompressed in pieces: httpx would undo a whole read at once, whatever its size."""
-    if response.is_stream_consumed:  # a transport of one's own has read it already
+    """Yields the body's bytes as they arrive, decompressed in pieces: httpx would decompress a whole read at once."""
+    if response.is_stream_consumed:  # a custom transport has read it already
         return response.iter_bytes()
     coding = response.headers.get("content-encoding")
     return response.iter_raw() if coding is None else _decoded(response, coding)
@@ -403,24 +483,97 @@ async def _adecoded(response: httpx.Response, coding: str) -> AsyncIterator[byte
     async for data in response.aiter_raw():
         for piece in decoder.feed(data):
             yield piece
-            await asyncio.sleep(0)  # a few bytes may stand for many pieces, and others wait for the loop
+            await asyncio.sleep(0)  # a few bytes may expand to many pieces, and other tasks wait for the loop
 
 
 _CONNECTED = (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
 
 
 def _guarded(response: httpx.Response) -> Guard | None:
-    """A guard over the connection's own socket; None where there is none."""
+    """Returns a guard for the connection's own socket, None when it has none."""
     sock = None if response.http_version == "HTTP/2" else _own_socket(response.extensions.get("network_stream"))
     return None if sock is None else Guard(sock)
 
 
 def _own_socket(stream: Any) -> socket.socket | None:
-    """The socket of a network stream of httpcore; None where requests share it (HTTP/2), or a transport of one's own has none."""
+    """Returns the socket of an httpcore stream; None when requests share it (HTTP/2) or a custom transport has none."""
     with contextlib.suppress(AttributeError):
         tls = stream.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             return None
-        found = stream.get_extra_info("socket")
-        return found if isinstance(found, socket.socket) else None
+        sock = stream.get_extra_info("socket")
+        return sock if isinstance(sock, socket.socket) else None
     return None
+
+
+# deadlines on blocking sockets: one thread shuts a socket down when its time is up
+
+
+@dataclass(eq=False, slots=True)
+class Guard:
+    """A connection with a deadline, from before it has a socket; `expired` once the deadline has cut it off."""
+
+    sock: socket.socket | None
+    deadline_s: float = 0.0
+    expired: bool = False
+
+    def watch(self, sock: socket.socket | None) -> None:
+        """Sets the socket of the connection, and shuts it down at once when the deadline has passed."""
+        self.sock = sock
+        if self.expired:
+            _shut(sock)
+
+
+class Watchdog:
+    """Enforces deadlines in a daemon thread, which starts with the first one and ends after a while without any; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._guards: set[Guard] = set()
+        self._thread: threading.Thread | None = None
+        self._wakes_at_s = float("inf")
+
+    def arm(self, guard: Guard, timeout_s: float) -> None:
+        """Shuts the socket down after `timeout_s` seconds, unless `disarm` comes first."""
+        guard.deadline_s = time.monotonic() + timeout_s
+        with self._lock:  # the plain lock: this runs for every read of a stream
+            self._guards.add(guard)
+            if self._thread is None:
+                self._wakes_at_s = guard.deadline_s
+                self._thread = threading.Thread(target=self._watch, name="ctxfold-deadlines", daemon=True)
+                self._thread.start()
+            elif guard.deadline_s < self._wakes_at_s:
+                self._changed.notify()
+
+    def disarm(self, guard: Guard) -> None:
+        with self._lock:
+            self._guards.discard(guard)
+
+    def _watch(self) -> None:
+        with self._changed:
+            quiet_since_s = time.monotonic()
+            while True:
+                now_s = time.monotonic()
+                for guard in [g for g in self._guards if g.deadline_s <= now_s]:
+                    self._guards.discard(guard)
+                    _cut(guard)
+                if self._guards:
+                    quiet_since_s = now_s
+                elif now_s - quiet_since_s >= LINGER_S:
+                    self._thread = None
+                    return
+                self._wakes_at_s = min((g.deadline_s for g in self._guards), default=now_s + LINGER_S)
+                self._changed.wait(max(self._wakes_at_s - time.monotonic(), 0.0))
+
+
+def _cut(guard: Guard) -> None:
+    guard.expired = True  # before the socket is read: `watch` sets it and then looks at this
+    _shut(guard.sock)
+
+
+def _shut(sock: socket.socket | None) -> None:
+    if sock is not None:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            # the plain socket's method: that of a TLS socket would drop its state under the reader
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -1,7 +1,6 @@
-"""What every backend over HTTP shares: key, deadlines, retries, sync and async calls and streams.
+"""Defines the base of HTTP backends: key, deadlines, retries, and sync and async calls and streams.
 
-A wire (chat completions, another provider's own) adds how a request is written and how an answer is read.
-"""
+A subclass for each wire writes requests and parses replies."""
 
 from __future__ import annotations
 
@@ -14,17 +13,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
-from ctxfold.backends.counting import counter_for
-from ctxfold.backends.exchange import (
+from ctxfold._closing import Closing
+from ctxfold.backends.jsonl import from_line, to_line
+from ctxfold.backends.profile import Profile, counter_for, load_profile
+from ctxfold.backends.retry import Retry
+from ctxfold.backends.transport import (
     AsyncChannel,
-    Call,
     Channel,
+    HttpCall,
     Open,
+    OpenAnswer,
     Parser,
     adrive,
     counted_tokens,
@@ -32,45 +36,141 @@ from ctxfold.backends.exchange import (
     open_answer,
     whole_reply,
 )
-from ctxfold.backends.http_stream import AsyncHttpStream, HttpStream
-from ctxfold.backends.native_jsonl import from_line, to_line
-from ctxfold.backends.profile import Profile, load_profile
-from ctxfold.backends.retry import Retry
-from ctxfold.budget import MessageCounter
-from ctxfold.closing import Closing
-from ctxfold.errors import ConfigError, InvalidTextError
-from ctxfold.given import is_a, json_problem, shown_url
+from ctxfold.errors import BackendError, ConfigError, InvalidTextError
 from ctxfold.messages import Message, TextPart, ToolSpec
-from ctxfold.ports import Chunk, Ids, Reply, Request, UuidIds
+from ctxfold.policy import MessageCounter
+from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Ids, Reply, Request, UuidIds
 from ctxfold.stream import Fold
+from ctxfold.validation import is_a, json_problem, shown_url
 
 if TYPE_CHECKING:
     import httpx
 
     from ctxfold.backends.http import Clients
 
-__all__ = ["HttpBackend"]
+__all__ = ["AsyncHttpStream", "HttpBackend", "HttpStream"]
+
+
+class HttpStream:
+    """Iterates over the chunks of a reply. Its end or an error closes the stream; `close` ends the connection at once."""
+
+    def __init__(self, answer: OpenAnswer, channel: Channel) -> None:
+        self._answer: OpenAnswer | None = answer
+        self._channel = channel
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        if self._answer is None:
+            raise StopIteration
+        try:
+            if (chunk := self._answer.arrived()) is not None:
+                return chunk
+            if self._answer.flowing:
+                self._read_on(self._answer)
+            chunk = self._answer.arrived() or drive(self._answer.next(), self._channel)
+        except BaseException:
+            self.close()
+            raise
+        if chunk is None:
+            self.close()
+            raise StopIteration
+        return chunk
+
+    def _read_on(self, answer: OpenAnswer) -> None:
+        """Reads once without the overhead of a flow, because most of a stream is plain reads."""
+        try:
+            data: bytes = self._channel.perform(answer.next_read)
+        except BackendError as error:
+            answer.broke_off(error)
+        else:
+            answer.take_in(data)
+
+    def close(self) -> None:
+        self._answer = None
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class AsyncHttpStream:
+    """The async form of HttpStream; cancelling a read closes the connection."""
+
+    def __init__(self, answer: OpenAnswer, channel: AsyncChannel) -> None:
+        self._answer: OpenAnswer | None = answer
+        self._channel = channel
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._answer is None:
+            raise StopAsyncIteration
+        try:
+            if (chunk := self._answer.arrived()) is not None:
+                return chunk
+            if self._answer.flowing:
+                await self._read_on(self._answer)
+            chunk = self._answer.arrived() or await adrive(self._answer.next(), self._channel)
+        except BaseException:
+            await self.aclose()
+            raise
+        if chunk is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return chunk
+
+    async def _read_on(self, answer: OpenAnswer) -> None:
+        try:
+            data: bytes = await self._channel.perform(answer.next_read)
+        except BackendError as error:
+            answer.broke_off(error)
+        else:
+            answer.take_in(data)
+
+    async def aclose(self) -> None:
+        self._answer = None
+        await self._channel.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+if TYPE_CHECKING:
+    _sync: ChunkStream = cast("HttpStream", ...)
+    _async: AsyncChunkStream = cast("AsyncHttpStream", ...)
+
 
 HIDDEN = "**********"
 MIN_SECRET_CHARS = 6
 CREDENTIALS = frozenset({"api-key", "authorization", "x-api-key", "x-goog-api-key"})
 _COUNTED = frozenset(
     {"messages", "model", "system", "thinking", "tool_choice", "tools"}
-)  # what a counting endpoint takes
+)  # the fields that a counting endpoint accepts
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class HttpBackend(ABC, Closing):
     """A model service over HTTP; safe across threads, tasks and event loops.
 
-    Usable as `with` or `async with`; after `close` the next call opens new connections. `timeout_s` bounds the wait for the first
-    event, or for a whole reply that is not streamed; `idle_timeout_s` each pause afterwards. Both default to the row's.
+    Use it with `with` or `async with`; after `close` the next call opens new connections. `timeout_s` limits the wait for the
+    first event, or for a whole reply that is not streamed, `idle_timeout_s` each pause afterwards. Both default to the profile's.
 
-    `base_url` may carry a query, which every request then has (Azure's `?api-version=`), and `user:password@`, which is sent as
-    an Authorization header. `headers` replace headers of the row with the same name, in any case. A credential among them
-    (`authorization`, `x-api-key`, `api-key`, `x-goog-api-key`) stands in for the key of the environment; an explicit `api_key`
-    is sent beside it under the row's own header. Redirects are never followed: they could carry the key to another host.
-    With an `http_client` of your own, the head of a response on a connection that is used again has `timeout_s` for each read.
+    `base_url` may contain a query, which every request then carries (Azure's `?api-version=`), and `user:password@`, which is
+    sent as an Authorization header. `headers` replace headers of the profile with the same name, in any case. A credential among
+    them (`authorization`, `x-api-key`, `api-key`, `x-goog-api-key`) replaces the key of the environment; an explicit `api_key` is
+    sent in addition, under the profile's own header. Redirects are not followed, because they could send the key to another host.
+    With your own `http_client`, `timeout_s` limits each read of a response's head when a connection is reused.
     """
 
     wire: str
@@ -106,15 +206,15 @@ class HttpBackend(ABC, Closing):
         self._model = model
         self._profiles = {model: self._row.for_model(model)}
         self._url, login = _url(self._row, base_url)
-        own = _headers(headers)
-        self._headers = {**login, **own}
-        stands_in = CREDENTIALS & own.keys() or login.keys() & {name.lower() for name in self._row.headers}
-        self._key = _key(self._row, api_key, required=not stands_in)
+        extra_headers = _headers(headers)
+        self._headers = {**login, **extra_headers}
+        has_credential = CREDENTIALS & extra_headers.keys() or login.keys() & {n.lower() for n in self._row.headers}
+        self._key = _key(self._row, api_key, required=not has_credential)
         self._timeout_s = _positive("timeout_s", timeout_s, self._row.first_event_timeout)
         self._idle_timeout_s = _positive("idle_timeout_s", idle_timeout_s, self._row.idle_timeout)
         self._connect_timeout_s = _positive("connect_timeout_s", connect_timeout_s, 10.0)
         self._retry = retry if retry is not None else Retry(max_retries)
-        self._given = http_client, async_http_client
+        self._injected = http_client, async_http_client
         self._thinking = thinking
         self._ids = ids if ids is not None else UuidIds()
         self._clients: Clients | None = None
@@ -122,11 +222,11 @@ class HttpBackend(ABC, Closing):
 
     @abstractmethod
     def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
-        """The body that is sent for a request."""
+        """Returns the JSON body of a request."""
 
     @abstractmethod
     def _parser(self, profile: Profile, request: Request) -> Parser:
-        """A fresh parser for one answer."""
+        """Returns a new parser for one reply."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(provider={self._row.name!r}, model={self._model!r})"
@@ -137,7 +237,7 @@ class HttpBackend(ABC, Closing):
 
     @property
     def profile(self) -> Profile:
-        """The provider's row as it holds for this model."""
+        """Returns the provider's profile for this model."""
         return self._profiles[self._model]
 
     @property
@@ -149,24 +249,20 @@ class HttpBackend(ABC, Closing):
         return "user" if self.profile.request.system_leads else "system"
 
     @property
-    def binds_reasoning(self) -> bool:
-        """Whether the provider binds a reply's reasoning to everything that stood before it."""
-        return self.profile.reasoning_out.prefix_bound
-
-    @property
-    def reasoning_expires(self) -> bool:
-        """Whether reasoning goes back only within its round, so that the next user turn leaves it out."""
-        return self.profile.reasoning_out.keep == "current_round"
-
-    @property
-    def truncates_silently(self) -> bool:
-        """Whether the server cuts a prompt that does not fit, and says nothing."""
-        return self.profile.silent_truncation
+    def capabilities(self) -> BackendCapabilities:
+        """Returns the abilities of the service by the provider's profile for this model."""
+        row = self.profile
+        return BackendCapabilities(
+            binds_reasoning=row.reasoning_out.prefix_bound,
+            reasoning_expires=row.reasoning_out.keep == "current_round",
+            truncates_silently=row.silent_truncation,
+            sparing=self.sparing,
+        )
 
     def sparing(self, request: Request) -> Request:
-        """A request for a short answer without thinking, as the model can do it.
+        """Returns the request for a short reply without thinking in the form that the model supports.
 
-        One that always thinks is asked to do so as little as it can, and given the room: what it thinks counts as its answer.
+        A model that always thinks gets its lowest effort and no `max_tokens`, because its thinking counts as output.
         """
         profile = self._profile_for(request.model)
         rules, off = profile.thinking, profile.thinking.off
@@ -175,7 +271,7 @@ class HttpBackend(ABC, Closing):
         return replace(request, thinking=next(iter(rules.effort), None) if off is None else False, max_tokens=None)
 
     def send(self, request: Request) -> Reply:
-        """The whole answer to a request."""
+        """Returns the whole reply to a request."""
         channel = self._channel(request)
         reply = drive(whole_reply(self._call(request, stream=False)), channel)
         channel.close()
@@ -188,7 +284,7 @@ class HttpBackend(ABC, Closing):
         return reply
 
     def open_stream(self, request: Request) -> HttpStream:
-        """A stream whose first event has arrived; errors before it are raised here."""
+        """Returns a stream whose first event has arrived; errors before it are raised here."""
         channel = self._channel(request)
         return HttpStream(drive(open_answer(self._call(request, stream=True)), channel), channel)
 
@@ -197,7 +293,7 @@ class HttpBackend(ABC, Closing):
         return AsyncHttpStream(await adrive(open_answer(self._call(request, stream=True)), channel), channel)
 
     def merge_chunks(self, chunks: Iterable[Chunk]) -> Message | None:
-        """Returns the message that all chunks of one answer make; None where they hold nothing."""
+        """Returns the message that the chunks of one reply form; None when they are empty."""
         fold = Fold(self._ids.new(), self._model)
         for chunk in chunks:
             fold.feed(chunk)
@@ -205,21 +301,21 @@ class HttpBackend(ABC, Closing):
         return message if message.parts else None
 
     def extract_messages(self, responses: Iterable[Reply | Chunk]) -> list[Message]:
-        """Returns the messages of whole replies, or the one message of all chunks of an answer."""
-        given = list(responses)
-        replies = [one.message for one in given if isinstance(one, Reply)]
-        merged = self.merge_chunks(one for one in given if isinstance(one, Chunk))
+        """Returns the messages of whole replies, and the one message that the chunks of a reply form."""
+        items = list(responses)
+        replies = [one.message for one in items if isinstance(one, Reply)]
+        merged = self.merge_chunks(one for one in items if isinstance(one, Chunk))
         return replies if merged is None else [*replies, merged]
 
     def to_system_message(self, message: Message) -> Message:
-        """Returns the message's text as a system message of the same id."""
+        """Returns a system message with the text and id of the message."""
         return Message(message.id, "system", (TextPart(message.text),), kind=message.kind)
 
     def estimate_tokens(self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = ()) -> int:
-        """Returns what the messages and tools would cost as input.
+        """Returns the input tokens of the messages and tools.
 
-        The row of Anthropic has an endpoint that counts: it is asked, which is one request over the network, and may raise
-        BackendError. Elsewhere the row's own counter estimates. The engine's turns never wait for this.
+        On Anthropic this asks the counting endpoint, which is one request over the network and may raise BackendError. Elsewhere
+        the profile's counter estimates. The engine's turns never wait for this.
         """
         call = self._count_call(messages, tools)
         if call is None:
@@ -240,8 +336,8 @@ class HttpBackend(ABC, Closing):
         finally:
             await channel.aclose()
 
-    def _count_call(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Call | None:
-        """The request to the endpoint that counts whole requests; None where the row has none."""
+    def _count_call(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> HttpCall | None:
+        """Returns the call to the endpoint that counts a request; None when the profile has none."""
         rules = self.profile.tokens
         if rules.kind != "endpoint" or rules.name is None or self.wire != "anthropic_messages":
             return None
@@ -257,11 +353,11 @@ class HttpBackend(ABC, Closing):
         return counter.count_all(messages) + counter.count_tools(tools)
 
     def message_to_jsonl(self, message: Message) -> str:
-        """The message as one line of JSON in this provider's own shape; `message_from_jsonl` gives the same message back."""
+        """Returns the message as one line of JSON in the provider's shape; `message_from_jsonl` restores the same message."""
         return to_line(message, self.wire)
 
     def message_from_jsonl(self, line: str) -> Message:
-        """The message of a line in this provider's shape, or in that of another wire where the line says so."""
+        """Returns the message of a line in the provider's shape, or in that of another wire when the line says so."""
         return from_line(line, self.wire, self._ids.new)
 
     def close(self) -> None:
@@ -279,7 +375,7 @@ class HttpBackend(ABC, Closing):
         return self._profiles[name]
 
     def _resolved(self, request: Request) -> Request:
-        """The request with this backend's model and thinking where it leaves them open."""
+        """Returns the request with this backend's model and thinking where it sets none."""
         thinking = self._thinking if request.thinking is None else request.thinking
         return replace(request, model=request.model or self._model, thinking=thinking)
 
@@ -288,7 +384,7 @@ class HttpBackend(ABC, Closing):
             text = text.replace(secret, HIDDEN)
         return text
 
-    def _call(self, request: Request, *, stream: bool) -> Call:
+    def _call(self, request: Request, *, stream: bool) -> HttpCall:
         resolved = self._resolved(request)
         profile = self._profile_for(resolved.model)
         headers = {
@@ -299,7 +395,7 @@ class HttpBackend(ABC, Closing):
             **{name: value.get_secret_value() for name, value in self._headers.items()},
         }
         body = _encoded(self.request_body(request, stream=stream))
-        return Call(
+        return HttpCall(
             profile,
             Open(self._url.get_secret_value(), headers, body, self._timeout_s),
             lambda: self._parser(profile, resolved),
@@ -325,14 +421,14 @@ class HttpBackend(ABC, Closing):
             if self._clients is None:
                 from ctxfold.backends.http import Clients
 
-                self._clients = Clients(*self._given, connect_timeout_s=self._connect_timeout_s)
+                self._clients = Clients(*self._injected, connect_timeout_s=self._connect_timeout_s)
             return self._clients
 
 
 def _url(row: Profile, base_url: str | None) -> tuple[SecretStr, dict[str, SecretStr]]:
-    """The address of requests, and the header that stands for a user and password in it.
+    """Returns the URL of requests, and the Authorization header of a user and password in it.
 
-    The address is kept as a secret too, as its query may hold a key.
+    The URL is a secret too, because its query may hold a key.
     """
     base = base_url or row.base_url
     try:
@@ -342,11 +438,11 @@ def _url(row: Profile, base_url: str | None) -> tuple[SecretStr, dict[str, Secre
         parts, valid = SplitResult("", "", "", "", ""), False
     if not valid:
         raise ConfigError(
-            f"base_url {shown_url(base)!r} is no http(s) address: give one such as http://localhost:8000/v1"
+            f"base_url {shown_url(base)!r} is not an http(s) URL: give one such as http://localhost:8000/v1"
         )
     path = parts.path.rstrip("/")
     if not path.endswith(row.path):
-        # given with or without the version that the row's path begins with
+        # base_url may end with the version with which the profile's path begins
         path = path.removesuffix(row.path.rpartition("/")[0]) + row.path
     login, _, host = parts.netloc.rpartition("@")
     url = SecretStr(urlunsplit((parts.scheme, host, path, parts.query, "")))
@@ -363,29 +459,29 @@ def _lowered(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _headers(headers: Mapping[str, str] | None) -> dict[str, SecretStr]:
-    """The caller's headers, checked, names in lower case; values are kept as secrets, because any of them may be one."""
-    found: dict[str, SecretStr] = {}
+    """Returns the checked headers, names in lower case; all values are secrets, because each may be a credential."""
+    checked: dict[str, SecretStr] = {}
     for name, value in (headers or {}).items():
         if not is_a(name, str) or not _HEADER_NAME.fullmatch(name):
             raise ConfigError(f"headers has the name {name!r}: an HTTP header name has letters, digits and '-'")
         if not is_a(value, str) or not (value.isascii() and value.isprintable()):
             raise ConfigError(f"header {name!r} has a value that cannot be sent: give text in printable ASCII")
-        found[name.lower()] = SecretStr(value)
-    return found
+        checked[name.lower()] = SecretStr(value)
+    return checked
 
 
 def _secrets(key: SecretStr | None, headers: Mapping[str, SecretStr]) -> list[str]:
-    """Texts that no message may show: the key, and the caller's credentials with and without their scheme, the longest first."""
-    found = [] if key is None else [key.get_secret_value()]
+    """Returns the texts to hide: the key, and the caller's credentials with and without their scheme, the longest first."""
+    secrets = [] if key is None else [key.get_secret_value()]
     for name in {*CREDENTIALS, "proxy-authorization"} & headers.keys():
         value = headers[name].get_secret_value()
-        found += [value, value.partition(" ")[2].strip()]
-    # a stand-in such as "x" is no secret, and hiding it would garble the text
-    return sorted((text for text in found if len(text) >= MIN_SECRET_CHARS), key=len, reverse=True)
+        secrets += [value, value.partition(" ")[2].strip()]
+    # a placeholder such as "x" is not a secret, and hiding it would garble the text
+    return sorted((text for text in secrets if len(text) >= MIN_SECRET_CHARS), key=len, reverse=True)
 
 
-def _key(row: Profile, given: str | SecretStr | None, *, required: bool) -> SecretStr | None:
-    text = given.get_secret_value() if isinstance(given, SecretStr) else given
+def _key(row: Profile, api_key: str | SecretStr | None, *, required: bool) -> SecretStr | None:
+    text = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
     if text is None and row.key_env is not None and required:
         text = os.environ.get(row.key_env)
         if not text:
@@ -394,12 +490,12 @@ def _key(row: Profile, given: str | SecretStr | None, *, required: bool) -> Secr
         return None
     text = text.strip()  # a key read from a file often brings its newline
     if not (text.isascii() and text.isprintable()):
-        raise ConfigError("the API key holds characters that no HTTP header may hold: copy it again")
+        raise ConfigError("the API key has characters that an HTTP header cannot carry: copy it again")
     return SecretStr(text)
 
 
 def _key_headers(row: Profile, key: SecretStr | None) -> dict[str, str]:
-    """The row's headers with the key in place; one that needs a key is left out when there is none."""
+    """Returns the profile's headers with the key inserted; without a key, headers that need one are left out."""
     secret = key.get_secret_value() if key is not None else None
     return {
         name: value.replace("{key}", secret or "")

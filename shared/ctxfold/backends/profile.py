@@ -1,11 +1,14 @@
-"""Providers as data: one row per provider, checked by pydantic, loaded on first use."""
+"""Defines providers as data: one profile per provider, validated by pydantic and loaded on first use.
+
+The functions at the end say what a profile allows in a request; all wires use them.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +17,9 @@ from typing import Any, Literal, TypeAlias, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ctxfold.errors import ConfigError
+from ctxfold.messages import Message, ToolCallPart
+from ctxfold.protocols import Request
+from ctxfold.tokens import RatioCounter, TextCounter, text_counter
 
 __all__ = [
     "CacheRules",
@@ -23,13 +29,23 @@ __all__ = [
     "ReasoningIn",
     "ReasoningOut",
     "RequestRules",
-    "Thinking",
+    "ThinkingRules",
     "TokenRules",
     "UsagePaths",
+    "check_extra",
     "common_rules",
+    "counter_for",
+    "keeps_reasoning",
     "load_profile",
     "provider_names",
+    "round_start",
+    "thinking_fields",
+    "thinks",
+    "tool_choice",
+    "without_refused",
+    "wrapped_arguments",
 ]
+
 
 Keep: TypeAlias = Literal["none", "all", "current_round", "tool_rounds"]
 
@@ -39,7 +55,7 @@ class _Row(BaseModel):
 
 
 class ReasoningIn(_Row):
-    """Where reasoning stands in a reply: fields in order of preference, block arrays, or tags inside the text."""
+    """Locates reasoning in a reply: fields in order of preference, block arrays, or tags inside the text."""
 
     fields: tuple[str, ...] = ("reasoning_content", "reasoning")
     details_field: str | None = None
@@ -48,9 +64,9 @@ class ReasoningIn(_Row):
 
 
 class ReasoningOut(_Row):
-    """What of it later requests carry; `placeholder` fills the field of assistant turns that have none.
+    """Selects the reasoning that later requests send back; `placeholder` fills the field of assistant turns without any.
 
-    `prefix_bound` reasoning is refused when anything before it has changed since, see `Request.unbound_before`.
+    The provider refuses `prefix_bound` reasoning once anything before it has changed, see `Request.unbound_before`.
     """
 
     keep: Keep = "none"
@@ -61,10 +77,10 @@ class ReasoningOut(_Row):
     same_model_only: bool = False
 
 
-class Thinking(_Row):
-    """How thinking is switched: body fields for on, off and each effort; `drops` are parameters refused meanwhile.
+class ThinkingRules(_Row):
+    """The body fields that turn thinking on, off or to an effort; `drops` lists parameters refused while thinking.
 
-    Where a model cannot do without thinking, `off` is the least that it can do.
+    For a model that always thinks, `off` is its lowest effort.
     """
 
     default_on: bool | None = None
@@ -75,7 +91,7 @@ class Thinking(_Row):
 
 
 class UsagePaths(_Row):
-    """Dotted paths into the usage object, the first one present wins."""
+    """Dotted paths into the usage object; the first path that is present applies."""
 
     input: tuple[str, ...] = ("prompt_tokens",)
     output: tuple[str, ...] = ("completion_tokens",)
@@ -90,9 +106,10 @@ class UsagePaths(_Row):
 
 
 class ErrorRule(_Row):
-    """One way an error reads. Code and type are alternatives; status and message must match beside them.
+    """Matches one kind of error. Either code or type must match, and in addition status and message.
 
-    `status` holds numbers and [first, last] ranges; `message` is a regular expression, groups `limit` and `requested` are tokens.
+    `status` holds numbers and [first, last] ranges. `message` is a regular expression; its groups `limit` and `requested` are
+    token counts.
     """
 
     kind: str
@@ -113,15 +130,15 @@ class ErrorRule(_Row):
 
 
 class RequestRules(_Row):
-    """How a request body is written; `refuses` are parameters that the model never takes: they are left out.
+    """The rules for writing a request body; parameters in `refuses` are left out, because the model never accepts them.
 
-    `one_leading_system`: system messages stand at the beginning and travel as one, later ones as the user's.
-    `alternating_roles`: besides, user and assistant have to take turns, as the templates of Gemma and Mistral demand;
-    neighbours of one role travel as one message.
-    `call_extra` names what a provider adds to tool calls and wants back whichever model made them (else it goes back to the
-    model that made it); `call_placeholder` stands on the first call of a turn that has none of it. `malformed_arguments` says
-    how a call goes back whose arguments are no JSON object: as the model wrote it, or wrapped in an object. Servers that parse
-    the history for a chat template (vllm, sglang, llama.cpp) refuse every later request of a conversation with the former.
+    `one_leading_system`: leading system messages are sent as one, later ones as user messages.
+    `alternating_roles`: in addition, user and assistant must alternate, as the templates of Gemma and Mistral demand; adjacent
+    messages of one role are sent as one.
+    `call_extra` names fields that a provider adds to tool calls and expects back whichever model made them (other fields go back
+    only to the model that made them); `call_placeholder` is set on the first call of a turn that has none. `malformed_arguments`
+    says how to send a call whose arguments are not a JSON object: as the model wrote it, or wrapped in an object. Servers that
+    parse the history for a chat template (vllm, sglang, llama.cpp) refuse every later request with the former.
     """
 
     max_tokens_field: str = "max_tokens"
@@ -140,12 +157,12 @@ class RequestRules(_Row):
 
     @property
     def system_leads(self) -> bool:
-        """Whether a system message may stand at the beginning only."""
+        """Returns True when system messages are allowed at the beginning only."""
         return self.one_leading_system or self.alternating_roles
 
 
 class CacheRules(_Row):
-    """How a prompt cache is told what stays: `mark` as `mark_field` of blocks, the session key as `key_field` of the body."""
+    """The cache controls of a request: `mark` as `mark_field` of blocks, the session key as `key_field` of the body."""
 
     mark_field: str | None = None
     mark: dict[str, Any] = Field(default_factory=dict)
@@ -154,7 +171,7 @@ class CacheRules(_Row):
 
 
 class TokenRules(_Row):
-    """How tokens are counted before a request."""
+    """The method of counting tokens before a request."""
 
     kind: Literal["ratio", "tiktoken", "endpoint"] = "ratio"
     name: str | None = None
@@ -163,9 +180,9 @@ class TokenRules(_Row):
 
 
 class Profile(_Row):
-    """All that is particular to one provider; `models` overrides whole fields by model-name prefix.
+    """The properties of one provider; `models` overrides whole fields by prefixes of model names.
 
-    `verified_on` is the month in which the row was last compared with its `source`.
+    `verified_on` is the month in which the profile was last compared with its `source`.
     """
 
     name: str
@@ -178,7 +195,7 @@ class Profile(_Row):
     headers: dict[str, str] = Field(default_factory=lambda: {"Authorization": "Bearer {key}"}, repr=False)
     reasoning_in: ReasoningIn = ReasoningIn()
     reasoning_out: ReasoningOut = ReasoningOut()
-    thinking: Thinking = Thinking()
+    thinking: ThinkingRules = ThinkingRules()
     usage: UsagePaths = UsagePaths()
     errors: tuple[ErrorRule, ...] = ()
     finish: dict[str, str] = Field(default_factory=dict)
@@ -194,7 +211,7 @@ class Profile(_Row):
     idle_timeout: float = Field(default=120.0, gt=0)
 
     def for_model(self, model: str | None) -> Profile:
-        """This row with the override of the longest prefix that the model's name starts with."""
+        """Returns the profile with the override of the longest matching prefix of the model name."""
         name = (model or "").lower()
         prefix = max((p for p in self.models if name.startswith(p.lower())), key=len, default=None)
         if prefix is None or not name:
@@ -203,7 +220,7 @@ class Profile(_Row):
 
 
 class CommonRules(_Row):
-    """What holds for every row: error rules tried after the row's own, finish reasons, retryable kinds."""
+    """The rules of all profiles: error rules that are tried after the profile's own, finish reasons, retryable kinds."""
 
     error_rules: tuple[ErrorRule, ...]
     finish: dict[str, str]
@@ -218,16 +235,16 @@ def common_rules() -> CommonRules:
 
 @cache
 def provider_names() -> tuple[str, ...]:
-    """Names of the built-in rows, sorted."""
+    """Returns the sorted names of the built-in profiles."""
     rows = (p.name for p in (files("ctxfold.backends") / "profiles").iterdir())
     return tuple(sorted(name[:-5] for name in rows if name.endswith(".json") and name != "common.json"))
 
 
 def load_profile(provider: str | Path | Profile | Mapping[str, Any], model: str | None = None) -> Profile:
-    """The row for a provider and model: defaults, then the row, then the model's override.
+    """Returns the profile of a provider and model: defaults, then the profile, then the override of the model.
 
-    `provider` is a built-in name, a row of one's own (Profile or mapping), or the path of a .toml or .json file with one row.
-    An unknown name or a wrong row raises ConfigError.
+    `provider` is a built-in name, a custom profile (Profile or mapping), or the path of a .toml or .json file with one profile.
+    Raises ConfigError for an unknown name or an invalid profile.
     """
     if isinstance(provider, Profile):
         row = provider
@@ -244,7 +261,7 @@ def load_profile(provider: str | Path | Profile | Mapping[str, Any], model: str 
 def _built_in(name: str) -> Profile:
     if name not in provider_names():
         raise ConfigError(
-            f"unknown provider {name!r}: use one of {', '.join(provider_names())}, or give a profile row of your own"
+            f"unknown provider {name!r}: use one of {', '.join(provider_names())}, or give a profile of your own"
         )
     return _checked(json.loads((files("ctxfold.backends") / "profiles" / f"{name}.json").read_bytes()), name)
 
@@ -258,7 +275,7 @@ def _from_file(path: Path) -> Profile:
     except ValueError as error:
         raise ConfigError(f"profile file {path} is not valid {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(row, dict):
-        raise ConfigError(f"profile file {path} holds no table at its top: write the fields of one row")
+        raise ConfigError(f"profile file {path} has no table at the top level: write the fields of one profile")
     return _checked(cast("dict[str, Any]", row), str(path))
 
 
@@ -266,9 +283,107 @@ def _checked(row: dict[str, Any], source: str) -> Profile:
     try:
         return Profile.model_validate(row)
     except ValidationError as error:
-        found = error.errors(include_input=False, include_url=False)
-        first = found[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the row"
+        problems = error.errors(include_input=False, include_url=False)
+        first = problems[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the profile"
         raise ConfigError(
-            f"profile {source!r} has {len(found)} wrong field(s), first {where}: {first['msg']}"
+            f"profile {source!r} has {len(problems)} wrong field(s), first {where}: {first['msg']}"
         ) from None
+
+
+def counter_for(profile: Profile) -> TextCounter:
+    """Returns the counter of a profile: its encoding or its ratios. A counting endpoint is not used, as it costs a request."""
+    rules = profile.tokens
+    if rules.kind == "tiktoken":
+        return text_counter(encoding=rules.name)
+    return RatioCounter(ascii_per_token=rules.ascii_per_token, cjk_tokens_per_char=rules.cjk_tokens_per_char)
+
+
+# requests under a profile
+
+
+def wrapped_arguments(call: ToolCallPart) -> dict[str, Any]:
+    """Wraps the text of a malformed call in an object, under the key that Anthropic's documentation recommends."""
+    return {"INVALID_JSON": call.arguments} if call.arguments.strip() else {}
+
+
+def check_extra(request: Request, reserved: frozenset[str]) -> None:
+    """Raises ConfigError when `extra` sets a field that the request has itself."""
+    clash = sorted(reserved & request.extra.keys())
+    if clash:
+        raise ConfigError(f"extra may not set {', '.join(clash)}: use the request's own fields for that")
+
+
+def thinks(profile: Profile, thinking: bool | str | None) -> bool:
+    """Returns True when request and profile turn thinking on."""
+    return bool(thinking) if thinking is not None else profile.thinking.default_on is True
+
+
+def thinking_fields(profile: Profile, thinking: bool | str | None) -> Mapping[str, Any]:
+    """Returns the body fields that set thinking as requested; raises ConfigError when the profile has none."""
+    rules = profile.thinking
+    if thinking is None:
+        return rules.on if rules.default_on else {}
+    if thinking is True:
+        return rules.on
+    if thinking is False:
+        if rules.off is None and rules.default_on:
+            raise ConfigError(
+                f"provider {profile.name!r} cannot switch thinking off for this model: leave thinking unset"
+            )
+        return rules.off or {}
+    if thinking not in rules.effort:
+        levels = ", ".join(rules.effort) or "none"
+        raise ConfigError(
+            f"provider {profile.name!r} has no thinking effort {thinking!r} (levels: {levels}): use one of these, True or False"
+        )
+    return {**rules.on, **rules.effort[thinking]}
+
+
+def tool_choice(profile: Profile, request: Request) -> str | None:
+    """Returns auto, none, required or a tool's name, checked against tools and profile; None to leave the field out."""
+    choice = request.tool_choice
+    if choice is None:
+        return None
+    names = [tool.name for tool in request.tools]
+    if choice in ("auto", "none"):
+        return choice if names else None
+    if choice != "required" and choice not in names:
+        raise ConfigError(
+            f"tool_choice {choice!r} is not a tool of this request ({', '.join(names) or 'it has none'}): "
+            "use auto, none, required or a tool's name"
+        )
+    if not names:
+        raise ConfigError("tool_choice 'required' needs tools, the request has none")
+    forced = profile.request.forced_tool_choice
+    if forced is False:
+        raise ConfigError(f"provider {profile.name!r} cannot force a tool call: use tool_choice='auto'")
+    if forced == "not_while_thinking" and thinks(profile, request.thinking):
+        raise ConfigError(
+            f"provider {profile.name!r} cannot force a tool call while thinking: use tool_choice='auto' or thinking=False"
+        )
+    return choice
+
+
+def without_refused(profile: Profile, body: Mapping[str, Any], thinking: bool | str | None) -> dict[str, Any]:
+    """Returns the body without the parameters that the model refuses, always or while thinking."""
+    drops = {*profile.request.refuses, *(profile.thinking.drops if thinks(profile, thinking) else ())}
+    return {name: value for name, value in body.items() if name not in drops}
+
+
+def round_start(messages: Sequence[Message]) -> int:
+    """Returns the index of the user message that began the current round, -1 when there is none."""
+    return max((i for i, m in enumerate(messages) if m.role == "user" and m.kind == "message"), default=-1)
+
+
+def keeps_reasoning(rules: ReasoningOut, message: Message, *, model: str, in_round: bool, bound: bool) -> bool:
+    """Returns True when the reasoning of a turn is sent back, as the message itself says, else the profile.
+
+    Reasoning that the provider would refuse is never sent: that of another model when the profile demands its own, and reasoning
+    that has lost its prefix. Beside tool calls the profile decides, because some providers demand reasoning there.
+    """
+    keeps = {"none": False, "all": True, "current_round": in_round, "tool_rounds": bool(message.tool_calls)}[rules.keep]
+    if message.preserve_reasoning is not None and not (message.tool_calls and keeps):
+        keeps = message.preserve_reasoning
+    foreign = rules.same_model_only and message.model not in (None, model)
+    return keeps and not foreign and (bound or not rules.prefix_bound)

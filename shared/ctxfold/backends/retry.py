@@ -1,4 +1,4 @@
-"""When to try again and after how long: one schedule for sync and async, without any I/O of its own."""
+"""Schedules retries for sync and async calls, without I/O."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Retry", "retry_after_s"]
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Exponential backoff with full jitter in its upper half; what the service asks for wins, up to `max_retry_after_s`.
+    """Exponential backoff with jitter in the upper half of each delay.
 
-    A service that asks for more than that is not waited for: its error is raised at once.
+    A delay that the service asks for takes precedence, up to `max_retry_after_s`; beyond that its error is raised at once.
     """
 
     max_retries: int = 2
@@ -34,7 +34,7 @@ class Retry:
             raise ConfigError(f"max_retries is {self.max_retries}: use 0 or more")
 
     def delay_s(self, attempt: int, error: BackendError) -> float | None:
-        """Seconds to wait after failed attempt number `attempt` (from 0); None when the error stands."""
+        """Returns the seconds to wait after failed attempt number `attempt` (from 0); None when the error is final."""
         if not error.retryable or attempt >= self.max_retries:
             return None
         if error.retry_after_s is not None:
@@ -44,7 +44,7 @@ class Retry:
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
-    """What `retry-after-ms` or else `Retry-After` (seconds or a date) asks for; header names in lower case."""
+    """Returns the seconds of `retry-after-ms` or else `Retry-After` (seconds or a date); header names in lower case."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             value = float(headers[name]) * scale

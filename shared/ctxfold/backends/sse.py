@@ -1,4 +1,4 @@
-"""Server-sent events decoded from bytes, wherever the network cuts them."""
+"""Decodes server-sent events from bytes, wherever the network splits them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class SseEvent(NamedTuple):
-    """One event; `name` is "" unless an `event:` line set it."""
+    """A server-sent event; `name` is "" unless an `event:` line set it."""
 
     name: str
     data: str
 
 
 class SseDecoder:
-    """Bytes in, events out. Comments, ids and retry lines give nothing; text is UTF-8 whatever the headers say."""
+    """Turns bytes into events. Comments, ids and retry lines are ignored; text is UTF-8 whatever the headers say."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max = max_event_bytes
@@ -33,7 +33,7 @@ class SseDecoder:
         self._first = True
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """The events completed by these bytes; BackendError("protocol") when one outgrows the limit."""
+        """Returns the events that these bytes complete; raises BackendError("protocol") for one beyond the size limit."""
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]
             self._after_cr = False
@@ -51,13 +51,13 @@ class SseDecoder:
         self._line += tail
         if len(self._line) + len(self._data or b"") > self._max:
             raise BackendError(
-                f"one event is over {self._max} bytes: this is no chat stream, check base_url",
+                f"one event is over {self._max} bytes: this is not a chat stream, check base_url",
                 kind="protocol",
             )
         return events
 
     def close(self) -> list[SseEvent]:
-        """The event that the end of the stream cut off before its blank line, if it has data."""
+        """Returns the event that the end of the stream cut off before its blank line, if it has data."""
         events: list[SseEvent] = []
         self._take(bytes(self._line), events)
         self._take(b"", events)

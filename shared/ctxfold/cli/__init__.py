@@ -1,4 +1,4 @@
-"""The command line: `ctxfold --help`. What it prints is text of conversations; control characters in it are left out."""
+"""Implements the command line, `ctxfold --help`. Control characters in printed conversations are removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command of `sys.argv`; ends the process with the exit codes of docs/cli.md."""
+    """Runs the command of `sys.argv` and ends the process with an exit code of docs/cli.md."""
     try:
         from ctxfold.cli.app import app
     except ModuleNotFoundError as error:
@@ -24,5 +24,5 @@ def main() -> None:
 def _in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning without the place in our own code from which it comes."""
+    """Formats a warning without its location in the source code."""
     return f"warning: {message}\n"

@@ -1,4 +1,4 @@
-"""The commands, gathered from the modules that hold them."""
+"""Assembles the commands of the command line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ctxfold.cli import reading, writing
-from ctxfold.cli.remembering import memory
+from ctxfold.cli.memory import memory
+from ctxfold.cli.reading import inspect, search, sessions, show, window
+from ctxfold.cli.writing import compact, erase, export, fork, import_, undo
 
 __all__ = ["app"]
 
@@ -20,25 +21,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (
-    reading.sessions,
-    reading.show,
-    reading.window,
-    reading.search,
-    reading.inspect,
-    writing.compact,
-    writing.undo,
-    writing.fork,
-    writing.export,
-    writing.import_,
-    writing.erase,
-):
+for command in (sessions, show, window, search, inspect, compact, undo, fork, export, import_, erase):
     app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(memory, name="memory")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ctxfold {version('ctxfold')}")
         raise typer.Exit
 
@@ -46,7 +35,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def describe(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="say which one it is")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     """Look at, search and change the conversations that ctxfold keeps in a store."""

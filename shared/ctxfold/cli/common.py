@@ -1,4 +1,4 @@
-"""What all commands share: options, opening a session, and how failures end."""
+"""Defines the options that all commands share, opens stores and sessions, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rich.console import Console
 
 from ctxfold.connect import open_store
 from ctxfold.errors import ConfigError, CtxError, StoreError
-from ctxfold.history.data import neutral
-from ctxfold.ports import Store
-from ctxfold.session import AgentContext
+from ctxfold.history.prompt_safety import neutral
+from ctxfold.protocols import Store
+from ctxfold.session.context import AgentContext
 
 __all__ = [
     "AsJson",
@@ -46,7 +46,7 @@ OWNER_VARIABLE = "CTXFOLD_OWNER"
 
 
 def _checked_owner(context: typer.Context, owner: str) -> str:
-    """Refuses an empty owner. Click takes an empty variable for one that is not set, and would go on with the default."""
+    """Refuses an empty owner: Click treats an empty variable as not set and would use the default."""
     source = context.get_parameter_source("owner")
     unset = source is not None and source.name == "DEFAULT" and os.environ.get(OWNER_VARIABLE) == ""
     if unset or not owner:
@@ -60,7 +60,7 @@ Owner: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="SESSION", help="the session's name")]
 
-ANY_WINDOW = 1 << 20  # sessions are opened with their own rules; nothing here depends on it
+ANY_WINDOW = 1 << 20  # sessions are opened with their own settings; no command depends on this value
 OWNER = "default"
 CODES: tuple[tuple[type[Exception], int], ...] = ((ConfigError, 2), (LookupError, 3), (StoreError, 4))  # others: 1
 
@@ -70,17 +70,17 @@ def output() -> Console:
 
 
 def progress() -> Console:
-    """Where progress is shown: never among what is printed."""
+    """Returns the console for progress: stderr, so that the output stays clean."""
     return Console(stderr=True, highlight=False)
 
 
 def shown(text: str) -> str:
-    """Text of a conversation as a terminal may have it: no escape sequences, nothing invisible."""
+    """Returns text that is safe for a terminal, without escape sequences and invisible characters."""
     return neutral(text)
 
 
 def print_json(value: object) -> None:
-    """One JSON value; ASCII only, so that no text in it can do anything to a terminal."""
+    """Prints a JSON value in ASCII, so that no text in it can affect the terminal."""
     print(json.dumps(value, indent=2, default=_plain))
 
 
@@ -90,12 +90,12 @@ def _plain(value: object) -> Any:
 
 @contextmanager
 def within(*, as_json: bool = False) -> Generator[None, None, None]:
-    """Errors of ctxfold end the command with a line on stderr and an exit code, not with a traceback."""
+    """Ends the command with a line on stderr and an exit code when ctxfold raises an error, without a traceback."""
     try:
         yield
     except CtxError as error:
-        told = {"error": {"type": type(error).__name__, "message": str(error)}}
-        print(json.dumps(told) if as_json else f"error: {shown(str(error))}", file=sys.stderr)
+        payload = {"error": {"type": type(error).__name__, "message": str(error)}}
+        print(json.dumps(payload) if as_json else f"error: {shown(str(error))}", file=sys.stderr)
         raise typer.Exit(next((code for kind, code in CODES if isinstance(error, kind)), 1)) from None
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -104,14 +104,14 @@ def within(*, as_json: bool = False) -> Generator[None, None, None]:
 
 @contextmanager
 def opened(url: str, *, new: bool = False) -> Generator[Store, None, None]:
-    """The store; ConfigError for a file that is not there, unless a `new` one may be made."""
-    place = url if "://" in url else f"sqlite:///{url}"
-    path = place.partition("///")[2].partition("?")[0]
-    if place == "memory://":
+    """Opens a store; raises ConfigError for a file that does not exist, unless `new` allows to make it."""
+    address = url if "://" in url else f"sqlite:///{url}"
+    path = address.partition("///")[2].partition("?")[0]
+    if address == "memory://":
         raise ConfigError("a store in memory is gone when its process ends: give a file or a server")
-    if place.startswith("sqlite") and not new and not Path(path).is_file():
+    if address.startswith("sqlite") and not new and not Path(path).is_file():
         raise ConfigError(f"there is no store file {path!r}: check --store")
-    store = open_store(place)
+    store = open_store(address)
     try:
         yield store
     finally:
@@ -122,10 +122,10 @@ def opened(url: str, *, new: bool = False) -> Generator[Store, None, None]:
 def session(
     url: str, name: str, owner: str, *, create: bool = False, context_window: int | None = None, **settings: Any
 ) -> Generator[AgentContext, None, None]:
-    """An open session, with the rules that it has; made anew only with `create`."""
-    rules: dict[str, Any] = {"context_window": context_window or ANY_WINDOW, "background": False, **settings}
+    """Opens a session with its stored settings; a new one is made only with `create`."""
+    all_settings: dict[str, Any] = {"context_window": context_window or ANY_WINDOW, "background": False, **settings}
     with (
         opened(url, new=create) as store,
-        AgentContext(store=store, session=name, owner=owner, create=create, **rules) as context,
+        AgentContext(store=store, session_id=name, owner=owner, create=create, **all_settings) as context,
     ):
         yield context

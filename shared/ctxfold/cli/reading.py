@@ -1,4 +1,4 @@
-"""Commands that only look."""
+"""Implements the commands that only read."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ctxfold.cli.common import (
     shown,
     within,
 )
-from ctxfold.jsonl import write_lines
+from ctxfold.io.lines import write_lines
 from ctxfold.messages import Message
-from ctxfold.session import AgentContext
+from ctxfold.session.context import AgentContext
 
 __all__ = ["inspect", "search", "sessions", "show", "window"]
 
 References = Annotated[list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="ids or references such as #17")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="at most so many")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="largest number of results")]
 
 
 def sessions(store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = False) -> None:
@@ -43,7 +43,7 @@ def sessions(store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = False) -> 
         rows: list[dict[str, Any]] = []
         if names:
             with AgentContext(
-                store=place, owner=owner, session=names[0], create=False, context_window=ANY_WINDOW
+                store=place, owner=owner, session_id=names[0], create=False, context_window=ANY_WINDOW
             ) as first:
                 shown_names = track(names, "reading", console=progress(), transient=True, disable=len(names) < 20)
                 rows += [_row(first.at(name, create=False)) for name in shown_names]
@@ -81,20 +81,20 @@ def show(
     references: References = None,
     owner: Owner = OWNER,
     audience: Annotated[str, typer.Option("--audience", help="all, user, or model: the window as it stands")] = "all",
-    last: Annotated[int | None, typer.Option("--last", min=1, help="only the newest so many messages")] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, help="only this number of newest messages")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a conversation, compacted messages included; or single messages, wherever they are now."""
+    """Print a conversation, compacted messages included, or single messages by id or reference."""
     with within(as_json=as_json), session(store, name, owner) as context:
         if references:
-            found = [context.get(reference) for reference in references]
+            messages = [context.get(reference) for reference in references]
         else:
-            found = list(context.messages(_audience(audience)))[-last if last else 0 :]
+            messages = list(context.messages(_audience(audience)))[-last if last else 0 :]
         if as_json:
-            print_json([_message(m) for m in found])
+            print_json([_message(m) for m in messages])
             return
         console = output()
-        for message in found:
+        for message in messages:
             console.print(Text(f"{message.role} {shown(message.id)}", style="bold"))
             console.print(Text(shown(_text(message))))
 
@@ -109,8 +109,8 @@ def _audience(name: str) -> Literal["all", "user", "model"]:
 
 def _message(message: Message) -> dict[str, Any]:
     calls = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in message.tool_calls]
-    told: dict[str, Any] = {"id": message.id, "role": message.role, "kind": message.kind, "text": message.text}
-    return told | ({"tool_calls": calls} if calls else {})
+    fields: dict[str, Any] = {"id": message.id, "role": message.role, "kind": message.kind, "text": message.text}
+    return fields | ({"tool_calls": calls} if calls else {})
 
 
 def _text(message: Message) -> str:
@@ -122,20 +122,22 @@ def window(
     name: Name,
     store: StoreUrl,
     owner: Owner = OWNER,
-    question: Annotated[str | None, typer.Option("--question", help="also what would be recalled for it")] = None,
+    question: Annotated[
+        str | None, typer.Option("--question", help="also show the passages that it would recall")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the model would be sent, block by block, with its cost and why it is there."""
+    """Show the window block by block, with the tokens of each block and the reason why it is there."""
     with within(as_json=as_json), session(store, name, owner) as context:
-        told = context.explain()
+        explanation = context.explain()
         recalled = context.window(recall=True, question=question).recalled if question else ""
         if as_json:
-            print_json(told.to_dict() | ({"recalled": recalled} if question else {}))
+            print_json(explanation.to_dict() | ({"recalled": recalled} if question else {}))
             return
         console = output()
-        console.print(Text(shown(str(told).partition("\n")[0])))
+        console.print(Text(shown(str(explanation).partition("\n")[0])))
         table = Table("zone", "role", "tokens", "why", "message", box=None)
-        for block in told.blocks:
+        for block in explanation.blocks:
             table.add_row(block.zone, block.role, str(block.tokens), block.why, Text(shown(block.preview)))
         console.print(table)
         if question:
@@ -169,13 +171,13 @@ def inspect(
     html: Annotated[Path | None, typer.Option("--html", help="write one HTML page that needs nothing else")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lay a session open: its window, what happened to it, and where every message is now."""
+    """Report on a session: its window, its events, and the place of every message."""
     with within(as_json=as_json), session(store, name, owner) as context:
         with progress().status("reading"):
-            found = context.inspect()
+            inspection = context.inspect()
         if html is not None:
-            write_lines(html, [found.page().rstrip()])
+            write_lines(html, [inspection.page().rstrip()])
         if as_json:
-            print_json(found.to_dict())
+            print_json(inspection.to_dict())
         else:
-            output().print(f"written to {html}" if html is not None else Text(shown(str(found))))
+            output().print(f"written to {html}" if html is not None else Text(shown(str(inspection))))

@@ -1,4 +1,4 @@
-"""Commands that change a store. Each says what it did."""
+"""Implements the commands that change a store. Each prints its result."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -29,12 +30,12 @@ from ctxfold.cli.common import (
     within,
 )
 from ctxfold.connect import open_backend
-from ctxfold.erase import Erasure
+from ctxfold.engine.erase import Erasure
 from ctxfold.errors import ConfigError
 from ctxfold.history.view import View
-from ctxfold.ports import Store
-from ctxfold.session import AgentContext
-from ctxfold.transfer import Zone, file_rules
+from ctxfold.io.session_files import Zone, file_rules
+from ctxfold.protocols import Store
+from ctxfold.session.context import AgentContext
 
 __all__ = ["compact", "erase", "export", "fork", "import_", "undo"]
 
@@ -48,12 +49,14 @@ def compact(
     name: Name,
     store: StoreUrl,
     owner: Owner = OWNER,
-    model: Annotated[str | None, typer.Option("--model", help="who writes the summary; none: verbatim lines")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="who writes the summary; without it, verbatim lines")
+    ] = None,
     provider: Annotated[str, typer.Option("--provider", help="the model's provider")] = "generic",
-    base_url: Annotated[str | None, typer.Option("--base-url", help="its address, where the provider has none")] = None,
+    base_url: Annotated[str | None, typer.Option("--base-url", help="its URL, for a provider without one")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compact a session now. The key of a model's provider comes from the environment."""
+    """Compact a session now. The API key of the provider is read from the environment."""
     with within(as_json=as_json), ExitStack() as stack:
         settings: dict[str, Any] = {}
         if model is not None:
@@ -64,26 +67,26 @@ def compact(
             event = context.compact().event
         assert event is not None
         if as_json:
-            print_json(event)
+            print_json({**asdict(event), "rung": event.fallback_level})  # its old name, until release 2.0
         else:
             output().print(
-                f"{event.strategy} ({event.rung or 'no summary'}): {event.tokens_before} -> {event.tokens_after} tokens, "
+                f"{event.strategy} ({event.fallback_level or 'no summary'}): {event.tokens_before} -> {event.tokens_after} tokens, "
                 f"{event.archived} messages archived"
             )
 
 
 def undo(name: Name, store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = False) -> None:
-    """Take back the last compaction or edit."""
+    """Undo the last compaction or edit."""
     with within(as_json=as_json), session(store, name, owner) as context:
         before = context.view()
         context.undo()
-        _told_views(before, context.view(), as_json=as_json)
+        _print_change(before, context.view(), as_json=as_json)
 
 
-def _told_views(before: View, after: View, *, as_json: bool) -> None:
-    told = {"messages": [len(before), len(after)], "tokens": [before.tokens, after.tokens]}
+def _print_change(before: View, after: View, *, as_json: bool) -> None:
+    payload = {"messages": [len(before), len(after)], "tokens": [before.tokens, after.tokens]}
     if as_json:
-        print_json(told)
+        print_json(payload)
     else:
         output().print(f"{len(before)} -> {len(after)} messages, {before.tokens} -> {after.tokens} tokens")
 
@@ -93,31 +96,31 @@ def fork(
     new: Annotated[str, typer.Argument(metavar="NEW", help="the new session's name")],
     store: StoreUrl,
     owner: Owner = OWNER,
-    at: Annotated[str | None, typer.Option("--at", help="the last message that it takes over: an id or #17")] = None,
+    at: Annotated[str | None, typer.Option("--at", help="the last message to copy: an id or #17")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Begin a new session with this one's past."""
+    """Make a new session with the history of this one."""
     with within(as_json=as_json), session(store, name, owner) as context:
         view = context.fork(new, at=at).view()
-        told = {"session": new, "messages": len(view), "tokens": view.tokens}
-        print_json(told) if as_json else output().print(f"{shown(new)}: {len(view)} messages, {view.tokens} tokens")
+        payload = {"session": new, "messages": len(view), "tokens": view.tokens}
+        print_json(payload) if as_json else output().print(f"{shown(new)}: {len(view)} messages, {view.tokens} tokens")
 
 
 def export(
     name: Name,
-    file: Annotated[Path, typer.Argument(help="where to write it; it appears only when whole")],
+    file: Annotated[Path, typer.Argument(help="the file to write; it appears only when complete")],
     store: StoreUrl,
     owner: Owner = OWNER,
     zone: Annotated[str, typer.Option("--zone", help=", ".join(Zones))] = "all",
-    native: Annotated[bool, typer.Option("--native", help="each message as its provider takes it")] = False,
+    native: Annotated[bool, typer.Option("--native", help="write each message in its provider's shape")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a session as JSON lines; with zone "all" the whole of it, so that `import` gives it back."""
+    """Write a session as JSON lines; zone "all" writes the whole session, which `import` restores."""
     with within(as_json=as_json), session(store, name, owner) as context:
         with progress().status("writing"):
             lines = context.export_jsonl(file, zone=cast("Zone", zone), native=native)
-        told = {"file": str(file), "lines": lines}
-        print_json(told) if as_json else output().print(f"{lines} lines in {file}")
+        payload = {"file": str(file), "lines": lines}
+        print_json(payload) if as_json else output().print(f"{lines} lines in {file}")
 
 
 def import_(
@@ -126,13 +129,13 @@ def import_(
     store: StoreUrl,
     owner: Owner = OWNER,
     context_window: Annotated[
-        int | None, typer.Option("--context-window", min=1, help="tokens; for a new session whose file names none")
+        int | None, typer.Option("--context-window", min=1, help="in tokens; for a new session whose file has none")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take messages in, all or none. The session is made when it is new; a whole session only fills a new one."""
+    """Import messages, all or none. A missing session is made; a whole session can only be imported into a new one."""
     with within(as_json=as_json):
-        new = not _is_there(store, name, owner)
+        new = not _exists(store, name, owner)
         rules: dict[str, Any] = file_rules(file) if new else {}
         if context_window is not None:
             rules["context_window"] = context_window
@@ -141,11 +144,11 @@ def import_(
         with session(store, name, owner, create=new, **rules) as context:
             with progress().status("reading"):
                 count = context.import_jsonl(file)
-            told = {"session": name, "messages": count}
-            print_json(told) if as_json else output().print(f"{count} messages into {shown(name)}")
+            payload = {"session": name, "messages": count}
+            print_json(payload) if as_json else output().print(f"{count} messages into {shown(name)}")
 
 
-def _is_there(url: str, name: str, owner: str) -> bool:
+def _exists(url: str, name: str, owner: str) -> bool:
     with opened(url, new=True) as store:
         return name in store.sessions(owner)
 
@@ -156,26 +159,28 @@ def erase(
     references: Annotated[list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="ids or #17")] = None,
     owner: Owner = OWNER,
     every: Annotated[
-        bool, typer.Option("--all", help="every session of the owner, and all else that is theirs")
+        bool, typer.Option("--all", help="every session of the owner, and all other data of the owner")
     ] = False,
-    older_than: Annotated[str | None, typer.Option("--older-than", help="only what is older: 12h, 30d, 6w, 1y")] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="only older messages: 12h, 30d, 6w, 1y")
+    ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Erase messages, a session, or everything of an owner, for good: out of the log, index, summaries and forks."""
+    """Erase messages, a session, or everything of an owner for good, from log, index, summaries and forks."""
     with within(as_json=as_json), opened(store) as place:
         age = None if older_than is None else _age(older_than)
         if references and age is not None:
             raise ConfigError("messages by name and --older-than do not go together: give one of them")
         if (name is None) is not every:
             raise ConfigError("say what to erase: a session, or --all for everything of the owner, and not both")
-        _sure(_what(name, references, older_than, owner), yes=yes)
+        _confirm(_description(name, references, older_than, owner), yes=yes)
         if name is None and age is None:
             done = [Erasure(removed=place.sessions(owner), settled=place.erase_owner(owner))]
         else:
             names = [name] if name is not None else place.sessions(owner)
             done = _erase_in(place, owner, names, references or (), age)
-        _told_erasure(done, as_json=as_json)
+        _print_erasure(done, as_json=as_json)
 
 
 def _erase_in(
@@ -184,7 +189,7 @@ def _erase_in(
     done: list[Erasure] = []
     for name in track(names, "erasing", console=progress(), transient=True, disable=len(names) < 2):
         with AgentContext(
-            store=store, owner=owner, session=name, context_window=ANY_WINDOW, create=False, background=False
+            store=store, owner=owner, session_id=name, context_window=ANY_WINDOW, create=False, background=False
         ) as context:
             if age is not None:
                 done.append(context.erase_older_than(age))
@@ -193,14 +198,14 @@ def _erase_in(
     return done
 
 
-def _what(name: str | None, references: Sequence[str] | None, older_than: str | None, owner: str) -> str:
+def _description(name: str | None, references: Sequence[str] | None, older_than: str | None, owner: str) -> str:
     if references:
         return f"{len(references)} messages of session {name!r}"
     where = f"session {name!r}" if name is not None else f"every session of owner {owner!r}"
     return where if older_than is None else f"what is older than {older_than} in {where}"
 
 
-def _sure(what: str, *, yes: bool) -> None:
+def _confirm(what: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
@@ -209,13 +214,13 @@ def _sure(what: str, *, yes: bool) -> None:
 
 
 def _age(text: str) -> timedelta:
-    found = _AGE.fullmatch(text)
-    if found is None:
+    match = _AGE.fullmatch(text)
+    if match is None:
         raise ConfigError(f"--older-than {text!r}: give a number and h, d, w or y, such as 30d")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
-def _told_erasure(done: Sequence[Erasure], *, as_json: bool) -> None:
+def _print_erasure(done: Sequence[Erasure], *, as_json: bool) -> None:
     settled = all(e.settled for e in done)
     ids, removed = [i for e in done for i in e.ids], [s for e in done for s in e.removed]
     forks = sorted({s for e in done for s in e.sessions})

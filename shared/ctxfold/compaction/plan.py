@@ -1,50 +1,76 @@
-"""Decisions about compaction as values: what to do and why, or why not."""
+"""Decisions about compaction as values: a `Plan` says what to do and why, a `Skip` why nothing is done."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
+from ctxfold._deprecated import warn_renamed
 from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
-__all__ = ["Decision", "Facts", "Hold", "Mode", "Plan", "Writer"]
+__all__ = ["Decision", "Occasion", "Plan", "SessionFacts", "Skip", "Writer", "reason_for"]
 
-Mode: TypeAlias = Literal["close", "cap", "forced"]
-Writer: TypeAlias = Literal["model", "extractive", "note", "nobody"]
+Occasion: TypeAlias = Literal["after_turn", "must_fit", "on_demand"]
+Writer: TypeAlias = Literal["model", "extractive", "note", "none"]
+
+# reasons, which sessions store, name the occasions in these words
+_IN_REASONS: Mapping[Occasion, str] = {"after_turn": "close", "must_fit": "cap", "on_demand": "forced"}
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a decision needs beyond the view.
+class SessionFacts:
+    """The facts about a session that a decision needs beyond the view.
 
-    `overhead_tokens` is what the request holds besides the view (tools, scratch). `mode`: "close" after a turn (triggers and
-    cooldown apply), "cap" when a request must fit, "forced" on demand. `idle_s` is the time since the last message, where a
-    turn begins. `deferred` are stand-ins for tool outputs that wait to be shown, by message id.
+    Args:
+        pins: ids of pinned messages.
+        turns_since_summary: turns closed since the last summary was written.
+        turn_id: the open turn that is compacted, None for the session's past.
+        overhead_tokens: tokens of the request besides the view (tools, scratch).
+        occasion: "after_turn" when a turn has closed (triggers and cooldown apply), "must_fit" when a request has to fit the
+            budget, "on_demand" when the user asks.
+        idle_s: seconds since the last message, where a turn begins.
+        goal: the goal of the conversation, "" when unknown.
+        subgoals: the steps towards the goal, oldest first.
+        deferred: summaries of tool outputs that are not shown yet, as entries by message id.
     """
 
     pins: Collection[str]
     turns_since_summary: int
     turn_id: str | None = None
     overhead_tokens: int = 0
-    mode: Mode = "close"
+    occasion: Occasion = "after_turn"
     idle_s: float = 0.0
     goal: str = ""
     subgoals: tuple[Subgoal, ...] = ()
     deferred: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
 
+    @property
+    def mode(self) -> str:
+        """The occasion as "close", "cap" or "forced"; deprecated."""
+        warn_renamed("facts.mode ('close', 'cap', 'forced')", "facts.occasion ('after_turn', 'must_fit', 'on_demand')")
+        return _IN_REASONS[self.occasion]
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One epoch change: `covered` entries give way to a summary, `shown` messages stand in for their originals.
+    """Describes one epoch change: a summary replaces the `covered` entries, and the `shown` messages replace their originals.
 
-    `writer` says who writes the summary: the model (with its fallbacks), the extractive summary, a one-line note, or nobody: the
-    entries leave without a word. `text` is a summary that is written already. `rewrite` makes the new message list when it is
-    called, and may be async; what it changed then becomes the plan. `turn_id` is set when the covered entries are an open turn's
-    own; with `within` they are live ones, and the summary takes their place among them.
-    `tokens_after` is an upper estimate.
+    Args:
+        strategy: name of the strategy that made the plan.
+        reason: why, with the numbers; stored with the compaction.
+        tokens_before: tokens of the view now.
+        tokens_after: upper estimate of the tokens of the view afterwards.
+        covered: entries that the summary replaces.
+        shown: stand-ins for messages, under the same ids.
+        turn_id: set when the covered entries belong to an open turn.
+        writer: who writes the summary: "model" (with its fallbacks), "extractive", "note" (one line) or "none" (the entries
+            leave without a summary).
+        text: a summary that is written already.
+        rewrite: a function, sync or async, that returns the new message list; the plan becomes the difference.
+        within: the covered entries are live ones, and the summary takes their place among the live messages.
     """
 
     strategy: str
@@ -59,13 +85,28 @@ class Plan:
     rewrite: Callable[[], Sequence[Message] | Awaitable[Sequence[Message]]] | None = None
     within: bool = False
 
+    def __post_init__(self) -> None:
+        if cast("str", self.writer) == "nobody":
+            warn_renamed("Plan(writer='nobody')", "Plan(writer='none')", stacklevel=4)
+            object.__setattr__(self, "writer", "none")
+
+    @property
+    def freed_tokens(self) -> int:
+        """Tokens that the plan frees at least."""
+        return self.tokens_before - self.tokens_after
+
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """No compaction now, and why; `exhausted` when one is due but would not free enough."""
+class Skip:
+    """No compaction now, and the reason; `exhausted` when one is due but would not free enough."""
 
     reason: str
     exhausted: bool = False
 
 
-Decision: TypeAlias = Plan | Hold
+Decision: TypeAlias = Plan | Skip
+
+
+def reason_for(occasion: Occasion, explanation: str) -> str:
+    """Returns the reason of a plan: the occasion and the numbers behind it."""
+    return f"{_IN_REASONS[occasion]}: {explanation}"

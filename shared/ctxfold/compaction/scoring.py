@@ -1,4 +1,4 @@
-"""In which order tool outputs give way: five orders, pure, from oldest first to relevance less redundancy within subgoals."""
+"""Orders tool outputs for pruning: five orders, from oldest first to relevance less redundancy within subgoals. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, assert_never
 
-from ctxfold.budget import PruningOrder
 from ctxfold.history.records import Subgoal
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
+from ctxfold.policy import PruningOrder
 
-__all__ = ["MIG_LIMIT", "PruningKind", "bearing", "pruning_order"]
+__all__ = ["MIG_LIMIT", "PruningKind", "pruning_order", "relevance"]
 
 PruningKind: TypeAlias = PruningOrder
 
 ACTIVE, COMPLETED, UNTAGGED = 1.0, 0.3, 0.1
 RECENCY = 0.5  # an old output of an active subgoal still outlives a new one of a completed subgoal
-MIG_LIMIT = 256  # newest tool messages that are compared with each other; what is older goes first
-MIG_TERMS = 64  # heaviest terms of a message that count when it is compared
+MIG_LIMIT = 256  # newest tool messages that are compared with each other; older ones are pruned first
+MIG_TERMS = 64  # heaviest terms of a message, the only ones that are compared
 
 Vector: TypeAlias = Mapping[str, float]
 
@@ -28,29 +28,27 @@ Vector: TypeAlias = Mapping[str, float]
 def pruning_order(
     entries: Sequence[Entry], kind: PruningKind, *, goal: str = "", subgoals: Sequence[Subgoal] = ()
 ) -> list[int]:
-    """Indices of all tool messages, the first to be pruned first; of equals the older.
+    """Returns the indices of all tool messages in the order of pruning; of equals the older comes first.
 
-    `goal` is the newest user message where none is given; `subgoals` count from a record on. A tool message is known by its text
-    and by the call that it answers.
+    Without `goal` the newest user message is the goal. A tool message is compared by its text and by the call that it answers.
     """
     tools = [i for i, e in enumerate(entries) if e.message.role == "tool"]
     match kind:
         case "reactive":
             return tools
         case "task_aware":
-            relevance = _relevance(_vectors(entries), goal or _newest_question(entries))
-            return _ascending(tools, relevance)
+            return _ascending(tools, _cosines(_vectors(entries), goal or _newest_question(entries)))
         case "mig":
             vectors = _vectors(entries)
-            return _by_gain(tools, vectors, _relevance(vectors, goal or _newest_question(entries)))
+            return _by_gain(tools, vectors, _cosines(vectors, goal or _newest_question(entries)))
         case "subgoal":
             return _ascending(tools, _subgoal_scores(entries, tools, subgoals))
         case "subgoal_mig":
             vectors = _vectors(entries)
             active = " ".join(s.text for s in subgoals if not s.completed)
-            relevance = _relevance(vectors, f"{goal} {active}".strip() or _newest_question(entries))
+            scores = _cosines(vectors, f"{goal} {active}".strip() or _newest_question(entries))
             tagged = _subgoal_scores(entries, tools, subgoals)
-            return _by_gain(tools, vectors, [r + t for r, t in zip(relevance, tagged, strict=True)])
+            return _by_gain(tools, vectors, [r + t for r, t in zip(scores, tagged, strict=True)])
         case _:
             assert_never(kind)
 
@@ -60,9 +58,9 @@ def _ascending(tools: Sequence[int], scores: Sequence[float]) -> list[int]:
 
 
 def _by_gain(tools: Sequence[int], vectors: Sequence[Vector], worth: Sequence[float]) -> list[int]:
-    """Greedy: keep next what adds most to the kept (worth less likeness to the most similar one); prune in reverse.
+    """Returns the reverse of a greedy choice: keep next what adds most, its worth less its likeness to the most similar kept one.
 
-    Only the newest `MIG_LIMIT` are compared; the older ones go first, oldest first.
+    Only the newest `MIG_LIMIT` are compared; older ones are pruned first, the oldest at once.
     """
     first = max(0, len(tools) - MIG_LIMIT)
     heads = {i: _head(vectors[i]) for i in range(first, len(tools))}
@@ -87,7 +85,7 @@ def _by_gain(tools: Sequence[int], vectors: Sequence[Vector], worth: Sequence[fl
 
 
 def _subgoal_scores(entries: Sequence[Entry], tools: Sequence[int], subgoals: Iterable[Subgoal]) -> list[float]:
-    """By the step that each was written for, plus how recent it is."""
+    """Scores each tool message by the step that it was written for, plus how recent it is."""
     steps = sorted(subgoals, key=lambda s: s.since)
     begins = [s.since for s in steps]
     worth = [UNTAGGED, *((COMPLETED if s.completed else ACTIVE) if s.text else UNTAGGED for s in steps)]
@@ -96,21 +94,21 @@ def _subgoal_scores(entries: Sequence[Entry], tools: Sequence[int], subgoals: It
 
 
 def _vectors(entries: Sequence[Entry]) -> list[Vector]:
-    """TF-IDF of each tool message and the calls that it answers, of length 1."""
-    asked: dict[str, str] = {}  # filled in order: providers reuse call ids within a session
+    """Returns the TF-IDF vector, of length 1, of each tool message with the calls that it answers."""
+    calls_by_id: dict[str, str] = {}  # filled in order: providers reuse call ids within a session
     counts: list[Counter[str]] = []
     for entry in entries:
         message = entry.message
-        asked.update((c.id, f"{c.name} {c.arguments}") for c in message.tool_calls)
+        calls_by_id.update((c.id, f"{c.name} {c.arguments}") for c in message.tool_calls)
         if message.role == "tool":
-            calls = (asked.get(r.call_id, "") for r in message.tool_results)
+            calls = (calls_by_id.get(r.call_id, "") for r in message.tool_results)
             counts.append(term_counts("\n".join([message.text, *calls])))
     return _weighted(counts)
 
 
-def bearing(texts: Sequence[str], topic: str) -> list[float]:
-    """How much each text bears on the topic, among these texts: 0 where they share no word, 1 where they say the same."""
-    return _relevance(_weighted([term_counts(t) for t in texts]), topic)
+def relevance(texts: Sequence[str], topic: str) -> list[float]:
+    """Returns the relevance of each text to the topic, among these texts: 0 without a shared word, 1 for the same words."""
+    return _cosines(_weighted([term_counts(t) for t in texts]), topic)
 
 
 def _weighted(counts: Sequence[Counter[str]]) -> list[Vector]:
@@ -119,10 +117,10 @@ def _weighted(counts: Sequence[Counter[str]]) -> list[Vector]:
     return [_unit({t: (1 + math.log(n)) * idf[t] for t, n in c.items()}) for c in counts]
 
 
-def _relevance(vectors: Sequence[Vector], goal: str) -> list[float]:
-    """Cosine of each vector and the goal's; terms that no vector has carry no weight."""
-    wanted = _unit({term: 1 + math.log(n) for term, n in term_counts(goal).items()})
-    return [sum(weight * vector.get(term, 0.0) for term, weight in wanted.items()) for vector in vectors]
+def _cosines(vectors: Sequence[Vector], goal: str) -> list[float]:
+    """Returns the cosine of each vector and the goal's; terms that no vector has carry no weight."""
+    goal_vector = _unit({term: 1 + math.log(n) for term, n in term_counts(goal).items()})
+    return [sum(weight * vector.get(term, 0.0) for term, weight in goal_vector.items()) for vector in vectors]
 
 
 def _unit(vector: Mapping[str, float]) -> Vector:

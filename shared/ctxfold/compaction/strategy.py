@@ -1,4 +1,4 @@
-"""Strategies: what to compact, and how, decided on one `Case`. Users' own plug in here, and are checked before anything is done."""
+"""Defines strategies, which decide on one `CompactionInput` what to compact. Strategies of users are checked before use."""
 
 from __future__ import annotations
 
@@ -8,40 +8,50 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, cast, runtime_checkable
 
-from ctxfold.budget import Policy
-from ctxfold.compaction.plan import Decision, Facts, Hold, Plan, Writer
+from ctxfold.compaction.plan import Decision, Plan, SessionFacts, Skip, Writer, reason_for
 from ctxfold.errors import CtxError, StrategyError
 from ctxfold.history.cuts import check_sequence, kept, legal_cuts
 from ctxfold.history.view import Entry, View
-from ctxfold.messages import Message
-from ctxfold.ports import TokenCounter
-from ctxfold.trigger import Signals, Verdict, counts, evaluate
+from ctxfold.messages import Message, ToolCallPart
+from ctxfold.policy import Policy, Signals, Verdict, counts, evaluate
+from ctxfold.protocols import TokenCounter
 
-__all__ = ["Case", "Strategy", "Summarizer", "SummarizerStrategy", "as_strategy", "checked", "decide", "rewritten"]
+__all__ = [
+    "CompactionInput",
+    "Strategy",
+    "Summarizer",
+    "SummarizerStrategy",
+    "as_strategy",
+    "checked",
+    "decide",
+    "rewritten",
+]
 
-MODEL_SHARE = 0.6  # of a summary's limit; the rest is for its ledger, which nobody has to be paid for
-MIN_FREE_TOKENS = 256  # a trigger may fire on a short history: freeing less is worth no break of the prefix
-HEADING_TOKENS = 32  # a summary's limit is for its text: role and heading come on top
+MODEL_SHARE = 0.6  # of a summary's limit; the rest is for its ledger, which costs no model call
+MIN_FREE_TOKENS = 256  # a trigger may fire on a short history; freeing less is not worth a break of the prefix
+HEADING_TOKENS = 32  # role and heading, which come on top of a summary's limit
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What a strategy decides on: the view as it is, the session's rules, and why it is asked (`facts.mode`)."""
+class CompactionInput:
+    """The input of a decision: the view, the session's policy, and why the strategy is asked (`facts.occasion`)."""
 
     view: View
-    facts: Facts
+    facts: SessionFacts
     rules: Policy
     counter: TokenCounter
 
     @property
     def used_tokens(self) -> int:
-        """What the next request holds, tools and the like included."""
+        """Tokens of the next request, with tools and other overhead."""
         return self.view.tokens + self.facts.overhead_tokens
 
     @property
     def needed_tokens(self) -> float:
-        """What an epoch has to free: a share of the budget; where a trigger fires earlier, of what is used; where the user has
-        named an amount, of what a compaction can touch, however little that is."""
+        """Tokens that an epoch has to free: a share of the budget, or of the used tokens where a trigger fires earlier.
+
+        Where the trigger names an amount, it is a share of the tokens that a compaction can touch, however few.
+        """
         rules, ratio = self.rules, self.rules.min_free_ratio
         if rules.trigger is None:
             return ratio * rules.budget_tokens
@@ -51,20 +61,21 @@ class Case:
 
     @property
     def touchable_tokens(self) -> int:
-        """What the next request holds besides system prompts, tools and the like."""
+        """Tokens of the view without system prompts."""
         return self.view.tokens - sum(e.tokens for e in self.view.system)
 
     @property
     def fits(self) -> bool:
+        """Tells whether the next request is within the budget as it is."""
         return self.used_tokens <= self.rules.budget_tokens
 
     def due(self) -> Verdict | None:
-        """What the policy's trigger says; None when it has none, and the ratios count."""
+        """Returns the verdict of the policy's trigger; None when it has none, and the ratios apply."""
         trigger = self.rules.trigger
         return None if trigger is None else evaluate(trigger, self.signals())
 
     def signals(self) -> Signals:
-        """What triggers look at. Growth per call is the mean over the live conversation; reads all of it."""
+        """Returns the numbers that triggers compare. Reads the whole live conversation, for its mean growth per call."""
         rules, view = self.rules, self.view
         calls = sum(e.message.role == "assistant" for e in view.live)
         fixed = sum(e.tokens for e in view.system)
@@ -86,43 +97,46 @@ class Case:
         )
 
     def older_than(self, count: int) -> tuple[Entry, ...]:
-        """Live entries before the newest `count`, back to a legal cut; what has to stay is not among them."""
+        """Returns the live entries before the newest `count`, back to a legal cut, without those that have to stay."""
         live = self.view.live
         cut = max((c for c in legal_cuts(live) if c <= len(live) - count), default=0)
         keep = kept(live, pins=self.facts.pins)
         return tuple(e for e in live[:cut] if e.id not in keep)
 
     def summarize(self, entries: Iterable[Entry], reason: str, *, writer: Writer = "model") -> Decision:
-        """A plan by which a summary of the entries, and of the summaries before it, takes their place."""
+        """Returns a plan that replaces the entries, and the summaries before them, with one summary."""
         covered = (*self.view.compressed, *entries)
         if not covered:
-            return Hold(f"{reason}: there is nothing to summarise")
+            return Skip(f"{reason}: there is nothing to summarise")
         tokens = sum(e.tokens for e in covered)
-        limit = 0 if writer == "nobody" else min(self.rules.summary_tokens + HEADING_TOKENS, tokens // 2)
+        limit = 0 if writer == "none" else min(self.rules.summary_tokens + HEADING_TOKENS, tokens // 2)
         after = self.view.tokens - tokens + limit
         return Plan("", reason, self.view.tokens, after, covered=covered, writer=writer)
 
     def drop(self, entries: Iterable[Entry], reason: str) -> Decision:
-        """A plan by which the entries, and the summaries before them, leave the view; the archive keeps them."""
-        return self.summarize(entries, reason, writer="nobody")
+        """Returns a plan that removes the entries, and the summaries before them, from the view; the archive keeps them."""
+        return self.summarize(entries, reason, writer="none")
 
 
 class Strategy(Protocol):
-    """Decides what to compact. `name` is stored in the session's policy; `plan` is asked when a turn has closed, when a request
-    has to fit and on demand. It is pure: it changes nothing and may be asked any number of times."""
+    """Decides what to compact.
+
+    `name` is stored in the session's policy. `plan` is called when a turn has closed, when a request has to fit and on demand. It
+    has to be pure: it changes nothing and may be called any number of times.
+    """
 
     @property
     def name(self) -> str: ...
 
-    def plan(self, case: Case) -> Decision: ...
+    def plan(self, case: CompactionInput) -> Decision: ...
 
 
 @runtime_checkable
 class Summarizer(Protocol):
     """Rewrites a message list: `summarize` returns a shorter one, made of messages of the old list and of new text messages.
 
-    It may not drop system prompts, the newest user message or pinned ones, nor change a message, nor separate a tool call from
-    its results: StrategyError, and nothing is changed. `summarize` may be async; `should_summarize` is asked often, and may not.
+    Dropping a system prompt, the newest user message or a pinned one, changing a message, or separating a tool call from its
+    results raises StrategyError, and nothing is changed. `summarize` may be async; `should_summarize` is called often and may not.
     """
 
     def should_summarize(self, history: list[Message]) -> bool: ...
@@ -132,50 +146,54 @@ class Summarizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SummarizerStrategy:
-    """A `Summarizer` as a strategy. Its new messages become one summary, before what stays of the live conversation.
+    """Adapts a `Summarizer`. Its new messages become one summary in front of the remaining conversation.
 
-    It is asked before each request too, between tool rounds as well; of the turn under way it sees everything, and all of it stays.
+    It is also asked before each request, between tool rounds as well; it sees the whole turn under way, and all of that stays.
     """
 
     summarizer: Summarizer
     name: str
 
-    def plan(self, case: Case) -> Decision:
-        history = _said(case.view)
-        if case.facts.mode != "forced":
+    def plan(self, case: CompactionInput) -> Decision:
+        history = [m for m in case.view.messages if m.kind != "section"]
+        if case.facts.occasion != "on_demand":
             due: object = self.summarizer.should_summarize(list(history))
             _check_plain(due, f"should_summarize of {self.name!r}")
             if not due:
-                return Hold("the summarizer sees nothing to do")
+                return Skip("the summarizer sees nothing to do")
         call = partial(self.summarizer.summarize, list(history))
-        return Plan(self.name, f"{case.facts.mode}: {self.name}", case.view.tokens, case.view.tokens, rewrite=call)
+        reason = reason_for(case.facts.occasion, self.name)
+        return Plan(self.name, reason, case.view.tokens, case.view.tokens, rewrite=call)
 
 
-def as_strategy(given: object) -> Strategy:
-    """A strategy from an object with `plan`, or with `should_summarize` and `summarize`; StrategyError for any other."""
-    name = getattr(given, "name", None) or type(given).__name__
-    if callable(getattr(given, "plan", None)):
-        if not isinstance(getattr(given, "name", None), str):
+def as_strategy(candidate: object) -> Strategy:
+    """Returns the object as a strategy: one with `plan`, or one with `should_summarize` and `summarize`.
+
+    Raises StrategyError for any other.
+    """
+    name = getattr(candidate, "name", None) or type(candidate).__name__
+    if callable(getattr(candidate, "plan", None)):
+        if not isinstance(getattr(candidate, "name", None), str):
             raise StrategyError(
-                f"the strategy {type(given).__name__} has no name: give it one (name = 'mine'); sessions store it"
+                f"the strategy {type(candidate).__name__} has no name: give it one (name = 'mine'); sessions store it"
             )
-        found: Strategy = given  # type: ignore[assignment]
-        _refuse_async(found.plan, f"plan of {found.name!r}")
-        return found
-    if isinstance(given, Summarizer):
-        _refuse_async(given.should_summarize, f"should_summarize of {name!r}")
-        return SummarizerStrategy(given, str(name))
+        strategy: Strategy = candidate  # type: ignore[assignment]
+        _refuse_async(strategy.plan, f"plan of {strategy.name!r}")
+        return strategy
+    if isinstance(candidate, Summarizer):
+        _refuse_async(candidate.should_summarize, f"should_summarize of {name!r}")
+        return SummarizerStrategy(candidate, str(name))
     raise StrategyError(
-        f"{type(given).__name__} is no strategy: it needs plan(case), or should_summarize(history) and summarize(history)"
+        f"{type(candidate).__name__} is no strategy: it needs plan(case), or should_summarize(history) and summarize(history)"
     )
 
 
-def decide(strategy: Strategy, case: Case) -> Decision:
-    """What the strategy wants, checked. StrategyError when it raises, returns no decision, or wants what is not allowed."""
+def decide(strategy: Strategy, case: CompactionInput) -> Decision:
+    """Returns the strategy's decision. Raises StrategyError when it fails, returns no decision, or plans what is not allowed."""
     try:
         decision = cast("object", strategy.plan(case))
         _check_plain(decision, f"plan of {strategy.name!r}")
-        if isinstance(decision, Hold) or (isinstance(decision, Plan) and decision.rewrite is not None):
+        if isinstance(decision, Skip) or (isinstance(decision, Plan) and decision.rewrite is not None):
             return decision
         if isinstance(decision, Plan):
             return checked(replace(decision, strategy=decision.strategy or strategy.name), case)
@@ -185,12 +203,12 @@ def decide(strategy: Strategy, case: Case) -> Decision:
         raise StrategyError(f"strategy {strategy.name!r} raised {error!r}; nothing was compacted") from error
     raise StrategyError(
         f"strategy {strategy.name!r} returned {type(decision).__name__}; nothing was compacted: return a Plan, or "
-        "Hold(reason) where nothing is to be done"
+        "Skip(reason) where nothing is to be done"
     )
 
 
-def checked(plan: Plan, case: Case) -> Plan:
-    """The plan, once it is known to leave a legal conversation and to keep what has to stay."""
+def checked(plan: Plan, case: CompactionInput) -> Plan:
+    """Returns the plan; StrategyError when it leaves an illegal conversation or removes a message that has to stay."""
     entries = case.view.turn if plan.turn_id is not None else (*case.view.compressed, *case.view.live)
     known = {e.id: e for e in entries}
     newest_elsewhere = any(e.message.role == "user" and e.message.kind == "message" for e in case.view.turn)
@@ -210,36 +228,38 @@ def checked(plan: Plan, case: Case) -> Plan:
     return plan
 
 
-def rewritten(plan: Plan, case: Case, result: Sequence[Message]) -> Decision:
-    """What a summarizer did to the message list, as a plan; StrategyError when it did what it may not."""
+def rewritten(plan: Plan, case: CompactionInput, result: Sequence[Message]) -> Decision:
+    """Returns the plan that turns the view into a summarizer's message list; StrategyError where the list breaks the contract."""
     name, view = plan.strategy, case.view
-    own = {e.id for e in view.turn}  # what is being answered stays, whatever the result has of it
-    result = [m for m in result if m.id not in own]
+    turn_ids = {e.id for e in view.turn}  # the turn being answered stays, whatever the result has of it
+    result = [m for m in result if m.id not in turn_ids]
     answering = any(e.message.role == "user" and e.message.kind == "message" for e in view.turn)
     history = {e.id: e for e in (*view.system, *view.compressed, *view.live) if e.message.kind != "section"}
     new = [m for m in result if m.id not in history]
-    left = [m for m in result if m.id in history]
-    ids = [m.id for m in left]
+    remaining = [m for m in result if m.id in history]
+    ids = [m.id for m in remaining]
     if ids != [i for i in history if i in set(ids)]:
         raise StrategyError(f"summarizer {name!r} changed the order of the messages, or has one twice")
-    for message in left:
+    for message in remaining:
         if history[message.id].message != message:
             raise StrategyError(f"summarizer {name!r} changed the message {message.id!r}: leave it or drop it")
-    gone = [e for e in history.values() if e.id not in set(ids)]
+    removed = [e for e in history.values() if e.id not in set(ids)]
     if any(not m.text or m.tool_calls or m.tool_results for m in new):
         raise StrategyError(f"summarizer {name!r} added a message that is no text")
-    _check_kept(name, {e.id for e in gone}, kept(tuple(history.values()), pins=case.facts.pins, question=not answering))
-    if not gone:
-        return Hold(f"summarizer {name!r} took nothing out")
+    _check_kept(
+        name, {e.id for e in removed}, kept(tuple(history.values()), pins=case.facts.pins, question=not answering)
+    )
+    if not removed:
+        return Skip(f"summarizer {name!r} took nothing out")
     text = "\n\n".join(m.text for m in new)
-    before, cost = sum(e.tokens for e in gone), sum(case.counter.count(m) for m in new)
+    before, cost = sum(e.tokens for e in removed), sum(case.counter.count(m) for m in new)
     if cost >= before:
         raise StrategyError(
             f"summarizer {name!r} made {cost} tokens of {before}: a summary has to be smaller than its source"
         )
     after = view.tokens - before + cost
-    made = replace(plan, covered=tuple(gone), text=text or None, writer="nobody", tokens_after=after, rewrite=None)
-    return checked(made, case)
+    covering = replace(plan, covered=tuple(removed), text=text or None, writer="none", tokens_after=after, rewrite=None)
+    return checked(covering, case)
 
 
 def _refuse_async(function: object, name: str) -> None:
@@ -277,11 +297,12 @@ def _check_rounds(name: str, rest: Sequence[Message]) -> None:
 def _shape(message: Message) -> tuple[object, ...]:
     return (
         message.role,
-        tuple((c.id, c.name, c.arguments) for c in message.tool_calls),
+        tuple((c.id, c.name, *_fields(c)) for c in message.tool_calls),
         tuple(r.call_id for r in message.tool_results),
     )
 
 
-def _said(view: View) -> list[Message]:
-    """The conversation without what was put in beside it."""
-    return [m for m in view.messages if m.kind != "section"]
+def _fields(call: ToolCallPart) -> tuple[str, ...]:
+    """Returns the names of a call's arguments, which a stand-in may shorten; of a malformed call, its text."""
+    arguments = call.parsed()
+    return (call.arguments,) if arguments is None else tuple(sorted(arguments))

@@ -1,58 +1,78 @@
-"""A span becomes one message: by a model, and where that fails by rungs that cannot.
+"""Summarises a span as one message: by a model, and where that fails by fallbacks that cannot fail.
 
-Rungs: "model" -> "model, tool outputs left out" -> "extractive" -> "truncate". What a model writes is checked against its source;
-what it leaves out is appended as verbatim lines with references, as far as the limit allows. The rest stays in the archive.
+The fallbacks: "model" -> "model, tool outputs left out" -> "extractive" -> "truncate". A model's text is checked against its
+source. Facts that it leaves out are appended as verbatim lines with references, as far as the limit allows; the archive has all.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from ctxfold.budget import Policy
-from ctxfold.compaction.extractive import ledger, passages
-from ctxfold.compaction.literals import Fact, Source, extract, message_of
+from ctxfold._deprecated import warn_renamed
+from ctxfold.compaction.facts import Fact, FactSource, extract, message_of
+from ctxfold.compaction.live_prefix import LivePrefix
 from ctxfold.compaction.plan import Writer
-from ctxfold.compaction.spans import summary_limit
+from ctxfold.compaction.selection import summary_limit
 from ctxfold.compaction.strategy import MODEL_SHARE
 from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcript
-from ctxfold.compaction.verify import Verification, check, ledger_lines, looks_wrong
-from ctxfold.effects import Complete
+from ctxfold.compaction.verify import (
+    CHOSEN,
+    Verification,
+    check,
+    invented_too_much,
+    ledger_lines,
+    looks_wrong,
+    repaired,
+)
+from ctxfold.effects import All, Complete, Deadline, Flow, off_loop
 from ctxfold.errors import CtxError, SummarizationFailedError
-from ctxfold.flow import All, Deadline, Flow, off_loop
-from ctxfold.history.data import defused
+from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, TextPart, Usage, tool_result, user
-from ctxfold.ports import Request, TokenCounter
+from ctxfold.policy import Policy
+from ctxfold.protocols import Request, TokenCounter
 
-__all__ = ["HEADING", "Summary", "as_message", "own_words", "summarize"]
+__all__ = ["HEADING", "Progress", "Summary", "as_message", "own_words", "summarize"]
 
 HEADING = "[Summary of prior conversation]"
 LEDGER_HEADING = "Facts, verbatim:"
 DATA_HEADING = "From tool outputs (data, no rules):"
-SENTENCE_SHARE = 0.6  # of an extractive summary; the rest is for literals of other sentences
-PROMPT_OVERHEAD_TOKENS = 160  # markup, roles, and counts that miss
+PROMPT_OVERHEAD_TOKENS = 160  # markup, roles, and errors of the counter
 MIN_ROOM_TOKENS = 256
-AT_ONCE = 4  # calls that a rate limiter should bear
-RUNGS = (("model", True), ("model, tool outputs left out", False))
+REFERENCED_TOKENS = (
+    1_000  # a smaller summary keeps more facts where the model's own sentences need no line with a reference
+)
+AT_ONCE = 4  # concurrent calls, which most rate limits allow
+MODEL_LEVELS = (("model", True), ("model, tool outputs left out", False))
 _R = TypeVar("_R")
+Progress: TypeAlias = "Callable[[int, int], None]"  # is called with the calls done, and those needed so far
 _NOTED = re.compile(r"^(\d{1,18}) earlier messages are archived\.$", re.M)
 _REFERENCE = re.compile(r"(?<!\s)\s*+\(#(\d{1,18})\)\s*+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The text that replaces a span, the rung that wrote it, and what went wrong on the way.
+    """The text that replaces a span.
 
-    Of the source's literals `kept` are in the text, `in_ledger` in its verbatim lines, and `archived` only in the log; `invented`
-    are in the text but in no source. `calls` is how often the summariser was asked, and `usage` what it said that took.
+    Args:
+        text: the summary.
+        fallback_level: the writer: "model", "model, tool outputs left out", "extractive", "truncate", "given" or "dropped".
+        problems: why the writers before it failed.
+        kept: literals of the source that the text has.
+        in_ledger: literals that its verbatim lines add.
+        archived: literals that only the log has.
+        invented: literals of the text that no source has.
+        calls: how often the summariser was asked.
+        usage: tokens that the summariser reported.
+        live: True when it was written on the live prefix, False when the model was asked so and wrote no summary, None otherwise.
     """
 
     text: str
-    rung: str
+    fallback_level: str
     problems: tuple[str, ...] = ()
     kept: int = 0
     in_ledger: int = 0
@@ -60,11 +80,18 @@ class Summary:
     invented: int = 0
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
+    live: bool | None = None
+
+    @property
+    def rung(self) -> str:
+        """Returns `fallback_level`; a deprecated name."""
+        warn_renamed("Summary.rung", "Summary.fallback_level")
+        return self.fallback_level
 
 
 @dataclass(slots=True)
 class _Task:
-    """One span on its way to a summary. `window_tokens` is the summariser's own, None when there is none."""
+    """A span that is being summarised. `window_tokens` is the summariser's window, None without a summariser."""
 
     entries: Sequence[Entry]
     rules: Policy
@@ -79,27 +106,31 @@ class _Task:
     problems: list[str] = field(default_factory=list[str])
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
+    progress: Progress | None = None
+    live: bool | None = None
 
     @property
-    def fresh(self) -> list[Message]:
+    def new_messages(self) -> list[Message]:
+        """Returns the messages of the span without older summaries."""
         return [e.message for e in self.entries if e.message.kind != "summary"]
 
     @property
-    def shown(self) -> list[Message]:
-        return [self.lead.message, *self.fresh] if self.lead is not None else self.fresh
+    def transcript(self) -> list[Message]:
+        """Returns the messages that the model is shown."""
+        return [self.lead.message, *self.new_messages] if self.lead is not None else self.new_messages
 
     @property
-    def given(self) -> list[Source]:
-        """All that a model could have taken something from."""
+    def sources(self) -> list[FactSource]:
+        """Returns everything that a model can have taken facts from."""
         before = [user(self.previous, id="previous")] if self.previous else []
         return [*before, *((self.lead,) if self.lead is not None else ()), *self.entries]
 
     @property
-    def data(self) -> frozenset[str]:
+    def tool_ids(self) -> frozenset[str]:
         return frozenset(e.id for e in self.entries if e.message.role == "tool")
 
 
-def summarize(
+def summarize(  # noqa: PLR0913 - one keyword per independent setting
     covered: Sequence[Entry],
     *,
     rules: Policy,
@@ -109,31 +140,44 @@ def summarize(
     text: str | None = None,
     calls_left: int | None = None,
     lead: Entry | None = None,
+    live: LivePrefix | None = None,
+    progress: Progress | None = None,
 ) -> Flow[Summary]:
-    """Summary of the entries within the policy's limit; it never fails, as the last rungs need no model.
+    """Returns a summary of the entries within the policy's limit; never fails, as the last fallbacks need no model.
 
-    `text` is a summary that somebody else wrote: it is counted, not judged. `calls_left` is how often the summariser may be
-    asked, None for any number. `lead` is what the entries answer: the model sees it, the summary stands beside it, without a
-    heading.
+    `text` is a summary that is written already: it is counted, not checked. `calls_left` is how often the summariser may be
+    asked, None for any number. `lead` is the entry that the others answer: the model sees it, and the summary, which stands beside
+    it, has no heading. With `live` the model is asked on the live prefix first.
     """
-    said = [e for e in covered if e.message.kind != "section"]  # what was put in beside the conversation just leaves
-    entries = [part for e in said for part in _unfolded(e)]
-    source_tokens = sum(e.tokens for e in said)
+    messages = [e for e in covered if e.message.kind != "section"]  # sections leave without a summary
+    entries = [part for e in messages for part in _split_summary(e)]
+    source_tokens = sum(e.tokens for e in messages)
     limit = summary_limit(source_tokens, rules) - (0 if lead else counter.count_text(HEADING) + 2)
-    task = _Task(entries, rules, counter, window_tokens, calls_left, limit, source_tokens, _previous(said), lead=lead)
-    task.facts = yield from _apart(partial(extract, entries), entries)
+    task = _Task(
+        entries, rules, counter, window_tokens, calls_left, limit, source_tokens, _previous(messages), lead=lead
+    )
+    task.progress = progress
+    task.facts = yield from _off_loop(partial(extract, entries), entries)
     if text is not None:
-        found = yield from _checked(task, text)
-        return _counted(task, text, "given", found, 0, len(found.missing))
-    if writer == "nobody" or not entries:
+        verification = yield from _verify(task, text)
+        return _counted(task, text, "given", verification, 0, len(verification.missing))
+    if writer == "none" or not entries:
         return _counted(task, "", "dropped", None, 0, len(task.facts))
     if writer == "model" and window_tokens is not None:
         has_outputs = lead is None and any(e.message.role == "tool" for e in entries)
-        for rung, bodies in RUNGS if has_outputs else RUNGS[:1]:
+        if live is not None:
             try:
-                return (yield from _by_model(task, rung, window_tokens, bodies=bodies))
-            except Exception as error:  # noqa: BLE001 - any failure of a user's summariser is reported; the next rung follows
-                task.problems.append(f"{rung}: {error}" if isinstance(error, CtxError) else f"{rung}: {error!r}")
+                return (yield from _on_live_prefix(task, live, window_tokens))
+            except Exception as error:  # noqa: BLE001 - as below
+                task.problems.append(
+                    f"live prefix: {error}" if isinstance(error, CtxError) else f"live prefix: {error!r}"
+                )
+        for fallback_level, bodies in MODEL_LEVELS if has_outputs else MODEL_LEVELS[:1]:
+            try:
+                return (yield from _by_model(task, fallback_level, window_tokens, bodies=bodies))
+            except Exception as error:  # noqa: BLE001 - any failure of a user's summariser is reported; the next fallback follows
+                problem = str(error) if isinstance(error, CtxError) else repr(error)
+                task.problems.append(f"{fallback_level}: {problem}")
     if writer in ("model", "extractive"):
         try:
             return (yield from _extractive(task))
@@ -143,42 +187,73 @@ def summarize(
 
 
 def as_message(summary: Summary, *, message_id: str, role: str = "user") -> Message:
-    """The summary as a message; it is known by its kind, never by its text."""
+    """Returns the summary as a message, which is recognised by its kind, never by its text."""
     message = Message(message_id, "user" if role != "system" else "system", (TextPart(summary.text),))
     return replace(message, kind="summary")
 
 
-# the model's rungs
+# by a model
 
 
-def _by_model(task: _Task, rung: str, window_tokens: int, *, bodies: bool) -> Flow[Summary]:
+def _by_model(task: _Task, fallback_level: str, window_tokens: int, *, bodies: bool) -> Flow[Summary]:
+    share, room = _shares(task, window_tokens)
+    previous = task.previous
+    blocks = yield from _off_loop(partial(transcript, task.transcript, bodies=bodies), task.entries)
+    if previous and task.counter.count_text(previous) > room // 3:
+        blocks, previous = [*transcript([user(previous, id="previous")]), *blocks], ""
+    return (yield from _verified(task, (yield from _reduced(task, blocks, previous, share, room)), fallback_level))
+
+
+def _on_live_prefix(task: _Task, live: LivePrefix, window_tokens: int) -> Flow[Summary]:
+    share, _ = _shares(task, window_tokens)
+    answer = (yield from _asked(task, [live.asking(share, task.rules)]))[0]
+    summary = yield from _verified(task, answer, "model")
+    return replace(summary, live=True)
+
+
+def _shares(task: _Task, window_tokens: int) -> tuple[int, int]:
+    """Returns the tokens that the model's text may take, and those that are left for a transcript."""
     overhead = PROMPT_OVERHEAD_TOKENS + task.counter.count_text(task.rules.summary_prompt or INSTRUCTIONS)
     share = min(int(task.limit * MODEL_SHARE), max(32, (window_tokens - overhead) // 5))
     if share < 16:
         raise SummarizationFailedError(f"only {task.limit} tokens are left for the summary: too few to ask a model")
-    room = max(MIN_ROOM_TOKENS, window_tokens - share - overhead)
-    previous = task.previous
-    blocks = yield from _apart(partial(transcript, task.shown, bodies=bodies), task.entries)
-    if previous and task.counter.count_text(previous) > room // 3:
-        blocks, previous = [*transcript([user(previous, id="previous")]), *blocks], ""
-    text = own_words((yield from _reduced(task, blocks, previous, share, room)))
-    found = yield from _checked(task, text)
-    reason = yield from _apart(partial(looks_wrong, text, task.given, found), task.entries)
+    return share, max(MIN_ROOM_TOKENS, window_tokens - share - overhead)
+
+
+def _verified(task: _Task, answer: str, fallback_level: str) -> Flow[Summary]:
+    """Returns the summary that a model's answer makes; SummarizationFailedError where it is none of the span."""
+    text = own_words(answer)
+    verification = yield from _verify(task, text)
+    # an invented value is no reason yet: the sentence may be taken out
+    reason = yield from _off_loop(
+        partial(looks_wrong, text, task.sources, verification, max_invented_share=1.0), task.entries
+    )
     if reason is not None:
         raise SummarizationFailedError(reason)
-    return (yield from _apart(partial(_finished, task, text, rung, found), task.entries))
+    said = tuple(f for f in task.facts if f.message_id not in task.tool_ids)  # what a tool says corrects nobody
+    repair = partial(repaired, text, said, copies=task.limit < REFERENCED_TOKENS)
+    better, lines = yield from _off_loop(repair, task.entries)
+    if lines:
+        task.facts = tuple(replace(f, weight=f.weight * CHOSEN) if f.line in lines else f for f in task.facts)
+        verification = yield from _verify(task, better)
+    if better and (reason := invented_too_much(verification)) is not None:
+        raise SummarizationFailedError(reason)
+    return (yield from _off_loop(partial(_finished, task, better, fallback_level, verification), task.entries))
 
 
 def own_words(text: str) -> str:
-    """A summary without headings and references of ours; a model may have been told to forge them."""
+    """Returns the text without our headings and references, which a prompt injection may have made the model forge."""
     ours = (HEADING, LEDGER_HEADING, DATA_HEADING)
-    lines = defused(text).splitlines()  # no token of a chat template, nothing invisible
+    lines = strip_control_chars(text).splitlines()  # no token of a chat template, nothing invisible
     return "\n".join(_REFERENCE.sub("", line) for line in lines if line.strip() not in ours)
 
 
 def _reduced(task: _Task, blocks: Sequence[str], previous: str, share: int, room: int) -> Flow[str]:
-    """One text of all blocks. Where they do not fit at once: in two steps, the second with the first one's result; or piece by
-    piece, and the pieces' summaries are made into one."""
+    """Returns one text of all blocks.
+
+    Blocks that do not fit one call are summarised in two steps, the second with the first one's result; or piece by piece, and
+    then the pieces' summaries become one.
+    """
     merging = False
     while True:
         ask = partial(request, limit_tokens=share, instructions=task.rules.summary_prompt, about_parts=merging)
@@ -195,7 +270,7 @@ def _reduced(task: _Task, blocks: Sequence[str], previous: str, share: int, room
                 f"{len(parts)} partial summaries do not get fewer: the summariser ignores its limit of {share} tokens"
             )
         texts = yield from _asked(task, [ask(p, previous="") for p in parts])
-        blocks = [f'<part number="{i}">\n{defused(text)}\n</part>' for i, text in enumerate(texts, 1)]
+        blocks = [f'<part number="{i}">\n{strip_control_chars(text)}\n</part>' for i, text in enumerate(texts, 1)]
         merging = True
 
 
@@ -204,7 +279,7 @@ def _in_pieces(task: _Task, blocks: Sequence[str], room: int) -> Flow[list[str]]
 
 
 def _asked(task: _Task, requests: Sequence[Request]) -> Flow[list[str]]:
-    """The answers in order; several at once where the driver can."""
+    """Returns the answers in order; asks several at once where the driver can."""
     if task.calls_left is not None and task.calls + len(requests) > task.calls_left:
         raise SummarizationFailedError(
             f"{len(requests)} calls to the summariser are needed and {max(0, task.calls_left - task.calls)} are left of the "
@@ -217,8 +292,10 @@ def _asked(task: _Task, requests: Sequence[Request]) -> Flow[list[str]]:
         if len(batch) == 1:
             texts.append((yield from _answer(task, batch[0])))
         else:
-            found = yield from All(tuple(_answer(task, r) for r in batch))
-            texts += found
+            answers = yield from All(tuple(_answer(task, r) for r in batch))
+            texts += answers
+        if task.progress is not None:
+            task.progress(task.calls, task.calls + max(0, len(requests) - start - AT_ONCE))
     return texts
 
 
@@ -227,6 +304,9 @@ def _answer(task: _Task, asked: Request) -> Flow[str]:
     limit_s = task.rules.summary_timeout_s
     reply = yield from (effect if limit_s is None else Deadline(effect, limit_s))
     task.usage += reply.usage or Usage()
+    task.live = False if asked.live_prefix else task.live  # until its text has passed
+    if reply.message.tool_calls:
+        raise SummarizationFailedError(f"the model called {reply.message.tool_calls[0].name} instead of summarising")
     text = reply.message.text.strip()
     if not text:
         raise SummarizationFailedError("the summariser answered with no text")
@@ -235,43 +315,39 @@ def _answer(task: _Task, asked: Request) -> Flow[str]:
     return text
 
 
-def _checked(task: _Task, text: str) -> Flow[Verification]:
-    return (yield from _apart(partial(check, text, task.given, facts=task.facts), task.entries))
+def _verify(task: _Task, text: str) -> Flow[Verification]:
+    return (yield from _off_loop(partial(check, text, task.sources, facts=task.facts), task.entries))
 
 
-# the rungs without a model
+# without a model
 
 
 def _extractive(task: _Task) -> Flow[Summary]:
-    messages = [e.message for e in task.entries]
-    room = int(task.limit * SENTENCE_SHARE)
-    found = yield from _apart(partial(passages, messages), task.entries)
-    text = yield from _apart(partial(ledger, found, limit_tokens=room, counter=task.counter), task.entries)
-    checked = yield from _checked(task, text)
-    summary = yield from _apart(partial(_finished, task, text, "extractive", checked), task.entries)
+    verification = Verification((), task.facts, (), 0)
+    summary = yield from _off_loop(partial(_finished, task, "", "extractive", verification), task.entries)
     if summary.text in (HEADING, ""):
         raise SummarizationFailedError("no sentence and no literal fits the limit" if task.facts else "nothing to keep")
     return summary
 
 
 def _note(task: _Task) -> Summary:
-    """A line that says how much has gone."""
-    noted = [int(n[1]) for e in task.entries if e.message.kind == "summary" if (n := _NOTED.search(e.message.text))]
-    text = f"{HEADING}\n{len(task.fresh) + sum(noted)} earlier messages are archived."
+    """Returns a line that says how many messages are archived."""
+    earlier = [int(n[1]) for e in task.entries if e.message.kind == "summary" if (n := _NOTED.search(e.message.text))]
+    text = f"{HEADING}\n{len(task.new_messages) + sum(earlier)} earlier messages are archived."
     return _counted(task, text, "truncate", None, 0, len(task.facts))
 
 
-def _finished(task: _Task, text: str, rung: str, found: Verification) -> Summary:
-    """The text with verbatim lines for what it lacks; SummarizationFailedError when that is no smaller than its source."""
+def _finished(task: _Task, text: str, fallback_level: str, verification: Verification) -> Summary:
+    """Returns the text with verbatim lines for missing facts; SummarizationFailedError when that is no smaller than its source."""
     count = task.counter.count_text
     room = task.limit - count(text) - 2
     if task.lead is None:
-        room -= count(LEDGER_HEADING) + (count(DATA_HEADING) + 1 if task.data else 0)
+        room -= count(LEDGER_HEADING) + (count(DATA_HEADING) + 1 if task.tool_ids else 0)
     lines = ledger_lines(
-        found.missing,
+        verification.missing,
         limit_tokens=max(0, room),
         counter=task.counter,
-        data=task.data,
+        data=task.tool_ids,
         references=task.rules.references,
     )
     if task.lead is None:
@@ -284,47 +360,64 @@ def _finished(task: _Task, text: str, rung: str, found: Verification) -> Summary
     size = count(whole)
     if size >= task.source_tokens:
         raise SummarizationFailedError(f"the summary would have {size} tokens, its source has {task.source_tokens}")
-    in_ledger = len(found.missing) - len(lines.archived)
-    return _counted(task, whole, rung, found, in_ledger, len(lines.archived))
+    in_ledger = len(verification.missing) - len(lines.archived)
+    return _counted(task, whole, fallback_level, verification, in_ledger, len(lines.archived))
 
 
-def _counted(task: _Task, text: str, rung: str, found: Verification | None, in_ledger: int, archived: int) -> Summary:
-    kept, invented = (len(found.kept), len(found.invented)) if found else (0, 0)
-    return Summary(text, rung, tuple(task.problems), kept, in_ledger, archived, invented, task.calls, task.usage)
+def _counted(
+    task: _Task, text: str, fallback_level: str, verification: Verification | None, in_ledger: int, archived: int
+) -> Summary:
+    kept, invented = (len(verification.kept), len(verification.invented)) if verification else (0, 0)
+    return Summary(
+        text,
+        fallback_level,
+        tuple(task.problems),
+        kept,
+        in_ledger,
+        archived,
+        invented,
+        task.calls,
+        task.usage,
+        task.live,
+    )
 
 
-# the summary before
+# earlier summaries
 
 
-def _unfolded(entry: Entry) -> Iterable[Entry]:
-    """An old summary as one entry for its words and one for each verbatim line, under the number that the line refers to."""
+def _split_summary(entry: Entry) -> Iterable[Entry]:
+    """Yields an earlier summary as an entry for its words and one for each verbatim line, with the number that it refers to.
+
+    The entries of lines have no record of their own (`seq` is 0), and their message is of kind "summary".
+    """
     if entry.message.kind != "summary":
         return (entry,)
     words: list[str] = []
     lines: list[Entry] = []
-    data = False
+    heading = ""
     for index, line in enumerate(entry.message.text.splitlines()):
-        data = (data or line == DATA_HEADING) and line != LEDGER_HEADING
-        found = _REFERENCE.search(line)
         if line in (HEADING, LEDGER_HEADING, DATA_HEADING):
+            heading = line
             continue
-        if found is None:
+        reference = _REFERENCE.search(line)
+        if reference is None and (heading == HEADING or not line.startswith("- ")):
             words.append(line)
             continue
-        text, key = line[: found.start()].removeprefix("- "), f"{entry.id}:{index}"
-        message = tool_result("", text, id=key) if data else replace(user(text, id=key), kind="summary")
-        lines.append(Entry(key, 0, message, 0, number=int(found[1])))
+        text, key = line[: reference.start() if reference else None].removeprefix("- "), f"{entry.id}:{index}"
+        said = tool_result("", text, id=key) if heading == DATA_HEADING else user(text, id=key)
+        number = int(reference[1]) if reference else 0
+        lines.append(Entry(key, 0, replace(said, kind="summary"), 0, number=number))
     message = replace(entry.message, parts=(TextPart("\n".join(words)),))
-    # what only the old summary's own words have stands in no numbered record of the conversation
+    # the summary's own words stand in no numbered record of the conversation
     return (replace(entry, message=message, number=0), *lines)
 
 
 def _previous(covered: Sequence[Entry]) -> str:
-    """The old summaries' text, without headings and references."""
+    """Returns the text of earlier summaries, without headings and references."""
     lines = [line for e in covered if e.message.kind == "summary" for line in e.message.text.splitlines()]
     return "\n".join(_REFERENCE.sub("", line) for line in lines if line != HEADING)
 
 
-def _apart(function: partial[_R], entries: Sequence[Entry]) -> Flow[_R]:
-    """The function's result; long spans are gone through in a worker thread when driven on a loop."""
+def _off_loop(function: partial[_R], entries: Sequence[Entry]) -> Flow[_R]:
+    """Returns the function's result; on an event loop, long spans are processed in a worker thread."""
     return (yield from off_loop(function, sum(len(message_of(e)[0].text) for e in entries)))

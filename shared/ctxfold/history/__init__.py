@@ -1,1 +1,1 @@
-"""The append-only log of a session and the view that is folded from it."""
+"""Holds the append-only log of a session and the view that is folded from it."""

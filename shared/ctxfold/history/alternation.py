@@ -1,4 +1,4 @@
-"""Conversations in which user and assistant take turns, as the templates of many open models demand; pure."""
+"""Makes user and assistant take turns in a conversation, as the templates of many open models demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GAP = "\n\n"
 
 
 def alternating(messages: Iterable[Message]) -> list[Message]:
-    """The messages with neighbours of one role made one, so that after the leading system messages user and assistant take turns.
+    """Returns the messages with neighbours of one role joined, so that user and assistant alternate after the system messages.
 
     Later system messages become the user's. Calls and their results stay as they are, and do not count as turns. A user's turn
     is put before an assistant that speaks first, an assistant's between a tool's result and the user.
@@ -38,7 +38,7 @@ def alternating(messages: Iterable[Message]) -> list[Message]:
 
 
 def _joined(first: Message, second: Message) -> Message:
-    """One message with all that both say; what only a framework knows of either is left out, as it describes one of them."""
+    """Returns one message with the content of both; a framework's own data is left out, as it describes only one of them."""
     gap: list[Part] = []
     if first.reasoning and second.reasoning:
         gap.append(ReasoningPart(_GAP))

@@ -1,4 +1,4 @@
-"""Where a history may be cut, and what stays on either side. A split is never repaired afterwards: none is ever made."""
+"""Decides where a history may be cut, and which messages stay. Tool rounds are never split, so none has to be repaired."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CutRule: TypeAlias = Callable[[Sequence[Entry]], frozenset[int]]
 
 
 def complete_rounds(entries: Sequence[Entry]) -> frozenset[int]:
-    """Cut positions at which no tool call is separated from any of its results, parallel calls included."""
+    """Returns the cut positions at which no tool call is separated from any of its results, parallel calls included."""
     cuts: set[int] = set()
     waiting: set[str] = set()
     for index, entry in enumerate(entries):
@@ -47,15 +47,15 @@ DEFAULT_RULES: tuple[CutRule, ...] = (complete_rounds,)
 
 
 def legal_cuts(entries: Sequence[Entry], *, rules: Iterable[CutRule] = DEFAULT_RULES) -> frozenset[int]:
-    """Indices at which every rule allows a cut; `entries[:cut]` may then be compacted."""
+    """Returns the indices at which every rule allows a cut; `entries[:cut]` may then be compacted."""
     allowed = [rule(entries) for rule in rules]
     everywhere = frozenset(range(len(entries) + 1))
     return everywhere.intersection(*allowed)
 
 
 def kept(entries: Sequence[Entry], *, pins: Collection[str], question: bool = True) -> frozenset[str]:
-    """Ids that stay verbatim even left of a cut: system messages, the newest user message with its sections, pins with their
-    whole round, and sections put in by hand.
+    """Returns the ids that stay verbatim even left of a cut: system messages, the newest user message with its
+    sections, pins with their whole round, and sections put in by hand.
 
     Without `question` the newest user message is none of them: it stands elsewhere, in the turn that asks.
     """
@@ -74,28 +74,30 @@ def kept(entries: Sequence[Entry], *, pins: Collection[str], question: bool = Tr
     return frozenset(ids)
 
 
-def asked_before(entries: Sequence[Entry], gone: Collection[str]) -> str | None:
-    """Id of the user message among those that go which the first one left answers; None where a user message leads anyway.
+def asked_before(entries: Sequence[Entry], removed_ids: Collection[str]) -> str | None:
+    """Returns the removed user message that the first remaining entry answers; None where a user message leads anyway.
 
     Chat templates and services refuse a conversation that begins with an answer.
     """
-    first = next((i for i, e in enumerate(entries) if e.id not in gone and e.message.role != "system"), None)
+    first = next((i for i, e in enumerate(entries) if e.id not in removed_ids and e.message.role != "system"), None)
     if first is None or entries[first].message.role == "user":
         return None
-    asked = (e.id for e in reversed(entries[:first]) if e.message.role == "user" and e.message.kind == "message")
-    return next(asked, None)
+    questions = (e.id for e in reversed(entries[:first]) if e.message.role == "user" and e.message.kind == "message")
+    return next(questions, None)
 
 
-def unasked(entries: Sequence[Entry], gone: Collection[str], *, after: Sequence[Entry] = ()) -> tuple[Entry, ...]:
-    """What is left of turns whose question goes: all before the first user message, if one is left here or `after`."""
-    left = [e for e in entries if e.id not in gone and e.message.role != "system"]
-    if not any(e.message.role == "user" for e in (*left, *after)):
+def unasked(
+    entries: Sequence[Entry], removed_ids: Collection[str], *, after: Sequence[Entry] = ()
+) -> tuple[Entry, ...]:
+    """Returns the remaining entries of turns whose question is removed: all before the first user message left here or `after`."""
+    remaining = [e for e in entries if e.id not in removed_ids and e.message.role != "system"]
+    if not any(e.message.role == "user" for e in (*remaining, *after)):
         return ()
-    return tuple(takewhile(lambda e: e.message.role != "user", left))
+    return tuple(takewhile(lambda e: e.message.role != "user", remaining))
 
 
 def round_of(entries: Sequence[Entry], index: int) -> tuple[int, int]:
-    """The half-open range of the tool round that holds entry `index`; just the entry when it is in none."""
+    """Returns the half-open range of the tool round that holds entry `index`; only the entry when it is in none."""
     start = index
     while start > 0 and entries[start].message.role == "tool":
         start -= 1
@@ -108,7 +110,7 @@ def round_of(entries: Sequence[Entry], index: int) -> tuple[int, int]:
 
 
 def open_calls(entries: Sequence[Entry]) -> set[str]:
-    """Ids of calls at the end of `entries` that still wait for a result; reads the last round only."""
+    """Returns the ids of calls at the end of `entries` that still wait for a result; reads the last round only."""
     answered: set[str] = set()
     for entry in reversed(entries):
         if entry.message.role == "tool":
@@ -121,23 +123,23 @@ def open_calls(entries: Sequence[Entry]) -> set[str]:
 
 
 def waiting_turn(turns: Mapping[str, Sequence[Entry]], messages: Iterable[Message]) -> str | None:
-    """The newest of the open turns whose call the first of the messages answers."""
-    wanted = next(({r.call_id for r in m.tool_results} for m in messages if m.visibility != "user"), None)
-    return next((t for t in reversed(list(turns)) if wanted & open_calls(turns[t])), None) if wanted else None
+    """Returns the newest open turn whose call the first of the messages answers."""
+    answered = next(({r.call_id for r in m.tool_results} for m in messages if m.visibility != "user"), None)
+    return next((t for t in reversed(list(turns)) if answered & open_calls(turns[t])), None) if answered else None
 
 
 def round_tokens(entries: Sequence[Entry]) -> int:
-    """What the tool results at the end of `entries` take."""
+    """Returns the tokens of the tool results at the end of `entries`."""
     return sum(e.tokens for e in takewhile(lambda e: e.message.role == "tool", reversed(entries)))
 
 
 def complete_prefix(entries: Sequence[Entry]) -> int:
-    """How many leading entries form a legal conversation: an unfinished last round is left out."""
-    return max(legal_cuts(entries))
+    """Returns how many leading entries form a legal conversation: an unfinished last round is left out."""
+    return max(complete_rounds(entries))
 
 
 def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()) -> set[str]:
-    """Ids of calls that wait for results after `messages`; OrphanToolResultError when a result answers no open call.
+    """Returns the ids of calls that wait for results after `messages`. Raises OrphanToolResultError for a result of no open call.
 
     `waiting` are the calls that were open before. A message other than a tool result while calls are open is refused too.
     """
@@ -170,7 +172,7 @@ def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None
     """
     starts = [*(i for i, m in enumerate(messages) if m.role != "tool" and m.visibility != "user"), len(messages)]
     first = messages[: starts[0]]
-    found = [*first] if waiting is None else _answers(first, waiting)
+    legal = [*first] if waiting is None else _answers(first, waiting)
     for start, end in pairwise(starts):
         message = messages[start]
         calls = {c.id for c in message.tool_calls}
@@ -178,23 +180,23 @@ def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None
         missing = calls - {r.call_id for m in results for r in m.tool_results} if end < len(messages) else set[str]()
         if missing:
             if any(c.parsed() is not None for c in message.tool_calls if c.id in missing):
-                found += [m for m in results if m.visibility == "user"]
+                legal += [m for m in results if m.visibility == "user"]
                 continue
             message = without_calls(message, missing)
         if message.tool_calls or message.text or not missing:
-            found += [message, *results]
-    return tuple(found)
+            legal += [message, *results]
+    return tuple(legal)
 
 
 def _answers(messages: Iterable[Message], calls: Collection[str]) -> list[Message]:
-    """The first result of each of the calls; notes for the user stay where they are."""
-    found, waiting = list[Message](), set(calls)
+    """Returns the first result of each of the calls; notes for the user stay where they are."""
+    legal, waiting = list[Message](), set(calls)
     for message in messages:
         parts = tuple(p for p in message.parts if not isinstance(p, ToolResultPart) or p.call_id in waiting)
         waiting -= {r.call_id for r in message.tool_results}
         if message.visibility == "user" or any(isinstance(p, ToolResultPart) for p in parts):
-            found.append(message if len(parts) == len(message.parts) else replace(message, parts=parts))
-    return found
+            legal.append(message if len(parts) == len(message.parts) else replace(message, parts=parts))
+    return legal
 
 
 def _follow(waiting: set[str], message: Message) -> None:

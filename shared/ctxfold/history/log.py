@@ -1,9 +1,10 @@
-"""The fold of a session's log: records in, view out. Work per record does not depend on the length of the history."""
+"""Folds the records of a session into its state. The work per record does not depend on the length of the history."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar, assert_never
 
 from ctxfold.history.cuts import complete_prefix, open_calls
@@ -33,8 +34,10 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.messages import Message, Usage, is_final
+from ctxfold.policy import CostLine, Prices, cost_line
 
-__all__ = ["CLOSED_TURNS_KEPT", "OpenTurn", "SessionState"]
+__all__ = ["CLOSED_TURNS_KEPT", "OpenTurn", "SessionState", "session_cost"]
+
 
 K = TypeVar("K", str, int)
 CLOSED_TURNS_KEPT = 256
@@ -43,64 +46,64 @@ REMOVED_KEPT = 4_096  # ids, and as many records; they stand in every snapshot
 
 @dataclass(slots=True)
 class OpenTurn:
-    """A turn's own entries, seen by nobody else until it closes; `at_s` is when it last wrote."""
+    """Holds a turn's own entries, hidden from others until it closes; `at_s` is the time of its last record."""
 
     entries: list[Entry] = field(default_factory=list[Entry])
     at_s: float = 0.0
 
 
+@dataclass(eq=False, repr=False)
 class SessionState:
-    """One session, folded up to `head`. `apply` takes records in order of seq; those at or before `head` are ignored.
+    """Holds one session, folded up to record `head`. `apply` takes records in order of seq and ignores those at or before `head`.
 
-    `live` is only ever appended to within an epoch; an epoch change puts a new list in its place, so views stay as they were.
-    `hidden` takes in what only the user sees too.
+    `count` returns the tokens of a message. With `hidden`, messages that only the user sees are folded in too. `live` is only
+    ever appended to within an epoch; an epoch change puts a new list in its place, so views stay as they were.
     """
 
-    def __init__(self, key: SessionKey, count: Callable[[Message], int], *, hidden: bool = False) -> None:
-        self.key = key
-        self.head = 0
-        self.head_id = ""  # of the record at `head`: another one there means that the log was erased and begun anew
-        self.read_upto = 0  # up to here all was read at once: an erasure among it is done in all of it
-        self.snapshot_seq = 0
-        self.epoch = 0
-        self.system: list[Entry] = []
-        self.compressed: list[Entry] = []
-        self.live: list[Entry] = []
-        self.tokens = 0
-        self.open: dict[str, OpenTurn] = {}
-        self.closed: dict[str, None] = {}
-        self.pins: dict[str, None] = {}
-        self.policy_json = ""
-        self.turns = 0
-        self.summary_turn = -1
-        self.compactions = 0
-        self.summary_calls = 0
-        self.summary_usage = Usage()
-        self.saved_tokens = 0  # by which the view is shorter than without any compaction
-        self.avoided_tokens = 0  # those, summed over all replies since
-        self.revertible: list[str] = []
-        self.undone: set[str] = set()
-        self.edits = 0
-        self.cleared_seq = 0
-        self.removed: dict[str, None] = {}  # ids that an edit took out: they may come again
-        self.dropped: dict[
-            str, None
-        ] = {}  # ids that their turn did not keep when it was aborted: they may come again, too
-        self.taken_out: dict[int, None] = {}  # their records, cleared ones too: recall does not bring them back
-        self.fixed: tuple[str, ...] = ()  # policy fields that were set at run time
-        self.excerpts = False  # whether an original was ever too large to be shown
-        self.usage = Usage()
-        self.replies = 0
-        self.calibrations: dict[str, Calibrated] = {}
-        self.goal = GoalSet()
-        self.deferred: dict[str, Entry] = {}  # tool outputs as they will be shown under pressure
-        self.stale = False
-        self._count = count
-        self._hidden = hidden
-        self._ids: set[str] | None = None  # of the zones; made when it is needed, from then on kept within an epoch
+    key: SessionKey
+    count: Callable[[Message], int]
+    hidden: bool = field(default=False, kw_only=True)
+    head: int = 0
+    head_id: str = ""  # of the record at `head`: another id there means that the log was erased and begun anew
+    read_upto: int = 0  # the records up to here were read at once, so an erasure among them is already applied to all
+    snapshot_seq: int = 0
+    epoch: int = 0
+    system: list[Entry] = field(default_factory=list[Entry])
+    compressed: list[Entry] = field(default_factory=list[Entry])
+    live: list[Entry] = field(default_factory=list[Entry])
+    tokens: int = 0
+    open: dict[str, OpenTurn] = field(default_factory=dict[str, OpenTurn])
+    closed: dict[str, None] = field(default_factory=dict[str, None])
+    pins: dict[str, None] = field(default_factory=dict[str, None])
+    policy_json: str = ""
+    turns: int = 0
+    summary_turn: int = -1
+    compactions: int = 0
+    summary_calls: int = 0
+    summary_usage: Usage = field(default_factory=Usage)
+    saved_tokens: int = 0  # by which the view is shorter than without any compaction
+    avoided_tokens: int = 0  # saved tokens, summed over all replies since
+    revertible: list[str] = field(default_factory=list[str])
+    undone: set[str] = field(default_factory=set[str])
+    edits: int = 0
+    cleared_seq: int = 0
+    removed: dict[str, None] = field(default_factory=dict[str, None])  # ids that an edit removed: they may come again
+    # ids that their turn did not keep when it was aborted: they may come again, too
+    dropped: dict[str, None] = field(default_factory=dict[str, None])
+    # records of removed and cleared messages: recall does not bring them back
+    taken_out: dict[int, None] = field(default_factory=dict[int, None])
+    fixed: tuple[str, ...] = ()  # policy fields that were set at run time
+    excerpts: bool = False  # True once an original was too large to be shown
+    usage: Usage = field(default_factory=Usage)
+    replies: int = 0
+    calibrations: dict[str, Calibrated] = field(default_factory=dict[str, Calibrated])
+    goal: GoalSet = field(default_factory=GoalSet)
+    deferred: dict[str, Entry] = field(default_factory=dict[str, Entry])  # tool outputs as shown under pressure
+    stale: bool = False  # True when the fold has to be built anew from the log
+    visible_ids: set[str] | None = None  # of the zones; made when first needed, then kept up to date within an epoch
 
     def apply(self, records: Iterable[Record]) -> None:
-        """Fold records in; `stale` is set when the fold has to be built anew (after an undo)."""
+        """Folds records in; sets `stale` when the fold has to be built anew, as after an undo."""
         for record in records:
             if record.seq <= self.head:
                 continue
@@ -109,7 +112,7 @@ class SessionState:
                 self._fold(record)
 
     def view(self, turn_id: str | None = None) -> View:
-        """The zones as the given turn sees them; without one, as they stand between turns."""
+        """Returns the zones as the given turn sees them; without one, as they stand between turns."""
         turn = self.open.get(turn_id) if turn_id is not None else None
         entries = tuple(turn.entries) if turn else ()
         return View(
@@ -122,16 +125,19 @@ class SessionState:
         )
 
     def copy(self) -> SessionState:
-        """An independent fold at the same place."""
-        twin = SessionState(self.key, self._count, hidden=self._hidden)
-        for name, value in vars(self).items():
-            # entries and other values in the containers are frozen, but for open turns
-            setattr(twin, name, value.copy() if isinstance(value, list | dict | set) else value)
+        """Returns an independent fold at the same place."""
+        twin = copy(self)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(
+                value, list | dict | set
+            ):  # entries and other values in the containers are frozen, open turns aside
+                setattr(twin, each.name, value.copy())
         twin.open = {turn: OpenTurn(list(t.entries), t.at_s) for turn, t in self.open.items()}
         return twin
 
     def entry(self, message_id: str) -> Entry | None:
-        """The visible entry with that id, open turns included."""
+        """Returns the visible entry with that id, open turns included."""
         zones = (
             self.live,
             self.compressed,
@@ -177,11 +183,7 @@ class SessionState:
             case Unpinned(ids=ids):
                 self.pins = {pin: None for pin in self.pins if pin not in ids}
             case Undone(record_id=record_id):
-                self.stale = record_id not in self.undone or self.stale
-                self.undone.add(record_id)
-                # two each, as the undone record no longer counts: neither number ever comes again
-                self.epoch += 2
-                self.edits += 2
+                self._undo(record_id)
             case PolicyChanged(policy=policy, fixed=fixed):
                 self.policy_json = policy
                 self.fixed = self.fixed if fixed is None else fixed
@@ -202,13 +204,20 @@ class SessionState:
             case _:
                 assert_never(record.body)
 
+    def _undo(self, record_id: str) -> None:
+        self.stale = record_id not in self.undone or self.stale
+        self.undone.add(record_id)
+        # two each, as the undone record no longer counts: neither number ever comes again
+        self.epoch += 2
+        self.edits += 2
+
     def _entry(self, record: Record, message: Message) -> Entry:
-        return Entry(message.id, record.seq, message, self._count(message), number=record.number)
+        return Entry(message.id, record.seq, message, self.count(message), number=record.number, at_s=record.at_s)
 
     def _add(self, entry: Entry, record: Record) -> None:
         if record.turn_id is None:
             self._comes_back(entry.id)
-        if entry.message.visibility == "user" and not self._hidden:
+        if entry.message.visibility == "user" and not self.hidden:
             return
         self.excerpts = self.excerpts or bool(entry.shown_seq)
         if entry.message.usage is not None:
@@ -227,8 +236,8 @@ class SessionState:
             _remember(self.dropped, (entry.id,))  # its turn was closed meanwhile
 
     def _has_place(self, entry: Entry, after: Sequence[Entry]) -> bool:
-        """False for what is there already, as an edit was undone, or two writers brought a message back at once, and for a result
-        whose call went with what was undone."""
+        """Returns False for a message that is in the view already, because an edit was undone or two writers restored it at once,
+        and for a result whose call was undone."""
         if entry.id in self._visible_ids():
             return False
         if not self.undone:
@@ -238,15 +247,15 @@ class SessionState:
         return not twice and (not results or {r.call_id for r in results} <= open_calls(after))
 
     def _visible_ids(self) -> set[str]:
-        if self._ids is None:
-            self._ids = {e.id for zone in (self.system, self.compressed, self.live) for e in zone}
-        return self._ids
+        if self.visible_ids is None:
+            self.visible_ids = {e.id for zone in (self.system, self.compressed, self.live) for e in zone}
+        return self.visible_ids
 
     def _join(self, entry: Entry) -> None:
         if not self._has_place(entry, self.live):
             return
-        if self._ids is not None:
-            self._ids.add(entry.id)
+        if self.visible_ids is not None:
+            self.visible_ids.add(entry.id)
         leads = entry.message.role == "system" and not self.live and not self.compressed
         (self.system if leads else self.live).append(entry)
         self.tokens += entry.tokens
@@ -254,9 +263,7 @@ class SessionState:
 
     def _close(self, turn_id: str, *, joins: bool) -> None:
         turn = self.open.pop(turn_id, None)
-        self.closed[turn_id] = None
-        if len(self.closed) > CLOSED_TURNS_KEPT:
-            del self.closed[next(iter(self.closed))]
+        _remember(self.closed, (turn_id,), CLOSED_TURNS_KEPT)
         if turn is None or not joins:
             self._no_longer_deferred(e.id for e in (turn.entries if turn else ()))
             return
@@ -292,11 +299,11 @@ class SessionState:
         self._new_epoch(record)
 
     def _defer(self, record: Record, body: OutputsSummarised) -> None:
-        """Only what is still shown in full is kept for later."""
+        """Stores summaries of tool outputs for later, of those that are still shown in full."""
         for message in body.shown:
             entry = self.entry(message.id)
             if entry is not None and not entry.shown_seq:
-                entry = replace(entry, message=message, tokens=self._count(message), shown_seq=record.seq)
+                entry = replace(entry, message=message, tokens=self.count(message), shown_seq=record.seq)
                 self.deferred[message.id] = entry
         self.summary_calls += body.calls or 0
         self.summary_usage += body.usage or Usage()
@@ -305,7 +312,7 @@ class SessionState:
         message = shown.get(entry.id)
         if message is None:
             return entry
-        return replace(entry, message=message, tokens=self._count(message), shown_seq=seq)
+        return replace(entry, message=message, tokens=self.count(message), shown_seq=seq)
 
     def _restore(self, record: Record, body: Restored) -> None:
         message = body.message
@@ -329,7 +336,7 @@ class SessionState:
 
     def _insert(self, entry: Entry, before: str | None) -> None:
         self._comes_back(entry.id)
-        if entry.message.visibility == "user" and not self._hidden:
+        if entry.message.visibility == "user" and not self.hidden:
             return
         if not self._has_place(entry, ()):
             return
@@ -345,7 +352,7 @@ class SessionState:
         self._no_longer_deferred(new)
 
     def _erased(self, record: Record, usage: Usage | None) -> None:
-        """What has been folded already may hold the text: the fold is built anew, from records that do not."""
+        """Marks the fold as stale, because it may hold the erased text: it is built anew from the rewritten records."""
         self.stale = self.stale or record.seq > self.read_upto
         self.epoch += 1
         self.edits += 1
@@ -371,14 +378,22 @@ class SessionState:
 
     def _new_epoch(self, record: Record, *, revertible: bool = True) -> None:
         self.epoch += 1
-        self._ids = None
+        self.visible_ids = None
         if revertible:
             self.revertible.append(record.id)
         self.tokens = sum(e.tokens for zone in (self.system, self.compressed, self.live) for e in zone)
 
 
-def _remember(kept: dict[K, None], new: Iterable[K]) -> None:
-    """Add to the ids or numbers that are kept; the oldest go where they are too many."""
+def _remember(kept: dict[K, None], new: Iterable[K], limit: int = REMOVED_KEPT) -> None:
+    """Adds ids or numbers to those that are kept, and removes the oldest beyond the limit."""
     kept.update(dict.fromkeys(new))
-    while len(kept) > REMOVED_KEPT:
+    while len(kept) > limit:
         del kept[next(iter(kept))]
+
+
+def session_cost(state: SessionState, prices: Prices | None) -> CostLine | None:
+    """Returns what was spent and saved; None without prices. Savings of compactions are by our own counts of the views."""
+    if prices is None:
+        return None
+    whole = state.usage.input_tokens + state.avoided_tokens
+    return cost_line(state.usage, prices, uncompacted_input_tokens=whole, summaries=state.summary_usage)

@@ -1,4 +1,4 @@
-"""Which requests begin with the whole of the one before, and what broke the others. Work grows with the turn, not the history."""
+"""Tracks which requests begin with all of the request before, and what broke the others. Work grows with the turn only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Opaque
 
-__all__ = ["PrefixStats", "PrefixTracker"]
+__all__ = ["PrefixStats", "PrefixTracker", "begins_with"]
 
 Version = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """Requests so far, tokens sent, of those in an unbroken prefix of the request before, and breaks by cause."""
+    """Counts requests, the tokens sent, those of them in an unbroken prefix of the request before, and breaks by cause."""
 
     requests: int = 0
     sent_tokens: int = 0
@@ -24,7 +24,7 @@ class PrefixStats:
 
     @property
     def reuse(self) -> float:
-        """Share of the sent tokens that a prefix cache could serve."""
+        """The share of the sent tokens that a prefix cache could serve."""
         return self.reused_tokens / self.sent_tokens if self.sent_tokens else 0.0
 
 
@@ -46,6 +46,7 @@ class PrefixTracker:
     requests: int = 0
     sent_tokens: int = 0
     reused_tokens: int = 0
+    repeated_tokens: int = 0  # of the newest request: what the one before it began with too
     breaks: Counter[str] = field(default_factory=Counter[str])
     _last: _Sent | None = None
     _by_turn: dict[str, _Sent] = field(default_factory=dict[str, _Sent])
@@ -61,7 +62,7 @@ class PrefixTracker:
         surroundings: tuple[tuple[str, str], ...] = (),
         reasoning_expires: bool = False,
     ) -> str | None:
-        """Note a request; the cause by which it breaks the prefix of the one before, None when it does not.
+        """Counts a request and returns the cause by which it breaks the prefix of the one before, None when it does not.
 
         `reasoning_expires` says that reasoning travels only within its round: the first request after a round with tools
         leaves it out. `surroundings` are named values that also stand in the prefix, such as ("model", ...) and ("tools", ...).
@@ -76,6 +77,7 @@ class PrefixTracker:
         if before is not None and cause is None:
             reused += tools_tokens
         self.reused_tokens += reused
+        self.repeated_tokens = reused
         if cause is not None:
             self.breaks[cause] += 1
         self._last = now
@@ -84,7 +86,7 @@ class PrefixTracker:
         return cause
 
     def ended(self, turn_id: str, *, dropped: bool = False) -> None:
-        """Forget an ended turn; its last request stays the one that the next turn is compared with.
+        """Forgets an ended turn; its last request stays the one that the next turn is compared with.
 
         `dropped` says that not all of its messages went into the conversation.
         """
@@ -93,7 +95,7 @@ class PrefixTracker:
             self._last.dropped = True
 
     def erased(self) -> None:
-        """Forget what was sent, as some of its text is gone: the next request begins anew."""
+        """Forgets what was sent, because some of its text was erased: the next request begins anew."""
         if self._last is not None:
             self.breaks["erasure"] += 1
         self._last = None
@@ -108,13 +110,22 @@ class PrefixTracker:
         return PrefixStats(self.requests, self.sent_tokens, self.reused_tokens, tuple(sorted(self.breaks.items())))
 
 
+def begins_with(view: View, earlier: View) -> bool:
+    """Returns True when the view's messages begin with all of the earlier view's, each sent as the same bytes."""
+    return _shared(earlier, view) == len(earlier)
+
+
 def _compare(before: _Sent, now: _Sent) -> tuple[str | None, int]:
     for (name, old), (_, new) in zip(before.surroundings, now.surroundings, strict=False):
         if old != new:
             return name, 0
     if _grew(before.view, now.view):
-        gone = next((e for e in before.expiring if not any(e.version == k.version for k in now.expiring)), None)
-        return (None, before.view.tokens) if gone is None else ("reasoning_expired", _tokens_before(before.view, gone))
+        expired = next((e for e in before.expiring if not any(e.version == k.version for k in now.expiring)), None)
+        return (
+            (None, before.view.tokens)
+            if expired is None
+            else ("reasoning_expired", _tokens_before(before.view, expired))
+        )
     shared = _shared(before.view, now.view)
     if shared == len(before.view):
         return None, before.view.tokens
@@ -123,16 +134,16 @@ def _compare(before: _Sent, now: _Sent) -> tuple[str | None, int]:
 
 
 def _round_reasoning(view: View) -> tuple[Entry, ...]:
-    """The entries since the newest user message whose reasoning travels."""
-    found: list[Entry] = []
+    """Returns the entries since the newest user message whose reasoning is sent."""
+    with_reasoning: list[Entry] = []
     for entries in (view.turn, view.live):
         for index in range(len(entries) - 1, -1, -1):
             entry = entries[index]
             if entry.message.role == "user":
-                return tuple(reversed(found))
+                return tuple(reversed(with_reasoning))
             if entry.message.reasoning:
-                found.append(entry)
-    return tuple(reversed(found))
+                with_reasoning.append(entry)
+    return tuple(reversed(with_reasoning))
 
 
 def _tokens_before(view: View, entry: Entry) -> int:
@@ -154,7 +165,7 @@ def _cause(before: _Sent, now: _Sent) -> str:
 
 
 def _grew(old: View, new: View) -> bool:
-    """Whether, within one epoch, the old turn's entries stand in the new view right where the old live ones ended."""
+    """Returns True when, within one epoch, the old turn's entries directly follow the old live ones in the new view."""
     heads = (old.epoch, len(old.system), len(old.compressed))
     if heads != (new.epoch, len(new.system), len(new.compressed)):
         return False
@@ -175,7 +186,7 @@ def _shared(old: View, new: View) -> int:
 
 
 def _same(a: Entry, b: Entry) -> bool:
-    """Whether both travel as the same bytes; most often one look at their versions tells."""
+    """Returns True when both are sent as the same bytes; mostly their versions tell."""
     return (a.version == b.version and a.seq > 0) or _sent_parts(a.message) == _sent_parts(b.message)
 
 

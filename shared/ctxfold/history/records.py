@@ -1,12 +1,13 @@
-"""The records of a session's log: what happened, in order, as frozen values, and their stored form."""
+"""Defines the records of a session's log, as frozen values, and their stored form."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
 from ctxfold.errors import MessageError, StoreCorruptError
 from ctxfold.messages import Message, ToolResultPart, Usage, content_key
@@ -59,7 +60,7 @@ NOTICE = "erased:"  # begins the id of an Erased that tells, others stand in for
 
 
 class SessionKey(NamedTuple):
-    """Whose session it is, and which."""
+    """Names a session: its owner and its id."""
 
     owner: str
     session: str
@@ -71,7 +72,7 @@ OWN_REFERENCE = "#?"
 
 @dataclass(frozen=True, slots=True)
 class MessageAdded:
-    """A message at the end of the log; `shown` is what the model sees instead when the original is too large.
+    """Adds a message at the end of the log; `shown` is what the model sees instead when the original is too large.
 
     Where tool results of `shown` say `OWN_REFERENCE`, the model sees the message's number.
     """
@@ -83,7 +84,7 @@ class MessageAdded:
 
 @dataclass(frozen=True, slots=True)
 class MessageInserted:
-    """A message put before the one with id `before`: at the end when that is None, behind the system prompts when it is ""."""
+    """Inserts a message before the one with id `before`: at the end for None, after the system prompts for ""."""
 
     message: Message
     before: str | None = None
@@ -92,7 +93,7 @@ class MessageInserted:
 
 @dataclass(frozen=True, slots=True)
 class MessageReplaced:
-    """New content under an old id."""
+    """Replaces the content of a message."""
 
     message: Message
     kind: Literal["message_replaced"] = "message_replaced"
@@ -100,7 +101,7 @@ class MessageReplaced:
 
 @dataclass(frozen=True, slots=True)
 class MessageRemoved:
-    """Messages taken out of the view; their records stay. `superseded` ones gave way to another reply, and stay known.
+    """Removes messages from the view; their records stay. `superseded` ones gave way to another reply, and stay known.
 
     `replaced_by` are the records that put other messages in their place: an undo takes them back with it.
     """
@@ -113,7 +114,7 @@ class MessageRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Everything but the system prompts leaves the view; with `prompts`, they too.
+    """Removes everything but the system prompts from the view; with `prompts`, them too.
 
     `replaced_by` are the records that put other messages in its place: an undo takes them back with it.
     """
@@ -125,7 +126,7 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class TurnClosed:
-    """The end of the turn that its record names; only completed and aborted turns join the view."""
+    """Closes the turn that its record names; only completed and aborted turns join the view."""
 
     status: TurnStatus = "completed"
     kind: Literal["turn_closed"] = "turn_closed"
@@ -143,9 +144,14 @@ class Unpinned:
     kind: Literal["unpinned"] = "unpinned"
 
 
+def _stored_name(field_name: str) -> str:
+    """Returns the name of a field in stored records: what is stored keeps the name of the first release."""
+    return "rung" if field_name == "fallback_level" else field_name
+
+
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """An epoch change: `covered` ids leave the view for `summary`, and `shown` messages stand in for their originals.
+    """Begins an epoch: `summary` replaces the `covered` ids in the view, and `shown` messages replace their originals.
 
     In a record with a turn id the covered messages are that open turn's own, and the summary takes their place there; with
     `within` it takes the place of live messages that way.
@@ -158,18 +164,19 @@ class Compacted:
     shown: tuple[Message, ...] = ()
     strategy: str = ""
     reason: str = ""
-    rung: str = ""
+    fallback_level: str = ""
     tokens_before: int = 0
     tokens_after: int = 0
     calls: int | None = None
     usage: Usage | None = None
     within: bool | None = None
     kind: Literal["compacted"] = "compacted"
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {"alias_generator": _stored_name}
 
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """The record with that id counts no more."""
+    """Undoes the record with that id."""
 
     record_id: str
     kind: Literal["undone"] = "undone"
@@ -177,7 +184,7 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """An original back in the view: at its tail, or in place where its excerpt stands there.
+    """Restores an original to the view: at its tail, or in place where its excerpt stands there.
 
     `seq` is the record that holds the original. The last of several that came back at once names the others in `together`:
     an undo takes them back with it.
@@ -191,7 +198,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """The rules from here on, as JSON text, and the id of the counter in use.
+    """Sets the rules from here on, as JSON text, and names the counter in use.
 
     `fixed` are the fields that were set at run time: they hold until they are set again, whatever a session is opened with.
     """
@@ -204,7 +211,7 @@ class PolicyChanged:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """How a model's reported input compares with our own counts: their ratio, and the largest miss lately, as a share.
+    """Says how a model's reported input compares with our own counts: the ratio, and the largest recent error, as a share.
 
     `limit` is the window that the model named when it refused a request, in its own tokens; None leaves the one known so far.
     """
@@ -219,7 +226,7 @@ class Calibrated:
 
 @dataclass(frozen=True, slots=True)
 class Subgoal:
-    """A step of the task. Records from `since` on were written for it, up to the next one's; without a text, for none."""
+    """Holds a step of the task. Records from `since` on were written for it, up to the next one's; without a text, for none."""
 
     text: str
     since: int = 0
@@ -228,7 +235,7 @@ class Subgoal:
 
 @dataclass(frozen=True, slots=True)
 class GoalSet:
-    """What the conversation is for from here on, and its steps, oldest first. What stands in `given` the user has set: it stays."""
+    """Sets the goal of the conversation and its steps, oldest first. Fields named in `given` were set by the user and stay."""
 
     goal: str = ""
     subgoals: tuple[Subgoal, ...] = ()
@@ -238,7 +245,7 @@ class GoalSet:
 
 @dataclass(frozen=True, slots=True)
 class OutputsSummarised:
-    """Stand-ins for tool outputs, written before they are needed: the view stays as it is until a compaction shows them."""
+    """Stores summaries of tool outputs before they are needed: the view does not change until a compaction shows them."""
 
     shown: tuple[Message, ...]
     calls: int | None = None
@@ -248,8 +255,10 @@ class OutputsSummarised:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """The records before this one were copied from another session of the same owner: `origins` names it, and before it what
-    it was forked from itself, nearest first."""
+    """Says that the records before this one were copied from another session of the same owner.
+
+    `origins` names that session and those that it was forked from itself, nearest first.
+    """
 
     origins: tuple[str, ...]
     kind: Literal["forked"] = "forked"
@@ -257,7 +266,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """In place of a record whose text was erased, and, at the end of the log, the notice of it to everybody who has read it.
+    """Replaces a record whose text was erased; at the end of the log, it tells other readers of the erasure.
 
     `ids` are the messages that are gone; `usage` is what an erased reply took, so that the session's sums stay.
     """
@@ -269,7 +278,7 @@ class Erased:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
-    """The folded state right before this record, as JSON text: ids and counts, never a message's text."""
+    """Holds the folded state right before this record, as JSON text: ids and counts, never a message's text."""
 
     state: str
     kind: Literal["snapshot_taken"] = "snapshot_taken"
@@ -299,7 +308,7 @@ Body: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A record not yet in a log; appending the same `id` twice is a no-op. `at_s` is Unix time."""
+    """Holds a record not yet in a log; appending the same `id` twice is a no-op. `at_s` is Unix time."""
 
     id: str
     body: Body
@@ -313,7 +322,7 @@ NUMBERED = frozenset({"message_added", "message_inserted", "message_replaced", "
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record in its log; `seq` counts from 1 without gaps within a session.
+    """Holds a record in its log; `seq` counts from 1 without gaps within a session.
 
     `number` counts the records that bring a message (kinds in `NUMBERED`), and is 0 in others: `#17` names the one with number 17.
     """
@@ -327,7 +336,7 @@ class Record:
 
 
 def shown_in(record: Record, body: MessageAdded) -> Message:
-    """What the model sees of an added message."""
+    """Returns what the model sees of an added message."""
     if body.shown is None:
         return body.message
     parts = tuple(
@@ -347,11 +356,11 @@ def _adapter() -> TypeAdapter[Body]:
 
 
 def encode_body(body: Body) -> str:
-    """ASCII-only JSON, so that every database takes it, NUL and all. MessageError for what could not be read again."""
+    """Returns ASCII-only JSON, which every database accepts, NUL included. Raises MessageError for what could not be read again."""
     from pydantic_core import PydanticSerializationError
 
     try:
-        return _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, warnings="error"))
+        return _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, by_alias=True, warnings="error"))
     except (PydanticSerializationError, TypeError):
         return _readable(body)
 
@@ -361,9 +370,9 @@ def _dumped(value: object) -> str:
 
 
 def _readable(body: Body) -> str:
-    """The record as text although it holds values of other types than it should, once it is known that it can be read."""
+    """Returns the text of a record that holds values of unexpected types, once it is certain that it can be read."""
     try:
-        text = _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, warnings=False))
+        text = _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, by_alias=True, warnings=False))
         _adapter().validate_json(text)
     except (TypeError, ValueError) as error:
         raise MessageError(
@@ -373,7 +382,7 @@ def _readable(body: Body) -> str:
 
 
 def _first_of(error: Exception) -> str:
-    """What is wrong, and where, without the values."""
+    """Returns what is wrong, and where, without the values."""
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
@@ -383,7 +392,7 @@ def _first_of(error: Exception) -> str:
 
 
 def decode_body(text: str) -> Body:
-    """The inverse of encode_body; StoreCorruptError when the text is not a record."""
+    """Returns the body that `encode_body` wrote. Raises StoreCorruptError when the text is not a record."""
     try:
         return _adapter().validate_json(text)
     except ValueError as error:
@@ -393,7 +402,7 @@ def decode_body(text: str) -> Body:
 
 
 def fingerprint(body: Body) -> str:
-    """Equal for two bodies that may share one record id: a message's content, otherwise the whole body."""
+    """Returns a value that is equal for two bodies that may share one record id: a message's content, else the whole body."""
     match body:
         case MessageAdded(message=message):
             return content_key(message)

@@ -1,4 +1,4 @@
-"""Sections in a log: messages that stand beside the conversation, what is known of them, and how long they stay.
+"""Represents sections in a log: messages beside the conversation, their notes, and how long they stay.
 
 A section stays where it was put until the next epoch head. There all leave but those of the newest question, and those
 put in by hand and the required ones that nothing has superseded; what a source brought is asked for again with the next
@@ -23,7 +23,7 @@ NAMESPACE = "ctxfold.section"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One item of a section: a digest of its text, and where it is from."""
+    """Holds one item of a section: a digest of its text, and its source."""
 
     key: str
     source: str = ""
@@ -33,7 +33,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class SectionNote:
-    """What is known of a section. `by_hand` says that no source will bring it again, `required` that it may not be missing."""
+    """Describes a section. `by_hand` says that no source will bring it again, `required` that it may not be missing."""
 
     kind: str
     items: tuple[Placed, ...] = ()
@@ -43,24 +43,24 @@ class SectionNote:
 
 
 def section(message_id: str, text: str, note: SectionNote) -> Message:
-    """A section as a message; it travels in the user role, and is known by its kind, never by its text."""
+    """Returns a section as a message, in the user role; it is recognised by its kind, never by its text."""
     items = [[i.key, i.source, i.id, i.score] for i in note.items]
-    told = {"kind": note.kind, "items": items, "place": note.place, "by_hand": note.by_hand}
-    told |= {"required": True} if note.required else {}
-    return Message(message_id, "user", (TextPart(text), Opaque(NAMESPACE, json.dumps(told))), kind="section")
+    data = {"kind": note.kind, "items": items, "place": note.place, "by_hand": note.by_hand}
+    data |= {"required": True} if note.required else {}
+    return Message(message_id, "user", (TextPart(text), Opaque(NAMESPACE, json.dumps(data))), kind="section")
 
 
 def section_note(message: Message) -> SectionNote | None:
-    """The note of a section; None for any other message."""
-    told = message.opaque(NAMESPACE) if message.kind == "section" else None
-    if told is None:
+    """Returns the note of a section; None for any other message."""
+    data = message.opaque(NAMESPACE) if message.kind == "section" else None
+    if data is None:
         return None
-    items = tuple(Placed(key, source, item_id, score) for key, source, item_id, score in told["items"])
-    return SectionNote(told["kind"], items, told["place"], told["by_hand"], told.get("required", False))
+    items = tuple(Placed(key, source, item_id, score) for key, source, item_id, score in data["items"])
+    return SectionNote(data["kind"], items, data["place"], data["by_hand"], data.get("required", False))
 
 
 def lasting_sections(entries: Sequence[Entry], question: str | None) -> frozenset[str]:
-    """Ids of the sections that stay at an epoch head; `question` is the id of the newest user message among the entries."""
+    """Returns the ids of the sections that stay at an epoch head; `question` is the id of the newest user message."""
     return frozenset((*_with_question(entries, question), *_in_force(entries)))
 
 
@@ -72,7 +72,7 @@ def _with_question(entries: Sequence[Entry], question: str | None) -> Iterable[s
 
 
 def _in_force(entries: Sequence[Entry]) -> Iterable[str]:
-    """The newest copy of each kind, where it was put in by hand or is required."""
+    """Returns the newest copy of each kind that was put in by hand or is required."""
     newest: dict[str, str] = {}
     for entry in entries:
         note = section_note(entry.message) if entry.message.kind == "section" else None

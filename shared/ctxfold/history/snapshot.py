@@ -1,4 +1,4 @@
-"""A folded state as JSON text and back: ids, places and counts, never a message's text."""
+"""Converts a folded state to JSON text and back: ids, positions and counts, never a message's text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REVERTIBLE_KEPT = 256
 
 
 def _padded(value: Any) -> Any:
-    """Slots of older snapshots have no number."""
+    """Adds the number that slots of older snapshots lack."""
     if not isinstance(value, list):
         return value  # pyright: ignore[reportUnknownVariableType]
     slot = cast("list[Any]", value)  # type: ignore[redundant-cast]
@@ -54,7 +54,7 @@ Slot = Annotated[tuple[str, int, int, int, int], BeforeValidator(_padded)]  # id
 
 
 class OpenSlots(BaseModel):
-    """An open turn's entries, and when it last wrote."""
+    """Holds an open turn's entries, and the time of its last record."""
 
     model_config = ConfigDict(frozen=True)
     at_s: float
@@ -62,7 +62,7 @@ class OpenSlots(BaseModel):
 
 
 class Snapshot(BaseModel):
-    """What a SnapshotTaken record holds."""
+    """Holds the content of a SnapshotTaken record."""
 
     model_config = ConfigDict(frozen=True)
     version: int
@@ -102,7 +102,7 @@ class Snapshot(BaseModel):
     deferred: tuple[Slot, ...] = ()
 
     def seqs(self) -> tuple[int, ...]:
-        """Every record that has to be fetched to show this state."""
+        """Returns the number of every record that has to be fetched to show this state."""
         zones = (
             self.system,
             self.compressed,
@@ -114,7 +114,7 @@ class Snapshot(BaseModel):
 
 
 def dump_state(state: SessionState, counter_id: str) -> str:
-    """The state as compact JSON text."""
+    """Returns the state as compact JSON text."""
     value: dict[str, Any] = {
         "version": SNAPSHOT_VERSION,
         "counter": counter_id,
@@ -156,7 +156,7 @@ def dump_state(state: SessionState, counter_id: str) -> str:
 
 
 def parse_snapshot(text: str) -> Snapshot:
-    """StoreFormatError for a newer version, StoreCorruptError for damage."""
+    """Returns the parsed snapshot. Raises StoreFormatError for a newer version, StoreCorruptError for damage."""
     try:
         snapshot = Snapshot.model_validate_json(text)
     except ValidationError as error:
@@ -185,7 +185,8 @@ class _Loader:
             raise StoreCorruptError(f"record {shown_seq or seq} with message {message_id!r} is missing from the store")
         if not number and not shown_seq and record is not None:
             number = record.number
-        return Entry(message_id, seq, message, self.count(message) if self.recount else tokens, shown_seq, number)
+        count = self.count(message) if self.recount else tokens
+        return Entry(message_id, seq, message, count, shown_seq, number, at_s=record.at_s if record else 0.0)
 
 
 def load_state(
@@ -197,7 +198,7 @@ def load_state(
     counter_id: str,
     count: Callable[[Message], int],
 ) -> SessionState:
-    """The state that was dumped, right after its record `at`; counts are made anew when the counter is another one."""
+    """Returns the dumped state, right after its record `at`. Tokens are counted again when the counter is another one."""
     loader = _Loader({r.seq: r for r in records}, count, counter_id != snapshot.counter)
     state = SessionState(key, count)
     state.head = state.snapshot_seq = at
@@ -235,25 +236,25 @@ def load_state(
 
 
 def message_in(record: Record, message_id: str, *, shown: bool = False) -> Message | None:
-    """The message with that id in a record: its original, or the stand-in that the model sees."""
-    found: Message | None
+    """Returns the message with that id in a record: its original or, with `shown`, the stand-in that the model sees."""
+    result: Message | None
     match record.body:
         case MessageAdded(message=message, shown=stand_in):
-            found = shown_in(record, record.body) if shown and stand_in is not None else message
+            result = shown_in(record, record.body) if shown and stand_in is not None else message
         case MessageInserted(message=message) | MessageReplaced(message=message) | Restored(message=message):
-            found = message
+            result = message
         case OutputsSummarised(shown=messages):
-            found = next((m for m in messages if m.id == message_id), None)
+            result = next((m for m in messages if m.id == message_id), None)
         case Compacted(summary=summary, shown=messages):
             candidates = (*messages, *((summary,) if summary else ()))
-            found = next((m for m in candidates if m.id == message_id), None)
+            result = next((m for m in candidates if m.id == message_id), None)
         case _:
-            found = None
-    return found if found is not None and found.id == message_id else None
+            result = None
+    return result if result is not None and result.id == message_id else None
 
 
 def stored_message(record: Record) -> Message | None:
-    """The original message that a record holds, if it holds one."""
+    """Returns the original message that a record holds, if it holds one."""
     match record.body:
         case MessageAdded(message=message) | MessageInserted(message=message):
             return message

@@ -1,21 +1,27 @@
-"""Text as terms and sentences: one tokenizer for search, recall and extractive summaries, on every store."""
+"""Splits text into terms and sentences: one tokenizer for search, recall and extractive summaries, on every store."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
-__all__ = ["LONG_LINE_CHARS", "STOP_WORDS", "sentences", "stretches", "term_counts", "terms"]
+__all__ = ["LONG_LINE_CHARS", "STOP_WORDS", "records", "sentences", "stretches", "term_counts", "terms"]
 
 LONG_LINE_CHARS = 2_000  # a longer run without the end of a sentence is gone through in stretches
+MAX_JSON_CHARS = 200_000  # longer JSON is split as text
+LEAST_ROWS = 3  # lines with equal columns that make a table
 MAX_TERM_CHARS = 256  # a longer word is data; it is found by its beginning
 
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _TOKEN = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+(?:[-_.@/:][^\W_{_CJK}]+)*")
 _IS_CJK = re.compile(f"[{_CJK}]")
 _PIECE = re.compile(r"[-_.@/:]")
+_PROSE = re.compile(r"[.!?]\s|,\s+(?:and|but|so|which)\b")
+_RULE = re.compile(r"[\s|:+=-]*")  # the line under a table's header
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+|(?<=[}\]]),\s*")
 
 STOP_WORDS = frozenset(
@@ -118,7 +124,7 @@ STOP_WORDS = frozenset(
 
 
 def terms(text: str) -> Iterator[str]:
-    """Search terms in order: lower-case words without stop words, lightly stemmed; identifiers whole and in pieces;
+    """Returns the search terms in order: lower-case words without stop words, lightly stemmed; identifiers whole and in pieces;
     Chinese, Japanese and Korean as overlapping pairs of characters (a lone character as itself)."""
     for match in _TOKEN.finditer(text.lower()):
         token: str = match.group()
@@ -137,12 +143,12 @@ def terms(text: str) -> Iterator[str]:
 
 
 def term_counts(text: str) -> Counter[str]:
-    """How often each term occurs."""
+    """Returns how often each term occurs."""
     return Counter(terms(text))
 
 
 def sentences(text: str) -> list[str]:
-    """The text's sentences and lines, stripped, without empty ones; JSON arrays fall apart at their elements.
+    """Returns the text's sentences and lines, stripped, without empty ones; JSON arrays are split at their elements.
 
     What goes on for more than `LONG_LINE_CHARS` comes in stretches, so that no sentence takes long to look at.
     """
@@ -150,8 +156,80 @@ def sentences(text: str) -> list[str]:
     return [s for part in parts for s in ((part,) if len(part) <= LONG_LINE_CHARS else stretches(part)) if s]
 
 
+def records(text: str) -> list[str]:
+    """Returns the sentences of prose, the elements of a JSON list, and the rows of a table, each with the table's header.
+
+    A JSON object is split at its longest list; what stands beside that list is a record of its own. Empty for an empty text.
+    """
+    if len(text) <= MAX_JSON_CHARS and text.lstrip()[:1] in ("{", "["):
+        try:
+            return _json_records(json.loads(text)) or sentences(text)
+        except (ValueError, RecursionError):
+            pass
+    lines = text.split("\n")
+    separator = _column_separator(lines)
+    if separator is None:
+        return sentences(text)
+    found: list[str] = []
+    start = 0
+    while start < len(lines):
+        end = _table_end(lines, start, separator)
+        if end - start >= LEAST_ROWS:
+            header = lines[start].strip()
+            rows = (line.strip() for line in lines[start + 1 : end] if not _RULE.fullmatch(line))
+            found += [f"{header}\n{row}"[:LONG_LINE_CHARS] for row in rows]
+        else:
+            end = max(end, start + 1)
+            found += sentences("\n".join(lines[start:end]))
+        start = end
+    return found
+
+
+def _json_records(value: Any) -> list[str]:
+    """Returns the elements of a list, or of the longest list in an object, after what stands beside that; else nothing."""
+    if isinstance(value, list):
+        elements: list[Any] = [*value]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return [piece for each in elements for piece in stretches(_dumped(each))]
+    if not isinstance(value, dict):
+        return []
+    members: dict[str, Any] = {**value}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    lists = [name for name, member in members.items() if isinstance(member, list)]
+    if not lists:
+        return []
+    longest = max(lists, key=lambda name: len(members[name]))
+    beside = {name: member for name, member in members.items() if name != longest}
+    return [*([_dumped(beside)] if beside else []), *_json_records(members[longest])]
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _column_separator(lines: Sequence[str]) -> str | None:
+    """Returns the sign between the columns of a table that the lines hold, None without a table."""
+    for separator in "|\t,":
+        if any(_table_end(lines, start, separator) - start >= LEAST_ROWS for start in _table_starts(lines, separator)):
+            return separator
+    return None
+
+
+def _table_starts(lines: Sequence[str], separator: str) -> Iterator[int]:
+    columns = [line.count(separator) for line in lines]
+    return (i for i in range(len(lines)) if columns[i] and (i == 0 or columns[i - 1] != columns[i]))
+
+
+def _table_end(lines: Sequence[str], start: int, separator: str) -> int:
+    """Returns where the lines end that have as many separators as the first of them, at least two where it is a comma."""
+    columns = lines[start].count(separator)
+    end = start
+    if columns >= (2 if separator == "," else 1):
+        while end < len(lines) and lines[end].count(separator) == columns and not _PROSE.search(lines[end]):
+            end += 1
+    return end
+
+
 def stretches(text: str, max_chars: int = LONG_LINE_CHARS) -> Iterator[str]:
-    """The text in pieces of at most so many characters, cut at white space where the second half of a piece has some.
+    """Returns the text in pieces of limited length, cut at white space where the second half of a piece has some.
 
     One call of a regular expression holds the interpreter until it returns: a megabyte at once would stop every thread.
     """

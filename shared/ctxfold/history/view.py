@@ -1,9 +1,9 @@
-"""What a model may see of a session, as frozen values that cost nothing to hand out."""
+"""Defines the view: what a model may see of a session, as frozen values that are cheap to pass on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import overload
 
@@ -14,10 +14,10 @@ __all__ = ["Entry", "Prefix", "View"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message in the view: `message` as the model sees it, `seq` of the record with its original.
+    """Holds a message of the view: `message` as the model sees it, `seq` of the record with its original.
 
     `shown_seq` is the record that holds the stand-in when the model sees one, else 0. `number` is the message's among all that
-    the session was ever given, 0 for a summary.
+    the session was ever given, 0 for a summary. `at_s` is when the record was stored, in Unix time.
     """
 
     id: str
@@ -26,20 +26,21 @@ class Entry:
     tokens: int
     shown_seq: int = 0
     number: int = 0
+    at_s: float = field(default=0.0, compare=False)
 
     @property
     def reference(self) -> str:
-        """By which the original is read back: `#17`."""
+        """The name by which the original is read back, such as `#17`."""
         return f"#{self.number}" if self.number else self.id
 
     @property
     def version(self) -> tuple[int, int]:
-        """Equal versions mean equal bytes."""
+        """The pair of records that the bytes come from: equal versions mean equal bytes."""
         return (self.seq, self.shown_seq)
 
 
 class Prefix(Sequence[Entry]):
-    """The first entries of a list that is only ever appended to: a snapshot in constant time."""
+    """Shows the first entries of a list that is only ever appended to: a snapshot in constant time."""
 
     __slots__ = ("_entries", "_length")
 
@@ -65,13 +66,13 @@ class Prefix(Sequence[Entry]):
         return islice(self._entries, self._length)
 
     def same_list(self, other: Prefix) -> bool:
-        """Whether both look at one append-only list, so that the shorter is a prefix of the longer."""
+        """Returns True when both show one append-only list, so that the shorter is a prefix of the longer."""
         return self._entries is other._entries
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The zones of one session at one moment; `turn` holds the asking turn's own messages, if it is open."""
+    """Holds the zones of one session at one moment; `turn` holds the asking turn's own messages, if it is open."""
 
     epoch: int
     system: tuple[Entry, ...]
@@ -95,7 +96,7 @@ class View:
         return tuple(entry.message for entry in self)
 
     def parted(self) -> tuple[Sequence[Entry], tuple[Entry, ...]]:
-        """The live conversation before what is being answered, and that: the newest user message and the rounds after it.
+        """Splits the live conversation before the newest user message and the rounds after it, which are being answered.
 
         It does not matter whether those stand in an open turn or, stored by who makes no requests, among the live messages. What
         an open turn holds before its newest user message, such as one that was refused earlier, belongs to the second part too.
@@ -120,8 +121,9 @@ class View:
         return message.role == "user" and message.kind == "message"
 
     def last(self) -> Entry | None:
-        """The newest entry of the conversation; system prompts, summaries, and what stands beside it, aside."""
-        for index in range(len(self.live) + len(self.turn) - 1, -1, -1):
-            if self._at(index).message.kind != "section":
-                return self._at(index)
+        """Returns the newest entry of the conversation, without system prompts, summaries and sections."""
+        for entries in (self.turn, self.live):
+            for index in range(len(entries) - 1, -1, -1):
+                if entries[index].message.kind != "section":
+                    return entries[index]
         return None

@@ -1,1 +1,1 @@
-"""What is remembered beyond the conversation: kept, found again, and learnt from it."""
+"""Memory items of an owner: stored, searched, shown as sections, and extracted from conversations."""

@@ -1,7 +1,8 @@
-"""What every store shares: its async forms, its checks, and which drafts of an append are new."""
+"""Holds what every store shares: its async forms, its checks, and the comparison that finds which drafts of an append are new."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -9,11 +10,14 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from ctxfold.closing import Closing
+from ctxfold._closing import Closing
 from ctxfold.errors import (
     ConfigError,
     InvalidTextError,
@@ -22,20 +26,22 @@ from ctxfold.errors import (
     SessionNotFoundError,
     StoreCorruptError,
 )
-from ctxfold.given import check_name, check_text
-from ctxfold.history.items import MemoryItem, Remembered
-from ctxfold.history.records import Draft, Record, SessionKey, fingerprint
-from ctxfold.ports import Document, Head, Postings, Rewrite
+from ctxfold.history.memory_items import ItemPlace, MemoryItem, Remembered, forgotten, settle
+from ctxfold.history.records import Body, Draft, Record, SessionKey, decode_body, encode_body, fingerprint
+from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
+from ctxfold.validation import check_name, check_text
 
 __all__ = [
     "MAX_KEY_BYTES",
     "BaseStore",
     "Fresh",
+    "OwnedItems",
     "checked_drafts",
     "checked_items",
     "checked_key",
     "decode_item",
     "encode_item",
+    "encoded",
     "erased_meanwhile",
     "follow_forks",
     "indexed_term",
@@ -94,13 +100,13 @@ class Fresh:
 
 
 class BaseStore(ABC, Closing):
-    """The async forms and context managers of a store, derived from its sync methods.
+    """Derives the async forms and the context managers of a store from its sync methods.
 
-    Safe across threads and tasks. A store of ctxfold follows a fork: the child has connections and locks of its own, and a
-    copy of what was kept in memory.
+    A subclass writes the abstract methods, safe across threads; `Store` says what each does. A store that has async forms of its
+    own overrides them and declares `StoreCapabilities(blocking=False)`. `KeyValueStore` needs fewer methods.
     """
 
-    blocking: bool = True  # its sync methods wait for a disk or a network
+    capabilities: StoreCapabilities = StoreCapabilities()
 
     def before_fork(self) -> None:
         """Called before the process forks, for stores that were given to `follow_forks`."""
@@ -108,13 +114,29 @@ class BaseStore(ABC, Closing):
     def after_fork(self, *, in_child: bool) -> None:
         """Called in both processes after a fork; in the child no other thread runs."""
 
-    @abstractmethod
     async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` without blocking the loop."""
+        """Runs a sync method for an async caller: in a worker thread where the store blocks.
+
+        A cancelled caller leaves the thread to finish its work.
+        """
+        if not self.capabilities.blocking:
+            return work(*args, **kwargs)
+        return await asyncio.to_thread(work, *args, **kwargs)
 
     async def offload_write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `offload`; when cancelled, the work ends first, one way or the other: who cleans up then sees what is there."""
-        return await self.offload(work, *args, **kwargs)
+        """Runs a sync method as `offload` does. A cancelled caller waits until the work has ended, so that whoever cleans up sees
+        what is stored."""
+        if not self.capabilities.blocking:
+            return work(*args, **kwargs)
+        done = asyncio.get_running_loop().run_in_executor(None, copy_context().run, partial(work, *args, **kwargs))
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            while not done.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait((done,))
+            done.exception()  # marks it as retrieved: nobody else does
+            raise
 
     @abstractmethod
     def head(self, key: SessionKey) -> Head | None: ...
@@ -300,6 +322,53 @@ def _words_of(item: MemoryItem) -> str:
     return "\n".join((item.text, item.key, item.replaces, *item.sources, *(f"{k}={v}" for k, v in item.data)))
 
 
+@dataclass(slots=True)
+class OwnedItems:
+    """The memory items of one owner, by id, for stores that hold all of them at once; `Store` describes the methods."""
+
+    rows: dict[str, tuple[ItemPlace, MemoryItem]] = field(default_factory=dict[str, tuple[ItemPlace, MemoryItem]])
+
+    def remember(self, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
+        standing = sorted((row for row in self.rows.values() if row[1].superseded_by is None), key=_age)
+        changed, results = settle(items, standing)
+        self.rows.update({item.id: (place, item) for place, item in changed})
+        return tuple(results)
+
+    def newest(self, kinds: Sequence[str] | None, newest: int, everything: bool) -> tuple[MemoryItem, ...]:
+        """Returns the newest items first, those in force unless `everything` is wanted."""
+        rows = sorted(self.rows.values(), key=_age, reverse=True)
+        found = (i for _, i in rows if (everything or i.live) and (kinds is None or i.kind in kinds))
+        return tuple(islice(found, newest))
+
+    def forget(self, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
+        chosen = [self.rows[i] for i in dict.fromkeys(ids) if i in self.rows and not self.rows[i][1].forgotten]
+        self.rows.update({item.id: (place, forgotten(item)) for place, item in chosen})
+        self._drop_quotes(item for _, item in chosen)
+        return tuple(item for _, item in chosen)
+
+    def drop_learnt(self, session: str, message_ids: Sequence[str]) -> None:
+        """Deletes the items that were learnt from any of these messages of a session."""
+        erased = frozenset(message_ids)
+        removed = [i for _, i in self.rows.values() if i.session == session and erased & frozenset(i.sources)]
+        for item in removed:
+            del self.rows[item.id]
+        self._drop_quotes(removed)
+
+    def drop_session(self, session: str) -> None:
+        """Deletes the items that were learnt in a session."""
+        self.rows = {name: row for name, row in self.rows.items() if row[1].session != session}
+
+    def _drop_quotes(self, removed: Iterable[MemoryItem]) -> None:
+        """Clears the old text that the items which replaced these still quote."""
+        for heir in {i.superseded_by or "" for i in removed} & self.rows.keys():
+            place, item = self.rows[heir]
+            self.rows[heir] = (place, replace(item, replaces=""))
+
+
+def _age(row: tuple[ItemPlace, MemoryItem]) -> tuple[float, str]:
+    return row[1].created_s, row[1].id
+
+
 def encode_item(item: MemoryItem) -> str:
     """ASCII-only JSON, so that every database takes it."""
     return json.dumps(asdict(item), ensure_ascii=True, separators=(",", ":"))
@@ -367,3 +436,17 @@ def written_at(drafts: Sequence[Fresh], stored: Mapping[str, tuple[str, int]], h
     """
     places = ((item.fingerprint, seq) for seq, item in enumerate(drafts, head + 1))
     return bool(drafts) and all(stored.get(item.draft.id) == place for item, place in zip(drafts, places, strict=True))
+
+
+def encoded(body: Body, record_id: str) -> str:
+    """The stored text; InvalidTextError for what could never be read again."""
+    payload = encode_body(body)
+    if "\\ud" in payload:
+        # escapes of surrogates: pairs are fine, a lone one is not
+        try:
+            decode_body(payload)
+        except StoreCorruptError:
+            raise InvalidTextError(
+                f"record {record_id!r} holds a lone surrogate: decode the text properly before adding it"
+            ) from None
+    return payload

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ctxfold.errors import HeadMovedError, StoreUnavailableError
-from ctxfold.history.items import MemoryItem, Place, Remembered, forgotten, settle
+from ctxfold.history.memory_items import MemoryItem, Remembered
 from ctxfold.history.records import NUMBERED, Draft, Record, SessionKey, SnapshotTaken, fingerprint
-from ctxfold.ports import Document, Head, Postings, Rewrite
+from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
 from ctxfold.stores.base import (
     BaseStore,
     Fresh,
+    OwnedItems,
     checked_drafts,
     checked_items,
     checked_key,
@@ -26,7 +26,7 @@ from ctxfold.stores.base import (
 )
 
 if TYPE_CHECKING:
-    from ctxfold.ports import Store
+    from ctxfold.protocols import Store
 
 __all__ = ["MemoryStore"]
 
@@ -78,7 +78,11 @@ class _Log:
             insort(self.terms.setdefault(indexed_term(term), []), (document.seq, count, document.length))
 
     def hits(self, term: str, newest: int | None, among: Sequence[int] | None) -> tuple[tuple[int, int, int], ...]:
-        """All hits of an indexed term in order of seq, the newest of them, or those in given documents."""
+        """All hits of an indexed term in order of seq, the newest of them, or those in given documents; of "", the documents."""
+        if not term:
+            seqs = self.documents.keys() if among is None else self.documents.keys() & set(among)
+            found = sorted((seq, 0, self.documents[seq]) for seq in seqs)
+            return tuple(found if newest is None else found[max(0, len(found) - newest) :])
         found = self.terms.get(term, [])
         if among is not None:
             places = ((seq, bisect_left(found, (seq,))) for seq in sorted(set(among)))
@@ -89,13 +93,13 @@ class _Log:
 class MemoryStore(BaseStore):
     """Logs kept as values under one lock; gone when the process ends."""
 
-    blocking = False
+    capabilities = StoreCapabilities(blocking=False)  # microseconds of work: a thread would cost more
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._logs: dict[SessionKey, _Log] = {}
         self._leases: dict[tuple[SessionKey, str], tuple[str, float]] = {}
-        self._items: dict[str, dict[str, tuple[Place, MemoryItem]]] = {}
+        self._items: dict[str, OwnedItems] = {}
         self._closed = False
         follow_forks(self)
 
@@ -107,10 +111,6 @@ class MemoryStore(BaseStore):
 
     def __repr__(self) -> str:
         return "MemoryStore()"
-
-    async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        # microseconds of work: a thread would cost more than it saves
-        return work(*args, **kwargs)
 
     def _log(self, key: SessionKey) -> _Log | None:
         if self._closed:
@@ -221,7 +221,7 @@ class MemoryStore(BaseStore):
             for log, (rewrite, drafts) in zip(logs, ready, strict=True):
                 log.rewrite(rewrite.records, rewrite.unindexed)
                 log.add(unseen(drafts, log.fingerprints))
-                self._unlearn(rewrite.key, rewrite.ids)
+                self._owned(rewrite.key.owner).drop_learnt(rewrite.key.session, rewrite.ids)
             self._drop(frozenset(SessionKey(*checked_key(key)) for key in gone))
         return True
 
@@ -236,56 +236,30 @@ class MemoryStore(BaseStore):
     def _drop(self, keys: frozenset[SessionKey]) -> None:
         for key in keys:
             self._logs.pop(key, None)
-            mine = self._items.get(key.owner, {})
-            self._items[key.owner] = {i: row for i, row in mine.items() if row[1].session != key.session}
+            self._owned(key.owner).drop_session(key.session)
         self._leases = {name: lease for name, lease in self._leases.items() if name[0] not in keys}
 
     def remember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
         ready = checked_items(owner, items)
         with self._lock:
-            mine = self._owned(owner)
-            standing = sorted((i for i in mine.values() if i[1].superseded_by is None), key=_age)
-            changed, results = settle(ready, standing)
-            mine.update({item.id: (place, item) for place, item in changed})
-            return tuple(results)
+            return self._owned(owner).remember(ready)
 
     def memories(
         self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
     ) -> tuple[MemoryItem, ...]:
         checked_key(SessionKey(owner, ""))
         with self._lock:
-            mine = sorted(self._owned(owner).values(), key=_age, reverse=True)
-            found = (i for _, i in mine if (everything or i.live) and (kinds is None or i.kind in kinds))
-            return tuple(islice(found, newest))
+            return self._owned(owner).newest(kinds, newest, everything)
 
     def forget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
         checked_key(SessionKey(owner, ""))
         with self._lock:
-            mine = self._owned(owner)
-            gone = [mine[i] for i in dict.fromkeys(ids) if i in mine and not mine[i][1].forgotten]
-            mine.update({item.id: (place, forgotten(item)) for place, item in gone})
-            self._unname(mine, [item for _, item in gone])
-            return tuple(item for _, item in gone)
+            return self._owned(owner).forget(ids)
 
-    def _owned(self, owner: str) -> dict[str, tuple[Place, MemoryItem]]:
+    def _owned(self, owner: str) -> OwnedItems:
         if self._closed:
             raise StoreUnavailableError("this MemoryStore is closed: open a new one")
-        return self._items.setdefault(owner, {})
-
-    def _unlearn(self, key: SessionKey, message_ids: Sequence[str]) -> None:
-        """Remove the items that were learnt from these messages."""
-        mine, wanted = self._owned(key.owner), frozenset(message_ids)
-        gone = [i for _, i in mine.values() if i.session == key.session and wanted & frozenset(i.sources)]
-        for item in gone:
-            del mine[item.id]
-        self._unname(mine, gone)
-
-    @staticmethod
-    def _unname(mine: dict[str, tuple[Place, MemoryItem]], gone: Sequence[MemoryItem]) -> None:
-        """What replaced those quotes them no more."""
-        for heir in {i.superseded_by or "" for i in gone} & mine.keys():
-            place, item = mine[heir]
-            mine[heir] = (place, replace(item, replaces=""))
+        return self._items.setdefault(owner, OwnedItems())
 
     def close(self) -> None:
         """Forget everything; idempotent."""
@@ -293,10 +267,6 @@ class MemoryStore(BaseStore):
             self._closed = True
             self._logs.clear()
             self._items.clear()
-
-
-def _age(row: tuple[Place, MemoryItem]) -> tuple[float, str]:
-    return row[1].created_s, row[1].id
 
 
 if TYPE_CHECKING:

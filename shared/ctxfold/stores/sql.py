@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
-from contextvars import copy_context
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ctxfold.errors import ConfigError, HeadMovedError, InvalidTextError, StoreUnavailableError
-from ctxfold.history.hits import Hit
-from ctxfold.history.items import MemoryItem, Remembered
+from ctxfold.history.memory_items import MemoryItem, Remembered
+from ctxfold.history.posting_cache import Hit
 from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
-from ctxfold.ports import Document, Head, Postings, Rewrite
+from ctxfold.protocols import Document, Head, Postings, Rewrite
 from ctxfold.stores import sql_memory
 from ctxfold.stores.base import (
     BaseStore,
     checked_drafts,
     checked_items,
     checked_key,
+    encoded,
     erased_meanwhile,
     follow_forks,
     indexed_term,
@@ -33,7 +32,7 @@ from ctxfold.stores.base import (
 from ctxfold.stores.sql_engine import (
     Driven,
     Dropped,
-    Place,
+    StoreAddress,
     connected,
     is_passing,
     make_engine,
@@ -41,10 +40,10 @@ from ctxfold.stores.sql_engine import (
     transaction,
     translated,
 )
-from ctxfold.stores.sql_rows import Rows, encoded, stored_record
+from ctxfold.stores.sql_rows import Rows, stored_record
 
 if TYPE_CHECKING:
-    from ctxfold.ports import Store
+    from ctxfold.protocols import Store
 
 __all__ = ["SqlStore"]
 
@@ -57,15 +56,15 @@ _TRIES = 12
 class _Queue:
     """Where threads that share a store wait for each other, but no longer than the store may."""
 
-    def __init__(self, place: Place, timeout_s: float) -> None:
+    def __init__(self, address: StoreAddress, timeout_s: float) -> None:
         self._lock = threading.Lock()
-        self._place = place
+        self._address = address
         self._timeout_s = timeout_s
 
     def __enter__(self) -> None:
         if not self._lock.acquire(timeout=self._timeout_s):
             raise StoreUnavailableError(
-                f"{self._place.name} was busy for {self._timeout_s:g} s with other threads: raise timeout_s"
+                f"{self._address.name} was busy for {self._timeout_s:g} s with other threads: raise timeout_s"
             )
 
     def __exit__(self, *_: object) -> None:
@@ -85,16 +84,16 @@ class SqlStore(BaseStore):
             raise ConfigError(
                 f"timeout_s={timeout_s:g} and pool_size={pool_size}: give a time above zero, and a size of 0 or more"
             )
-        self._place = parse_url(url)
+        self._address = parse_url(url)
         self._timeout_s = timeout_s
-        self._engine = make_engine(self._place, timeout_s=timeout_s, pool_size=pool_size)
+        self._engine = make_engine(self._address, timeout_s=timeout_s, pool_size=pool_size)
         from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
         from ctxfold.stores.sql_schema import Statements, marks
 
         self._failures = (self._engine.dialect.loaded_dbapi.Error, PoolTimeoutError, Dropped)
 
-        dialect = "sqlite" if self._place.sqlite else "postgresql"
+        dialect = "sqlite" if self._address.sqlite else "postgresql"
         self._sql = Statements.of(dialect)
         self._rows = Rows(self._sql, dialect, marks)
         self._closed = False
@@ -117,7 +116,7 @@ class SqlStore(BaseStore):
         self._forking = False
         self._creation = threading.Lock()
         # SQLite lets waiting writers poll; threads that share this store queue here instead
-        self._alone = _Queue(self._place, self._timeout_s) if self._place.sqlite else self._beside
+        self._alone = _Queue(self._address, self._timeout_s) if self._address.sqlite else self._beside
 
     def before_fork(self) -> None:
         """Ends SQLite's running calls and closes its connections.
@@ -125,44 +124,29 @@ class SqlStore(BaseStore):
         SQLite keeps its locks of a file in memory of the process. A child that inherits them while a connection is open believes
         that it holds locks that it does not have, also on connections that it opens itself.
         """
-        if not self._place.sqlite:
+        if not self._address.sqlite:
             return
         self._state.acquire()
         self._forking = True
         quiet = self._state.wait_for(lambda: self._busy == 0, timeout=self._timeout_s)
-        if quiet and not self._place.in_memory:
+        if quiet and not self._address.in_memory:
             self._engine.dispose()
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
-            self._forked_in_use = self._place.sqlite and self._busy > 0
+            self._forked_in_use = self._address.sqlite and self._busy > 0
             self._make_locks()  # other threads of the parent may have held them
-            if not self._place.sqlite:
+            if not self._address.sqlite:
                 # the parent's: to close one here would end its session on the server
                 self._inherited = self._engine.pool
                 self._engine.dispose(close=False)
-        elif self._place.sqlite:
+        elif self._address.sqlite:
             self._forking = False
             self._state.notify_all()
             self._state.release()
 
     def __repr__(self) -> str:
-        return f"SqlStore({self._place.name!r})"
-
-    async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        # a cancelled reader leaves the thread to finish its transaction
-        return await asyncio.to_thread(work, *args, **kwargs)
-
-    async def offload_write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        done = asyncio.get_running_loop().run_in_executor(None, copy_context().run, partial(work, *args, **kwargs))
-        try:
-            return await asyncio.shield(done)
-        except asyncio.CancelledError:
-            while not done.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait((done,))
-            done.exception()  # heard by nobody else
-            raise
+        return f"SqlStore({self._address.name!r})"
 
     # connections
 
@@ -170,13 +154,13 @@ class SqlStore(BaseStore):
         return self._call(partial(self._within, work), alone=True)
 
     def _within(self, work: Callable[[Driven], T], connection: Driven) -> T:
-        with transaction(connection, self._place, self._timeout_s):
+        with transaction(connection, self._address, self._timeout_s):
             return work(connection)
 
     def _read(self, work: Callable[[Driven], T]) -> T:
-        if self._place.proxied:
+        if self._address.proxied:
             work = partial(self._within, work)  # the settings hold within a transaction alone
-        return self._call(work, alone=self._place.in_memory)
+        return self._call(work, alone=self._address.in_memory)
 
     def _call(self, work: Callable[[Driven], T], *, alone: bool) -> T:
         """Do the work where the tables are; `close` waits for it."""
@@ -198,7 +182,7 @@ class SqlStore(BaseStore):
             raise StoreUnavailableError(f"{self!r} is closed: open a new one")
         if self._forked_in_use:
             raise StoreUnavailableError(
-                f"this process was forked while a call to {self._place.name} had been running for {self._timeout_s:g} s: "
+                f"this process was forked while a call to {self._address.name} had been running for {self._timeout_s:g} s: "
                 "SQLite's locks cannot be used in it, so start it anew (multiprocessing: spawn) or fork at another moment"
             )
 
@@ -211,15 +195,15 @@ class SqlStore(BaseStore):
                     file = self._file
                     with connected(self._engine) as connection:
                         result = work(connection)
-                    if alone and file is not None and self._place.file != file:
+                    if alone and file is not None and self._address.file != file:
                         raise StoreUnavailableError(
-                            f"the file of {self._place.name} was deleted or replaced during a write, which may be lost: "
+                            f"the file of {self._address.name} was deleted or replaced during a write, which may be lost: "
                             "put the file back and write again with the same ids"
                         )
                     return result
             except (*self._failures, UnicodeDecodeError) as error:
                 if attempt == _TRIES or not is_passing(error) or time.monotonic() > deadline_s:
-                    raise translated(error, self._place, self._timeout_s) from None
+                    raise translated(error, self._address, self._timeout_s) from None
             except UnicodeEncodeError:
                 raise InvalidTextError("an id or term holds a lone surrogate: decode the text properly") from None
             time.sleep(random.uniform(0.001, 0.005 * 2 ** min(attempt, 6)))
@@ -227,21 +211,21 @@ class SqlStore(BaseStore):
 
     def _prepare(self) -> None:
         """Makes or upgrades the tables at first, and for a SQLite file that has taken the place of the one that was open."""
-        if self._ready and self._place.file == self._file:
+        if self._ready and self._address.file == self._file:
             return
         with self._creation:
-            found = self._place.file
+            found = self._address.file
             if self._ready and found == self._file:
                 return
             if self._ready and found is None:
                 raise StoreUnavailableError(
-                    f"the file of {self._place.name} was deleted while it was open: put it back, or open a new store"
+                    f"the file of {self._address.name} was deleted while it was open: put it back, or open a new store"
                 )
             if self._ready:
                 self._engine.dispose()
             self._ready, self._file = False, None
             self._tried(self._create, alone=True)
-            file = self._place.file
+            file = self._address.file
             if file != found:
                 self._engine.dispose()  # connections that are opened from here on lead to `file`, or the next call sees it
             self._ready, self._file = True, file
@@ -249,14 +233,14 @@ class SqlStore(BaseStore):
     def _create(self, connection: Driven) -> None:
         from ctxfold.stores.sql_schema import FORMAT_VERSION, create_tables, stored_version, upgrade_tables
 
-        found = stored_version(connection, self._place)
+        found = stored_version(connection, self._address)
         if found == FORMAT_VERSION:
             return
-        if found is None and self._place.sqlite and not self._place.in_memory:
+        if found is None and self._address.sqlite and not self._address.in_memory:
             connection.execute("PRAGMA journal_mode=WAL")
-        with transaction(connection, self._place, self._timeout_s):
+        with transaction(connection, self._address, self._timeout_s):
             (create_tables if found is None else upgrade_tables)(connection, self._engine.dialect)
-        stored_version(connection, self._place)
+        stored_version(connection, self._address)
 
     def close(self) -> None:
         """Wait for running calls, then close every connection; idempotent."""
@@ -346,7 +330,7 @@ class SqlStore(BaseStore):
     ) -> Postings:
         checked_key(key)
         names = {term: indexed_term(term) for term in terms}
-        wanted = sorted({name for name in names.values() if name})
+        wanted = sorted(set(names.values()))
 
         def work(connection: Driven) -> tuple[Any, dict[str, tuple[Hit, ...]]]:
             totals = connection.execute(self._sql.archive, tuple(key)).fetchone()
@@ -365,7 +349,7 @@ class SqlStore(BaseStore):
 
     def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
         owner, session = checked_key(key)
-        times = (now_s, ttl_s, now_s) if self._place.sqlite else (ttl_s,)  # a server goes by its own clock
+        times = (now_s, ttl_s, now_s) if self._address.sqlite else (ttl_s,)  # a server goes by its own clock
         values = (owner, session, name, holder, *times)
         return self._write(lambda c: bool(c.execute(self._sql.take_lease, values).rowcount > 0))
 
@@ -410,7 +394,8 @@ class SqlStore(BaseStore):
 
         def work(connection: Driven) -> None:
             for change in sorted(rewrites, key=lambda r: r.key):
-                self._rows.rewrite(connection, change)
+                if self._rows.rewrite(connection, change):
+                    sql_memory.without_sources(self._rows, connection, change.key.owner, change.key.session, change.ids)
             for owner, session in sorted(map(checked_key, gone)):
                 self._rows.remove(connection, owned_tables(), owner, session)
 
@@ -427,7 +412,7 @@ class SqlStore(BaseStore):
 
     def _settled(self) -> bool:
         """See that SQLite's files hold no older text either; False when another process is in the way."""
-        if not self._place.sqlite or self._place.in_memory:
+        if not self._address.sqlite or self._address.in_memory:
             return True
         from ctxfold.stores.sql_schema import VACUUM_DUE
 

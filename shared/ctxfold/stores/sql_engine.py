@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Driven",
     "Dropped",
-    "Place",
+    "StoreAddress",
     "connected",
     "is_passing",
     "make_engine",
@@ -75,7 +75,7 @@ class Dropped(Exception):  # noqa: N818
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreAddress:
     """Where a store is: the URL for the driver, and the name that may be shown (no password, no options).
 
     `synchronous` and `prepare_threshold` are options of the store URL that ctxfold reads itself. A threshold of 0 means
@@ -104,7 +104,7 @@ class Place:
 
     @property
     def proxied(self) -> bool:
-        """Whether nothing may be kept in a server session: no prepared statement, no setting."""
+        """Returns True when nothing may be kept in a server session: no prepared statement, no setting."""
         return self.prepare_threshold == 0
 
     def hide(self, text: str) -> str:
@@ -114,8 +114,8 @@ class Place:
         return text
 
 
-def parse_url(text: str) -> Place:
-    """The place that a store URL names; ConfigError when ctxfold cannot keep sessions there."""
+def parse_url(text: str) -> StoreAddress:
+    """The address that a store URL names; ConfigError when ctxfold cannot keep sessions there."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -125,7 +125,7 @@ def parse_url(text: str) -> Place:
         # the text itself may hold a password
         raise ConfigError(f"a store URL cannot be read: {_TAKEN}") from None
     if url.drivername in _SQLITE:
-        return _sqlite_place(url)
+        return _sqlite_address(url)
     if url.drivername not in _POSTGRES:
         raise ConfigError(
             f"a store URL begins with {url.drivername!r}, which ctxfold does not take: {_TAKEN} "
@@ -143,7 +143,7 @@ def parse_url(text: str) -> Place:
     hidden = (url.password, *(url.query.get(name) for name in ("password", "sslpassword")))
     secrets = tuple(str(text) for text in hidden if text)
     shown = url.set(query={}).render_as_string(hide_password=True)
-    return Place(url, shown, sqlite=False, in_memory=False, secrets=secrets, prepare_threshold=int(threshold))
+    return StoreAddress(url, shown, sqlite=False, in_memory=False, secrets=secrets, prepare_threshold=int(threshold))
 
 
 def _option(url: URL, name: str, default: str) -> str:
@@ -154,7 +154,7 @@ def _option(url: URL, name: str, default: str) -> str:
     return value
 
 
-def _sqlite_place(url: URL) -> Place:
+def _sqlite_address(url: URL) -> StoreAddress:
     if url.host:
         raise ConfigError(
             f"the store URL names a server, {url.host!r}, and SQLite has none: for a file write three slashes, sqlite:///file.db, "
@@ -168,7 +168,7 @@ def _sqlite_place(url: URL) -> Place:
         )
     url = url.difference_update_query(["synchronous"])
     if url.database in (None, "", ":memory:"):
-        return Place(url, "sqlite://", sqlite=True, in_memory=True)
+        return StoreAddress(url, "sqlite://", sqlite=True, in_memory=True)
     path = str(url.database)
     if not path.startswith("file:"):
         # a later chdir must not open another file
@@ -177,10 +177,10 @@ def _sqlite_place(url: URL) -> Place:
         if not os.path.isdir(folder):
             raise ConfigError(f"no folder {folder!r} for the store file {path!r}: create it or choose another path")
         url = url.set(database=path)
-    return Place(url, f"sqlite:///{path}", sqlite=True, in_memory=False, synchronous=synchronous)
+    return StoreAddress(url, f"sqlite:///{path}", sqlite=True, in_memory=False, synchronous=synchronous)
 
 
-def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
+def make_engine(address: StoreAddress, *, timeout_s: float, pool_size: int) -> Engine:
     """An engine in autocommit mode: transactions begin and end where the store says, in its own words."""
     from sqlalchemy import create_engine, event
     from sqlalchemy.pool import NullPool, StaticPool
@@ -188,25 +188,25 @@ def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
     # a parameter would be a message's text: it must not turn up in logs and tracebacks
     options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
     setup: tuple[str, ...]
-    if place.sqlite:
+    if address.sqlite:
         options["connect_args"] = {"timeout": timeout_s, "check_same_thread": False}
         options["pool_reset_on_return"] = None  # `connected` gives no transaction back
         # the index of record ids is hit at random: with the default 2 MB, appends slow down as it grows
         # text that gives way, also within a page, must not stay behind in the file
         # fullfsync: on macOS an fsync alone leaves the data in the cache of the disk
         setup = (
-            f"PRAGMA synchronous={place.synchronous}",
+            f"PRAGMA synchronous={address.synchronous}",
             "PRAGMA fullfsync=ON",
             "PRAGMA cache_size=-32000",
             "PRAGMA secure_delete=ON",
         )
     else:
         # psycopg's own 0 means "prepare at once"
-        threshold = place.prepare_threshold or None
+        threshold = address.prepare_threshold or None
         options["connect_args"] = {"connect_timeout": max(2, round(timeout_s)), "prepare_threshold": threshold}
         options["use_native_hstore"] = False  # it costs a query for each connection
-        setup = () if place.proxied else tuple(f"SET {setting}" for setting in _settings(timeout_s))
-    if place.in_memory:
+        setup = () if address.proxied else tuple(f"SET {setting}" for setting in _settings(timeout_s))
+    if address.in_memory:
         options["poolclass"] = StaticPool
     elif pool_size == 0:
         options["poolclass"] = NullPool
@@ -217,7 +217,7 @@ def make_engine(place: Place, *, timeout_s: float, pool_size: int) -> Engine:
             "pool_timeout": timeout_s,
             "pool_use_lifo": True,
         }
-    engine = create_engine(place.url, **options)
+    engine = create_engine(address.url, **options)
 
     def prepare(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
@@ -239,7 +239,14 @@ def _settings(timeout_s: float) -> tuple[str, ...]:
 @contextmanager
 def connected(engine: Engine) -> Generator[Driven, None, None]:
     """A pooled connection; it goes back without a transaction whatever happened, or away when broken."""
-    pooled = engine.raw_connection()
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        pooled = engine.raw_connection()
+    except DBAPIError as error:  # the pool's first connection is asked for the server's defaults through SQLAlchemy
+        if error.connection_invalidated or not isinstance(error.orig, Exception):
+            raise Dropped(str(error.orig)) from error
+        raise error.orig from error
     connection: Any = pooled.dbapi_connection
     failures = engine.dialect.loaded_dbapi.Error
     try:
@@ -260,14 +267,14 @@ def connected(engine: Engine) -> Generator[Driven, None, None]:
 
 
 @contextmanager
-def transaction(connection: Driven, place: Place, timeout_s: float) -> Generator[None, None, None]:
-    """One write transaction; when the block raises, `connected` undoes it."""
-    if place.sqlite:
+def transaction(connection: Driven, address: StoreAddress, timeout_s: float) -> Generator[None, None, None]:
+    """Runs the block in one write transaction; when it raises, `connected` rolls back."""
+    if address.sqlite:
         # a deferred transaction fails at once when another writer came between its read and its write
         begin = "BEGIN IMMEDIATE"
     else:
         begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
-        if place.proxied:
+        if address.proxied:
             # in one message to the server: the settings cost no round trip
             begin = "; ".join((begin, *(f"SET LOCAL {setting}" for setting in _settings(timeout_s))))
     connection.execute(begin)
@@ -281,56 +288,56 @@ def _sqlite_code(error: object) -> int:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same work may succeed on a second try: a lock, a lost race, a dropped connection."""
+    """Returns True when the same work may succeed on a second try: a lock, a lost race, a dropped connection."""
     if isinstance(error, Dropped) or _sqlite_code(error) in _LOCKED:
         return True
     return getattr(error, "sqlstate", None) in _PASSING_STATES
 
 
-def translated(error: Exception, place: Place, timeout_s: float) -> StoreError:
+def translated(error: Exception, address: StoreAddress, timeout_s: float) -> StoreError:
     """The StoreError that says what an error of the driver or the pool means for the user."""
     from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
     if isinstance(error, PoolTimeoutError):
         return StoreUnavailableError(
-            f"no free connection to {place.name} for {timeout_s:g} s: raise pool_size or timeout_s"
+            f"no free connection to {address.name} for {timeout_s:g} s: raise pool_size or timeout_s"
         )
     if isinstance(error, UnicodeDecodeError) or "Could not decode to UTF-8" in str(error):
         # the driver's message quotes what is stored
-        return StoreCorruptError(f"{place.name} is damaged (it holds text that is not UTF-8): restore it from a copy")
-    reason = place.hide(re.sub(r"\s+", " ", str(error)).strip())[:300]
+        return StoreCorruptError(f"{address.name} is damaged (it holds text that is not UTF-8): restore it from a copy")
+    reason = address.hide(re.sub(r"\s+", " ", str(error)).strip())[:300]
     if isinstance(error, sqlite3.Error):
-        return _translated_sqlite(_sqlite_code(error), place, timeout_s, reason)
+        return _translated_sqlite(_sqlite_code(error), address, timeout_s, reason)
     state = str(getattr(error, "sqlstate", None) or "")
     if state in _PASSING_STATES:
-        return StoreUnavailableError(f"{place.name} stayed locked for {timeout_s:g} s ({reason}): try again")
+        return StoreUnavailableError(f"{address.name} stayed locked for {timeout_s:g} s ({reason}): try again")
     if state in ("42P01", "42703"):
-        return StoreCorruptError(f"{place.name} lacks tables or columns of ctxfold ({reason}): restore a copy")
+        return StoreCorruptError(f"{address.name} lacks tables or columns of ctxfold ({reason}): restore a copy")
     if state == "57014":
         return StoreUnavailableError(
-            f"{place.name} cancelled a statement ({reason}): try again, or raise the server's statement_timeout"
+            f"{address.name} cancelled a statement ({reason}): try again, or raise the server's statement_timeout"
         )
     gone = not state and type(error).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
     if gone or isinstance(error, Dropped) or state.startswith(_OUT_OF_REACH_STATES):
-        return StoreUnavailableError(f"cannot reach {place.name} ({reason}): check server, address and login")
-    return StoreError(f"{place.name} refused a statement ({reason}): nothing was written")
+        return StoreUnavailableError(f"cannot reach {address.name} ({reason}): check server, address and login")
+    return StoreError(f"{address.name} refused a statement ({reason}): nothing was written")
 
 
-def _translated_sqlite(code: int, place: Place, timeout_s: float, reason: str) -> StoreError:
+def _translated_sqlite(code: int, address: StoreAddress, timeout_s: float, reason: str) -> StoreError:
     if code in _DAMAGED:
         return StoreCorruptError(
-            f"{place.name} is damaged or no SQLite database ({reason}): restore it or choose another file"
+            f"{address.name} is damaged or no SQLite database ({reason}): restore it or choose another file"
         )
     if code in _LOCKED:
         return StoreUnavailableError(
-            f"{place.name} stayed locked for {timeout_s:g} s ({reason}): end what holds it or raise timeout_s"
+            f"{address.name} stayed locked for {timeout_s:g} s ({reason}): end what holds it or raise timeout_s"
         )
     if code in _OUT_OF_REACH:
         return StoreUnavailableError(
-            f"cannot use {place.name} ({reason}): check the path, its permissions and the free space"
+            f"cannot use {address.name} ({reason}): check the path, its permissions and the free space"
         )
     if any(
         text in reason for text in ("no such table", "no such column", "no column named", "malformed database schema")
     ):
-        return StoreCorruptError(f"{place.name} lacks tables of ctxfold ({reason}): restore it from a copy")
-    return StoreError(f"{place.name} refused a statement ({reason}): nothing was written")
+        return StoreCorruptError(f"{address.name} lacks tables of ctxfold ({reason}): restore it from a copy")
+    return StoreError(f"{address.name} refused a statement ({reason}): nothing was written")

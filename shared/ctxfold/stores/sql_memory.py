@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from ctxfold.history.items import MemoryItem, Place, Remembered, forgotten, place_of, settle
+from ctxfold.history.memory_items import ItemPlace, MemoryItem, Remembered, forgotten, place_of, settle
 from ctxfold.stores.base import decode_item, encode_item
 from ctxfold.stores.sql_engine import Driven
-
-if TYPE_CHECKING:
-    from ctxfold.stores.sql_rows import Rows
+from ctxfold.stores.sql_rows import Rows
 
 __all__ = ["forget", "memories", "remember", "without_sources"]
 
@@ -100,5 +97,5 @@ def _locked(rows: Rows, connection: Driven, owner: str) -> None:
         connection.execute(_LOCK, (owner,))
 
 
-def _stored(place: Place) -> str:
+def _stored(place: ItemPlace) -> str:
     return hashlib.sha256(repr(place).encode(errors="surrogatepass")).hexdigest()[:32]

@@ -7,25 +7,24 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ctxfold.errors import HeadMovedError, InvalidTextError, StoreCorruptError
-from ctxfold.history.hits import Hit
-from ctxfold.history.records import NUMBERED, Body, Record, SessionKey, decode_body, encode_body, fingerprint
-from ctxfold.ports import Document, Rewrite
-from ctxfold.stores.base import Fresh, checked_drafts, indexed_term, written_at
+from ctxfold.errors import HeadMovedError, StoreCorruptError
+from ctxfold.history.posting_cache import Hit
+from ctxfold.history.records import NUMBERED, Record, SessionKey, decode_body, fingerprint
+from ctxfold.protocols import Document, Rewrite
+from ctxfold.stores.base import Fresh, checked_drafts, encoded, indexed_term, written_at
 from ctxfold.stores.sql_engine import Driven
-from ctxfold.stores.sql_memory import without_sources
 
 if TYPE_CHECKING:
     from ctxfold.stores.sql_schema import Statements
 
-__all__ = ["Rows", "encoded", "stored_record"]
+__all__ = ["Rows", "stored_record"]
 
 _CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One dialect's statements as functions of a connection."""
+    """Runs the statements of one SQL dialect on a connection."""
 
     sql: Statements
     dialect: str
@@ -135,7 +134,7 @@ class Rows:
     def newest_hits(
         self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int
     ) -> dict[str, tuple[Hit, ...]]:
-        """One short walk down the primary key per term, however many hits it has."""
+        """Walks down the primary key once per term, for a short distance however many hits the term has."""
         found: dict[str, tuple[Hit, ...]] = {}
         for term in terms:
             found[term] = tuple(connection.execute(self.sql.newest_hits, (*key, term, newest)).fetchall()[::-1])
@@ -147,19 +146,22 @@ class Rows:
         wanted = sorted(set(seqs))
         return {t: tuple(self.listed(connection, self.sql.hits_among_in, (*key, t), wanted, order=0)) for t in terms}
 
-    def rewrite(self, connection: Driven, change: Rewrite) -> None:
-        """What an erasure wants of one session; HeadMovedError when its log does not end where it should."""
+    def rewrite(self, connection: Driven, change: Rewrite) -> bool:
+        """Rewrites the records of a session for an erasure; False when an earlier attempt did so already.
+
+        Memory items that were learnt from erased messages are the caller's to delete. Raises HeadMovedError when the log does
+        not end where `change` expects.
+        """
         key = change.key
         head, snapshot, _, _, numbered = self.locked(connection, key)
         fresh = checked_drafts(change.drafts)
         if head != change.expect:
             if written_at(fresh, self.fingerprints(connection, key, [item.draft.id for item in fresh]), change.expect):
-                return
+                return False
             raise HeadMovedError(change.expect, head)
         rows = [(r.body.kind, fingerprint(r.body), encoded(r.body, r.id), *key, r.seq) for r in change.records]
         if rows:
             self.many(connection, self.sql.rewrite, rows)
-        without_sources(self, connection, key.owner, key.session, change.ids)
         for chunk in _chunks(change.unindexed):
             connection.execute(self.sql.unindex_in + self.marks(len(chunk), self.dialect), (*key, *chunk))
         payloads = {item.draft.id: encoded(item.draft.body, item.draft.id) for item in fresh}
@@ -167,6 +169,7 @@ class Rows:
         documents, length = connection.execute(self.sql.indexed_totals, tuple(key)).fetchone()
         numbered = max((r.number for r in added), default=0) or numbered
         connection.execute(self.sql.move_head, (head + len(fresh), snapshot, documents, length, numbered, *key))
+        return True
 
     def remove(self, connection: Driven, tables: Sequence[str], owner: str, session: str | None = None) -> None:
         """Every row of the owner, or of one session, in these tables."""
@@ -182,20 +185,6 @@ def stored_record(row: Sequence[Any]) -> Record:
         return Record(int(seq), record_id, decode_body(payload), turn_id, float(at_s), int(number or 0))
     except StoreCorruptError as error:
         raise StoreCorruptError(f"record {seq} ({record_id!r}): {error}") from None
-
-
-def encoded(body: Body, record_id: str) -> str:
-    """The stored text; InvalidTextError for what could never be read again."""
-    payload = encode_body(body)
-    if "\\ud" in payload:
-        # escapes of surrogates: pairs are fine, a lone one is not
-        try:
-            decode_body(payload)
-        except StoreCorruptError:
-            raise InvalidTextError(
-                f"record {record_id!r} holds a lone surrogate: decode the text properly before adding it"
-            ) from None
-    return payload
 
 
 def _chunks(values: Sequence[int]) -> list[Sequence[int]]:

@@ -18,7 +18,7 @@ from ctxfold.history.records import NUMBERED
 if TYPE_CHECKING:
     from sqlalchemy import Dialect
 
-    from ctxfold.stores.sql_engine import Driven, Place
+    from ctxfold.stores.sql_engine import Driven, StoreAddress
 
 __all__ = [
     "FORMAT_VERSION",
@@ -165,9 +165,9 @@ _MEMORY_INDEXES = (
 )
 
 
-def stored_version(connection: Driven, place: Place) -> int | None:
+def stored_version(connection: Driven, address: StoreAddress) -> int | None:
     """The format version found, None before there are any tables; raises when this ctxfold cannot read it."""
-    if place.sqlite:
+    if address.sqlite:
         present = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'ctxfold_meta'"
     else:
         present = "SELECT 1 WHERE to_regclass('ctxfold_meta') IS NOT NULL"
@@ -176,10 +176,10 @@ def stored_version(connection: Driven, place: Place) -> int | None:
     row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'format_version'").fetchone()
     found = "" if row is None else str(row[0])
     if not found.isdecimal():
-        raise StoreCorruptError(f"{place.name} has ctxfold tables without a format version: restore a copy")
+        raise StoreCorruptError(f"{address.name} has ctxfold tables without a format version: restore a copy")
     if int(found) > FORMAT_VERSION:
         raise StoreFormatError(
-            f"{place.name} has store format {found}, this ctxfold reads {FORMAT_VERSION}: upgrade ctxfold"
+            f"{address.name} has store format {found}, this ctxfold reads {FORMAT_VERSION}: upgrade ctxfold"
         )
     return int(found)
 

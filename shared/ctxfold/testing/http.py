@@ -24,7 +24,7 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request, read to its end; header names in lower case."""
+    """A request that was read to its end; header names are in lower case."""
 
     method: str
     path: str
@@ -122,7 +122,7 @@ def plain(status: int, body: bytes, headers: Mapping[str, str] | None = None) ->
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body; an empty one would end the body, so it is nothing."""
+    """Encodes a chunk of a chunked body. An empty chunk would end the body, so nothing is returned for it."""
     return b"%x\r\n%s\r\n" % (len(data), data) if data else b""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctxfold.testing.values import as_list, as_mapping
+from ctxfold.testing.script import as_list, as_mapping
 
 
 def _set(text: str) -> frozenset[str]:
@@ -64,19 +64,19 @@ _ASKS_CJK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One content word; `weight` is 1 for a plain word, and shares of 1 for the bigrams of one run."""
+    """A content word; `weight` is 1 for a plain word, and shares of 1 for the bigrams of one run."""
 
     text: str
     weight: float = 1.0
 
 
 def is_wide(text: str) -> bool:
-    """Whether the text holds Chinese or Japanese characters."""
+    """Returns True when the text contains Chinese or Japanese characters."""
     return _WIDE.search(text) is not None
 
 
 def is_chinese(text: str) -> bool:
-    """Whether the text is Chinese: Han characters and no kana."""
+    """Returns True for Chinese text: Han characters and no kana."""
     return is_wide(text) and re.search(r"[\u3040-\u30ff]", text) is None
 
 
@@ -100,7 +100,7 @@ def unlabelled(sentence: str) -> str:
 
 
 def is_question(sentence: str) -> bool:
-    """Whether the sentence asks for something."""
+    """Returns True when the sentence asks for something."""
     bare = unlabelled(sentence).strip().rstrip("\"')]”")
     if bare.endswith(("?", "？")) or _ORDERS.search(bare):
         return True
@@ -110,7 +110,7 @@ def is_question(sentence: str) -> bool:
 
 
 def asks_for_more(question: str) -> bool:
-    """Whether an answer must say something the question does not: not so for yes or no."""
+    """Returns True when an answer must say more than the question does, which yes-or-no questions do not need."""
     bare = unlabelled(question)
     return bool(_ASKS.match(bare) or _ORDERS.search(bare) or _ASKS_CJK.search(bare.rstrip("?？")))
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxfold.testing import language
-from ctxfold.testing.values import as_list, as_mapping, calls_of
+import ctxfold.testing.language as language
+from ctxfold.testing.script import as_list, as_mapping, calls_of
 
 UNKNOWN = ("I do not know.", "我不知道。")
 _ENOUGH = 0.5  # share of the question's weight that a sentence must hold
@@ -44,7 +44,7 @@ _PERSON = re.compile(r"\b(?:who|whom|whose|name|named|called)\b|谁|名字|叫�
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence of a request, with the message it stands in."""
+    """A sentence of a request, with its message."""
 
     text: str
     message: int
@@ -55,7 +55,7 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found; `sentence` is None when nothing matched well enough."""
+    """The result of a search; `sentence` is None when nothing matched well enough."""
 
     text: str
     sentence: Sentence | None

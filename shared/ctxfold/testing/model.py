@@ -1,4 +1,4 @@
-"""The built-in `lookup` model: it knows only what the request says."""
+"""The built-in `lookup` model, which knows only what the request says, and the smallest values that satisfy a JSON schema."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctxfold.testing import language, lookup
-from ctxfold.testing.schema import minimal
-from ctxfold.testing.script import Body, Reply, Scripted, ScriptedCall, api_error
-from ctxfold.testing.values import as_list, as_mapping
+import ctxfold.testing.language as language
+import ctxfold.testing.lookup as lookup
+from ctxfold.testing.script import Body, Reply, Scripted, ScriptedCall, api_error, as_list, as_mapping
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
+Schema = Mapping[str, Any]
 
 _SUMMARISE = re.compile(
     r"\bsummari[sz](?:e|ing)\b|\bextract(?:ing)?\b[^.?!\n]{0,80}\b(?:context|facts)\b|"
@@ -26,12 +26,19 @@ _TAGGED = re.compile(
     r"<(\w*(?:transcript|conversation|messages|history|summary|dialog|text|document)\w*)>(.*?)</\1>",
     re.DOTALL | re.IGNORECASE,
 )
+_ABOVE = re.compile(r"\b(?:conversation|messages) above\b", re.I)
+_QUOTED = r"the message of the \w+ that begins with (?P<quote>\"(?:[^\"\\]|\\.)*\")"
+_NUMBERED = r"(?: and is followed by one that begins with \"(?:[^\"\\]|\\.)*\")?(?: \(number (?P<number>\d+) of)?"
+_ENDS = tuple(
+    re.compile(f"{words} {_QUOTED}{_NUMBERED}") for words in ("above from \\(and with\\)", "up to but without")
+)
 _CALL = re.compile(r"\bcall\s+`?([\w.-]+)`?\s+with\s+(?=\{)", re.I)
 _DEFAULT_SUMMARY_TOKENS = 512
+_SCHEMA_DEPTH = 32
 
 
 def reply(body: Body, *, count: Callable[[str], int], room: int | None, thinking: bool) -> Reply:
-    """What lookup answers; `room` is what the window leaves for it."""
+    """Returns the answer of the model `lookup`; `room` is the number of tokens that the window leaves for it."""
     messages = messages_of(body)
     limit = body.get("max_tokens") or body.get("max_completion_tokens")
     forced = _forced(body)
@@ -108,11 +115,30 @@ def to_summarise(messages: Sequence[Message]) -> list[str] | None:
         return [sentence for text in texts for sentence in _material(text)]
     if not _SUMMARISE.search(last[:_INSTRUCTION_CHARS]) or _is_plain_question(last):
         return None
-    material = _material(last, instructed=True)
-    if material:
+    if not _ABOVE.search(last) and (material := _material(last, instructed=True)):
         return material
-    earlier = (one for one in messages[:-1] if one.get("role") not in ("system", "developer"))
+    earlier = (one for one in _meant(messages[:-1], last) if one.get("role") not in ("system", "developer"))
     return [sentence for one in earlier for sentence in lookup.message_sentences(one)]
+
+
+def _meant(messages: Sequence[Message], instruction: str) -> Sequence[Message]:
+    """The messages that an instruction means which names the ends of a span by how messages begin; else all of them."""
+    start, end = (_place(messages, found) if found else None for found in (s.search(instruction) for s in _ENDS))
+    return messages[start or 0 : end]
+
+
+def _place(messages: Sequence[Message], found: re.Match[str]) -> int | None:
+    """Where the message stands whose beginning an instruction quotes."""
+    quoted = json.loads(found["quote"])
+    places = [i for i, one in enumerate(messages) if _beginning(one).startswith(quoted)]
+    wanted = int(found["number"] or 1)
+    return places[wanted - 1] if wanted <= len(places) else None
+
+
+def _beginning(message: Message) -> str:
+    calls = [as_mapping(call.get("function")) for call in as_list(message.get("tool_calls"))]
+    named = "; ".join(f"{call.get('name')} {call.get('arguments')}" for call in calls)
+    return " ".join((lookup.content_text(message.get("content")) or named).split())
 
 
 def _is_plain_question(text: str) -> bool:
@@ -195,3 +221,86 @@ def _fit(text: str, limit: int, count: Callable[[str], int]) -> str:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if count(text[:middle]) <= limit else (low, middle - 1)
     return text[:low]
+
+
+def minimal(schema: Schema, root: Schema | None = None, depth: int = 0) -> Any:
+    """A minimal value that fits the schema: required members only, the first of any choice."""
+    root = schema if root is None else root
+    if depth > _SCHEMA_DEPTH:  # a schema that requires itself has no finite value
+        return None
+    if "$ref" in schema:
+        return minimal(_resolve(str(schema["$ref"]), root), root, depth + 1)
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for key in ("anyOf", "oneOf"):
+        if schema.get(key):
+            return minimal(as_mapping(schema[key][0]), root, depth + 1)
+    if schema.get("allOf"):
+        return minimal(_merged(as_list(schema["allOf"]), root), root, depth + 1)
+    return _of_type(schema, root, depth)
+
+
+def _of_type(schema: Schema, root: Schema, depth: int) -> Any:
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    match (as_list(kind) or [kind])[0]:
+        case "object":
+            properties = as_mapping(schema.get("properties"))
+            required = as_list(schema.get("required"))
+            return {name: minimal(as_mapping(properties.get(name)), root, depth + 1) for name in required}
+        case "array":
+            item = as_mapping(schema.get("items"))
+            return [minimal(item, root, depth + 1) for _ in range(int(schema.get("minItems") or 0))]
+        case "integer" | "number":
+            return _number(schema)
+        case "boolean":
+            return False
+        case "null":
+            return None
+        case _:
+            return _FORMATS.get(str(schema.get("format")), "x" * int(schema.get("minLength") or 0))
+
+
+_FORMATS = {
+    "date": "2000-01-01",
+    "date-time": "2000-01-01T00:00:00Z",
+    "time": "00:00:00Z",
+    "email": "a@example.com",
+    "uri": "http://example.com",
+    "uuid": "00000000-0000-0000-0000-000000000000",
+}
+
+
+def _number(schema: Schema) -> float | int:
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    value = max(0, low) if low is not None else 0
+    if low is not None and "minimum" not in schema and value == low:
+        value += 1
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if high is not None and value > high:
+        value = high
+    if high is not None and "maximum" not in schema and value == high:
+        value -= 1
+    step = schema.get("multipleOf")
+    return value if not step or value % step == 0 else (value // step + 1) * step
+
+
+def _resolve(reference: str, root: Schema) -> Schema:
+    found: Any = root
+    for part in reference.removeprefix("#").strip("/").split("/"):
+        if part:
+            found = as_mapping(found).get(part.replace("~1", "/").replace("~0", "~"))
+    return as_mapping(found)
+
+
+def _merged(schemas: list[Schema], root: Schema) -> Schema:
+    merged: dict[str, Any] = {}
+    for part in schemas:
+        one = _resolve(str(part["$ref"]), root) if "$ref" in part else part
+        properties = {**merged.get("properties", {}), **one.get("properties", {})}
+        required = [*merged.get("required", ()), *one.get("required", ())]
+        merged.update(one)
+        merged.update({"properties": properties, "required": required} if properties else {})
+    return merged

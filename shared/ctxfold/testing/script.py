@@ -1,4 +1,4 @@
-"""What a scripted model plays: replies as values, raw byte frames, errors."""
+"""Replies that a scripted model plays, as values, raw byte frames or errors; and JSON of requests, read without surprises."""
 
 from __future__ import annotations
 
@@ -6,17 +6,32 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from ctxfold.errors import ConfigError
-from ctxfold.given import is_a, kind_of
+from ctxfold.validation import is_a, kind_of
 
 Body: TypeAlias = Mapping[str, Any]
 
 
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Returns the value if it is an object, else an empty one."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Returns the value if it is an array, else an empty one."""
+    return list(cast("Any", value)) if isinstance(value, (list, tuple)) else []
+
+
+def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns a message's tool calls; an entry that is no object becomes an empty one."""
+    return [as_mapping(call) for call in as_list(message.get("tool_calls"))]
+
+
 @dataclass(frozen=True, slots=True)
 class ScriptedCall:
-    """One tool call; `arguments` is sent as it stands, also when it is not JSON."""
+    """A tool call; `arguments` is sent unchanged, also when it is not JSON."""
 
     name: str
     arguments: str = "{}"
@@ -118,7 +133,7 @@ _REPLIES = "Scripted, RawReply or ErrorReply from ctxfold.testing"
 
 
 def _wrong(entry: object) -> str | None:
-    """What is wrong with an entry, to follow its number; None when it can be played."""
+    """Returns the fault of an entry, worded to follow its number; None when it can be played."""
     match entry:
         case Scripted():
             texts = (

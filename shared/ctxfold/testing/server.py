@@ -7,16 +7,19 @@ import concurrent.futures
 import contextlib
 import hashlib
 import json
+import socket
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, cast, get_args
 
+import ctxfold.testing.http as http
+import ctxfold.testing.model as model
+import ctxfold.testing.render as render
 from ctxfold.errors import ConfigError
-from ctxfold.testing import http, model, render
+from ctxfold.lru import LruCache
 from ctxfold.testing.script import (
     Body,
     ErrorReply,
@@ -26,10 +29,10 @@ from ctxfold.testing.script import (
     Scripted,
     ScriptPlayer,
     api_error,
+    as_mapping,
 )
 from ctxfold.testing.strict import Strict, refusal, thinks
 from ctxfold.testing.usage import Meter, PrefixCache, PrefixStats, Prompt, TextCounter, overflow_message
-from ctxfold.testing.values import as_mapping
 
 _BACKLOG = 4096
 _REMEMBERED_CALLS = 65_536
@@ -40,7 +43,7 @@ _CREDENTIALS = frozenset({"api-key", "authorization", "proxy-authorization", "x-
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """One chat request as it arrived; header names in lower case, the key withheld."""
+    """A chat request as it arrived; header names are in lower case, the key is withheld."""
 
     path: str
     headers: Mapping[str, str]
@@ -83,7 +86,7 @@ class ModelServer:
         self._requests: list[RecordedRequest] = []
         self._asked = 0
         self._cache = PrefixCache()
-        self._produced: OrderedDict[str, str] = OrderedDict()
+        self._produced: LruCache[str, str] = LruCache(_REMEMBERED_CALLS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -167,32 +170,40 @@ class ModelServer:
         loop = self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         if self._counter is None:
-            from ctxfold.tokens import text_counter  # heavy: an encoding file is read
+            from ctxfold.tokens import text_counter
 
             self._counter = text_counter(encoding="o200k_base", allow_download=False)
         self._meter = Meter(self._counter)
 
-        def protocol() -> asyncio.StreamReaderProtocol:
-            reader = http.WatchedReader(limit=http.HEAD_LIMIT, loop=loop)
-            return asyncio.StreamReaderProtocol(reader, self._connected, loop=loop)
-
-        listener = await loop.create_server(protocol, sock=http.loopback_socket(), backlog=_BACKLOG)
-        ready.set_result(listener.sockets[0].getsockname()[1])
-        await self._stopping.wait()
-        listener.close()
+        with http.loopback_socket() as listener:
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+            loop.add_reader(listener, self._accept, listener)
+            ready.set_result(listener.getsockname()[1])
+            await self._stopping.wait()
+            loop.remove_reader(listener)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await listener.wait_closed()
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # start_server would own the task and log its cancellation; this one is ended by _serve
-        watched = cast("http.WatchedReader", reader)
-        task = asyncio.get_running_loop().create_task(self._connection(watched, writer))
+    def _accept(self, listener: socket.socket) -> None:
+        """Starts a task for a new connection; asyncio's own server leaks those that it accepts while it is closed."""
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the peer is gone already, or the process has no descriptor left for the moment
+            return
+        connection.setblocking(False)
+        task = asyncio.get_running_loop().create_task(self._connection(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: connection.close())  # also when it was cancelled before its first step
 
-    async def _connection(self, reader: http.WatchedReader, writer: asyncio.StreamWriter) -> None:
+    async def _connection(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = http.WatchedReader(limit=http.HEAD_LIMIT, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
             while await self._exchange(reader, writer):
                 pass
@@ -274,7 +285,7 @@ class ModelServer:
                 return await self._complete(reply, prompt, body, writer)
 
     def _reply(self, body: Body) -> tuple[Reply, Prompt]:
-        """What the model says, or why the request is refused."""
+        """Returns the model's reply, or the error that refuses the request."""
         refused = refusal(body, self.strict, self._produced)
         if refused is not None:
             return refused, Prompt("", (), ())
@@ -304,9 +315,7 @@ class ModelServer:
             usage=reply.usage if reply.usage is not None else self._usage(reply, prompt, cached),
         )
         for call in completion.calls() if reply.reasoning else ():
-            self._produced[call["id"]] = reply.reasoning
-            if len(self._produced) > _REMEMBERED_CALLS:
-                self._produced.popitem(last=False)
+            self._produced.put(call["id"], reply.reasoning)
         if reply.delay_s:
             await asyncio.sleep(reply.delay_s)
         while reply.held is not None and not reply.held.is_set():  # noqa: ASYNC110  # another thread sets it

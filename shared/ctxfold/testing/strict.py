@@ -1,4 +1,4 @@
-"""What strict providers check before they answer, with the words they refuse in."""
+"""Checks requests as strict providers do, and refuses them in the same words."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from ctxfold.testing.script import Body, ErrorReply, api_error
-from ctxfold.testing.values import as_list, as_mapping, calls_of
+from ctxfold.lru import LruCache
+from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapping, calls_of
 
 Strict: TypeAlias = Literal["openai", "deepseek", "moonshot", "alternating"]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
 def thinks(body: Body, strict: Strict | None, *, reasoning: bool) -> bool:
-    """Whether this request is answered in thinking mode."""
+    """Returns True when this request is answered in thinking mode."""
     if strict in ("deepseek", "moonshot"):
         return as_mapping(body.get("thinking")).get("type") != "disabled"
     return reasoning
 
 
-def refusal(body: Body, strict: Strict | None, produced: Mapping[str, str]) -> ErrorReply | None:
+def refusal(body: Body, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
     """The 400 this request earns; `produced` maps call ids to the reasoning they were sent with."""
     messages = as_list(body.get("messages"))
     shaped = isinstance(body.get("messages"), list) and all(isinstance(one, Mapping) for one in messages)
@@ -115,7 +115,7 @@ def _deepseek(body: Body, messages: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _moonshot(messages: Sequence[Mapping[str, Any]], produced: Mapping[str, str]) -> str | None:
+def _moonshot(messages: Sequence[Mapping[str, Any]], produced: LruCache[str, str]) -> str | None:
     for index, message in enumerate(messages):
         calls = calls_of(message) if message["role"] == "assistant" else []
         if not calls:
@@ -125,6 +125,6 @@ def _moonshot(messages: Sequence[Mapping[str, Any]], produced: Mapping[str, str]
             return (
                 f"thinking is enabled but reasoning_content is missing in assistant tool call message at index {index}"
             )
-        if any(produced.get(call["id"], sent) != sent for call in calls):
+        if any((produced.get(call["id"]) or sent) != sent for call in calls):
             return f"reasoning_content was modified in assistant tool call message at index {index}"
     return None

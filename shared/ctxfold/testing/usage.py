@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ctxfold.testing.script import Body
-from ctxfold.testing.values import as_list, as_mapping, calls_of
+from ctxfold.testing.script import Body, as_list, as_mapping, calls_of
 
 _MESSAGE_TOKENS = 4
 _REMEMBERED_COUNTS = 100_000
@@ -26,7 +25,7 @@ class TextCounter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """What all answered requests sent, and how much of it repeated an earlier request's beginning."""
+    """The tokens of all answered requests, and how many of them repeated the beginning of an earlier request."""
 
     requests: int = 0
     prompt_tokens: int = 0

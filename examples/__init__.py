@@ -1,0 +1,1 @@
+"""Programs that use ctxfold, to run from the root of the repository."""

@@ -1,0 +1,184 @@
+"""Lets the model that a call brings with it answer for a session."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from langchain_core.language_models import BaseChatModel
+
+from ctxfold.errors import BackendError, ConfigError
+from ctxfold.protocols import (
+    AsyncChunkStream,
+    BackendCapabilities,
+    ChunkStream,
+    ContextBackend,
+    Reply,
+    Request,
+    capabilities_of,
+)
+from langchain_ctx.summarizer import as_summarizer
+
+__all__ = [
+    "Caller",
+    "CallersModel",
+    "CallersSummarizer",
+    "calling",
+    "keeps_sessions",
+    "model_name",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Caller:
+    """How the call under way asks its model; each way is there where its kind of call uses it.
+
+    `repeat` and `arepeat` ask the model for a summary on the live prefix: as the call itself asks it, with the same tools and
+    settings, but nothing of it reaches the call's own stream. `repeats` says whether a request of the session is one that the
+    call would send alike. `own` is the model as the caller gave it, where `model` is a copy that sends reasoning back.
+    """
+
+    model: BaseChatModel
+    send: Callable[[Request], Reply] | None = None
+    asend: Callable[[Request], Awaitable[Reply]] | None = None
+    open_stream: Callable[[Request], ChunkStream] | None = None
+    aopen_stream: Callable[[Request], Awaitable[AsyncChunkStream]] | None = None
+    repeat: Callable[[Request], Reply] | None = None
+    arepeat: Callable[[Request], Awaitable[Reply]] | None = None
+    repeats: Callable[[Request], bool] | None = None
+    own: BaseChatModel | None = None
+    under_way: int = 0
+
+
+_CALLER: ContextVar[Caller] = ContextVar("ctxfold_caller")
+
+
+@contextmanager
+def calling(caller: Caller) -> Generator[None, None, None]:
+    """Within the block, sessions ask this caller's model."""
+    token = _CALLER.set(caller)
+    caller.under_way += 1
+    try:
+        yield
+    finally:
+        caller.under_way -= 1
+        _CALLER.reset(token)
+
+
+def _caller() -> Caller:
+    caller = _CALLER.get(None)
+    if caller is None:
+        raise ConfigError("no model is being called: this session's model comes with each call of the agent or chain")
+    return caller
+
+
+class CallersModel:
+    """The backend of such a session."""
+
+    scratch_role = "user"  # a system message at the end is refused by several services
+    capabilities = BackendCapabilities()
+    context_window: int | None = None
+
+    @property
+    def model(self) -> str:
+        caller = _CALLER.get(None)
+        return "" if caller is None else model_name(caller.model)
+
+    def send(self, request: Request) -> Reply:
+        return _needed(_caller().send)(request)
+
+    async def asend(self, request: Request) -> Reply:
+        return await _needed(_caller().asend)(request)
+
+    def open_stream(self, request: Request) -> ChunkStream:
+        return _needed(_caller().open_stream)(request)
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+        return await _needed(_caller().aopen_stream)(request)
+
+    def close(self) -> None:
+        """Models belong to whoever made them."""
+
+    async def aclose(self) -> None:
+        """Models belong to whoever made them."""
+
+
+class CallersSummarizer(CallersModel):
+    """Summaries by `given`, a chat model or backend; without it, by the model of the call that needs them.
+
+    Outside of any call, by the one that was asked last. The model of the call itself is asked on the live prefix where it can be.
+    """
+
+    def __init__(self, given: Any = None) -> None:
+        self._given = given
+        self._own = as_summarizer(given)
+        self._last: BaseChatModel | None = None
+
+    @property
+    def capabilities(self) -> BackendCapabilities:  # type: ignore[override]
+        """Returns those of the given summariser; a chat model is asked on the live prefix where it is the call's own."""
+        return replace(capabilities_of(self._own), continues=self._continues)
+
+    @property
+    def context_window(self) -> int | None:  # type: ignore[override]
+        return None if self._own is None else self._own.context_window
+
+    @property
+    def model(self) -> str:
+        return super().model if self._own is None else self._own.model
+
+    def seen(self, model: BaseChatModel) -> None:
+        self._last = model
+
+    def _continues(self, request: Request) -> bool:
+        found = _CALLER.get(None)
+        if found is None or not found.under_way or found.repeats is None:
+            return False
+        same = self._given is None or self._given is found.own or self._given is found.model
+        return same and found.repeats(request)
+
+    def _writer(self) -> ContextBackend:
+        caller = _CALLER.get(None)
+        writer = self._own or as_summarizer(self._last if caller is None else caller.model)
+        if writer is None:
+            raise BackendError("no model was asked yet that could write a summary", kind="rejected")
+        return writer
+
+    def send(self, request: Request) -> Reply:
+        return _needed(_caller().repeat)(request) if request.live_prefix else self._writer().send(request)
+
+    async def asend(self, request: Request) -> Reply:
+        if request.live_prefix:
+            return await _needed(_caller().arepeat)(request)
+        return await self._writer().asend(request)
+
+
+def keeps_sessions(model: BaseChatModel) -> bool:
+    """Returns True when the model manages a context itself: two sessions behind one call would each cut the other's window."""
+    settings: list[object] = [getattr(model, name, None) for name in ("session", "sessions", "store")]
+    return any(
+        setting is not None and not isinstance(setting, bool) for setting in settings
+    )  # `store=False` of ChatOpenAI is about its service
+
+
+def model_name(model: BaseChatModel) -> str:
+    for name in ("model", "model_name"):
+        value: object = getattr(model, name, None)
+        if isinstance(value, str) and value:
+            return value
+    return type(model).__name__
+
+
+def _needed(way: Callable[[Request], T] | None) -> Callable[[Request], T]:
+    if way is None:
+        raise ConfigError("this call's model is asked in another way: use the method of the same kind, sync or async")
+    return way
+
+
+if TYPE_CHECKING:
+    _: ContextBackend = CallersModel()

@@ -1,0 +1,671 @@
+"""Defines ChatCtx: a LangChain chat model over any provider with a row, with a managed context when a session is given."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import uuid
+import weakref
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput, ModelProfile
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import LC_ID_PREFIX, AIMessage, BaseMessage
+from langchain_core.messages.block_translators import get_translator
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, RunnablePassthrough, ensure_config
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_serializer, model_validator
+
+from ctxfold._closing import Closing
+from ctxfold.connect import check_fits, message_counter, open_backend
+from ctxfold.engine.turn import Options, TurnInput
+from ctxfold.errors import ConfigError, EmptyMessagesError
+from ctxfold.messages import Message
+from ctxfold.protocols import ContextBackend, Reply, Request, TokenCounter
+from ctxfold.stream import Fold, StreamPiece
+from ctxfold.validation import shown_url
+from langchain_ctx.chunks import ChunkWriter
+from langchain_ctx.conversation import Conversation
+from langchain_ctx.errors import translated
+from langchain_ctx.messages import from_langchain, given_ids, to_langchain
+from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
+from langchain_ctx.sessions import KeepsSessions, PoolOf, Sessions
+from langchain_ctx.summarizer import ReportedSummarizer
+from langchain_ctx.tools import bound_tools, choice, specs
+
+__all__ = [
+    "SESSION",
+    "WINDOW",
+    "AnsweringChatModel",
+    "ChatCall",
+    "ChatCtx",
+    "Method",
+    "call_options",
+    "call_settings",
+    "model_profile",
+    "no_session",
+    "package_version",
+    "parsed",
+    "plain_astream",
+    "plain_stream",
+    "with_window",
+]
+
+
+def model_profile(backend: Any, *, context_window: int | None, max_tokens: int | None) -> ModelProfile:
+    """The provider's row as a LangChain profile; what neither the row nor the user knows is left out.
+
+    `context_window` and `max_tokens` are the user's, which win.
+    """
+    row = getattr(backend, "profile", None)
+    profile: dict[str, Any] = {
+        "name": backend.model,
+        "text_inputs": True,
+        "text_outputs": True,
+        "max_input_tokens": context_window or backend.context_window,
+        "max_output_tokens": max_tokens or getattr(row, "max_output", None),
+    }
+    if row is not None:
+        thinking, rules = row.thinking, row.request
+        profile |= {
+            "tool_calling": True,
+            "tool_call_streaming": True,
+            "tool_choice": rules.forced_tool_choice is not False,
+            "temperature": "temperature" not in rules.refuses,
+            "mid_conversation_system_messages": not rules.system_leads,
+            "reasoning_output": True if thinking.default_on or thinking.on else None,
+            "reasoning_effort_levels": list(thinking.effort) or None,
+        }
+    known = ModelProfile.__annotations__  # an older LangChain knows fewer
+    return cast("ModelProfile", {name: value for name, value in profile.items() if value is not None and name in known})
+
+
+def package_version() -> str:
+    try:
+        return version("ctxfold")
+    except PackageNotFoundError:  # run from its sources
+        return "unknown"
+
+
+Method: TypeAlias = Literal["function_calling", "json_schema", "json_mode"]
+
+
+def call_settings(schema: Any, method: Method, *, strict: bool | None) -> dict[str, Any]:
+    """Returns the arguments to bind to the model so that it answers in the schema."""
+    output_format = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+    if method == "json_mode":
+        output_format = {"kwargs": {"method": method}, "schema": schema}
+        return {"response_format": {"type": "json_object"}, "ls_structured_output_format": output_format}
+    if schema is None:
+        raise ConfigError(f"method {method!r} needs a schema: give a pydantic class, a TypedDict or a JSON schema")
+    if method == "function_calling":
+        tools = bound_tools([schema], strict=strict)
+        return {
+            "tools": tools,
+            "tool_choice": tools[0]["function"]["name"],
+            "ls_structured_output_format": output_format,
+        }
+    if method == "json_schema":
+        function = convert_to_openai_tool(schema, strict=strict)["function"]
+        body: dict[str, Any] = {"name": function["name"], "schema": _json_schema(schema, strict=strict)}
+        if strict is not None:
+            body["strict"] = strict
+        form = {"type": "json_schema", "json_schema": body}
+        return {"response_format": form, "ls_structured_output_format": output_format}
+    raise ConfigError(f"method {method!r}: use 'function_calling', 'json_schema' or 'json_mode'")
+
+
+def _json_schema(schema: Any, *, strict: bool | None) -> dict[str, Any]:
+    return convert_to_json_schema(schema, strict=strict)
+
+
+def parsed(model: Runnable[Any, Any], schema: Any, method: Method, *, include_raw: bool) -> Runnable[Any, Any]:
+    """The model's answer read as the schema says; with `include_raw`, beside the message and any parsing error."""
+    parser = _parser(schema, method)
+    if not include_raw:
+        return model | parser
+    attempt: Runnable[Any, Any] = RunnablePassthrough.assign(
+        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+    )
+    failed: Runnable[Any, Any] = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=model) | attempt.with_fallbacks([failed], exception_key="parsing_error")
+
+
+def _parser(schema: Any, method: Method) -> Runnable[Any, Any]:
+    pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)
+    if method != "function_calling":
+        whole: Runnable[Any, Any] = (
+            PydanticOutputParser[Any](pydantic_object=schema) if pydantic else JsonOutputParser()
+        )
+        return whole
+    if pydantic:
+        return PydanticToolsParser(tools=[schema], first_tool_only=True)
+    return JsonOutputKeyToolsParser(key_name=convert_to_openai_tool(schema)["function"]["name"], first_tool_only=True)
+
+
+SESSION = "ctxfold_session"
+WINDOW = "context_window"
+_NOT_SENT = frozenset(
+    {SESSION, "extra_body", "ls_structured_output_format", "run_manager", "stream", "structured_output_format"}
+)
+_OPTIONS = frozenset(
+    {"max_completion_tokens", "max_tokens", "model", "stop", "temperature", "thinking", "tool_choice", "tools", WINDOW}
+)
+
+
+def with_window(configurable: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns a call's arguments with the window that its config asks for; the call's own argument beats it."""
+    asked = configurable.get(WINDOW)
+    return kwargs if asked is None or kwargs.get(WINDOW) is not None else {**kwargs, WINDOW: asked}
+
+
+def no_session() -> ConfigError:
+    return ConfigError("this ChatCtx keeps no sessions: give it session=... or store=..., and context_window=...")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """The messages of one call, their ids as they came, and what was asked of the model."""
+
+    messages: tuple[Message, ...]
+    caller_ids: frozenset[str]
+    options: Options
+    session: Address | None
+    reply_id: str
+
+    @classmethod
+    def of(
+        cls,
+        messages: Sequence[BaseMessage],
+        options: Options,
+        *,
+        session: Sequence[str] | None = None,
+        run: uuid.UUID | None = None,
+    ) -> ChatCall:
+        """`run` is LangChain's id of this run: from it comes the id that LangChain gives to an event stream's message."""
+        if not messages:
+            raise EmptyMessagesError("no message to send: give at least one")
+        return cls(
+            messages=tuple(from_langchain(m) for m in messages),
+            caller_ids=given_ids(messages),
+            options=options,
+            session=None if session is None else Address.of(session),
+            reply_id=uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run}",
+        )
+
+    def request(self, counter: Callable[[], TokenCounter]) -> Request:
+        """Returns the list as it is, for a plain chat model; ContextOverflowError where it exceeds the window asked for."""
+        options = self.options
+        request = Request(
+            messages=self.messages,
+            tools=options.tools,
+            tool_choice=options.tool_choice,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            stop=options.stop,
+            thinking=options.thinking,
+            model=options.model,
+            extra=options.extra,
+        )
+        if options.context_window is not None:
+            check_fits(request, options.context_window, counter())
+        return request
+
+    def question(self) -> TurnInput:
+        """For a session: leading system messages are its prompts; of the rest, what it does not have is new."""
+        if self.session is None:
+            raise no_session()
+        lead = next((i for i, m in enumerate(self.messages) if m.role != "system"), len(self.messages))
+        rest = tuple(m for m in self.messages[lead:] if m.kind == "message")  # summaries are the session's own
+        if not rest:
+            raise EmptyMessagesError("a session needs more than system messages: add the user's message")
+        prompts = tuple(m.text for m in self.messages[:lead]) or None
+        return TurnInput(
+            self.session.key, rest, self.options, prompts, given_ids=self.caller_ids, reply_id=self.reply_id
+        )
+
+
+def call_options(defaults: Options, row: Any, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> Options:
+    """Returns what one call asks for: an argument of the call beats the model's field in `defaults`.
+
+    `row` is the provider's profile, None for a backend that the caller made.
+    """
+    forced = choice(kwargs.get("tool_choice"))
+    limit = kwargs.get("max_tokens", kwargs.get("max_completion_tokens"))
+    ends = stop or kwargs.get("stop") or defaults.stop
+    body = {name: v for name, v in kwargs.items() if name not in _NOT_SENT | _OPTIONS and v is not None}
+    return replace(
+        defaults,
+        max_tokens=defaults.max_tokens if limit is None else limit,
+        temperature=kwargs.get("temperature", defaults.temperature),
+        stop=(ends,) if isinstance(ends, str) else tuple(ends),
+        tools=specs(kwargs.get("tools")),
+        tool_choice=forced,
+        thinking=_thinking(row, kwargs.get("thinking", defaults.thinking), forced),
+        model=kwargs.get("model") or defaults.model,
+        context_window=kwargs.get(WINDOW),
+        extra={**defaults.extra, **body, **(kwargs.get("extra_body") or {})},
+    )
+
+
+def _thinking(row: Any, asked: bool | str | None, forced: str | None) -> bool | str | None:
+    """As asked; what was left open gives way to a forced tool call where the provider cannot do both."""
+    if asked is not None or forced in (None, "auto", "none") or row is None:
+        return asked
+    exclusive = row.request.forced_tool_choice == "not_while_thinking" and row.thinking.default_on
+    return False if exclusive and row.thinking.off is not None else None
+
+
+def plain_stream(
+    backend: ContextBackend, request: Request, call: ChatCall, done: Callable[[Reply], None]
+) -> Generator[StreamPiece, None, None]:
+    """Events of an answer that no session keeps."""
+    fold = Fold(call.reply_id, call.options.model)
+    stream = backend.open_stream(request)
+    try:
+        for chunk in stream:
+            yield from fold.feed(chunk)
+    finally:
+        stream.close()
+    done(fold.close())
+
+
+async def plain_astream(
+    backend: ContextBackend, request: Request, call: ChatCall, done: Callable[[Reply], None]
+) -> AsyncGenerator[StreamPiece, None]:
+    fold = Fold(call.reply_id, call.options.model)
+    async with aclosing(await backend.aopen_stream(request)) as stream:
+        async for chunk in stream:
+            for event in fold.feed(chunk):
+                yield event
+    done(fold.close())
+
+
+class AnsweringChatModel(AddressedChatModel):
+    """A chat model whose answers come from a backend, and are kept where the call names a session."""
+
+    _backend: Any = PrivateAttr(default=None)
+    _sessions: Sessions | None = PrivateAttr(default=None)
+
+    @abstractmethod
+    def _counter(self) -> TokenCounter:
+        """Returns what counts the tokens of this model's messages."""
+
+    @property
+    @abstractmethod
+    def _provider_name(self) -> str:
+        """Returns the provider's name for the metadata of replies."""
+
+    @abstractmethod
+    def _options(self, stop: list[str] | None, kwargs: builtins.dict[str, Any]) -> Options:
+        """Returns what a call with these arguments asks of the model."""
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(messages, stop, kwargs)
+        with translated():
+            if call.session is None:
+                return self._result(self._backend.send(call.request(self._counter)))
+            return self._result(self._conversation(call).ask())
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(messages, stop, kwargs)
+        with translated():
+            if call.session is None:
+                return self._result(await self._backend.asend(call.request(self._counter)))
+            return self._result(await self._conversation(call).aask())
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        call = self._call(messages, stop, kwargs, run_manager)
+        writer, whole = self._writer(call), list[Reply]()
+        with translated():
+            events: Generator[StreamPiece, None, None]
+            if call.session is None:
+                events = plain_stream(self._backend, call.request(self._counter), call, whole.append)
+            else:
+                events = self._conversation(call).stream(whole.append)
+            with closing(events):
+                for event in events:
+                    yield writer.event(event)
+        yield writer.last(whole[0].message)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        call = self._call(messages, stop, kwargs, run_manager)
+        writer, whole = self._writer(call), list[Reply]()
+        with translated():
+            events: AsyncGenerator[StreamPiece, None]
+            if call.session is None:
+                events = plain_astream(self._backend, call.request(self._counter), call, whole.append)
+            else:
+                events = self._conversation(call).astream(whole.append)
+            async with aclosing(events):
+                async for event in events:
+                    yield writer.event(event)
+        yield writer.last(whole[0].message)
+
+    def _call(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        kwargs: builtins.dict[str, Any],
+        run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
+    ) -> ChatCall:
+        """An event stream is given its run: LangChain names its message after that."""
+        run_id: uuid.UUID | None = None if run is None else run.run_id
+        kwargs = self._addressed(None, kwargs, messages)
+        return ChatCall.of(messages, self._options(stop, kwargs), session=kwargs.get(SESSION), run=run_id)
+
+    def _conversation(self, call: ChatCall) -> Conversation:
+        if self._sessions is None or call.session is None:
+            raise no_session()
+        return Conversation(self._sessions, call.session, call.question())
+
+    def _writer(self, call: ChatCall) -> ChunkWriter:
+        return ChunkWriter(call.reply_id, self._provider_name, blocks=self.output_version == "v1")
+
+    def _result(self, reply: Reply) -> ChatResult:
+        message = to_langchain(reply.message)
+        message.response_metadata["model_provider"] = self._provider_name
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
+    """A chat model whose conversation may outgrow its window.
+
+    Setup:
+        `pip install "ctxfold[langchain]"`; the provider's key in its environment variable or as `api_key`.
+
+    Instantiate:
+        ```python
+        chat = ChatCtx(model="lookup", base_url="http://127.0.0.1:9000/v1", api_key="x",
+                       session="s1", store="sqlite:///chat.db", context_window=8_000)
+        ```
+        `provider` names a row ("deepseek", "openai", "anthropic", ...), which also says in which wire it is spoken to.
+        Without `session` and `store` it is a plain chat model. With `store`, each call may name its session and owner:
+        `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (`thread_id` serves too); these beat the fields.
+        `chat.invoke(..., context_window=4_000)`, or that name in `configurable`, has one request fit a window of its own.
+        What a session does with lists, batches, retries, fallbacks and caches stands in docs/langchain-sessions.md.
+
+    Invoke:
+        `chat.invoke("hello")`; reasoning is in `additional_kwargs["reasoning_content"]` and in `content_blocks`.
+
+    Stream:
+        `for chunk in chat.stream("hello"): ...`; the chunks carry the id under which the reply is stored.
+
+    Async:
+        `await chat.ainvoke("hello")`, `async for chunk in chat.astream("hello"): ...`
+
+    Tool calling:
+        `chat.bind_tools([tool]).invoke("...").tool_calls`
+
+    Structured output:
+        `chat.with_structured_output(Schema, method="json_schema").invoke("...")`
+
+    Token usage:
+        `reply.usage_metadata`, with cached and reasoning tokens where the provider tells them.
+    """
+
+    model: str = ""
+    provider: str = "generic"
+    base_url: str | None = None
+    api_key: SecretStr | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    timeout: float | None = None
+    max_retries: int = 2
+    stop: list[str] | None = None
+    streaming: bool = False
+    thinking: bool | str | None = None
+    extra_body: builtins.dict[str, Any] = Field(default_factory=builtins.dict)
+    session: str | None = None
+    owner: str = "default"
+    store: Any = Field(default=None, exclude=True)
+    context_window: int | None = None
+    summarizer: Any = Field(default=None, exclude=True)
+    counter: Any = Field(default=None, exclude=True)
+    on_abort: Literal["discard", "keep_partial"] = "discard"
+    policy: builtins.dict[str, Any] = Field(default_factory=builtins.dict)
+    backend: Any = Field(default=None, exclude=True)
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    _token_counter: TokenCounter | None = PrivateAttr(default=None)
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **data: Any) -> None:
+            check_fields(data)
+            super().__init__(**data)
+            # not in a validator: pydantic would wrap a ConfigError into an error of its own
+            self._connect()
+
+    @field_serializer("base_url")
+    def _without_secrets(self, base_url: str | None) -> str | None:
+        return shown_url(base_url) if base_url else base_url
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        shown = {"base_url": self._without_secrets(self.base_url)}
+        return [(name, shown.get(name or "", value)) for name, value in super().__repr_args__()]
+
+    @model_validator(mode="after")
+    def _set_ctxfold_version(self) -> Self:
+        self._add_version("ctxfold", package_version())
+        return self
+
+    def _connect(self) -> None:
+        self._backend = self.backend or open_backend(
+            self.provider,
+            self.model,
+            base_url=self.base_url,
+            api_key=self.api_key,
+            timeout_s=self.timeout,
+            max_retries=self.max_retries,
+            thinking=self.thinking,
+        )
+        if self.backend is None:
+            weakref.finalize(self, self._backend.close)  # models are often thrown away without close
+        self.model = self.model or self._backend.model
+        if self.profile is None:
+            self.profile = self._resolve_model_profile()
+        profile = getattr(self._backend, "profile", None)
+        variable = getattr(profile, "key_env", None)
+        if self.api_key is None and variable:
+            self.api_key = SecretStr(os.environ.get(variable, ""))
+        if self.session is None and self.store is None:
+            return
+        if "cache" not in self.model_fields_set:
+            self.cache = False  # a cached answer would belong to another state of the session
+        self._sessions = Sessions(
+            store=self.store,
+            context_window=self.context_window,
+            backend=self._backend,
+            summarizer=ReportedSummarizer(self._backend, answers=True) if self.summarizer is None else self.summarizer,
+            counter=self.counter,
+            max_tokens=self.max_tokens,
+            settings=self.policy,
+        )
+        if self.session is not None:
+            try:
+                self.context()
+            except BaseException:
+                self._sessions.close()
+                raise
+        if self.store is None:
+            self.store = self._sessions.store  # a copy made by configurable_fields goes on with the same memory
+
+    # what it is
+
+    @property
+    def _llm_type(self) -> str:
+        return "chat-ctx"
+
+    @property
+    def _identifying_params(self) -> builtins.dict[str, Any]:
+        names = (
+            "provider",
+            "base_url",
+            "temperature",
+            "max_tokens",
+            "stop",
+            "thinking",
+            "extra_body",
+            "session",
+            "owner",
+            "output_version",
+        )
+        # trace metadata: seen by whoever sees the traces
+        address = self._without_secrets(self.base_url)
+        return {"model": self.model, **{name: getattr(self, name) for name in names}, "base_url": address}
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        if self._backend is None:  # asked by a validator, before there is one
+            return None
+        return model_profile(self._backend, context_window=self.context_window, max_tokens=self.max_tokens)
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        params["ls_provider"] = self._provider_name
+        return params
+
+    @property
+    def _provider_name(self) -> str:
+        """The row's name; another one where LangChain would read replies as that provider's own package writes them."""
+        return f"ctx-{self.provider}" if get_translator(self.provider) else self.provider
+
+    @property
+    def context_backend(self) -> ContextBackend:
+        """The service behind it, without any session."""
+        return self._backend  # type: ignore[no-any-return]
+
+    def _pool(self) -> PoolOf:
+        if self._sessions is None:
+            raise no_session()
+        return PoolOf(self._sessions, self.session, self.owner)
+
+    def get_num_tokens(self, text: str) -> int:
+        return self._counter().count_text(text)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """Counts the tokens of the messages as they are sent: reasoning, tool calls, media and the tools included."""
+        counter = self._counter()
+        return sum(counter.count(from_langchain(m)) for m in messages) + counter.count_tools(specs(tools))
+
+    def _counter(self) -> TokenCounter:
+        if self._token_counter is None:
+            self._token_counter = message_counter(self.counter, model=self.model)
+        return self._token_counter
+
+    # whose session
+
+    def _addressed(
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
+    ) -> builtins.dict[str, Any]:
+        """The call's arguments with its session and window among them: `_generate` is not given the config."""
+        if SESSION in kwargs:
+            return kwargs
+        configurable = ensure_config(config).get("configurable", {})
+        kwargs = with_window(configurable, kwargs)
+        if self._sessions is None:
+            return kwargs
+        address = called(configurable, self.session, self.owner, prompt)
+        return kwargs if address is None else {**kwargs, SESSION: address.as_argument()}
+
+    # what a call asks for
+
+    def _options(self, stop: list[str] | None, kwargs: builtins.dict[str, Any]) -> Options:
+        defaults = Options(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            stop=tuple(self.stop or ()),
+            thinking=self.thinking,
+            model=self.model,
+            on_abort=self.on_abort,
+            extra=self.extra_body,
+        )
+        row = getattr(self._backend, "profile", None) if self.backend is None else None
+        return call_options(defaults, row, stop, kwargs)
+
+    # tools
+
+    def bind_tools(
+        self,
+        tools: Sequence[builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | bool | builtins.dict[str, Any] | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools. `tool_choice`: "any" or "required", "auto", "none", or a tool's name.
+
+        Where a provider cannot be forced while it thinks and `thinking` is not set, a forced call is made without thinking.
+        """
+        chosen = choice(tool_choice)
+        settings = {"tool_choice": chosen} if chosen else {}
+        return self.bind(tools=bound_tools(tools, strict=strict), **settings, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: builtins.dict[str, Any] | type | None = None,
+        *,
+        include_raw: bool = False,
+        method: Method = "function_calling",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]:
+        """The model's answers in a schema.
+
+        A provider that cannot force a tool call while it thinks does not think in such a call; with `thinking` set it needs
+        method="json_mode".
+        """
+        settings = call_settings(schema, method, strict=strict)
+        return parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)
+
+    # closing
+
+    def close(self) -> None:
+        """Close the connections and the store that this model opened."""
+        if self._sessions is not None:
+            self._sessions.close()
+        if self.backend is None:
+            self._backend.close()
+
+    async def aclose(self) -> None:
+        if self._sessions is not None:
+            await self._sessions.aclose()
+        if self.backend is None:
+            await self._backend.aclose()

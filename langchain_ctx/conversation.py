@@ -1,0 +1,160 @@
+"""Runs one call of a chat model in its session."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias, cast
+
+from ctxfold.effects import Flow
+from ctxfold.engine.engine import Engine
+from ctxfold.engine.turn import TurnInput, ask
+from ctxfold.errors import OrphanToolResultError
+from ctxfold.history.diff import MessageList, newest_known, open_turn, split_settled
+from ctxfold.protocols import Reply
+from ctxfold.stream import StreamPiece
+from langchain_ctx.session_routing import Address
+from langchain_ctx.sessions import Sessions, Visit
+
+__all__ = ["Conversation"]
+
+Events: TypeAlias = Generator[StreamPiece, None, None]
+AsyncEvents: TypeAlias = AsyncGenerator[StreamPiece, None]
+
+
+class Conversation:
+    """Asks one question. At a place of a graph the question has the whole list, and concurrent runs never share a session."""
+
+    def __init__(self, sessions: Sessions, address: Address, question: TurnInput) -> None:
+        self._sessions = sessions
+        self._address = address
+        self._question = question
+        given_ids = question.given_ids or frozenset()
+        # a message that a node adds for one call has no id: it is in the session, and in no later list
+        self._incoming = MessageList([m for m in question.messages if m.id in given_ids])
+
+    def ask(self) -> Reply:
+        return self._sessions.run(self._address.key, self._ask)
+
+    async def aask(self) -> Reply:
+        return await self._sessions.arun(self._address.key, self._ask)
+
+    def stream(self, done: Callable[[Reply], object] | None = None) -> Events:
+        """Yields the events of the reply; `done` gets the whole reply once it is stored."""
+        replies: list[Reply] = []
+        try:
+            yield from self._stream(self._question, replies.append)
+        except OrphanToolResultError:  # raised before the first event
+            yield from self._stream(_with_new_call_ids(self._question), replies.append)
+        if done is not None:
+            done(replies[0])
+
+    async def astream(self, done: Callable[[Reply], object] | None = None) -> AsyncEvents:
+        replies: list[Reply] = []
+        try:
+            async with aclosing(self._astream(self._question, replies.append)) as events:
+                async for event in events:
+                    yield event
+        except OrphanToolResultError:
+            async with aclosing(self._astream(_with_new_call_ids(self._question), replies.append)) as events:
+                async for event in events:
+                    yield event
+        if done is not None:
+            done(replies[0])
+
+    def _ask(self, engine: Engine) -> Flow[Reply]:
+        try:
+            return (yield from self._asked(engine, self._question))
+        except OrphanToolResultError:
+            return (yield from self._asked(engine, _with_new_call_ids(self._question)))
+
+    def _asked(self, engine: Engine, question: TurnInput) -> Flow[Reply]:
+        with self._turn(question) as turn:
+            reply = yield from ask(engine, (yield from turn.begin(engine)))
+            yield from turn.end(engine, reply)
+        return reply
+
+    def _stream(self, question: TurnInput, done: Callable[[Reply], object]) -> Events:
+        sessions, key, replies = self._sessions, self._address.key, list[Reply]()
+        with self._turn(question) as turn:
+            own = sessions.run(key, turn.begin)
+            yield from sessions.at(own.key.session, own.key.owner).stream(own, replies.append)
+            sessions.run(key, partial(turn.end, reply=replies[0]))
+        done(replies[0])
+
+    async def _astream(self, question: TurnInput, done: Callable[[Reply], object]) -> AsyncEvents:
+        sessions, key, replies = self._sessions, self._address.key, list[Reply]()
+        with self._turn(question) as turn:
+            own = await sessions.arun(key, turn.begin)
+            context = await sessions.aat(own.key.session, own.key.owner)
+            async with aclosing(cast("AsyncEvents", context.astream(own, replies.append))) as events:
+                async for event in events:
+                    yield event
+            await sessions.arun(key, partial(turn.end, reply=replies[0]))
+        done(replies[0])
+
+    @contextmanager
+    def _turn(self, question: TurnInput) -> Generator[_Turn, None, None]:
+        if not self._address.place:
+            with self._sessions.subgraphs.as_own_turn(question) as own:
+                yield _Turn(own)
+        else:
+            with self._sessions.entered(self._address, self._incoming) as attach:
+                yield _PlaceTurn(question, attach, self._incoming)
+
+
+class _Turn:
+    """A question whose session has the conversation before it."""
+
+    def __init__(self, question: TurnInput) -> None:
+        self._question = question
+
+    def begin(self, engine: Engine) -> Flow[TurnInput]:
+        """Returns the question for the session that serves it."""
+        yield from ()
+        return self._question
+
+    def end(self, engine: Engine, reply: Reply) -> Flow[None]:
+        yield from ()
+
+
+class _PlaceTurn(_Turn):
+    """A question at a place of a graph: the session takes over what the list has before it."""
+
+    def __init__(self, question: TurnInput, attach: Callable[[Engine], Flow[Visit]], incoming: MessageList) -> None:
+        super().__init__(question)
+        self._attach = attach
+        self._incoming = incoming
+        self._visit: Visit | None = None
+
+    def begin(self, engine: Engine) -> Flow[TurnInput]:
+        visit = self._visit = yield from self._attach(engine)
+        messages = self._question.messages
+        known = newest_known([m.id for m in messages], visit.attachment.known)
+        settled, messages = split_settled(
+            messages[max(known, 0) :], visit.attachment.restored, continues_known=known >= 0
+        )
+        yield from visit.add(engine, settled)
+        whole = visit.cursor is None
+        return replace(self._question, key=visit.key, messages=messages, whole=whole, attached=True)
+
+    def end(self, engine: Engine, reply: Reply) -> Flow[None]:
+        if self._visit is not None:
+            incoming = self._incoming.followed_by(reply.message)
+            yield from self._visit.leave(engine, incoming, waiting=bool(reply.message.tool_calls))
+
+
+def _with_new_call_ids(question: TurnInput) -> TurnInput:
+    """Returns the question with new ids for its open calls, which belong to a turn that has timed out.
+
+    A call may wait long for its result, such as for a person's decision; the session keeps its old id for what it dropped.
+    """
+    new_ids = {m.id: uuid.uuid4().hex for m in open_turn(question.messages) if m.tool_calls}
+    messages = tuple(
+        replace(m, id=new_ids.get(m.id, m.id), usage=None if m.id in new_ids else m.usage) for m in question.messages
+    )
+    given_ids = frozenset(new_ids.values()).union(question.given_ids or ())
+    return replace(question, messages=messages, given_ids=given_ids)

@@ -1,0 +1,338 @@
+"""Translates requests and streams between the engine and another LangChain chat model."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias, TypeVar, cast
+
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
+from langchain_core.messages.ai import add_ai_message_chunks
+from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.runnables import Runnable
+
+from ctxfold.adapters.model_calls import ChunkReader, ModelStream
+from ctxfold.errors import ConfigError, MessageError
+from ctxfold.history.records import SessionKey
+from ctxfold.lru import LruCache
+from ctxfold.messages import Message, Part, ReasoningPart, TextPart, Usage
+from ctxfold.protocols import Chunk, Request, ToolCallDelta
+from langchain_ctx.errors import as_backend_error
+from langchain_ctx.messages import from_langchain, to_langchain
+
+__all__ = ["ForeignChunks", "Pieces", "WindowCache", "asked", "inner_stream", "offered", "read_stream"]
+
+
+Piece = TypeVar("Piece")
+SEALED = "redacted_thinking"
+
+
+def asked(messages: Iterable[Message]) -> list[BaseMessage]:
+    """The messages for a model: one for each tool result, signed thoughts as the blocks in which they came."""
+    return [_sent(piece) for message in messages for piece in _pieces(message)]
+
+
+def _pieces(message: Message) -> list[Message]:
+    results = message.tool_results
+    return [replace(message, parts=(r,)) for r in results] if len(results) > 1 else [message]
+
+
+Window: TypeAlias = dict[str, tuple[Message, list["_Copier"]]]  # by message id
+
+
+class WindowCache:
+    """Converts the windows of sessions as `asked` does; a message that the session's last window had is not converted again.
+
+    Callers get copies: other middleware may change the messages of its request in place.
+    """
+
+    def __init__(self, sessions: int = 64) -> None:
+        self._windows: LruCache[SessionKey, Window] = LruCache(sessions)
+
+    def asked(self, key: SessionKey, messages: Iterable[Message]) -> list[BaseMessage]:
+        """Returns new messages for each call, equal to those of `asked`."""
+        last = self._windows.get(key) or {}
+        window: Window = {}
+        copies: list[BaseMessage] = []
+        for message in messages:
+            converted = last.get(message.id)
+            if converted is None or converted[0] is not message:
+                converted = (message, [_Copier(_sent(piece)) for piece in _pieces(message)])
+            window[message.id] = converted
+            copies += [copier.copy() for copier in converted[1]]
+        self._windows.put(key, window)
+        return copies
+
+    def clear(self) -> None:
+        self._windows.clear()
+
+
+_set_slot = object.__setattr__  # past pydantic's own, which would validate and note the field as set
+
+
+class _Copier:
+    """Makes copies of a message that share no list or dict with it.
+
+    A window may hold hundreds of messages, and each model call gets all of them anew. So the fields with lists and dicts are
+    found once, and a copy sets the four slots of a pydantic model itself, in about a quarter
+    of the time that `__copy__` and a walk over all fields take.
+    """
+
+    __slots__ = ("_extra", "_fields_set", "_flat", "_nested", "_type", "_values")
+
+    def __init__(self, message: BaseMessage) -> None:
+        self._type = type(message)
+        self._values: dict[str, Any] = vars(message)
+        self._fields_set, self._extra = message.__pydantic_fields_set__, message.__pydantic_extra__
+        containers = [name for name, value in self._values.items() if isinstance(value, dict | list)]
+        self._nested = [name for name in containers if any(map(_is_container, _items(self._values[name])))]
+        self._flat = [name for name in containers if name not in self._nested]
+
+    def copy(self) -> BaseMessage:
+        copied = self._type.__new__(self._type)
+        values = self._values.copy()
+        for name in self._flat:
+            values[name] = values[name].copy()
+        for name in self._nested:
+            values[name] = _copied_json(values[name])
+        _set_slot(copied, "__dict__", values)
+        _set_slot(copied, "__pydantic_fields_set__", self._fields_set.copy())
+        _set_slot(copied, "__pydantic_extra__", _copied_json(self._extra))
+        _set_slot(copied, "__pydantic_private__", None)  # no message class has private attributes
+        return copied
+
+
+def _is_container(value: object) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _items(container: dict[str, object] | list[object]) -> Iterable[object]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _copied_json(value: object) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied_json(v) for name, v in cast("dict[str, object]", value).items()}
+    return [_copied_json(v) for v in cast("list[object]", value)] if isinstance(value, list) else value
+
+
+def _sent(message: Message) -> BaseMessage:
+    converted = to_langchain(message)
+    if isinstance(converted, AIMessage) and any(
+        not c["id"] for c in converted.invalid_tool_calls
+    ):  # nothing can answer these
+        converted = converted.model_copy(
+            update={"invalid_tool_calls": [c for c in converted.invalid_tool_calls if c["id"]]}
+        )
+    if not isinstance(converted.content, str) or not any(isinstance(p, ReasoningPart) for p in message.parts):
+        return converted
+    if not any(_thought_blocks(part) for part in message.parts):
+        return converted
+    blocks: list[str | dict[Any, Any]] = []
+    for part in message.parts:
+        blocks += [{"type": "text", "text": part.text}] if isinstance(part, TextPart) else _thought_blocks(part)
+    return converted.model_copy(update={"content": blocks})
+
+
+def _thought_blocks(part: Part) -> list[dict[str, Any]]:
+    """A thought that is signed or sealed, in Anthropic's shape."""
+    if not isinstance(part, ReasoningPart):
+        return []
+    if part.signature is not None:
+        return [{"type": "thinking", "thinking": part.text, "signature": part.signature}]
+    held = [] if part.text or part.details is None else cast("list[dict[str, Any]]", json.loads(part.details))
+    return [block for block in held if block.get("type") == SEALED]
+
+
+def offered(model: BaseChatModel, request: Request) -> Runnable[LanguageModelInput, AIMessage]:
+    """The model with the request's tools bound; ConfigError when it takes none."""
+    if not request.tools:
+        return model
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": t.name, "description": t.description, "parameters": _schema(t.parameters)},
+        }
+        for t in request.tools
+    ]
+    choice = {} if request.tool_choice is None else {"tool_choice": _choice(request.tool_choice)}
+    try:
+        return model.bind_tools(tools, **choice)
+    except NotImplementedError:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be given tools (it has no bind_tools): leave tools out, or use another model"
+        ) from None
+
+
+def _schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {}, **parameters}
+
+
+def _choice(choice: str) -> str:
+    return "any" if choice == "required" else choice
+
+
+class ForeignChunks:
+    """Translates one stream; pieces of usage are added up, as LangChain does when it merges chunks.
+
+    `output_version` is the model's, where its chunks are not yet in that version.
+    """
+
+    def __init__(self, output_version: str | None = None) -> None:
+        self._version = output_version
+        self._usage: Usage | None = None
+        self._pieces: list[AIMessageChunk] = []
+        self._places = _Places()
+
+    def read(self, piece: Any, /) -> Iterator[Chunk]:
+        """The engine's chunks for one of LangChain's; its reasoning once, however many places show it."""
+        if not isinstance(piece, AIMessageChunk):
+            piece = AIMessageChunk(content=piece if isinstance(piece, str) else str(piece.content))
+        self._pieces.append(piece)
+        yield from self._content(piece)
+        calls = tuple(
+            ToolCallDelta(_index(c.get("index"), n), c.get("id"), c.get("name"), c.get("args") or "")
+            for n, c in enumerate(piece.tool_call_chunks)
+        )
+        meta = piece.response_metadata
+        finish, model = meta.get("finish_reason") or meta.get("stop_reason"), meta.get("model_name")
+        details: object = piece.additional_kwargs.get("reasoning_details")
+        if piece.usage_metadata is not None:
+            usage = from_langchain(AIMessage("", usage_metadata=piece.usage_metadata)).usage
+            self._usage = usage if self._usage is None or usage is None else self._usage + usage
+        if calls or finish or model or details or piece.usage_metadata is not None:
+            yield Chunk(
+                tool_calls=calls,
+                reasoning_details=tuple(cast("list[object]", details)) if isinstance(details, list) else (),
+                usage=self._usage,
+                finish_reason=finish if isinstance(finish, str) else None,
+                model=model if isinstance(model, str) else None,
+                raw=piece,
+            )
+
+    def end(self) -> Iterator[Chunk]:
+        """The whole message: what only its package understands, citations and the work of its own tools among it."""
+        try:
+            first, *rest = self._pieces
+            whole = from_langchain(self._in_version(add_ai_message_chunks(first, *rest)))
+        except (MessageError, TypeError, ValueError):
+            return  # what LangChain cannot add up is kept as far as it was read
+        yield Chunk(whole=whole)
+
+    def _in_version(self, merged: AIMessageChunk) -> AIMessageChunk:
+        if isinstance(merged.content, str):
+            merged.additional_kwargs |= self._places.kwargs(merged.additional_kwargs.get("reasoning_details"))
+        if self._version != "v1" or merged.response_metadata.get("output_version") == "v1":
+            return merged
+        blocks = message_chunk_to_message(merged).content_blocks
+        metadata = {**merged.response_metadata, "output_version": "v1"}
+        return merged.model_copy(update={"content": blocks, "response_metadata": metadata})
+
+    def _content(self, piece: AIMessageChunk) -> Iterator[Chunk]:
+        thought: Any = piece.additional_kwargs.get("reasoning_content")
+        if isinstance(thought, str) and thought:
+            self._places.thought(thought)
+            yield Chunk(reasoning=thought, raw=piece)
+        content = cast("str | Sequence[str | Mapping[str, Any]]", piece.content)
+        for block in (content,) if isinstance(content, str) else content:
+            chunk = _block({"type": "text", "text": block} if isinstance(block, str) else block, piece)
+            if chunk is not None and not (thought and chunk.reasoning):
+                self._places.text(chunk.content)
+                yield chunk
+
+
+class _Places:
+    """Where in the text each thought came: merged, they are one text without a place."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._noted: list[dict[str, int]] = []
+
+    def thought(self, text: str) -> None:
+        if not self._noted or self._noted[-1]["at"] != self._at:
+            self._noted.append({"at": self._at, "length": 0})
+        self._noted[-1]["length"] += len(text)
+
+    def text(self, text: str) -> None:
+        self._at += len(text)
+
+    def kwargs(self, details: object) -> dict[str, Any]:
+        if not self._noted or (len(self._noted) == 1 and not self._noted[0]["at"]):
+            return {}
+        first, *rest = self._noted
+        first = {**first, "details": len(cast("list[object]", details))} if isinstance(details, list) else first
+        return {"ctxfold": {"thoughts": [first, *rest]}}
+
+
+def _block(block: Mapping[str, Any], piece: AIMessageChunk) -> Chunk | None:
+    match block:
+        case {"type": "text", "text": str(text)} if text:
+            return Chunk(content=text, raw=piece)
+        case {"type": "thinking" | "reasoning"}:
+            text = block.get("thinking") or block.get("reasoning") or ""
+            signature = block.get("signature")
+            return Chunk(reasoning=text, signature=signature, raw=piece) if text or signature else None
+        case {"type": kind, "data": str(data)} if kind == SEALED:
+            return Chunk(sealed={"type": SEALED, "data": data}, raw=piece)
+        case _:
+            return None
+
+
+def _index(index: object, position: int) -> int | None:
+    """Some models number calls by content block, some by text: both serve, as long as one call keeps its number."""
+    if isinstance(index, int):
+        return index
+    return None if index is not None else position
+
+
+class Pieces:
+    """The model's own chunks that were read and not handed on yet, each with the id of the reply."""
+
+    def __init__(self, reply_id: str) -> None:
+        self.reply_id = reply_id
+        self._waiting: deque[ChatGenerationChunk] = deque()
+
+    def put(self, piece: ChatGenerationChunk) -> None:
+        piece.message.id = self.reply_id
+        self._waiting.append(piece)
+
+    def forget(self) -> None:
+        self._waiting.clear()
+
+    def take(self) -> Iterator[ChatGenerationChunk]:
+        while self._waiting:
+            yield self._waiting.popleft()
+
+
+class _InnerChunks:
+    """Reads the pieces of `_stream` and `_astream`, and keeps each for the caller."""
+
+    def __init__(self, pieces: Pieces, output_version: str | None) -> None:
+        self._pieces = pieces
+        self._chunks = ForeignChunks(output_version)
+
+    def read(self, piece: ChatGenerationChunk, /) -> Sequence[Chunk]:
+        # what the model tells beside the message is a part of it by the time LangChain hands it on
+        metadata = {**(piece.generation_info or {}), **piece.message.response_metadata}
+        chunks = list(self._chunks.read(piece.message.model_copy(update={"response_metadata": metadata})))
+        self._pieces.put(piece)
+        return chunks or [Chunk(raw=piece)]
+
+    def end(self) -> Iterator[Chunk]:
+        return self._chunks.end()
+
+
+def read_stream(source: Any, reader: ChunkReader[Piece], model: str) -> ModelStream[Piece]:
+    return ModelStream(source, reader, model, partial(as_backend_error, model))
+
+
+def inner_stream(
+    source: Any, model: str, pieces: Pieces, output_version: str | None = None
+) -> ModelStream[ChatGenerationChunk]:
+    """Returns the stream of one of `_stream` and `_astream`; the pieces that an earlier attempt has left are dropped."""
+    pieces.forget()
+    return read_stream(source, _InnerChunks(pieces, output_version), model)

@@ -1,0 +1,150 @@
+"""Adapts lists of LangChain messages to the engine's comparison of a list with its session."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+
+from ctxfold.history.diff import ids_digest, repeated_count
+from ctxfold.messages import Message, ToolCallPart, content_key, tool_result
+from langchain_ctx.messages import from_langchain, given_ids
+
+__all__ = ["LangChainList", "VersionCache", "leading_count", "new_messages", "with_refusals"]
+
+
+CACHED_VERSIONS = 2_048  # of each generation of a VersionCache
+CACHED_CHARS = 2_000  # a longer text is hashed each time
+
+
+class LangChainList:
+    """An incoming list of LangChain messages that all have ids.
+
+    The ids are read once: each pass over a long list that was just loaded is slow. `known` remembers versions across lists.
+    """
+
+    def __init__(
+        self, messages: Sequence[BaseMessage], ids: Sequence[str] | None = None, *, known: VersionCache | None = None
+    ) -> None:
+        self._messages = messages
+        self._ids = [str(m.id) for m in messages] if ids is None else ids
+        self._version_of = _version if known is None else known.version
+        self._versions: dict[int, str] = {}
+        self._digests: dict[int, str] = {}
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self._ids
+
+    def digest(self, end: int) -> str:
+        if end not in self._digests:
+            self._digests[end] = ids_digest(self._ids[:end])
+        return self._digests[end]
+
+    def version(self, index: int) -> str:
+        version = self._versions.get(index)
+        if version is None:
+            version = self._versions[index] = self._version_of(self._messages[index])
+        return version
+
+    def message(self, index: int) -> Message:
+        return from_langchain(self._messages[index])
+
+    def followed_by(self, messages: Sequence[BaseMessage]) -> LangChainList:
+        """Returns the list with these messages added at its end."""
+        longer = LangChainList([*self._messages, *messages], [*self._ids, *(str(m.id) for m in messages)])
+        longer._versions, longer._digests = {**self._versions}, {**self._digests}
+        longer._version_of = self._version_of
+        return longer
+
+    def up_to(self, end: int) -> LangChainList:
+        return LangChainList(self._messages[:end], self._ids[:end])
+
+    def with_any_reply(self) -> LangChainList:
+        """Returns the list as long as it will be with its reply, whatever that says."""
+        return self.followed_by([AIMessage("", id="")])
+
+
+def leading_count(messages: Sequence[BaseMessage]) -> int:
+    """Returns the number of system messages at the beginning of a list."""
+    return next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
+
+
+def _version(message: BaseMessage) -> str:
+    calls = (message.tool_calls, message.invalid_tool_calls) if isinstance(message, AIMessage) else None
+    answers = message.tool_call_id if isinstance(message, ToolMessage) else None
+    text = repr((message.type, message.content, calls, answers))
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+
+
+class VersionCache:
+    """Remembers the versions of messages with plain text, so that a list that comes again is compared and not hashed.
+
+    A message that a checkpointer has loaded anew is another object with the same text, and one that was edited in place is the same
+    object with another text. So a version is looked up by all the text that it is made from, never by the object. Content blocks
+    and tool calls are hashed each time.
+    """
+
+    def __init__(self) -> None:
+        # two generations: what the newest lists have not looked up is dropped
+        self._newer: dict[tuple[object, ...], str] = {}
+        self._older: dict[tuple[object, ...], str] = {}
+
+    def version(self, message: BaseMessage) -> str:
+        fields = vars(message)
+        content = fields.get("content")
+        if not isinstance(content, str) or len(content) > CACHED_CHARS:
+            return _version(message)
+        if fields.get("tool_calls") or fields.get("invalid_tool_calls"):
+            return _version(message)
+        key = (type(message), fields.get("type"), content, fields.get("tool_call_id"))
+        version = self._newer.get(key)
+        if version is None:
+            version = self._newer[key] = self._older.get(key) or _version(message)
+            if len(self._newer) >= CACHED_VERSIONS:
+                self._older, self._newer = self._newer, {}
+        return version
+
+    def clear(self) -> None:
+        """Drops the texts, as an erasure demands."""
+        self._newer, self._older = {}, {}
+
+
+def with_refusals(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with an error result for each malformed call that has none, as `create_agent` gives one.
+
+    A run of an agent may end with such a call; services refuse a later request in which the call has no result.
+    """
+    complete: list[Message] = []
+    starts = [*(i for i, m in enumerate(messages) if m.role != "tool"), len(messages)]
+    complete += messages[: starts[0]]
+    for start, end in pairwise(starts):
+        message, results = messages[start], messages[start + 1 : end]
+        answered = {r.call_id for m in results for r in m.tool_results}
+        malformed = [c for c in message.tool_calls if c.id not in answered and c.parsed() is None]
+        complete += [message, *results, *(_refused(call, message.id) for call in malformed)]
+    return complete
+
+
+def _refused(call: ToolCallPart, message_id: str) -> Message:
+    text = f"Tool call {call.name} was not executed: its arguments are no JSON object."
+    return tool_result(call.id, text, id=f"{message_id}-{call.id}", name=call.name, is_error=True)
+
+
+def new_messages(
+    messages: Sequence[BaseMessage], shown: Sequence[Message] | None, *, new_id: Callable[[], str]
+) -> list[Message]:
+    """Returns the messages that may be new, converted for the engine; those without an id get one from `new_id`.
+
+    `shown` is the history as the handle was last read, None when it was not read. Summaries among it are left out.
+    """
+    chosen = given_ids(messages)
+    converted = [from_langchain(m, new_id=new_id) for m in messages]
+    known = {m.id: content_key(m) for m in shown or ()}
+    rest = converted[repeated_count(converted, chosen, shown) :]
+    new = (m for m in rest if not (m.id in chosen and known.get(m.id) == content_key(m)))
+    # a summary that came from elsewhere is an ordinary message here
+    return [m if m.kind == "message" else replace(m, kind="message") for m in new]

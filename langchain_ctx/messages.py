@@ -1,0 +1,508 @@
+"""Converts LangChain messages to ctxfold messages and back without loss."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast, get_args
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    HumanMessage,
+    InvalidToolCall,
+    SystemMessage,
+    ToolMessage,
+)
+
+from ctxfold.errors import InvalidToolArgumentsError, MessageError, UnknownRoleError
+from ctxfold.messages import (
+    Message,
+    MessageKind,
+    Opaque,
+    Part,
+    ReasoningPart,
+    Role,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    Usage,
+)
+from ctxfold.validation import is_a, json_problem, kind_of
+from langchain_ctx.content import as_json, content_of, parts_of
+
+__all__ = [
+    "check_messages",
+    "from_langchain",
+    "given_ids",
+    "named",
+    "reasoning_kwargs",
+    "to_langchain",
+    "usage_metadata",
+    "with_thoughts",
+]
+
+
+_TEXT = "reasoning_content"
+_DETAILS = "reasoning_details"
+
+
+def reasoning_kwargs(message: Message, *, in_content: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A message's reasoning for `additional_kwargs`, and what of it goes under "ctxfold" there.
+
+    `in_content`: the content shows the texts too, as blocks, and with them their places.
+    """
+    places = list(_places(message))
+    parts = [part for _, part in places]
+    kwargs: dict[str, Any] = {}
+    if any(p.text for p in parts):
+        kwargs[_TEXT] = "".join(p.text for p in parts)
+    details = [block for p in parts if p.details is not None for block in json.loads(p.details)]
+    if details:
+        kwargs[_DETAILS] = details
+    if len(parts) <= 1 and all(at == 0 for at, _ in places):
+        signature = parts[0].signature if parts else None
+        return kwargs, {} if signature is None else {"signature": signature}
+    if in_content and not any(p.signature or p.details for p in parts):
+        return kwargs, {}
+    return kwargs, {"thoughts": [_place_note(at, part) for at, part in places]}
+
+
+def _places(message: Message) -> Iterator[tuple[int, ReasoningPart]]:
+    """Each thought, and how many characters of text stand before it."""
+    at = 0
+    for part in message.parts:
+        if isinstance(part, TextPart):
+            at += len(part.text)
+        elif isinstance(part, ReasoningPart):
+            yield at, part
+
+
+def _place_note(at: int, part: ReasoningPart) -> dict[str, Any]:
+    note: dict[str, Any] = {"at": at, "length": len(part.text)}
+    if part.signature is not None:
+        note["signature"] = part.signature
+    if part.details is not None:
+        note["details"] = len(json.loads(part.details))
+    return note
+
+
+def with_thoughts(
+    parts: Sequence[Part], kwargs: dict[str, Any], ours: Mapping[str, Any], extras: dict[str, Any]
+) -> list[Part]:
+    """The content's parts with the reasoning out of `kwargs`, which loses what was taken; none of it twice."""
+    text: Any = kwargs.get(_TEXT)
+    details: Any = kwargs.get(_DETAILS)
+    blocks = [p for p in parts if isinstance(p, ReasoningPart)]
+    both = bool(blocks) and isinstance(text, str) and text == "".join(p.text for p in blocks)
+    if blocks and not both:
+        return list(parts)
+    text = text if isinstance(text, str) else ""
+    detail_list = (
+        cast("list[object]", details) if isinstance(details, list) and _is_json_value(kwargs[_DETAILS]) else []
+    )
+    places = _read(ours, text, detail_list, alone=len(blocks) <= 1)
+    if both:
+        extras["both"] = True
+        del kwargs[_TEXT]
+        if places is None:
+            return list(parts)
+    elif places is None:
+        places = (
+            [(0, ReasoningPart(text, None, _json(detail_list) if detail_list else None))] if text or detail_list else []
+        )
+    if text:
+        kwargs.pop(_TEXT, None)
+    if any(part.details is not None for _, part in places):
+        del kwargs[_DETAILS]
+    return _woven([p for p in parts if not isinstance(p, ReasoningPart)], places)
+
+
+def _read(
+    ours: Mapping[str, Any], text: str, details: Sequence[object], *, alone: bool
+) -> list[tuple[int, ReasoningPart]] | None:
+    """The thoughts as they were told; None when nothing was, or when it no longer fits the reasoning."""
+    noted: Any = ours.get("thoughts")
+    signature: Any = ours.get("signature")
+    if noted is None and isinstance(signature, str) and alone:
+        return [(0, ReasoningPart(text, signature, _json(details) if details else None))]
+    if not isinstance(noted, list):
+        return None
+    noted = cast("list[dict[str, Any]]", noted)
+    places: list[tuple[int, ReasoningPart]] = []
+    start = used = 0
+    for one in noted:
+        match one:
+            case {"at": int(at), "length": int(length)}:
+                end, count = start + length, one.get("details")
+                own = None if count is None else _json(details[used : used + count])
+                places.append((at, ReasoningPart(text[start:end], one.get("signature"), own)))
+                start, used = end, used + (count or 0)
+            case _:
+                return None
+    return places if (start, used) == (len(text), len(details)) else None
+
+
+def _woven(parts: Sequence[Part], places: Sequence[tuple[int, ReasoningPart]]) -> list[Part]:
+    """Each thought at its place among the texts."""
+    woven: list[Part] = []
+    waiting = list(places)
+    at = 0
+    for part in parts:
+        rest = part
+        while isinstance(rest, TextPart) and waiting and waiting[0][0] < at + len(rest.text):
+            cut = waiting[0][0] - at
+            if cut > 0:
+                woven.append(TextPart(rest.text[:cut]))
+                rest = replace(rest, text=rest.text[cut:])
+                at += cut
+            woven.append(waiting.pop(0)[1])
+        at += len(rest.text) if isinstance(rest, TextPart) else 0
+        woven.append(rest)
+    return [*woven, *(thought for _, thought in waiting)]
+
+
+def _json(details: Sequence[object]) -> str:
+    return json.dumps(details, ensure_ascii=False)
+
+
+def _is_json_value(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def named(messages: Iterable[BaseMessage]) -> list[BaseMessage]:
+    """The messages, those without an id as copies that have one: made of their content and of the id before them.
+
+    So the same words said twice are two messages, and a list that is given again, longer, is known as far as it was.
+    """
+    named_messages: list[BaseMessage] = []
+    before = ""
+    for message in messages:
+        message_with_id = message if message.id else message.model_copy(update={"id": _id(message, before)})
+        before = message_with_id.id or ""
+        named_messages.append(message_with_id)
+    return named_messages
+
+
+def _id(message: BaseMessage, before: str) -> str:
+    calls = [(c["id"], c["name"], c["args"]) for c in message.tool_calls] if isinstance(message, AIMessage) else None
+    result = message.tool_call_id if isinstance(message, ToolMessage) else None
+    text = repr((before, message.type, message.content, calls, result))
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+NAMESPACE = "langchain"
+_WRITTEN_FOR = (
+    "ephemeral_5m_input_tokens",
+    "ephemeral_1h_input_tokens",
+)  # Anthropic's cache writes, in place of the sum
+OURS = "ctxfold"
+PRESERVE = "preserve_reasoning"
+_NO_OBJECT = "the arguments are not a JSON object"
+_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+}
+
+
+def given_ids(messages: Iterable[BaseMessage]) -> frozenset[str]:
+    """The ids that messages came with."""
+    return frozenset(m.id for m in messages if m.id)
+
+
+def check_messages(messages: Iterable[BaseMessage]) -> None:
+    """MessageError for anything among them that is no message of LangChain's; of a text, for its first letter."""
+    for message in messages:
+        if not is_a(message, BaseMessage):
+            raise MessageError(
+                f"a message is {kind_of(message)}: give HumanMessage, AIMessage and the like, in a list; "
+                "langchain_core.messages.convert_to_messages makes them of other forms"
+            )
+
+
+def _uuid() -> str:
+    return uuid.uuid4().hex
+
+
+def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _uuid) -> Message:
+    """The same message for the engine; one without id gets a new one. UnknownRoleError for a role no model is sent."""
+    check_messages((message,))
+    role, extras = _role(message)
+    identity = message.id or new_id()
+    calls = [str(c["id"]) for c in message.tool_calls] if isinstance(message, AIMessage) else ()
+    parts, layout = parts_of(message.content, role, calls)
+    if layout is not None:
+        extras["content"] = layout
+    kwargs = dict(message.additional_kwargs)
+    ours = _mapping(kwargs.pop(OURS, None))
+    meta = dict(message.response_metadata)
+    model, finish = _popped(meta, "model_name"), _popped(meta, "finish_reason")
+    if finish is not None and "stop_reason" in meta:
+        meta["finish_reason"] = finish
+    usage: Usage | None = None
+    if isinstance(message, AIMessage):
+        parts = with_thoughts(parts, kwargs, ours, extras)
+        parts += _calls(message, ours, identity)
+        if message.invalid_tool_calls:
+            extras["invalid"] = [_invalid_rest(c) for c in message.invalid_tool_calls]
+        usage = _usage(message, extras)
+    elif isinstance(message, ToolMessage):
+        parts = _result(message, parts, extras)
+    extras |= {"kwargs": _jsonable(kwargs), "meta": _jsonable(meta), "extra": _jsonable(message.model_extra or {})}
+    held = {name: value for name, value in extras.items() if value not in ({}, None)}
+    if held:
+        parts.append(Opaque(NAMESPACE, as_json(held, f"message {identity!r}")))
+    known = cast("MessageKind", ours["kind"]) if ours.get("kind") in get_args(MessageKind) else "message"
+    name = None if isinstance(message, ToolMessage) else message.name
+    preserve = cast("bool | None", ours.get(PRESERVE))  # what is no bool is refused where the message is stored or sent
+    return Message(identity, role, tuple(parts), name, known, model, usage, finish, preserve_reasoning=preserve)
+
+
+def _role(message: BaseMessage) -> tuple[Role, dict[str, Any]]:
+    match message:
+        case SystemMessage():
+            return "system", {}
+        case HumanMessage():
+            return "user", {}
+        case AIMessage():
+            return "assistant", {}
+        case ToolMessage():
+            return "tool", {}
+        case ChatMessage() if message.role in _ROLES:
+            return _ROLES[message.role], {"chat": message.role}
+        case _:
+            role = message.role if isinstance(message, ChatMessage) else message.type
+            raise UnknownRoleError(
+                f"message {message.id!r} is a {type(message).__name__} with role {role!r}: "
+                "use SystemMessage, HumanMessage, AIMessage or ToolMessage"
+            )
+
+
+def _popped(meta: dict[str, Any], name: str) -> str | None:
+    return cast("str", meta.pop(name)) if isinstance(meta.get(name), str) else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> Sequence[object]:
+    return cast("Sequence[object]", value) if isinstance(value, list) else ()
+
+
+def _jsonable(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if _fits_json(value)}
+
+
+def _fits_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[Part]:
+    texts = _argument_texts(message, _mapping(ours.get("calls")))
+    parts: list[Part] = []
+    for number, call in enumerate(message.tool_calls):
+        call_id = call["id"] or f"call_{identity}_{number}"
+        text = texts.get(call_id)
+        if text is None or _decoded(text) != call["args"]:
+            try:
+                text = json.dumps(call["args"], ensure_ascii=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InvalidToolArgumentsError(
+                    f"tool call {call['name']!r} in message {identity!r} has arguments that JSON cannot hold "
+                    f"({json_problem(error)}): give plain values"
+                ) from None
+        extra = _mapping(_mapping(ours.get("calls")).get(call_id)).get("extra")
+        parts.append(ToolCallPart(call_id, call["name"], text, extra if isinstance(extra, str) else None))
+    parts += [
+        ToolCallPart(str(c["id"]), c["name"] or "unknown", c["args"] or "")
+        for c in message.invalid_tool_calls
+        if c["id"]
+    ]
+    order = {str(name): n for n, name in enumerate(_list(ours.get("order")))}
+    return sorted(parts, key=lambda p: order.get(p.id, len(order)) if isinstance(p, ToolCallPart) else -1)
+
+
+def _invalid_rest(call: InvalidToolCall) -> dict[str, Any]:
+    """Returns the fields of an invalid call that the engine's call does not hold.
+
+    Without an id those are all fields: nothing can answer such a call, so it is no call for the engine.
+    """
+    if not call["id"]:
+        return dict(call)
+    return {name: value for name, value in call.items() if name not in ("args", "name") or not value}
+
+
+def _argument_texts(message: AIMessage, ours: Mapping[str, Any]) -> dict[str, str]:
+    """The very text of arguments, where something still has it."""
+    texts: dict[str, str] = {}
+    if isinstance(message, AIMessageChunk):
+        texts |= {c["id"]: c["args"] for c in message.tool_call_chunks if c["id"] and c["args"]}
+    raw: Any = message.additional_kwargs.get("tool_calls")
+    for call in _list(raw):
+        text = _mapping(_mapping(call).get("function")).get("arguments")
+        if isinstance(text, str):
+            texts[str(_mapping(call).get("id"))] = text
+    for call_id, call in ours.items():
+        text = _mapping(call).get("arguments")
+        if isinstance(text, str):
+            texts[call_id] = text
+    return texts
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _usage(message: AIMessage, extras: dict[str, Any]) -> Usage | None:
+    reported = message.usage_metadata
+    if reported is None or "input_tokens" not in reported:  # an answer from a cache may have a cost alone
+        return None
+    into, out = _mapping(reported.get("input_token_details")), _mapping(reported.get("output_token_details"))
+    usage = Usage(
+        reported["input_tokens"],
+        reported["output_tokens"],
+        _detail(into, "cache_read"),
+        max(_detail(into, "cache_creation"), sum(into.get(name) or 0 for name in _WRITTEN_FOR)),
+        _detail(out, "reasoning"),
+    )
+    if usage_metadata(usage) != reported:
+        extras["usage"] = reported
+    return usage
+
+
+def _detail(details: Mapping[str, Any], name: str) -> int:
+    """A kind of token; at other tiers of service OpenAI's are told as `priority_cache_read` and the like."""
+    return details.get(name) or sum(count or 0 for key, count in details.items() if key.endswith(f"_{name}"))
+
+
+def usage_metadata(usage: Usage) -> dict[str, Any]:
+    """Usage as LangChain writes it; details that are zero are left out."""
+    into = {"cache_read": usage.cache_read_tokens, "cache_creation": usage.cache_write_tokens}
+    metadata: dict[str, Any] = {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+    }
+    if any(into.values()):
+        metadata["input_token_details"] = {name: value for name, value in into.items() if value}
+    if usage.reasoning_tokens:
+        metadata["output_token_details"] = {"reasoning": usage.reasoning_tokens}
+    return metadata
+
+
+def _result(message: ToolMessage, parts: Sequence[Part], extras: dict[str, Any]) -> list[Part]:
+    text = "".join(p.text for p in parts if isinstance(p, TextPart))
+    if message.artifact is not None and _fits_json(message.artifact):
+        extras["artifact"] = message.artifact
+    result = ToolResultPart(message.tool_call_id, text, message.name, message.status == "error")
+    return [result, *(p for p in parts if not isinstance(p, TextPart))]
+
+
+def to_langchain(message: Message) -> BaseMessage:
+    """Returns the same message for LangChain.
+
+    `additional_kwargs["ctxfold"]` holds the `kind` of a summary, and `preserve_reasoning` where the message has it.
+    """
+    extras = _mapping(message.opaque(NAMESPACE))
+    kwargs = dict(_mapping(extras.get("kwargs")))
+    ours: dict[str, Any] = {} if message.kind == "message" else {"kind": message.kind}
+    if message.preserve_reasoning is not None:
+        ours[PRESERVE] = message.preserve_reasoning
+    fields: dict[str, Any] = {
+        **_mapping(extras.get("extra")),
+        "content": content_of(message, extras.get("content")),
+        "id": message.id,
+        "name": message.name,
+        "response_metadata": _metadata(message, extras),
+    }
+    if message.role == "assistant":
+        _tell(message, extras, fields, kwargs, ours)
+    if ours:
+        kwargs[OURS] = ours
+    fields["additional_kwargs"] = kwargs
+    if "chat" in extras:
+        return ChatMessage(role=extras["chat"], **fields)
+    match message.role:
+        case "system":
+            return SystemMessage(**fields)
+        case "user":
+            return HumanMessage(**fields)
+        case "assistant":
+            return AIMessage(**fields)
+        case "tool":
+            result = message.tool_results[0]
+            status = "error" if result.is_error else "success"
+            fields["name"] = result.name
+            return ToolMessage(tool_call_id=result.call_id, status=status, artifact=extras.get("artifact"), **fields)
+
+
+def _metadata(message: Message, extras: Mapping[str, Any]) -> dict[str, Any]:
+    meta = _mapping(extras.get("meta"))
+    # a stream's `stop_reason` is the finish reason, too; it is told by one name
+    finish = None if meta.get("stop_reason") == message.finish_reason else message.finish_reason
+    fields = {"model_name": message.model, "finish_reason": finish}
+    return {**meta, **{name: value for name, value in fields.items() if value is not None}}
+
+
+def _tell(
+    message: Message, extras: Mapping[str, Any], fields: dict[str, Any], kwargs: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    """Returns the fields that only an AIMessage has: calls, usage, reasoning, refusal."""
+    calls: list[dict[str, Any]] = []
+    invalid: list[dict[str, Any]] = []
+    argument_texts: dict[str, dict[str, str]] = {}
+    kept_calls = [dict(_mapping(c)) for c in _list(extras.get("invalid"))]
+    for call in message.tool_calls:
+        args = call.parsed()
+        if args is None:
+            rest = next((c for c in kept_calls if c.get("id") == call.id), {"error": _NO_OBJECT})
+            invalid.append(
+                {"name": call.name, "args": call.arguments, "id": call.id, "type": "invalid_tool_call", **rest}
+            )
+            continue
+        calls.append({"name": call.name, "args": args, "id": call.id})
+        own = {} if call.extra is None else {"extra": call.extra}
+        if json.dumps(args, ensure_ascii=False) != call.arguments:
+            own["arguments"] = call.arguments
+        if own:
+            argument_texts[call.id] = own
+    if argument_texts:
+        ours["calls"] = argument_texts
+    order = [call.id for call in message.tool_calls]
+    if order != [c["id"] for c in (*calls, *invalid)]:
+        ours["order"] = order
+    fields |= {"tool_calls": calls, "invalid_tool_calls": [*invalid, *(c for c in kept_calls if not c.get("id"))]}
+    if message.usage is not None:
+        fields["usage_metadata"] = extras.get("usage") or usage_metadata(message.usage)
+    blocks = any(_is_thought(b) for b in _list(fields["content"]))
+    if not blocks or extras.get("both"):
+        thoughts, signed = reasoning_kwargs(message, in_content=blocks)
+        kwargs |= thoughts
+        ours |= signed
+    refusal = message.opaque("refusal")
+    if refusal is not None:
+        kwargs["refusal"] = refusal
+
+
+def _is_thought(block: Any) -> bool:
+    return isinstance(block, dict) and cast("dict[str, Any]", block).get("type") in ("reasoning", "thinking")

@@ -1,0 +1,88 @@
+"""Adapts retrievers, vector stores and `Embeddings` of LangChain to the sections and the recall of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableConfig
+from langchain_core.vectorstores import VectorStore
+
+from ctxfold import Item, Query, Section
+from ctxfold.adapters.retrieval import checked_embedder, found_item
+from ctxfold.errors import ConfigError
+from ctxfold.protocols import Embedder
+from ctxfold.validation import kind_of
+
+__all__ = [
+    "LangChainEmbedder",
+    "as_embedder",
+    "section_from",
+]
+
+_SOURCES = ("source", "file_path", "url", "title")
+# a retriever may ask a model: nothing of that reaches the callbacks or the stream of the run around it
+_APART: RunnableConfig = {"callbacks": [], "tags": ["nostream", "ctxfold:section"], "run_name": "ctxfold section"}
+
+
+def section_from(
+    source: BaseRetriever | VectorStore, *, kind: str = "documents", limit: int = 8, **terms: Any
+) -> Section:
+    """A section that asks a retriever, or the `limit` nearest of a vector store, with the newest user message.
+
+    ```python
+    model = with_context(chat, session_id="s", context_window=64_000, sections=[section_from(vector_store)])
+    ```
+    What is found is shown as data, with each document's source and page beside it, once per document. A retriever that fails or
+    is too slow costs only its section. `terms` are those of `ctxfold.Section`: place, lifetime, share, min_free_ratio, timeout_s.
+    """
+    candidate: Any = source  # or whatever else a caller hands over
+    retriever: Any = (
+        candidate.as_retriever(search_kwargs={"k": limit}) if isinstance(candidate, VectorStore) else candidate
+    )
+    if not isinstance(retriever, BaseRetriever):
+        raise ConfigError(f"{kind_of(candidate)} is no source for a section: give a retriever or a vector store")
+    return Section(kind, _Retrieved(retriever), **terms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Retrieved:
+    """In async code it is asked in a worker thread, so that it serves both kinds of code."""
+
+    retriever: BaseRetriever
+
+    def __call__(self, query: Query) -> list[Item]:
+        return [_item(d) for d in self.retriever.invoke(query.text, _APART.copy())]
+
+
+def _item(document: Document) -> Item:
+    metadata = cast("Mapping[str, object]", document.metadata)
+    return found_item(document.page_content, metadata, sources=_SOURCES, page="page", id=document.id)
+
+
+class LangChainEmbedder:
+    """For `AgentContext(embedder=...)`; LangChain's faces take the `Embeddings` themselves as `embedder=`."""
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self._embeddings = embeddings
+
+    def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        return self._embeddings.embed_documents(list(texts))
+
+    async def aembed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        return await self._embeddings.aembed_documents(list(texts))
+
+
+def as_embedder(embedder: Any) -> Embedder | None:
+    """Returns an embedder for LangChain's `Embeddings`, or one of the engine's kind as it is. ConfigError for anything else."""
+    if isinstance(embedder, Embeddings):
+        return LangChainEmbedder(embedder)
+    return checked_embedder(embedder, "LangChain Embeddings")
+
+
+if TYPE_CHECKING:
+    _: type[Embedder] = LangChainEmbedder

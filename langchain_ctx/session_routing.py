@@ -1,0 +1,205 @@
+"""Finds the session that a call is for, from LangChain's config."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
+
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import RunnableConfig
+
+from ctxfold.engine.attach import BRANCH
+from ctxfold.errors import ConfigError
+from ctxfold.history.records import SessionKey
+from ctxfold.validation import check_name, kind_of
+from langchain_ctx.callbacks import aeach_listening, each_listening, listening
+
+__all__ = [
+    "MADE_FROM",
+    "WITHIN",
+    "Address",
+    "AddressedChatModel",
+    "called",
+    "check_fields",
+    "checked_session_id",
+    "first_id",
+    "key_or_own",
+    "placed",
+    "session_key",
+    "sessions_of",
+]
+
+
+WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
+RUN = ":"  # between a node of such a place and its run
+MADE_FROM = "run-"  # how the name begins of a conversation that nobody named
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A session's key. `made_up`: no user gave it that name. `place`: it stands for all runs in one place of a graph, each of
+    which begins with nothing but its list of messages.
+    """
+
+    key: SessionKey
+    made_up: bool = False
+    place: bool = False
+
+    def as_argument(self) -> list[str]:
+        """As an argument of a call."""
+        kind = "place" if self.place else "run" if self.made_up else None
+        return [self.key.session, self.key.owner, *([] if kind is None else [kind])]
+
+    @classmethod
+    def of(cls, argument: Sequence[str]) -> Address:
+        session, owner, *kind = argument
+        return cls(session_key(session, owner), made_up=bool(kind), place=kind == ["place"])
+
+
+def session_key(session: object, owner: object) -> SessionKey:
+    """Returns the key for names as they come: a session may be named by a number or a UUID too, as LangGraph's threads are.
+
+    ConfigError for None, an empty name or anything else: nobody shares a nameless session by accident.
+    """
+    for what, name in (("owner", owner), ("session id", session)):
+        if name is None:
+            raise ConfigError(f"the {what} is missing: give each conversation a name of its own")
+    return SessionKey(check_name("owner", owner), checked_session_id(session))
+
+
+def key_or_own(session: object, owner: object, own_session: str | None, own_owner: str) -> SessionKey:
+    """Returns the key for the names of a call; None alone stands for what the object was made with."""
+    return session_key(own_session if session is None else session, own_owner if owner is None else owner)
+
+
+def checked_session_id(session: object) -> str:
+    """Returns the name of a session or thread as text; ConfigError for what cannot name one."""
+    if isinstance(session, bool) or not isinstance(session, str | int | UUID):
+        raise ConfigError(f"the session id is {kind_of(session)}: give a string, a number or a UUID")
+    return check_name("session id", str(session))
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """ConfigError for a session or an owner among the fields of a chat model that names none: pydantic has an error of its own."""
+    if fields.get("session") is not None:
+        check_name("session", fields["session"])
+    if "owner" in fields:
+        check_name("owner", fields["owner"])
+
+
+def placed(name: object, configurable: Mapping[str, Any], owner: str, first: str | None = None) -> Address:
+    """The address of a graph's session; `configurable["owner"]` beats `owner`.
+
+    A sub-graph runs on its caller's thread: what names its session is its place there, less the node that is running. LangGraph
+    names such a place anew for each run, unless it has a memory of its own. So the id of the conversation's `first` message
+    stands for the run: messages that the caller shares keep theirs, and what is asked of an isolated sub-agent gets a new one.
+    """
+    place = str(configurable.get("checkpoint_ns") or "").rpartition(WITHIN)[0]
+    of_a_run = RUN in place
+    if first and of_a_run:
+        place = WITHIN.join([*(part.partition(RUN)[0] for part in place.split(WITHIN)), first])
+    key = session_key(name, configurable.get("owner", owner))
+    if place:
+        key = key._replace(session=f"{key.session}{WITHIN}{place}")
+    return Address(key, made_up=of_a_run, place=of_a_run and first is not None)
+
+
+def called(configurable: Mapping[str, Any], session: str | None, owner: str, prompt: object) -> Address | None:
+    """Returns the session that the call or the model's field names. A thread's name is followed by its place in the graph."""
+    if "session_id" not in configurable and "thread_id" in configurable:
+        thread = configurable["thread_id"]
+        return None if thread is None else placed(thread, configurable, owner, first_id(prompt))
+    name = configurable.get("session_id", session)
+    return None if name is None else Address(session_key(name, configurable.get("owner", owner)))
+
+
+def first_id(prompt: object) -> str | None:
+    """The id that a conversation's first message came with, system messages aside."""
+    messages: Any = prompt.to_messages() if isinstance(prompt, PromptValue) else prompt
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return None
+    converted = (convert_to_messages([one])[0] for one in cast("list[Any]", messages))
+    return next((m.id for m in converted if m.type != "system"), None)
+
+
+def sessions_of(thread: str, names: Iterable[str]) -> list[str]:
+    """Of these sessions those of a thread: its own, its branches', its sub-agents' and their branches'."""
+    branch = rf"({BRANCH}[0-9a-f]{{8}})*"
+    pattern = re.compile(rf"{re.escape(thread)}{branch}({re.escape(WITHIN)}.+)?", re.DOTALL)
+    return [name for name in names if pattern.fullmatch(name)]
+
+
+class AddressedChatModel(BaseChatModel, ABC):
+    """A chat model all of whose entrances pass the config's session on, as an argument of the call."""
+
+    @abstractmethod
+    def _addressed(
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
+    ) -> builtins.dict[str, Any]:
+        """The call's arguments with its session among them; `prompt` is what it is asked."""
+
+    def invoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        with listening(config):
+            return super().invoke(input, config, stop=stop, **self._addressed(config, kwargs, input))
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        with listening(config):
+            return await super().ainvoke(input, config, stop=stop, **self._addressed(config, kwargs, input))
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        pieces = super().stream(input, config, stop=stop, **self._addressed(config, kwargs, input))
+        return each_listening(cast("Generator[AIMessageChunk, None, None]", pieces), config)
+
+    def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        pieces = super().astream(input, config, stop=stop, **self._addressed(config, kwargs, input))
+        return aeach_listening(cast("AsyncGenerator[AIMessageChunk, None]", pieces), config)
+
+    if not TYPE_CHECKING:  # the base has overloads by version, which hold here too
+
+        def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+            """Events of one call; version="v3" gives a ChatModelStream, whose message has the id that a session stores."""
+            return super().stream_events(input, config, **self._addressed_events(config, kwargs, input))
+
+        def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+            return super().astream_events(input, config, **self._addressed_events(config, kwargs, input))
+
+    def _addressed_events(
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
+    ) -> builtins.dict[str, Any]:
+        """Versions 1 and 2 come through `stream`, which sees to it; version 3 goes past it."""
+        return self._addressed(config, kwargs, prompt) if kwargs.get("version") == "v3" else kwargs

@@ -1,0 +1,434 @@
+"""Defines `with_context`, which manages the context of any LangChain chat model in an existing chain."""
+
+from __future__ import annotations
+
+import builtins
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import LC_ID_PREFIX, AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBinding,
+    RunnableConfig,
+    RunnableParallel,
+    RunnableSequence,
+    ensure_config,
+)
+from langchain_core.tools import BaseTool
+from pydantic import BaseModel, ConfigDict, Field
+
+from ctxfold._closing import Closing
+from ctxfold._deprecated import KEYWORDS, renamed_keywords
+from ctxfold.adapters.model_calls import ModelStream, original_error
+from ctxfold.compaction.live_prefix import answers_freely
+from ctxfold.engine.turn import Options, TurnInput
+from ctxfold.errors import ConfigError, EmptyMessagesError
+from ctxfold.history.records import SessionKey
+from ctxfold.protocols import Reply, Request, Store, TokenCounter
+from ctxfold.tokens import TextCounter
+from langchain_ctx.active_model import (
+    Caller,
+    CallersModel,
+    CallersSummarizer,
+    calling,
+    keeps_sessions,
+    model_name,
+)
+from langchain_ctx.chat_model import SESSION, WINDOW, no_session, with_window
+from langchain_ctx.conversation import Conversation
+from langchain_ctx.errors import as_backend_error, translated
+from langchain_ctx.inner_model import Pieces, asked, inner_stream
+from langchain_ctx.messages import from_langchain, given_ids
+from langchain_ctx.reasoning import check_reasoning, returning
+from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
+from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
+from langchain_ctx.summarizer import ChatModelSummarizer
+from langchain_ctx.tools import counted, is_free
+
+__all__ = [
+    "ContextChatModel",
+    "aeach",
+    "each",
+    "new_id",
+    "options_of",
+    "question_of",
+    "reply_of",
+    "result_of",
+    "with_context",
+]
+
+
+def each(events: Iterator[Any], caller: Caller) -> Generator[Any, None, None]:
+    """The events; the caller is in place only while one is made, and not while it is handed on."""
+    while True:
+        with calling(caller):
+            event = next(events, None)
+        if event is None:
+            return
+        yield event
+
+
+async def aeach(events: AsyncIterator[Any], caller: Caller) -> AsyncGenerator[Any, None]:
+    while True:
+        with calling(caller):
+            event = await anext(events, None)
+        if event is None:
+            return
+        yield event
+
+
+def new_id(run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None) -> str:
+    """An event stream is given its run: LangChain names its message after that."""
+    return uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run.run_id}"
+
+
+def options_of(kwargs: Mapping[str, Any]) -> Options:
+    """Returns what the engine has to know of a call's arguments: what takes room, and how much there is."""
+    limit = kwargs.get("max_tokens")
+    return Options(
+        tools=counted(kwargs.get("tools")),
+        max_tokens=limit if isinstance(limit, int) else None,
+        context_window=kwargs.get(WINDOW),
+    )
+
+
+def question_of(key: SessionKey, messages: Sequence[BaseMessage], options: Options, reply_id: str) -> TurnInput:
+    """Leading system messages are the session's prompts; of the rest, what it does not have is new."""
+    if not messages:
+        raise EmptyMessagesError("no message to send: give at least one")
+    lead = next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
+    rest = tuple(
+        m for m in map(from_langchain, messages[lead:]) if m.kind == "message"
+    )  # summaries are the session's own
+    if not rest:
+        raise EmptyMessagesError("a session needs more than system messages: add the user's message")
+    prompts = tuple(m.text for m in messages[:lead]) or None
+    return TurnInput(key, rest, options, prompts, given_ids=given_ids(messages), reply_id=reply_id)
+
+
+def reply_of(result: ChatResult) -> Reply:
+    answer = result.generations[0].message
+    message = from_langchain(answer if answer.id else answer.model_copy(update={"id": new_id()}))
+    return Reply(message, message.usage, message.finish_reason, result)
+
+
+def result_of(reply: Reply) -> ChatResult:
+    """The model's own result, its message under the id that the session keeps it by."""
+    result: ChatResult = reply.raw
+    first = result.generations[0]
+    message = first.message.model_copy(update={"id": reply.message.id})
+    named = ChatGeneration(message=message, generation_info=first.generation_info)
+    return ChatResult(generations=[named, *result.generations[1:]], llm_output=result.llm_output)
+
+
+@renamed_keywords(KEYWORDS)
+def with_context(
+    model: BaseChatModel,
+    *,
+    session_id: str | None = None,
+    store: str | Store | None = None,
+    context_window: int | None = None,
+    owner: str = "default",
+    summarizer: Any = None,
+    counter: TokenCounter | TextCounter | None = None,
+    **settings: Unpack[ContextSettings],
+) -> ContextChatModel:
+    """The model with its conversation kept in a session, and its reasoning sent back.
+
+    It takes the model's place in a chain or agent: tools, structured output, profile, callbacks, streaming, cache and rate
+    limiter are the model's. Each call may name its session: `config={"configurable": {"session_id": "s1", "owner": "ann"}}`
+    (`thread_id` serves too), which beats `session_id`; a call without any is passed on as it is. `context_window` None takes the
+    profile's. ConfigError for a thinking model whose reasoning cannot be sent back.
+    """
+    check_fields({"session": session_id, "owner": owner})
+    check_reasoning(model)
+    if keeps_sessions(model):
+        raise ConfigError(f"this {type(model).__name__} keeps sessions of its own: use it as it is, or leave those out")
+    known: Any = (model.profile or {}).get("max_input_tokens")
+    writer = CallersSummarizer(None if summarizer is model else summarizer)
+    writer.seen(model)
+    return ContextChatModel(
+        inner=returning(model),
+        session=session_id,
+        owner=owner,
+        sessions=Sessions(
+            store=store,
+            context_window=known if context_window is None else context_window,
+            backend=CallersModel(),
+            summarizer=writer,
+            counter=counter,
+            settings=settings,
+        ),
+        cache=False,  # the model's own is asked with the window; one by the chain's messages would answer for another state
+        profile=model.profile,
+        output_version=model.output_version,
+        disable_streaming=model.disable_streaming,
+        callbacks=model.callbacks,
+        tags=model.tags,
+        metadata=model.metadata,
+    )
+
+
+class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
+    """The model that `with_context` returns; `inner` is the model that answers."""
+
+    inner: BaseChatModel
+    session: str | None = None
+    owner: str = "default"
+    sessions: Sessions | None = Field(default=None, exclude=True, repr=False)
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **data: Any) -> None:
+            check_fields(data)
+            super().__init__(**data)
+
+    def _pool(self) -> PoolOf:
+        if self.sessions is None:
+            raise no_session()
+        return PoolOf(self.sessions, self.session, self.owner)
+
+    # what it is
+
+    @property
+    def _llm_type(self) -> str:
+        return f"ctx-{self.inner._llm_type}"
+
+    @property
+    def _identifying_params(self) -> builtins.dict[str, Any]:
+        inner: Any = self.inner
+        return {**inner._identifying_params, "session": self.session, "owner": self.owner}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        inner: Any = self.inner
+        return cast("LangSmithParams", inner._get_ls_params(stop=stop, **kwargs))
+
+    def get_num_tokens(self, text: str) -> int:
+        return self.inner.get_num_tokens(text)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        return self.inner.get_num_tokens_from_messages(messages, tools)
+
+    def bind_tools(
+        self,
+        tools: Sequence[builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """As the model binds them."""
+        chosen = {} if tool_choice is None else {"tool_choice": tool_choice}
+        return cast(
+            "Runnable[LanguageModelInput, AIMessage]", self._in_place(self.inner.bind_tools(tools, **chosen, **kwargs))
+        )
+
+    def with_structured_output(
+        self, schema: builtins.dict[str, Any] | type, *, include_raw: bool = False, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]:
+        """Returns the chain of the inner model's own method, with this model in it."""
+        chain = self.inner.with_structured_output(schema, include_raw=include_raw, **kwargs)
+        return cast("Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]", self._in_place(chain))
+
+    def _in_place(self, chain: Any) -> Any:
+        """Returns the chain that the inner model made, with this model in place of the inner one."""
+        known: Any = chain  # the patterns below would lose its type
+        match chain:
+            case RunnableBinding():
+                return known.model_copy(update={"bound": self._in_place(known.bound)})
+            case RunnableSequence():
+                return RunnableSequence[Any, Any](*(self._in_place(step) for step in known.steps))
+            case RunnableParallel():
+                return RunnableParallel[Any]({name: self._in_place(step) for name, step in known.steps__.items()})
+            case BaseChatModel() if known is self.inner:
+                return self
+            case BaseChatModel():  # a copy for another address or with other settings
+                return self.model_copy(update={"inner": known})
+            case _:
+                return known
+
+    # whose session
+
+    def _addressed(
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
+    ) -> builtins.dict[str, Any]:
+        if SESSION in kwargs:
+            return kwargs
+        configurable = ensure_config(config).get("configurable", {})
+        address = called(configurable, self.session, self.owner, prompt)
+        return kwargs if address is None else {**with_window(configurable, kwargs), SESSION: address.as_argument()}
+
+    def _parted(
+        self, messages: Sequence[BaseMessage], kwargs: builtins.dict[str, Any]
+    ) -> tuple[Address | None, Options, builtins.dict[str, Any]]:
+        """Returns the call's session, what its engine has to know, and the arguments for the model."""
+        kwargs = self._addressed(None, kwargs, messages)
+        named = kwargs.get(SESSION)
+        if named is None:
+            return None, Options(), kwargs
+        rest = {name: value for name, value in kwargs.items() if name not in (SESSION, WINDOW)}
+        return Address.of(named), options_of(kwargs), rest
+
+    def _caller(self, options: Options, rest: builtins.dict[str, Any], **ways: Any) -> Caller:
+        """Returns how this call asks the model; a summary on the live prefix gets the same arguments."""
+        summaries = ChatModelSummarizer(self.inner, rest)
+        return Caller(
+            self.inner,
+            repeat=summaries.send,
+            arepeat=summaries.asend,
+            repeats=lambda request: (
+                is_free(rest.get("tool_choice"))
+                and answers_freely(rest.keys() - {"tool_choice"})
+                and request.tools == options.tools
+            ),
+            **ways,
+        )
+
+    # answering
+
+    def _generate_with_cache(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        """Skips what LangChain's base class does here: the inner model caches, limits and streams to listeners itself."""
+        return self._generate(messages, stop=stop, run_manager=run_manager, **kwargs)
+
+    async def _agenerate_with_cache(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return await self._agenerate(messages, stop=stop, run_manager=run_manager, **kwargs)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        address, options, rest = self._parted(messages, kwargs)
+        inner: Any = self.inner
+
+        def send(window: Request) -> Reply:
+            with as_backend_error(model_name(inner)):
+                return reply_of(generate(asked(window.messages)))
+
+        # with the model's cache and rate limiter; its tokens are told to this call's listeners
+        generate = partial(inner._generate_with_cache, stop=stop, run_manager=run_manager, **rest)
+        if address is None or self.sessions is None:
+            return cast("ChatResult", generate(messages))
+        with translated(), original_error(), calling(self._caller(options, rest, send=send)):
+            return result_of(
+                Conversation(self.sessions, address, question_of(address.key, messages, options, new_id())).ask()
+            )
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        address, options, rest = self._parted(messages, kwargs)
+        inner: Any = self.inner
+
+        async def asend(window: Request) -> Reply:
+            with as_backend_error(model_name(inner)):
+                return reply_of(await generate(asked(window.messages)))
+
+        generate = partial(inner._agenerate_with_cache, stop=stop, run_manager=run_manager, **rest)
+        if address is None or self.sessions is None:
+            return cast("ChatResult", await generate(messages))
+        with translated(), original_error(), calling(self._caller(options, rest, asend=asend)):
+            question = question_of(address.key, messages, options, new_id())
+            return result_of(await Conversation(self.sessions, address, question).aask())
+
+    def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
+        inner: Any = self.inner
+        answers = inner._should_stream(async_api=async_api, run_manager=run_manager, **{**kwargs, "stream": True})
+        return bool(answers) and super()._should_stream(async_api=async_api, run_manager=run_manager, **kwargs)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        address, options, rest = self._parted(messages, kwargs)
+        inner: Any = self.inner
+        pieces = Pieces(new_id(run_manager))
+
+        def open_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
+            if inner.rate_limiter:
+                inner.rate_limiter.acquire(blocking=True)
+            source = inner._stream(asked(window.messages), stop=stop, **rest)
+            return inner_stream(source, model_name(inner), pieces, inner.output_version).begin()
+
+        if address is None or self.sessions is None:
+            yield from inner._stream(messages, stop=stop, **rest)
+            return
+        question = question_of(address.key, messages, options, pieces.reply_id)
+        caller = self._caller(options, rest, open_stream=open_stream)
+        with translated(), original_error():
+            events = Conversation(self.sessions, address, question).stream()
+            with closing(events), closing(each(events, caller)) as seen:
+                for _ in seen:
+                    yield from pieces.take()
+            yield from pieces.take()
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        address, options, rest = self._parted(messages, kwargs)
+        inner: Any = self.inner
+        pieces = Pieces(new_id(run_manager))
+
+        async def aopen_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
+            if inner.rate_limiter:
+                await inner.rate_limiter.aacquire(blocking=True)
+            source = inner._astream(asked(window.messages), stop=stop, **rest)
+            return await inner_stream(source, model_name(inner), pieces, inner.output_version).abegin()
+
+        if address is None or self.sessions is None:
+            async for piece in inner._astream(messages, stop=stop, **rest):
+                yield piece
+            return
+        question = question_of(address.key, messages, options, pieces.reply_id)
+        caller = self._caller(options, rest, aopen_stream=aopen_stream)
+        with translated(), original_error():
+            events = Conversation(self.sessions, address, question).astream()
+            async with aclosing(events), aclosing(aeach(events, caller)) as seen:
+                async for _ in seen:
+                    for piece in pieces.take():
+                        yield piece
+            for piece in pieces.take():
+                yield piece
+
+    def close(self) -> None:
+        """Close the store that was opened for this model; the model itself belongs to whoever made it."""
+        if self.sessions is not None:
+            self.sessions.close()
+
+    async def aclose(self) -> None:
+        if self.sessions is not None:
+            await self.sessions.aclose()

@@ -1,0 +1,508 @@
+"""Converts LlamaIndex messages to ctxfold messages and back without loss."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ContentBlock,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from ctxfold.errors import ConfigError, MessageError, UnknownRoleError
+from ctxfold.messages import (
+    MediaPart,
+    Message,
+    MessageKind,
+    Opaque,
+    Part,
+    ReasoningPart,
+    Role,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from ctxfold.validation import is_a, json_problem, kind_of
+from llamaindex_ctx.media import MEDIA_BLOCKS, media_block, media_part, plain_media_block
+from llamaindex_ctx.metadata import ID_KEY, KIND_KEY, NAMESPACE, PRESERVE_KEY, REASONING_KEY, Json, Noted, section
+from llamaindex_ctx.tool_rounds import calls_beside, paired
+
+__all__ = [
+    "archive_stays",
+    "carry_ids",
+    "chat_messages",
+    "from_chat_message",
+    "from_chat_messages",
+    "heavy",
+    "listed",
+    "once",
+    "question",
+    "shown",
+    "to_chat_message",
+    "to_chat_messages",
+    "with_recalled",
+    "with_status",
+    "without_own",
+]
+
+
+_LLAMAINDEX_ROLES: Final[dict[str, MessageRole]] = {role.value: role for role in MessageRole}
+_block: TypeAdapter[ContentBlock] = TypeAdapter(ContentBlock)
+_texts: TypeAdapter[list[TextBlock]] = TypeAdapter(list[TextBlock])
+_set: Final = object.__setattr__
+
+
+def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
+    """The messages as LlamaIndex knows them, each a new object; one for each tool result."""
+    shown = list(messages)
+    texts = [_only_text(m) for m in shown]
+    blocks = iter(_texts.validate_python([{"text": text} for text in texts if text is not None]))
+    converted: list[ChatMessage] = []
+    for message, text in zip(shown, texts, strict=True):
+        if text is not None:
+            converted.append(_of_text(message, next(blocks)))
+        elif len(results := message.tool_results) > 1:
+            converted += [to_chat_message(replace(message, parts=(result,))) for result in results]
+        else:
+            converted.append(to_chat_message(message))
+    return converted
+
+
+def to_chat_message(message: Message) -> ChatMessage:
+    """Returns one message, exactly as it came when it came from LlamaIndex.
+
+    Beside its `additional_kwargs`, "ctxfold_id" holds its id, and "ctxfold_preserve_reasoning" what it has of that name.
+    """
+    if (text := _only_text(message)) is not None:
+        return _of_text(message, TextBlock(text=text))
+    beside: Json | None = message.opaque(NAMESPACE)
+    parts = [p for p in message.parts if not isinstance(p, Opaque)]
+    marks: Json = {ID_KEY: message.id}
+    if message.kind != "message":
+        marks[KIND_KEY] = message.kind
+    if message.preserve_reasoning is not None:
+        marks[PRESERVE_KEY] = message.preserve_reasoning
+    blocks = None if beside is None else _restored(parts, cast("list[Json]", beside["blocks"]))
+    if beside is None or blocks is None:
+        made = _plain(message, parts)
+    else:
+        made = ChatMessage(role=MessageRole(beside["role"]), blocks=blocks, additional_kwargs=beside["kwargs"])
+    made.additional_kwargs = Noted(made.additional_kwargs, marks)
+    return made
+
+
+def _only_text(message: Message) -> str | None:
+    """The text of a message that is nothing else, as most are."""
+    only = message.parts[0] if len(message.parts) == 1 else None
+    marked = message.name or message.kind != "message" or message.preserve_reasoning is not None
+    return only.text if type(only) is TextPart and not marked else None
+
+
+def _of_text(message: Message, block: TextBlock) -> ChatMessage:
+    """A message that is right by construction, made as unpickling makes one: windows are long, and checking costs thrice that."""
+    made = ChatMessage.__new__(ChatMessage)
+    fields = {
+        "role": _LLAMAINDEX_ROLES[message.role],
+        "additional_kwargs": Noted({}, {ID_KEY: message.id}),
+        "blocks": [block],
+    }
+    _set(made, "__dict__", fields)
+    _set(made, "__pydantic_fields_set__", set(fields))
+    _set(made, "__pydantic_extra__", None)
+    _set(made, "__pydantic_private__", None)
+    return made
+
+
+def _plain(message: Message, parts: Sequence[Part]) -> ChatMessage:
+    kwargs: Json = {}
+    results = message.tool_results
+    if results:
+        kwargs["tool_call_id"] = results[0].call_id
+    name = message.name or (results[0].name if results else None)
+    if name:
+        kwargs["name"] = name
+    if message.reasoning:
+        # streaming chat engines keep one text block and the kwargs, nothing else
+        kwargs[REASONING_KEY] = message.reasoning
+    blocks = [b for p in parts if (b := _plain_block(p)) is not None]
+    return ChatMessage(role=MessageRole(message.role), blocks=blocks, additional_kwargs=kwargs)
+
+
+def _plain_block(part: Part) -> ContentBlock | None:
+    match part:
+        case TextPart(text=text) | ToolResultPart(content=text):
+            return TextBlock(text=text)
+        case ReasoningPart():
+            info = {"signature": part.signature, "details": part.details}
+            return ThinkingBlock(
+                content=part.text, additional_information={k: v for k, v in info.items() if v is not None}
+            )
+        case ToolCallPart():
+            return ToolCallBlock(tool_call_id=part.id, tool_name=part.name, tool_kwargs=_arguments(part.arguments))
+        case MediaPart():
+            return plain_media_block(part)
+        case Opaque():
+            return None
+
+
+def _arguments(text: str) -> Json | str:
+    """The arguments decoded; as they are where that fails, for the engine to refuse."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return cast("Json", value) if isinstance(value, dict) else text
+
+
+def _restored(parts: Sequence[Part], spec: Sequence[Json]) -> list[ContentBlock] | None:
+    """The blocks as they were; None when the parts are no longer those that the notes speak of."""
+    results = [p for p in parts if isinstance(p, ToolResultPart)]
+    lengths = [n["n"] for n in spec if n["k"] == "slice" or n.get("told")]
+    slices = _slices(results[0].content, lengths) if results else deque[str]()
+    queue = deque(p for p in parts if not isinstance(p, ToolResultPart))
+    blocks: list[ContentBlock] = [TextBlock(text=results[0].content)] if slices is None else []
+    for note in spec:
+        if note["k"] == "slice" or note.get("told"):
+            if slices:
+                text = slices.popleft()
+                blocks.append(_block.validate_python(note["block"]) if note.get("told") else TextBlock(text=text))
+        elif note["k"] == "raw" and not note.get("shown"):
+            blocks.append(_block.validate_python(note["block"]))
+        elif not queue:
+            return None
+        elif (block := _noted_block(queue.popleft(), note)) is not None:
+            blocks.append(block)
+    return None if queue else blocks
+
+
+def _slices(content: str, lengths: Sequence[int]) -> deque[str] | None:
+    """The texts that were joined into a tool's result; None when it is shown as an excerpt now."""
+    if sum(lengths) + max(0, len(lengths) - 1) != len(content):
+        return None
+    slices: deque[str] = deque()
+    at = 0
+    for length in lengths:
+        slices.append(content[at : at + length])
+        at += length + 1
+    return slices
+
+
+def _noted_block(part: Part, note: Json) -> ContentBlock | None:
+    match note["k"], part:
+        case "raw", _:
+            return _block.validate_python(note["block"])
+        case "thinking", ReasoningPart():
+            content = None if note["none"] and not part.text else part.text
+            return ThinkingBlock(content=content, num_tokens=note["num"], additional_information=note["info"])
+        case "call", ToolCallPart():
+            kwargs = note["text"] if "text" in note else _arguments(part.arguments)
+            return ToolCallBlock(tool_call_id=note["id"], tool_name=part.name, tool_kwargs=kwargs)
+        case "media", MediaPart():
+            return media_block(part, note["fields"])
+        case "text", TextPart():
+            return TextBlock(text=part.text)
+        case _:
+            return None
+
+
+# from here on, converting and counting would hold up an event loop
+MANY = 200  # messages
+LONG = 200_000  # characters
+
+
+def listed(messages: Iterable[ChatMessage | str]) -> Sequence[ChatMessage | str]:
+    """The list, once it is one of messages and strings. MessageError otherwise: a text would be taken letter by letter."""
+    if is_a(messages, (str, ChatMessage, Mapping)) or not is_a(messages, Iterable):
+        raise MessageError(f"the messages are {kind_of(messages)}: give a list of them")
+    found = messages if isinstance(messages, list | tuple) else [*messages]
+    wrong = [m for m in found if not is_a(m, (str, ChatMessage))]
+    if wrong:
+        raise MessageError(f"a message is {kind_of(wrong[0])}: give ChatMessage(role='user', content='...'), or a text")
+    return found
+
+
+def chat_messages(messages: Iterable[ChatMessage | str]) -> list[ChatMessage]:
+    """Returns the list that `listed` checks, with each text as a user message."""
+    return [ChatMessage(content=m) if isinstance(m, str) else m for m in listed(messages)]
+
+
+def question(input: Any) -> str | None:
+    """The words of what is about to be asked: a text, a message, or what else chat engines take, such as a QueryBundle."""
+    if isinstance(input, ChatMessage):
+        return input.content
+    return None if input is None else str(input)
+
+
+def heavy(messages: Sequence[ChatMessage | str]) -> bool:
+    return len(messages) > MANY or sum(len(m if isinstance(m, str) else m.content or "") for m in messages) > LONG
+
+
+async def shown(messages: Sequence[Message]) -> list[ChatMessage]:
+    """The messages converted, in a thread where they are many."""
+    if len(messages) > MANY:
+        return await asyncio.to_thread(to_chat_messages, messages)
+    return to_chat_messages(messages)
+
+
+def with_recalled(messages: list[ChatMessage], recalled: str) -> list[ChatMessage]:
+    if not recalled:
+        return messages
+    last_is_user = bool(messages) and messages[-1].role == "user"
+    messages.insert(len(messages) - 1 if last_is_user else len(messages), section(recalled))
+    return messages
+
+
+def with_status(
+    messages: Sequence[Message], view: Sequence[Message], status: MessageStatus | None
+) -> Sequence[Message]:
+    """All messages, or those that stand in the view as they are, or those that only the archive has."""
+    if status is None:
+        return messages
+    ids: Collection[str] = {m.id for m in view}
+    return [m for m in messages if (m.id in ids) == (status is MessageStatus.ACTIVE)]
+
+
+def archive_stays(status: MessageStatus | None) -> None:
+    """ConfigError for who wants the archive emptied."""
+    if status is MessageStatus.ARCHIVED:
+        raise ConfigError("a memory keeps its archive: memory.context.erase_session() takes a session out of the store")
+
+
+def without_own(messages: Sequence[Message], view: Sequence[Message]) -> list[Message]:
+    """The messages without summaries of this very session, which an engine hands back."""
+    known = {m.id for m in view if m.kind == "summary"}
+    return [m for m in messages if m.id not in known]
+
+
+def carry_ids(messages: Iterable[ChatMessage | str]) -> bool:
+    """Returns True if a memory has handed out one of the messages before."""
+    return any(not isinstance(m, str) and ID_KEY in m.additional_kwargs for m in messages)
+
+
+def once(messages: Sequence[Message]) -> list[Message]:
+    return list({m.id: m for m in messages}.values())
+
+
+_DROPPED: Final = frozenset({ID_KEY, KIND_KEY, PRESERVE_KEY, "thinking_delta", "images"})
+
+_ROLES: Final[Mapping[MessageRole, Role]] = {
+    MessageRole.SYSTEM: "system",
+    MessageRole.DEVELOPER: "system",
+    MessageRole.USER: "user",
+    MessageRole.ASSISTANT: "assistant",
+    MessageRole.CHATBOT: "assistant",
+    MessageRole.MODEL: "assistant",
+    MessageRole.TOOL: "tool",
+    MessageRole.FUNCTION: "tool",
+}
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def from_chat_messages(
+    messages: Iterable[ChatMessage | str],
+    new_id: Callable[[], str] = _new_id,
+    waiting: Sequence[ToolCallPart] = (),
+    *,
+    stray: Callable[[Message], Message] | None = None,
+) -> list[Message]:
+    """The messages for the engine or a backend: ids given, every tool call but those of the last round answered.
+
+    A string is a user message. `waiting` and `stray` are those of `paired`: calls of messages that came before, and what
+    becomes of a result that answers no call; with it, a function's message without call id may be one.
+    """
+    converted = [from_chat_message(m, new_id(), strays=stray is not None) for m in chat_messages(messages)]
+    return paired(converted, new_id, waiting, stray=stray)
+
+
+def from_chat_message(message: ChatMessage, id: str, *, strays: bool = False) -> Message:
+    """Returns one message under the id that it carries, else under `id`.
+
+    UnknownRoleError for a function's message without call id; with `strays`, it is a result that answers whichever call waits,
+    or none. MessageError for what JSON cannot hold.
+    """
+    try:
+        return _from_chat_message(message, id, strays)
+    except (RecursionError, PydanticSerializationError) as error:
+        problem = RecursionError() if "Recursion" in repr(error) else error
+        raise MessageError(
+            f"a {message.role.value} message holds what JSON cannot ({json_problem(problem)}): give plain values"
+        ) from None
+
+
+def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
+    role, kwargs = _role(message, strays), _kwargs(message)
+    carried = message.additional_kwargs.get(ID_KEY)
+    marked = message.additional_kwargs.get(KIND_KEY)
+    preserve: bool | None = message.additional_kwargs.get(PRESERVE_KEY)
+    text = None if kwargs or marked is not None or preserve is not None else _single_text_block(message)
+    if text is not None and role != "tool" and message.role.value == role:
+        return Message(str(carried) if carried else id, role, (TextPart(text),))
+    reading = _Reading(str(carried) if carried else id, role, kwargs)
+    for block in message.blocks:
+        reading.take(block)
+    kind: MessageKind = marked if marked in {"summary", "section"} else "message"
+    name = kwargs.get("name")
+    plain = Message(
+        reading.id,
+        role,
+        reading.finish(),
+        name if isinstance(name, str) else None,
+        kind,
+        preserve_reasoning=preserve,
+    )
+    has_media = any(isinstance(p, MediaPart) for p in plain.parts)
+    if not has_media and _seen(to_chat_message(plain)) == _seen(message):
+        return plain
+    beside = json.dumps({"role": message.role.value, "kwargs": kwargs, "blocks": reading.spec})
+    return replace(plain, parts=(*plain.parts, Opaque(NAMESPACE, beside)))
+
+
+def _single_text_block(message: ChatMessage) -> str | None:
+    """Of a message that is one text block and nothing else."""
+    block = message.blocks[0] if len(message.blocks) == 1 else None
+    return block.text if isinstance(block, TextBlock) and block == TextBlock(text=block.text) else None
+
+
+def _role(message: ChatMessage, strays: bool) -> Role:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise UnknownRoleError(
+            f"role {message.role!r} is not known: use one of {', '.join(sorted(r.value for r in _ROLES))}"
+        )
+    if message.role is MessageRole.FUNCTION and not strays and not message.additional_kwargs.get("tool_call_id"):
+        raise UnknownRoleError(
+            "a message in the role 'function' does not say which call it answers: use the role 'tool' with "
+            'additional_kwargs={"tool_call_id": ...}'
+        )
+    return role
+
+
+def _kwargs(message: ChatMessage) -> Json:
+    if not message.additional_kwargs:
+        return {}
+    own_kwargs = {k: v for k, v in message.additional_kwargs.items() if k not in _DROPPED}
+    # objects of a provider's library and the like: as LlamaIndex itself would write them down
+    return cast(
+        "Json",
+        to_jsonable_python(
+            message.model_copy(update={"additional_kwargs": own_kwargs}).model_dump()["additional_kwargs"], fallback=str
+        ),
+    )
+
+
+def _seen(message: ChatMessage) -> tuple[str, Json, list[Json]]:
+    return message.role.value, _kwargs(message), [b.model_dump() for b in message.blocks]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Converts one message's blocks into parts, with a note for each block on what its part does not hold."""
+
+    id: str
+    role: Role
+    kwargs: Json
+    parts: list[Part] = field(default_factory=list[Part])
+    spec: list[Json] = field(default_factory=list[Json])
+    texts: list[str] = field(default_factory=list[str])
+
+    def take(self, block: ContentBlock) -> None:
+        match block:
+            case TextBlock() if self.role == "tool":
+                self.texts.append(block.text)
+                self.spec.append({"k": "slice", "n": len(block.text)})
+            case TextBlock():
+                self._put(TextPart(block.text), {"k": "text"})
+            case ThinkingBlock():
+                self._put(*_from_thinking(block))
+            case ToolCallBlock():
+                self._put(*self._from_call(block))
+            case _ if isinstance(block, MEDIA_BLOCKS):
+                part, fields = media_part(block)
+                self._put(part, {"k": "media", "fields": fields})
+            case _:
+                self._other(block)
+
+    def _put(self, part: Part, note: Json) -> None:
+        self.parts.append(part)
+        self.spec.append(note)
+
+    def _other(self, block: Any) -> None:
+        """A block without a part of its own kind; the text inside it, if any, is shown and counted."""
+        note: Json = {"k": "raw", "block": block.model_dump(mode="json")}
+        inner = getattr(block, "cited_content", None) or getattr(block, "content", None) or ()
+        held = cast("list[object]", inner) if isinstance(inner, list) else [inner]
+        texts = [b.text for b in held if isinstance(b, TextBlock)]
+        joined = "\n".join(texts)
+        if not texts:
+            self.spec.append(note)
+        elif self.role == "tool":
+            self.texts.append(joined)
+            self.spec.append({**note, "n": len(joined), "told": True})
+        else:
+            self._put(TextPart(joined), {**note, "shown": True})
+
+    def _from_call(self, block: ToolCallBlock) -> tuple[ToolCallPart, Json]:
+        number = sum(isinstance(p, ToolCallPart) for p in self.parts)
+        raw = block.tool_kwargs
+        arguments = raw if isinstance(raw, str) else json.dumps(to_jsonable_python(raw), ensure_ascii=False)
+        part = ToolCallPart(
+            self._call_id(block.tool_call_id, number), block.tool_name, arguments if arguments.strip() else "{}"
+        )
+        note: Json = {"k": "call", "id": block.tool_call_id}
+        return part, {**note, "text": raw} if isinstance(raw, str) else note
+
+    def _call_id(self, raw: str | None, number: int) -> str:
+        """The call's id; some integrations give none, or the tool's name to all calls of it."""
+        used = {p.id for p in self.parts if isinstance(p, ToolCallPart)}
+        if not raw:
+            return f"call_{self.id}_{number}"
+        return raw if raw not in used else f"{raw}#{number}"
+
+    def finish(self) -> tuple[Part, ...]:
+        """All parts, with the reasoning and the tool calls that stand in `additional_kwargs` alone."""
+        if self.role == "tool":
+            call_id, name = self.kwargs.get("tool_call_id"), self.kwargs.get("name")
+            result = ToolResultPart(str(call_id or ""), "\n".join(self.texts), name if isinstance(name, str) else None)
+            self.parts.insert(0, result)
+        if self.role == "assistant":
+            self._from_kwargs()
+        return tuple(self.parts)
+
+    def _from_kwargs(self) -> None:
+        reasoning = self.kwargs.get(REASONING_KEY)
+        if isinstance(reasoning, str) and reasoning and not any(isinstance(p, ReasoningPart) for p in self.parts):
+            self.parts.insert(0, ReasoningPart(reasoning))
+            self.spec.insert(0, {"k": "hidden"})
+        known = {p.id for p in self.parts if isinstance(p, ToolCallPart)}
+        for number, call in enumerate(calls_beside(self.kwargs.get("tool_calls"))):
+            if call.id not in known:
+                named = call if call.id else replace(call, id=self._call_id(None, number))
+                self._put(named, {"k": "hidden"})
+
+
+def _from_thinking(block: ThinkingBlock) -> tuple[ReasoningPart, Json]:
+    info = dict(block.additional_information)
+    signature, details = info.get("signature"), info.get("details")
+    part = ReasoningPart(
+        block.content or "",
+        signature if isinstance(signature, str) else None,
+        details if isinstance(details, str) else None,
+    )
+    rest = to_jsonable_python(info, fallback=str)
+    return part, {"k": "thinking", "none": block.content is None, "num": block.num_tokens, "info": rest}

@@ -1,0 +1,99 @@
+"""Names the metadata that is kept on LlamaIndex messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_items
+
+__all__ = [
+    "ID_KEY",
+    "KIND_KEY",
+    "NAMESPACE",
+    "PRESERVE_KEY",
+    "REASONING_KEY",
+    "Json",
+    "Noted",
+    "is_section",
+    "is_summary",
+    "mark",
+    "section",
+    "without_marks",
+]
+
+ID_KEY: Final = "ctxfold_id"
+KIND_KEY: Final = "ctxfold_kind"
+PRESERVE_KEY: Final = "ctxfold_preserve_reasoning"
+NAMESPACE: Final = "llama_index"
+REASONING_KEY: Final = "reasoning_content"  # where OpenAI-like integrations look for it
+Json: TypeAlias = dict[str, Any]
+
+
+class Noted(dict[str, Any]):
+    """`additional_kwargs` with marks beside them, which are read like entries and serialised with them, yet are none.
+
+    LlamaIndex writes all entries into the prompts of its condensing engines and of completion models, compares messages by
+    them, and several LLM packages send them along.
+    """
+
+    __slots__ = ("_marks",)
+
+    def __init__(self, kwargs: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
+        super().__init__(kwargs)
+        self._marks = dict(marks)
+
+    @property
+    def marks(self) -> Json:
+        return dict(self._marks)
+
+    def __missing__(self, key: str) -> Any:
+        return self._marks[key]
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self._marks
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        return super().get(key, self._marks.get(key, default))
+
+    def items(self) -> dict_items[str, Any]:
+        """The marks too: whoever serialises goes by this, who copies or prints a dict does not."""
+        return {**self._marks, **self}.items()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Noted, (dict(self), self._marks)
+
+
+def mark(message: ChatMessage, **marks: str) -> None:
+    """Note the marks on the message beside those that it has."""
+    held: Json = message.additional_kwargs
+    known = held.marks if isinstance(held, Noted) else {}
+    message.additional_kwargs = Noted(held, known | marks)
+
+
+def is_section(message: ChatMessage) -> bool:
+    """Returns True if an engine added the message to one request; such a message is never stored."""
+    return message.additional_kwargs.get(KIND_KEY) == "section"
+
+
+def is_summary(message: ChatMessage) -> bool:
+    """Returns True if the message is a summary that an engine wrote."""
+    return message.additional_kwargs.get(KIND_KEY) == "summary"
+
+
+def section(text: str) -> ChatMessage:
+    """Text for one request only, in the user role, marked so that it is never stored."""
+    message = ChatMessage(role=MessageRole.USER, content=text)
+    mark(message, **{KIND_KEY: "section"})
+    return message
+
+
+def without_marks(message: ChatMessage, *, keep_id: bool = False) -> ChatMessage:
+    """Returns the message without what was noted on it here, except what its author said of its reasoning."""
+    held: Json = message.additional_kwargs
+    kwargs = {k: v for k, v in held.items() if k not in (ID_KEY, KIND_KEY, PRESERVE_KEY)}
+    marks = {k: held[k] for k in (PRESERVE_KEY, *((ID_KEY,) if keep_id else ())) if k in held}
+    return message.model_copy(update={"additional_kwargs": Noted(kwargs, marks) if marks else kwargs})

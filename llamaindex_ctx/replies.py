@@ -1,0 +1,321 @@
+"""Converts replies and streamed chunks to LlamaIndex's ChatResponse, and whole responses of any LLM to replies."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ContentBlock,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+from llama_index.core.llms.llm import ToolSelection
+from pydantic_core import from_json
+
+from ctxfold import Fold, Message, Reply, Usage
+from ctxfold.errors import InvalidToolArgumentsError
+from ctxfold.messages import Part, ReasoningPart, TextPart, ToolCallPart
+from ctxfold.protocols import Chunk, ToolCallDelta
+from ctxfold.stream import REFUSAL
+from llamaindex_ctx.messages import from_chat_message, to_chat_message
+
+__all__ = ["CumulativeReply", "chat_response", "field_of", "noted", "tool_selections", "usage_of", "whole_reply"]
+
+THINKING = "thinking_delta"  # on every streamed response
+MALFORMED = "INVALID_JSON"  # the key under which services are given malformed arguments back
+FINISH = "finish_reason"  # on every whole one, the last of a stream among them
+_INPUT = ("prompt_tokens", "input_tokens", "prompt_token_count", "prompt_eval_count")
+_OUTPUT = ("completion_tokens", "output_tokens", "candidates_token_count", "eval_count")
+_CACHE = ("cache_read_input_tokens", "cache_creation_input_tokens")  # Anthropic's: not within its `input_tokens`
+
+
+def chat_response(reply: Reply, *, one_call: bool = False) -> ChatResponse:
+    """A whole reply; usage stands in `additional_kwargs` under the names that LlamaIndex's token counters read."""
+    message = reply.message
+    beside: dict[str, Any] = _counts(reply.usage) if reply.usage is not None else {}
+    if message.model is not None:
+        beside["model"] = message.model
+    beside[FINISH] = reply.finish_reason or message.finish_reason
+    if (refusal := message.opaque(REFUSAL)) is not None:
+        beside["refusal"] = refusal
+    calls = message.tool_calls[:1] if one_call else message.tool_calls
+    text = to_chat_message(replace(message, parts=_arranged(message, calls)))
+    blocks = (block for block in text.blocks if isinstance(block, ToolCallBlock))
+    for block, call in zip(blocks, calls, strict=True):
+        block.tool_kwargs = call.arguments  # the text that came: a prefix cache knows no other
+    _note_calls(text, calls)
+    return ChatResponse(message=text, raw=reply.raw, additional_kwargs=beside)
+
+
+def _arranged(message: Message, calls: Sequence[ToolCallPart]) -> tuple[Part, ...]:
+    """Thinking, one text (also when empty) and calls, as LlamaIndex expects them.
+
+    Where a signature or a provider's own blocks bind thinking to its place, everything stays where it came.
+    """
+    thinking = [part for part in message.parts if isinstance(part, ReasoningPart)]
+    texts = [part for part in message.parts if isinstance(part, TextPart)]
+    bound = any(part.signature is not None or part.details is not None for part in thinking)
+    if bound and (texts or len(thinking) > 1):
+        return tuple(part for part in message.parts if not isinstance(part, ToolCallPart) or part in calls)
+    if len(thinking) > 1:
+        thinking = [ReasoningPart("".join(part.text for part in thinking))]
+    return (*thinking, TextPart("".join(part.text for part in texts)), *calls)
+
+
+def _counts(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+    }
+
+
+def _note_calls(message: ChatMessage, calls: Sequence[ToolCallPart]) -> None:
+    """The calls where structured streaming looks for them, with what their provider wants back beside them."""
+    if calls:
+        message.additional_kwargs["tool_calls"] = [
+            {
+                **(json.loads(call.extra) if call.extra is not None else {}),
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in calls
+        ]
+
+
+def noted(response: ChatResponse) -> dict[str, Any]:
+    """Returns the response's `additional_kwargs`: usage, finish reason, thinking delta."""
+    return cast("dict[str, Any]", response.additional_kwargs)  # pyright: ignore[reportUnknownMemberType]
+
+
+def tool_selections(response: ChatResponse, *, malformed_ok: bool = False) -> list[ToolSelection]:
+    """The calls of a response. Arguments still under way are read as far as they go.
+
+    Arguments of a finished response that are no JSON object raise InvalidToolArgumentsError; with `malformed_ok` they become
+    one argument that holds the text.
+    """
+    beside = noted(response)
+    finished = THINKING not in beside or FINISH in beside
+    return [
+        ToolSelection(
+            tool_id=block.tool_call_id or "",
+            tool_name=block.tool_name,
+            tool_kwargs=_arguments(block, finished=finished, malformed_ok=malformed_ok),
+        )
+        for block in response.message.blocks
+        if isinstance(block, ToolCallBlock)
+    ]
+
+
+def _arguments(block: ToolCallBlock, *, finished: bool, malformed_ok: bool) -> dict[str, Any]:
+    arguments = block.tool_kwargs
+    if isinstance(arguments, dict):
+        return arguments
+    if not arguments.strip():
+        return {}
+    try:
+        value: object = json.loads(arguments) if finished else from_json(arguments, allow_partial="trailing-strings")
+    except (ValueError, RecursionError) as error:
+        if not finished:
+            return {}  # not even a beginning of JSON yet; the finished response is judged
+        value = error
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value)
+    if not finished:
+        return {}
+    if malformed_ok:
+        return {MALFORMED: arguments}
+    raise InvalidToolArgumentsError(
+        f"the model called {block.tool_name!r} with arguments that are no JSON object: {arguments[:80]!r}; "
+        "ask again, or describe the tool's parameters more plainly"
+    )
+
+
+class CumulativeReply:
+    """A streamed reply as cumulative responses: `feed` per chunk, `close` for the last one with the whole message."""
+
+    def __init__(self, message_id: str, model: str, *, one_call: bool = False) -> None:
+        self._fold = Fold(message_id, model)
+        self._thinking = _Text()
+        self._text = _Text()
+        self._calls = _CallsSoFar()
+        self._one_call = one_call
+        self._raw: dict[str, Any] = {}
+
+    def feed(self, chunk: Chunk) -> ChatResponse | None:
+        """The answer so far; None when the chunk adds nothing that can be seen."""
+        raw: object = chunk.raw
+        if isinstance(raw, dict):
+            fields = cast("dict[str, Any]", raw)
+            self._raw |= {name: value for name, value in fields.items() if value}
+        self._fold.feed(chunk)
+        thought, text = self._thinking.add(chunk.reasoning), self._text.add(chunk.content)
+        for delta in chunk.tool_calls:
+            self._calls.add(delta)
+        if not (thought or text or chunk.tool_calls):
+            return None
+        blocks: list[ContentBlock] = []
+        if self._thinking.text:
+            blocks.append(ThinkingBlock(content=self._thinking.text))
+        blocks.append(TextBlock(text=self._text.text))
+        calls = self._calls.named()[: 1 if self._one_call else None]
+        blocks += [
+            ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments) for call in calls
+        ]
+        message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
+        _note_calls(message, calls)
+        return _streamed(ChatResponse(message=message, raw=chunk.raw), text, thought)
+
+    def close(self) -> ChatResponse:
+        """The whole answer, with usage and finish reason; the raw object is that of the chunks, laid over one another."""
+        reply = self._fold.close()
+        final = replace(reply, raw=self._raw or reply.raw)
+        text = reply.message.text[len(self._text.text) :]
+        thought = reply.message.reasoning[len(self._thinking.text) :]
+        return _streamed(chat_response(final, one_call=self._one_call), text, thought)
+
+
+def _streamed(response: ChatResponse, text: str, thought: str) -> ChatResponse:
+    response.delta = text
+    noted(response)[THINKING] = thought or None
+    return response
+
+
+class _Text:
+    """Text so far; half of a surrogate pair that two chunks cut apart waits for its other half."""
+
+    def __init__(self) -> None:
+        self.text: str = ""
+        self._held: str = ""
+
+    def add(self, piece: str) -> str:
+        """Returns the part of the text that can be shown now."""
+        if not piece:
+            return ""
+        if self._held or not piece.isascii():
+            piece, self._held = self._held + piece, ""
+            if "\ud800" <= piece[-1] <= "\udbff":
+                piece, self._held = piece[:-1], piece[-1]
+            piece = piece.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        self.text += piece
+        return piece
+
+
+@dataclass(slots=True)
+class _CallSoFar:
+    id: str | None = None
+    name: str | None = None
+    arguments: _Text = field(default_factory=_Text)
+
+
+class _CallsSoFar:
+    """Tool calls as far as they have come, for show while they stream; the whole ones are the fold's."""
+
+    def __init__(self) -> None:
+        self._calls: list[_CallSoFar] = []
+        self._by_key: dict[int | str, _CallSoFar] = {}
+
+    def add(self, delta: ToolCallDelta) -> None:
+        call = self._found(delta)
+        if call is None:
+            call = _CallSoFar()
+            self._calls.append(call)
+        call.id = call.id or delta.id
+        call.name = call.name or delta.name
+        call.arguments.add(delta.arguments)
+        for key in (delta.id, delta.index):
+            if key is not None:
+                self._by_key[key] = call
+
+    def _found(self, delta: ToolCallDelta) -> _CallSoFar | None:
+        if delta.id and delta.id in self._by_key:
+            return self._by_key[delta.id]
+        last = self._calls[-1] if self._calls else None
+        call = last if delta.index is None else self._by_key.get(delta.index)
+        if call is None and not (delta.name or delta.id):
+            call = last  # the tail of a call, under an index never seen
+        if call is None or (delta.id and call.id):
+            return None
+        # some servers repeat the name with every piece
+        renamed = delta.name and call.name and delta.name != call.name
+        restarted = delta.name and call.name and delta.arguments.lstrip().startswith("{")
+        return None if renamed or restarted else call
+
+    def named(self) -> tuple[ToolCallPart, ...]:
+        return tuple(ToolCallPart(call.id or "", call.name, call.arguments.text) for call in self._calls if call.name)
+
+
+# a response of any LLM as a reply
+
+
+def whole_reply(response: ChatResponse, model: str) -> Reply:
+    """A whole response: its message, usage and finish reason."""
+    usage, finish = usage_of(response), _finish(response)
+    read = from_chat_message(response.message, uuid.uuid4().hex)
+    message = replace(read, role="assistant", model=_model(response) or model, usage=usage, finish_reason=finish)
+    return Reply(message, usage, finish, response.raw)
+
+
+def usage_of(response: ChatResponse) -> Usage | None:
+    """Tokens under the names in use: beside the message (ours and others), or in the provider's own object."""
+    raw: object = response.raw
+    beside, told = noted(response), field_of(raw, "usage")
+    for source in (beside, told, field_of(raw, "usage_metadata")):
+        into, out = _first(source, *_INPUT), _first(source, *_OUTPUT)
+        if into is None and out is None:
+            continue
+        # an integration may copy the provider's `input_tokens` alone, and leave the cache where it stood
+        copied = source is beside and into == _input_tokens(told) and not any(_first(source, n) for n in _CACHE)
+        read, written = (_first(told if copied else source, name) or 0 for name in _CACHE)
+        excluded = into is not None and (source is beside or _input_tokens(source) is not None)
+        details, thought = field_of(source, "prompt_tokens_details"), field_of(source, "completion_tokens_details")
+        return Usage(
+            (into or 0) + (read + written if excluded else 0),
+            out or 0,
+            _first(source, "cache_read_tokens") or read or _first(details, "cached_tokens") or 0,
+            _first(source, "cache_write_tokens") or written,
+            _first(source, "reasoning_tokens") or _first(thought, "reasoning_tokens") or 0,
+        )
+    return None
+
+
+def _input_tokens(source: object) -> int | None:
+    """The input under Anthropic's name alone; `prompt_tokens` in a provider's own object includes the cache."""
+    return None if _first(source, "prompt_tokens") is not None else _first(source, "input_tokens")
+
+
+def _finish(response: ChatResponse) -> str | None:
+    choices = field_of(response.raw, "choices")
+    first: object = cast("list[object]", choices)[0] if isinstance(choices, list) and choices else None
+    places: tuple[object, ...] = (noted(response), first, response.raw)
+    found = (field_of(p, name) for p in places for name in ("finish_reason", "stop_reason"))
+    return next((f for f in found if isinstance(f, str)), None)
+
+
+def _model(response: ChatResponse) -> str | None:
+    found = field_of(noted(response), "model") or field_of(response.raw, "model")
+    return found if isinstance(found, str) else None
+
+
+def _first(source: object, *names: str) -> int | None:
+    found = (field_of(source, name) for name in names)
+    return next((f for f in found if isinstance(f, int) and not isinstance(f, bool)), None)
+
+
+def field_of(source: object, name: str) -> object:
+    """A field of a mapping or of an object, whichever the provider's library gives."""
+    if isinstance(source, Mapping):
+        return cast("Mapping[str, object]", source).get(name)
+    return cast("object", getattr(source, name, None))

@@ -1,0 +1,161 @@
+"""Resolves the store of a serialised memory, and keeps the engines that are open in this process."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llama_index.core.llms.llm import LLM
+
+from ctxfold.connect import open_store
+from ctxfold.errors import ConfigError
+from ctxfold.lru import LruCache
+from ctxfold.protocols import Store
+from ctxfold.session.context import AgentContext
+from llamaindex_ctx.memory_blocks import Block, Blocks
+
+__all__ = [
+    "Live",
+    "Source",
+    "drop_live",
+    "find_live",
+    "find_source",
+    "forget",
+    "keep_live",
+    "name_of",
+    "register_store",
+    "stored_name",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The store behind a name, by URL or as an object; of memories opened through it, who writes the summaries, and
+    which blocks a session has."""
+
+    store: str | Store
+    llm: LLM | None = None
+    memory_blocks: Callable[[str], Sequence[Block]] | None = None
+    name: str = ""  # that it was registered under
+
+    def open(self) -> tuple[Store, bool]:
+        """The store, and whether it was opened here."""
+        return open_store(self.store), isinstance(self.store, str)
+
+
+@dataclass(eq=False)
+class Live:
+    """An open engine, shared by a memory and all its copies."""
+
+    key: str
+    context: AgentContext
+    source: Source
+    opened: Store | None  # to be closed with the memory
+    tokenizer_fn: Callable[[str], Sequence[Any]]
+    blocks: Blocks | None = None
+    beside: bool = False  # whether anything is to stand beside the conversation
+    waiting: bool = False  # whether the newest messages put are calls without results
+    beside_text: str = ""  # what stood beside the conversation in the window given out last: never stored
+
+
+PROCESS = "process-"  # how names begin that are made up
+MADE_UP = 64  # of those that are kept, with their stores: the newest
+
+_lock = threading.Lock()
+_given: dict[str, Source] = {}
+_made_up: LruCache[str, Source] = LruCache(MADE_UP)
+_live: weakref.WeakValueDictionary[str, Live] = weakref.WeakValueDictionary()
+
+
+def register_store(
+    name: str,
+    store: str | Store,
+    *,
+    llm: LLM | None = None,
+    memory_blocks: Callable[[str], Sequence[Block]] | None = None,
+) -> None:
+    """Give a store a name by which serialised memories refer to it, never by a URL, which may hold a password.
+
+    `CtxMemory.from_defaults(store=name)` opens it; so does `CtxMemory.from_dict` in a process where the name was registered.
+    `llm` writes the summaries of memories opened by the name, and `memory_blocks` gives the blocks of a session, by its id.
+    """
+    if not name or "://" in name:
+        raise ConfigError(f"store name {name.partition('://')[0]!r}: give a plain name such as 'chats', not a URL")
+    with _lock:
+        _given[name] = Source(store, llm, memory_blocks, name)
+
+
+def find_source(name: str) -> Source:
+    """Returns the source that was registered under the name, or that the name was made up for. ConfigError for any other."""
+    with _lock:
+        source = _given.get(name) or _made_up.get(name)
+    if source is not None:
+        return source
+    if name.startswith(PROCESS):
+        raise ConfigError(
+            f"this memory's store was never registered, and is closed, another process's, or older than the newest {MADE_UP} "
+            "such: call llamaindex_ctx.register_store(name, url_or_store) and open memories with store=name"
+        )
+    raise ConfigError(
+        f"no store is registered as {name!r} in this process: call llamaindex_ctx.register_store({name!r}, url_or_store) before "
+        "this memory is opened; a file is given by its URL, such as sqlite:///chat.db"
+    )
+
+
+def stored_name(name: object) -> str:
+    """The name that a dict gives; never a URL, which would let the dict choose what is opened."""
+    if not isinstance(name, str) or "://" in name:
+        raise ConfigError(
+            "the dict does not name a registered store, and a URL in a dict is not trusted: give store=... beside it"
+        )
+    return name
+
+
+def name_of(source: Source) -> str:
+    """The name of a source: its own, else a registered one of the same store; one is made up, for this process, without."""
+    with _lock:
+        own = _given.get(source.name)
+        if own is not None and _same_store(own, source):
+            return source.name
+        for name, known in (*_given.items(), *_made_up.items()):
+            if _same_store(known, source):
+                _made_up.get(name)  # so that it counts as used
+                return name
+        name = f"{PROCESS}{uuid.uuid4().hex}"
+        _made_up.put(name, source)
+        return name
+
+
+def forget(source: Source) -> None:
+    """Drop a name that was made up for the source, or for its Store."""
+    own_store = not isinstance(source.store, str)
+    _made_up.discard(lambda _, known: known is source or (own_store and known.store is source.store))
+
+
+def _same_store(one: Source, other: Source) -> bool:
+    same_url = isinstance(one.store, str) and isinstance(other.store, str) and one.store == other.store
+    return same_url or one.store is other.store
+
+
+def keep_live(live: Live) -> None:
+    """Remember an engine for as long as a memory holds it."""
+    with _lock:
+        _live[live.key] = live
+
+
+def drop_live(live: Live) -> None:
+    """Its store is closed: what is opened from a dict from now on opens the store anew, in the other sessions over it too."""
+    with _lock:
+        _live.pop(live.key, None)
+        if live.opened is not None:
+            for key in [key for key, known in _live.items() if known.opened is live.opened]:
+                _live.pop(key, None)
+
+
+def find_live(key: str) -> Live | None:
+    with _lock:
+        return _live.get(key)

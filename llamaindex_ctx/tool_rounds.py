@@ -1,0 +1,103 @@
+"""Pairs tool calls with their results, whether agents pass them in one batch or one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, tool_result
+
+__all__ = ["NO_RESULT", "as_text", "calls_beside", "finished", "paired", "unanswered"]
+
+NO_RESULT = "(no result: the run ended before this call returned)"
+
+
+def paired(
+    messages: Sequence[Message],
+    new_id: Callable[[], str],
+    waiting: Sequence[ToolCallPart] = (),
+    *,
+    stray: Callable[[Message], Message] | None = None,
+) -> list[Message]:
+    """The batch with each result bound to its call, and each call answered before the conversation goes on.
+
+    An agent that returns one tool's output directly drops the results of its parallel calls: those are answered by a note
+    for the model that says so. Calls of the last round may still wait; `waiting` are those of the batch before.
+    A result right behind a reply that called nothing (code agents call in plain text) becomes a user message, because no
+    service takes it otherwise; `stray` says what becomes of every result that answers no call.
+    """
+    pairs: list[Message] = []
+    open_calls = list(waiting)
+    called_nothing = False
+    for message in messages:
+        if message.role == "tool":
+            instead = stray or (as_text if called_nothing else None)
+            pairs.append(_bound(message, open_calls) or (instead(message) if instead else message))
+            continue
+        pairs += [_no_result(call, new_id()) for call in open_calls]
+        open_calls = list(message.tool_calls)
+        called_nothing = message.role == "assistant" and not open_calls
+        pairs.append(message)
+    return pairs
+
+
+def _no_result(call: ToolCallPart, id: str) -> Message:
+    return replace(tool_result(call.id, NO_RESULT, id=id, name=call.name, is_error=True), visibility="model")
+
+
+def as_text(message: Message) -> Message:
+    """A tool's result as the user would tell it."""
+    held: list[TextPart | MediaPart] = [TextPart(f"Result of a tool call:\n{message.text}")]
+    held += [p for p in message.parts if isinstance(p, MediaPart)]
+    return replace(message, role="user", parts=tuple(held), name=None)
+
+
+def _bound(message: Message, waiting: list[ToolCallPart]) -> Message | None:
+    """The result under the id of the first call that it can belong to: given, numbered (`look#1`), or none at all."""
+    result = message.tool_results[0]
+    wanted = result.call_id
+    call = next((c for c in waiting if not wanted or c.id == wanted or c.id.rpartition("#")[0] == wanted), None)
+    if call is None:
+        return None
+    waiting.remove(call)
+    if call.id == wanted:
+        return message
+    parts = tuple(replace(p, call_id=call.id) if isinstance(p, ToolResultPart) else p for p in message.parts)
+    return replace(message, parts=parts)
+
+
+def unanswered(messages: Sequence[Message]) -> tuple[ToolCallPart, ...]:
+    """The calls of the last round whose results are not there."""
+    answered: set[str] = set()
+    for message in reversed(messages):
+        if message.role != "tool":
+            return tuple(c for c in message.tool_calls if c.id not in answered)
+        answered.update(r.call_id for r in message.tool_results)
+    return ()
+
+
+def finished(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages without a last round whose results are not all there: no request may hold an orphan call."""
+    if not unanswered(messages):
+        return messages
+    last = max(i for i, m in enumerate(messages) if m.role != "tool")
+    return messages[:last]
+
+
+def calls_beside(value: Any) -> Iterable[ToolCallPart]:
+    """Tool calls as LLM classes note them beside a message: in OpenAI's shape, Anthropic's, or LlamaIndex's own selection."""
+    for item in cast("list[object]", value) if isinstance(value, list) else ():
+        call = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+        inner = call.get("function")
+        source = cast("dict[str, Any]", inner) if isinstance(inner, dict) else call
+        name = _first(source, "name", "tool_name")
+        if isinstance(name, str):
+            arguments = _first(source, "arguments", "input", "tool_kwargs")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+            yield ToolCallPart(str(_first(call, "id", "tool_id") or ""), name, text or "{}")
+
+
+def _first(source: dict[str, Any], *names: str) -> Any:
+    return next((source[name] for name in names if name in source), None)

@@ -1,0 +1,693 @@
+"""Defines `with_context`, which manages the context of any LlamaIndex LLM in an existing engine or agent."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+)
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import LLM, ToolSelection
+from pydantic import Field, PrivateAttr, SerializeAsAny
+
+from ctxfold import Section
+from ctxfold._closing import Closing
+from ctxfold._deprecated import KEYWORDS, renamed_keywords, warn_renamed
+from ctxfold.adapters.model_calls import original_error
+from ctxfold.adapters.retrieval import checked_sections
+from ctxfold.adapters.sessions import EngineSettings
+from ctxfold.connect import message_counter, session_rules
+from ctxfold.engine.turn import TurnInput
+from ctxfold.errors import ConfigError, EmptyMessagesError
+from ctxfold.history.records import SessionKey
+from ctxfold.messages import Message
+from ctxfold.protocols import Embedder, Reply, Store, TokenCounter
+from ctxfold.session.context import AgentContext
+from ctxfold.tokens import TextCounter
+from ctxfold.validation import check_name, name_or_own
+from llamaindex_ctx.messages import chat_messages, from_chat_messages
+from llamaindex_ctx.metadata import ID_KEY, mark
+from llamaindex_ctx.reasoning import check_reasoning, returning
+from llamaindex_ctx.retrieval import as_embedder
+from llamaindex_ctx.summarizer import LlmSummarizer, check_llm, known_window
+
+if TYPE_CHECKING:
+    from llama_index.core.tools.types import BaseTool
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import field
+from typing import NamedTuple
+
+from llama_index.core.agent.workflow.prompts import DEFAULT_EARLY_STOPPING_PROMPT
+from llama_index.core.base.llms.types import ToolCallBlock
+from llama_index.core.tools.types import BaseTool
+from llama_index_instrumentation.dispatcher import active_instrument_tags
+
+from ctxfold.adapters.sessions import SessionPool
+from ctxfold.compaction.live_prefix import answers_freely
+from ctxfold.engine.turn import Options
+from ctxfold.lru import LruCache
+from ctxfold.messages import ToolSpec, content_key
+from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Request
+from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
+from llamaindex_ctx.instrumentation import tell
+from llamaindex_ctx.replies import whole_reply
+
+__all__ = [
+    "ONE_CALL",
+    "CallersBackend",
+    "CallersSummarizer",
+    "ContextLLM",
+    "LlmCall",
+    "Run",
+    "RunKey",
+    "RunSessions",
+    "with_context",
+]
+
+
+_CALL = "ctxfold_call"  # among the options of a request
+ONE_CALL = "ctxfold_one_call"  # among the arguments of `chat`
+WINDOW = "context_window"  # the same
+
+
+@dataclass(slots=True)
+class LlmCall:
+    """The arguments of one call, and the LLM's responses that have not reached the caller yet."""
+
+    reply_id: str
+    arguments: Mapping[str, Any]
+    one_call: bool = (
+        False  # of a whole reply only the first tool call is kept, as the LLM's own `chat_with_tools` does it
+    )
+    context_window: int | None = None  # of this call alone
+    waiting: deque[ChatResponse] = field(default_factory=deque[ChatResponse])
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> LlmCall:
+        sent = {name: value for name, value in arguments.items() if name not in (ONE_CALL, WINDOW)}
+        return cls(uuid.uuid4().hex, sent, bool(arguments.get(ONE_CALL)), arguments.get(WINDOW))
+
+    def options(self, scratch: str) -> Options:
+        """For the engine; of the arguments it needs to know what takes room."""
+        limit = self.arguments.get("max_tokens")
+        return Options(
+            max_tokens=limit if isinstance(limit, int) else None,
+            tools=tuple(_counted(tool) for tool in self.arguments.get("tools") or ()),
+            scratch=scratch or None,
+            context_window=self.context_window,
+            extra={_CALL: self},
+        )
+
+    def begin(self) -> None:
+        """Forget what an attempt that failed has left."""
+        self.waiting.clear()
+
+    def put(self, response: ChatResponse) -> None:
+        mark(response.message, **{ID_KEY: self.reply_id})
+        self.waiting.append(response)
+
+    def take(self) -> Iterator[ChatResponse]:
+        while self.waiting:
+            yield self.waiting.popleft()
+
+
+class CallersBackend(LlamaIndexBackend):
+    """Sends a window with the arguments of the call that asks for it; responses are kept as they came."""
+
+    def send(self, request: Request) -> Reply:
+        call = _call(request)
+        with self.translated():
+            response = self.llm.chat(bare_messages(request.messages), **call.arguments)
+            return self._whole(response, call)
+
+    async def asend(self, request: Request) -> Reply:
+        call = _call(request)
+        with self.translated():
+            response = await self.llm.achat(bare_messages(request.messages), **call.arguments)
+            return self._whole(response, call)
+
+    def open_stream(self, request: Request) -> ChunkStream:
+        call = _call(request)
+        with self.translated():
+            source = self.llm.stream_chat(bare_messages(request.messages), **call.arguments)
+        return self.read_stream(source, _CallChunks(self.model, call)).begin()
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+        call = _call(request)
+        with self.translated():
+            source = await self.llm.astream_chat(bare_messages(request.messages), **call.arguments)
+        return await self.read_stream(source, _CallChunks(self.model, call)).abegin()
+
+    def _whole(self, response: ChatResponse, call: LlmCall) -> Reply:
+        if call.one_call:
+            llm: Any = self.llm
+            response = llm._validate_chat_with_tools_response(response, (), allow_parallel_tool_calls=False)
+            _forget_other_calls(response)
+        call.put(response)
+        return whole_reply(response, self.model)
+
+
+class _CallChunks(CumulativeChunks):
+    """Keeps each response for the caller before it is read."""
+
+    def __init__(self, model: str, call: LlmCall) -> None:
+        super().__init__(model)
+        self._call = call
+
+    def read(self, response: ChatResponse, /) -> Iterator[Chunk]:
+        self._call.put(response)
+        yield from super().read(response)
+
+
+def _repeats(request: Request) -> bool:
+    """Tells whether the call that made this request left the LLM free to answer in text."""
+    arguments = _arguments(request)
+    free = arguments.get("tool_choice") in (None, "auto", "none") and not arguments.get("tool_required")
+    return free and answers_freely(arguments.keys() - {"tool_choice", "tool_required"})
+
+
+def _arguments(request: Request) -> Mapping[str, Any]:
+    return cast("LlmCall", request.extra[_CALL]).arguments
+
+
+class CallersSummarizer(LlmSummarizer):
+    """Summaries by the LLM that answers, on the live prefix where it can be: with the arguments of the newest call."""
+
+    capabilities = BackendCapabilities(continues=_repeats)
+
+    def send(self, request: Request) -> Reply:
+        """Returns the summary. Whatever the LLM raises leaves here as BackendError."""
+        if not request.live_prefix:
+            return super().send(request)
+        with self.marked():
+            return whole_reply(self.llm.chat(bare_messages(request.messages), **_arguments(request)), self.model)
+
+    async def asend(self, request: Request) -> Reply:
+        if not request.live_prefix:
+            return await super().asend(request)
+        with self.marked():
+            return whole_reply(await self.llm.achat(bare_messages(request.messages), **_arguments(request)), self.model)
+
+
+def _call(request: Request) -> LlmCall:
+    call = cast("LlmCall", request.extra[_CALL])
+    call.begin()
+    return call
+
+
+def _forget_other_calls(response: ChatResponse) -> None:
+    """Beside the message, too, only the calls that its blocks have kept."""
+    message = response.message
+    call_ids = {block.tool_call_id for block in message.blocks if isinstance(block, ToolCallBlock)}
+    beside: object = message.additional_kwargs.get("tool_calls")
+    if call_ids and isinstance(beside, list):
+        calls = cast("list[object]", beside)
+        message.additional_kwargs["tool_calls"] = [c for c in calls if getattr(c, "id", None) in call_ids]
+
+
+def _counted(tool: object) -> ToolSpec:
+    """A tool for counting, in whichever shape the LLM takes it."""
+    row: object = tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
+    if not isinstance(row, Mapping):
+        return ToolSpec("tool", str(row), {})
+    fields = cast("Mapping[str, Any]", row)
+    inner: object = fields.get("function")
+    function = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else fields
+    schema: object = function.get("parameters") or function.get("input_schema")
+    parameters = cast("Mapping[str, Any]", schema) if isinstance(schema, Mapping) else function
+    return ToolSpec(str(function.get("name") or "tool"), str(function.get("description") or ""), parameters)
+
+
+MAX_RUNS = 256  # those that may be gone on with, newest ones
+_RUN_TAG = "llamaindex.run_id"  # on whatever happens in a workflow's run; older releases do without
+_STOP_BEGINS, _STOP_ENDS = DEFAULT_EARLY_STOPPING_PROMPT.split("{max_iterations}")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A session, what it is to be given first as history, and what is asked in it then."""
+
+    context: AgentContext
+    earlier: tuple[Message, ...]
+    fresh: tuple[Message, ...]
+
+
+class RunKey(NamedTuple):
+    """Names the owner of tool rounds: a session (None without one), and a workflow run ("" outside of one)."""
+
+    owner: str
+    session: str | None
+    run: str
+
+    @classmethod
+    def here(cls, owner: str, session: str | None) -> RunKey:
+        return cls(owner, session, str(active_instrument_tags.get().get(_RUN_TAG) or ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """The runs under way that have asked a question; of a single one its newest list, and the ids that came with that."""
+
+    runs: int
+    listed: tuple[Message, ...] = ()
+    caller_ids: frozenset[str] = frozenset()
+
+
+class RunSessions(SessionPool):
+    """Named sessions over one engine and one store, and runs, each in a memory of its own. Safe across threads and tasks.
+
+    A run is recognised by its words: the list that a call brings begins with what an earlier call was given, and its answer.
+    It is gone on with once; a second list with the same beginning, such as another branch, starts from its own messages.
+    """
+
+    def __init__(self, *, store: str | Store | None, settings: Mapping[str, Any]) -> None:
+        super().__init__(store, settings, subscriber=tell)
+        self._runs: list[tuple[str, AgentContext]] = []  # by what they were given and answered, in order of keeping
+        self._rounds: LruCache[tuple[RunKey, str], _Rounds] = LruCache(MAX_RUNS)  # by the words up to the question
+        self._runs_lock = threading.Lock()
+
+    def rounds_of(
+        self, run_key: RunKey, messages: Sequence[Message]
+    ) -> tuple[tuple[Message, ...], frozenset[str]] | None:
+        """The question with the tool rounds that it has led to, and the ids that came with them, for an agent that asks without.
+
+        One that has to stop early asks for an answer from "the information gathered so far" with what its memory has, which is
+        nothing of this run. None where it may be another run that found them.
+        """
+        if not _stops_early(messages):
+            return None
+        rounds = self._rounds.get((run_key, _digest(messages[:-1])))
+        return (rounds.listed, rounds.caller_ids) if rounds is not None and rounds.listed else None
+
+    def keep_rounds(
+        self, run_key: RunKey, messages: Sequence[Message], caller_ids: frozenset[str], answer: Message
+    ) -> None:
+        """Note the tool rounds that a question has led to so far; forget them when the answer calls nothing: the run is over."""
+        question_end = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1) + 1
+        if not question_end:
+            return
+        key = run_key, _digest(messages[:question_end])
+        over = not answer.tool_calls or _stops_early(messages)
+        with self._runs_lock:
+            rounds = self._rounds.pop(key) or _Rounds(0)
+            if question_end == len(messages):
+                updated = _after_question(rounds, run_key, over=over)
+            else:
+                updated = (
+                    _Rounds(rounds.runs - 1)
+                    if over
+                    else _after_round(rounds, run_key, _Rounds(1, tuple(messages), caller_ids))
+                )
+            if updated.runs > 0:
+                self._rounds.put(key, updated)
+
+    def take_run(self, messages: Sequence[Message]) -> Run:
+        """The run that these messages go on with, or a new one; what it knows is left out."""
+        answered = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=-1) + 1
+        key = _digest(messages[:answered])
+        with self._runs_lock:
+            position = next((i for i in range(len(self._runs) - 1, -1, -1) if self._runs[i][0] == key), None)
+            context = None if position is None else self._runs.pop(position)[1]
+        if context is None:
+            question_start = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
+            return Run(self.open(session_id="run"), tuple(messages[:question_start]), tuple(messages[question_start:]))
+        return Run(context, (), tuple(messages[answered:]))
+
+    def keep_run(self, context: AgentContext, messages: Sequence[Message], answer: Message) -> None:
+        """Wait for the list that goes on after this answer; the oldest run of too many is closed."""
+        key = _digest([*messages, answer])
+        with self._runs_lock:
+            self._runs.append((key, context))
+            dropped = self._runs[:-MAX_RUNS]
+            del self._runs[:-MAX_RUNS]
+        for _, old in dropped:
+            old.close(wait=False)
+
+
+def _stops_early(messages: Sequence[Message]) -> bool:
+    """Returns True for a list that ends with the prompt of `early_stopping_method="generate"`, at an agent's last iteration."""
+    text = messages[-1].text if messages and messages[-1].role == "system" else ""
+    return text.startswith(_STOP_BEGINS) and text.endswith(_STOP_ENDS)
+
+
+def _after_question(rounds: _Rounds, run_key: RunKey, *, over: bool) -> _Rounds:
+    """Returns what to keep when the question is asked again: no tool rounds, only the number of runs under way.
+
+    In a session, and in a workflow's run, only the newest is. Elsewhere nothing tells a run that was left from one that goes on.
+    """
+    if over:
+        return _Rounds(rounds.runs)
+    known = run_key.run or run_key.session is not None
+    return _Rounds(1 if known else rounds.runs + 1)
+
+
+def _after_round(rounds: _Rounds, run_key: RunKey, newest: _Rounds) -> _Rounds:
+    """The newest list, unless it may be another run's than what was held or what comes next."""
+    begins = newest.listed[: len(rounds.listed)]
+    runs = max(rounds.runs, 1)
+    if not run_key.run and _digest(begins) != _digest(rounds.listed):
+        runs += 1
+    return newest if runs == 1 else _Rounds(runs)
+
+
+def _digest(messages: Sequence[Message]) -> str:
+    seen = hashlib.sha256()
+    for message in messages:
+        seen.update(content_key(message).encode())
+    return seen.hexdigest()
+
+
+@renamed_keywords(KEYWORDS)
+def with_context(
+    llm: LLM,
+    *,
+    session_id: str | None = None,
+    store: str | Store | None = None,
+    context_window: int | None = None,
+    owner: str = "default",
+    summarizer: LLM | None = None,
+    counter: TokenCounter | TextCounter | None = None,
+    sections: Sequence[Section] = (),
+    embedder: BaseEmbedding | Embedder | None = None,
+    **settings: Unpack[EngineSettings],
+) -> ContextLLM:
+    """Returns the LLM with every request made to fit, and with the reasoning of its answers sent back.
+
+    It takes the LLM's place in an engine, agent or workflow. Without `session_id` it keeps an agent's run within the window,
+    tool rounds included, and leaves the conversation to the memory. With one, the LLM keeps the conversation too, and `at`
+    returns the same LLM for another session.
+
+    Args:
+        llm: the LLM that answers. ConfigError for a thinking LLM whose reasoning cannot be sent back.
+        store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
+        context_window: in tokens, for input and output together; None takes that of `policy`, or the LLM's.
+        summarizer: the LLM that writes summaries; None takes `llm`.
+        sections: `ctxfold.Section`s, which are added to each request beside the conversation.
+        embedder: makes vectors, so that recall finds passages by meaning too.
+        settings: fields of `ctxfold.Policy`, or a whole one as `policy`; `reply_reserve_tokens` (the LLM's own `max_tokens`
+            without it), `strategy` and `prices`.
+    """
+    _check_names(session_id, owner)
+    check_llm("the LLM of with_context", llm)
+    if summarizer is not None:
+        check_llm("summarizer", summarizer)
+    check_reasoning(llm)
+    if isinstance(llm, ContextLLM):
+        raise ConfigError("this LLM keeps its context already: use it as it is, or wrap the LLM inside")
+    if settings.get("policy") is None:
+        context_window = known_window(llm) if context_window is None else context_window
+        reserve: object = getattr(llm, "max_tokens", None)
+        if settings.get("reply_reserve_tokens") is None and isinstance(reserve, int):
+            settings["reply_reserve_tokens"] = reserve
+    # checked at once, not at the first call
+    window = session_rules(context_window, None, counter=counter, **settings).context_window
+    replaying = returning(llm)
+    other = None if summarizer is llm else summarizer
+    pool: dict[str, Any] = {
+        "backend": CallersBackend(replaying, context_window=window),
+        "context_window": window,
+        "summarizer": CallersSummarizer(replaying) if other is None else LlmSummarizer(other),
+        "counter": message_counter(counter, model=llm.metadata.model_name),
+        "sections": checked_sections(sections),
+        "embedder": as_embedder(embedder),
+        **settings,
+    }
+    return ContextLLM(
+        inner=replaying,
+        window=window,
+        session_id=session_id,
+        owner=owner,
+        sessions=RunSessions(store=store, settings=pool),
+        callback_manager=llm.callback_manager,
+    )
+
+
+def _check_names(session_id: object, owner: object) -> None:
+    if session_id is not None:
+        check_name("session name", session_id)
+    check_name("owner name", owner)
+
+
+@dataclass(frozen=True, slots=True)
+class _SessionCall:
+    """A call under way: its session, its question and its arguments."""
+
+    context: AgentContext
+    question: TurnInput
+    call: LlmCall
+    incoming: _IncomingMessages
+
+
+class ContextLLM(FunctionCallingLLM, Closing):
+    """An LLM that manages its context, as `with_context` returns it; `inner` is the LLM that answers."""
+
+    inner: SerializeAsAny[LLM]
+    window: int = Field(description="Tokens in and out together.")
+    session_id: str | None = None
+    owner: str = "default"
+
+    _sessions: RunSessions | None = PrivateAttr(default=None)
+
+    @renamed_keywords({"session": "session_id"})
+    def __init__(self, *, sessions: RunSessions | None = None, **fields: Any) -> None:
+        _check_names(fields.get("session_id"), fields.get("owner", "default"))
+        super().__init__(**fields)
+        self._sessions = sessions
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "ContextLLM"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        fields: dict[str, Any] = {**self.inner.metadata.model_dump(), "context_window": self.window}
+        return LLMMetadata(**fields)
+
+    @property
+    def session(self) -> str | None:
+        """The deprecated name of `session_id`."""
+        warn_renamed("ContextLLM.session", "ContextLLM.session_id")
+        return self.session_id
+
+    @renamed_keywords({"session": "session_id"})
+    def at(self, session_id: str, *, owner: str | None = None) -> Self:
+        """Returns the same LLM for another session; engine, store and connections are shared."""
+        owner = name_or_own("owner name", owner, self.owner)
+        return self.model_copy(update={"session_id": check_name("session name", session_id), "owner": owner})
+
+    @renamed_keywords({"session": "session_id"})
+    def context(self, session_id: str | None = None, *, owner: str | None = None) -> AgentContext:
+        """Returns a session of this LLM: window, usage, pins, explain, export; its own when none is named."""
+        name = self.session_id if session_id is None else session_id
+        if name is None:
+            raise ConfigError("this LLM was given no session: name one, or give with_context(llm, session_id=...)")
+        return self._pool().at(check_name("session name", name), name_or_own("owner name", owner, self.owner))
+
+    def close(self) -> None:
+        """Close the store that was opened for this LLM; the LLM itself belongs to whoever made it."""
+        if self._sessions is not None:
+            self._sessions.close()
+
+    async def aclose(self) -> None:
+        if self._sessions is not None:
+            await self._sessions.aclose()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        # connections and stores are shared: they cannot be copied
+        return self.model_copy()
+
+    def _pool(self) -> RunSessions:
+        if self._sessions is None:
+            raise ConfigError(
+                "this LLM came out of a pickle or dict, without its sessions: make it with with_context(...)"
+            )
+        return self._sessions
+
+    # answering: the inner LLM tells LlamaIndex of its requests, with the window that was sent
+
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """The whole answer, to the newest message with as much before it as fits."""
+        call_in_session = self._begin(messages, kwargs)
+        with original_error():
+            return self._response(call_in_session, call_in_session.context.ask(call_in_session.question))
+
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        call_in_session = await self._abegin(messages, kwargs)
+        with original_error():
+            return self._response(call_in_session, await call_in_session.context.aask(call_in_session.question))
+
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """The LLM's own responses; the request is sent on the first `next`."""
+        call_in_session = self._begin(messages, kwargs)
+        replies: list[Reply] = []
+        with original_error():
+            events: Any = call_in_session.context.stream(call_in_session.question, replies.append)
+            with closing(events):
+                for _ in cast("Iterator[Any]", events):
+                    yield from call_in_session.call.take()
+            yield from call_in_session.call.take()
+        self._note_reply(call_in_session, replies[0])
+
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+        return self._astream(messages, kwargs)
+
+    async def _astream(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> ChatResponseAsyncGen:
+        call_in_session = await self._abegin(messages, kwargs)
+        replies: list[Reply] = []
+        with original_error():
+            events: Any = call_in_session.context.astream(call_in_session.question, replies.append)
+            async with aclosing(events):
+                async for _ in cast("AsyncIterator[Any]", events):
+                    for response in call_in_session.call.take():
+                        yield response
+            for response in call_in_session.call.take():
+                yield response
+        self._note_reply(call_in_session, replies[0])
+
+    def _begin(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> _SessionCall:
+        call, incoming = LlmCall.of(kwargs), self._incoming(messages)
+        if self.session_id is not None:
+            return incoming.in_session(self._pool().at(self.session_id, self.owner), call)
+        run = self._pool().take_run(incoming.listed)
+        if run.earlier:
+            run.context.add(run.earlier)
+        return incoming.in_run(run, call)
+
+    async def _abegin(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> _SessionCall:
+        call, incoming = LlmCall.of(kwargs), self._incoming(messages)
+        if self.session_id is not None:
+            return incoming.in_session(await self._pool().aat(self.session_id, self.owner), call)
+        run = self._pool().take_run(incoming.listed)
+        if run.earlier:
+            await run.context.aadd(run.earlier)
+        return incoming.in_run(run, call)
+
+    def _incoming(self, messages: Sequence[ChatMessage]) -> _IncomingMessages:
+        return _IncomingMessages.of(messages, RunKey.here(self.owner, self.session_id)).with_rounds(self._pool())
+
+    def _response(self, call_in_session: _SessionCall, reply: Reply) -> ChatResponse:
+        self._note_reply(call_in_session, reply)
+        (response,) = call_in_session.call.take()
+        mark(response.message, **{ID_KEY: reply.message.id})
+        return response
+
+    def _note_reply(self, call_in_session: _SessionCall, reply: Reply) -> None:
+        incoming = call_in_session.incoming
+        self._pool().keep_rounds(incoming.run_key, incoming.listed, incoming.caller_ids, reply.message)
+        if self.session_id is None:
+            self._pool().keep_run(call_in_session.context, incoming.listed, reply.message)
+
+    # what belongs to the inner LLM
+
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Returns the inner LLM's completion: a prompt alone is no conversation."""
+        return self.inner.complete(prompt, formatted=formatted, **kwargs)
+
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return await self.inner.acomplete(prompt, formatted=formatted, **kwargs)
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        return self.inner.stream_complete(prompt, formatted=formatted, **kwargs)
+
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
+        return await self.inner.astream_complete(prompt, formatted=formatted, **kwargs)
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        inner: Any = self._calling()
+        prepared: dict[str, Any] = inner._prepare_chat_with_tools_compat(
+            tools,
+            user_msg=user_msg,
+            chat_history=chat_history,
+            verbose=verbose,
+            allow_parallel_tool_calls=allow_parallel_tool_calls,
+            tool_required=tool_required,
+            **kwargs,
+        )
+        return {**prepared, ONE_CALL: not allow_parallel_tool_calls}
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        return self._calling().get_tool_calls_from_response(response, error_on_no_tool_call, **kwargs)
+
+    def _calling(self) -> FunctionCallingLLM:
+        if isinstance(self.inner, FunctionCallingLLM):
+            return self.inner
+        raise ConfigError(f"{type(self.inner).__name__} calls no functions: leave tools out, or use another LLM")
+
+
+@dataclass(frozen=True, slots=True)
+class _IncomingMessages:
+    """The messages of a call: leading system prompts, the conversation, and text that a memory added to this request."""
+
+    run_key: RunKey
+    prompts: tuple[str, ...] | None
+    listed: tuple[Message, ...]
+    injected: str
+    caller_ids: frozenset[str]
+
+    @classmethod
+    def of(cls, messages: Sequence[ChatMessage], run_key: RunKey) -> _IncomingMessages:
+        messages = chat_messages(messages)
+        caller_ids = frozenset(str(m.additional_kwargs[ID_KEY]) for m in messages if m.additional_kwargs.get(ID_KEY))
+        for message in messages:
+            if message.role == MessageRole.TOOL and ID_KEY not in message.additional_kwargs:
+                # an agent hands the same object to its memory later: a CtxMemory over this session then knows it
+                mark(message, **{ID_KEY: uuid.uuid4().hex})
+        taken = from_chat_messages(messages)
+        lead = next((i for i, m in enumerate(taken) if m.role != "system"), len(taken))
+        rest = taken[lead:]
+        # a memory's summary is an ordinary message here
+        listed = tuple(m if m.kind == "message" else replace(m, kind="message") for m in rest if m.kind != "section")
+        if not listed:
+            raise EmptyMessagesError("no message to send besides system messages: give the user's")
+        injected = "\n\n".join(m.text for m in rest if m.kind == "section")
+        # once each: an agent's prompt comes again from a memory over the same session
+        prompts = tuple(dict.fromkeys(m.text for m in taken[:lead]))
+        return cls(run_key, prompts or None, listed, injected, caller_ids)
+
+    def with_rounds(self, sessions: RunSessions) -> _IncomingMessages:
+        """With the tool rounds of the run, where an agent that stops early leaves them out."""
+        rounds = sessions.rounds_of(self.run_key, self.listed)
+        if rounds is None:
+            return self
+        messages, caller_ids = rounds
+        return replace(self, listed=(*messages, self.listed[-1]), caller_ids=self.caller_ids | caller_ids)
+
+    def in_session(self, context: AgentContext, call: LlmCall) -> _SessionCall:
+        """Of the list, what the session does not have is new."""
+        key = SessionKey(context.owner, context.session)
+        options = call.options(self.injected)
+        question = TurnInput(key, self.listed, options, self.prompts, given_ids=self.caller_ids, reply_id=call.reply_id)
+        return _SessionCall(context, question, call, self)
+
+    def in_run(self, run: Run, call: LlmCall) -> _SessionCall:
+        key = SessionKey(run.context.owner, run.context.session)
+        question = TurnInput(key, run.fresh, call.options(self.injected), self.prompts, reply_id=call.reply_id)
+        return _SessionCall(run.context, question, call, self)

@@ -1,0 +1,1 @@
+"""Parts that both framework packages share."""

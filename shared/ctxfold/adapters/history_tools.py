@@ -1,0 +1,235 @@
+"""Defines framework-neutral tools with which an agent reads, searches, pins and compacts its own history."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ctxfold.engine.archive import Hit
+from ctxfold.engine.fit import newest_question
+from ctxfold.errors import ConfigError, CtxError
+from ctxfold.history.prompt_safety import as_quoted_data, strip_control_chars
+from ctxfold.history.view import View
+from ctxfold.messages import MediaPart, Message, ToolSpec
+from ctxfold.protocols import TokenCounter
+from ctxfold.session.context import AgentContext
+from ctxfold.tokens import medium_of
+from ctxfold.validation import is_a, kind_of
+
+__all__ = ["HISTORY_TOOLS", "HistoryTool", "history_tools", "reading_media"]
+
+T = TypeVar("T")
+
+PAGE_SHARE = 0.5  # of the largest tool output that is shown whole: what is read back must not be cut again
+LEAST_PAGE_CHARS = 200
+REFERENCE = {"type": "string", "description": "the message's reference, such as #17, or its id"}
+
+
+def _schema(**properties: dict[str, Any]) -> dict[str, Any]:
+    required = [name for name, value in properties.items() if "default" not in value]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+HISTORY_TOOLS = (
+    ToolSpec(
+        "read_message",
+        "Read an earlier message of this conversation in full, also one that was summarised or shown as an excerpt. Long "
+        "ones come in pieces: ask again with the offset that the answer names.",
+        _schema(reference=REFERENCE, offset={"type": "integer", "minimum": 0, "default": 0}),
+    ),
+    ToolSpec(
+        "search_history",
+        "Search the whole conversation, summarised messages and full tool outputs included. Answers with references that "
+        "read_message takes.",
+        _schema(query={"type": "string", "description": "the words to look for"}),
+    ),
+    ToolSpec(
+        "pin_message",
+        "Keep a message word for word from now on, whatever is summarised. The room for pins is small: pin what must not "
+        "be lost or changed.",
+        _schema(reference=REFERENCE),
+    ),
+    ToolSpec("unpin_message", "End the pin of a message.", _schema(reference=REFERENCE)),
+    ToolSpec(
+        "compact_history",
+        "Summarise the earlier conversation now, to make room. Once per turn; everything stays readable by reference.",
+        _schema(),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryTool:
+    """A tool. `call` and `acall` take the arguments that `parameters`, a JSON schema, names; they return text, errors included."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any] = field(repr=False)
+    call: Callable[..., str] = field(repr=False)
+    acall: Callable[..., Awaitable[str]] = field(repr=False)
+
+    @property
+    def spec(self) -> ToolSpec:
+        return ToolSpec(self.name, self.description, self.parameters)
+
+
+def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
+    """read_message, search_history, pin_message, unpin_message and compact_history over one session.
+
+    They are the only way for a model to pin: no text of a message or of a tool's output does. Messages for the user only are
+    not read back. `compact_history` works once per turn.
+    """
+    if not is_a(context, AgentContext):
+        raise ConfigError(
+            f"{kind_of(context)} is no session: give an AgentContext, as `.context` of a memory or history is one"
+        )
+    bound = _Bound(context)
+    return tuple(
+        HistoryTool(s.name, s.description, dict(s.parameters), getattr(bound, s.name), getattr(bound, f"a{s.name}"))
+        for s in HISTORY_TOOLS
+    )
+
+
+def reading_media(
+    context: AgentContext, tool: HistoryTool, add_media: Callable[[str, Message], T]
+) -> tuple[Callable[..., str | T], Callable[..., Awaitable[str | T]]]:
+    """Returns both forms of `read_message` with the message's media beside the first page of its text.
+
+    `add_media` returns the text and the media of a message in the framework's own blocks.
+    """
+
+    def read(reference: str, offset: int = 0) -> str | T:
+        text = tool.call(reference=reference, offset=offset)
+        try:
+            return add_media(text, context.get(reference)) if not offset else text
+        except CtxError:
+            return text  # it says what is wrong with the reference
+
+    async def aread(reference: str, offset: int = 0) -> str | T:
+        text = await tool.acall(reference=reference, offset=offset)
+        try:
+            return add_media(text, await context.aget(reference)) if not offset else text
+        except CtxError:
+            return text
+
+    return read, aread
+
+
+class _Bound:
+    """The tools' functions on one context, sync and async."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self._ctx = context
+
+    def read_message(self, reference: str, offset: int = 0) -> str:
+        try:
+            return self._page(self._ctx.get(reference), reference, offset)
+        except CtxError as error:
+            return _failed(error)
+
+    async def aread_message(self, reference: str, offset: int = 0) -> str:
+        try:
+            return self._page(await self._ctx.aget(reference), reference, offset)
+        except CtxError as error:
+            return _failed(error)
+
+    def search_history(self, query: str) -> str:
+        return _listed(self._ctx.search(query), self._ctx.view())
+
+    async def asearch_history(self, query: str) -> str:
+        return _listed(await self._ctx.asearch(query), await self._ctx.aview())
+
+    def pin_message(self, reference: str) -> str:
+        try:
+            message = self._ctx.get(reference)
+            self._ctx.pin(message.id)
+        except CtxError as error:
+            return _failed(error)
+        return f"Pinned {reference}."
+
+    async def apin_message(self, reference: str) -> str:
+        try:
+            message = await self._ctx.aget(reference)
+            await self._ctx.apin(message.id)
+        except CtxError as error:
+            return _failed(error)
+        return f"Pinned {reference}."
+
+    def unpin_message(self, reference: str) -> str:
+        try:
+            message = self._ctx.get(reference)
+            self._ctx.unpin(message.id)
+        except CtxError as error:
+            return _failed(error)
+        return f"Unpinned {reference}."
+
+    async def aunpin_message(self, reference: str) -> str:
+        try:
+            message = await self._ctx.aget(reference)
+            await self._ctx.aunpin(message.id)
+        except CtxError as error:
+            return _failed(error)
+        return f"Unpinned {reference}."
+
+    def compact_history(self) -> str:
+        if self._ctx.compacted_in_turn():
+            return TWICE
+        try:
+            return _done(self._ctx.compact().event)
+        except CtxError as error:
+            return _failed(error)
+
+    async def acompact_history(self) -> str:
+        if await self._ctx.acompacted_in_turn():
+            return TWICE
+        try:
+            return _done((await self._ctx.acompact()).event)
+        except CtxError as error:
+            return _failed(error)
+
+    def _page(self, message: Message, reference: str, offset: int) -> str:
+        if message.visibility == "user":
+            return f"Error: message {reference} is for the user only."
+        media = [f"[{medium_of(part)}]" for part in message.parts if isinstance(part, MediaPart)]
+        calls = [f"calls {c.name}({c.arguments})" for c in message.tool_calls]
+        text = strip_control_chars("\n".join([message.text, *media, *calls]).strip("\n"))
+        rules = self._ctx.policy  # of the engine: no reading of the log for it
+        start = max(0, offset)
+        limit_tokens = int(PAGE_SHARE * rules.tool_result_ratio * rules.budget_tokens)
+        end = start + _page_chars(text[start:], limit_tokens, self._ctx.counter)
+        head = f"Message {reference} ({message.role}), characters {start} to {end} of {len(text)}"
+        more = f"; go on with offset {end}" if end < len(text) else ""
+        return f"{head}{more}:\n{text[start:end]}"
+
+
+def _page_chars(text: str, limit_tokens: int, counter: TokenCounter) -> int:
+    """How many characters of the text fit the limit, however many tokens its script needs."""
+    size = min(len(text), 4 * limit_tokens)
+    while size > LEAST_PAGE_CHARS and (tokens := counter.count_text(text[:size])) > limit_tokens:
+        size = min(size - 1, size * limit_tokens // tokens)
+    return min(len(text), max(size, LEAST_PAGE_CHARS))
+
+
+TWICE = "Nothing was compacted: it was done in this turn already."
+
+
+def _failed(error: CtxError) -> str:
+    return f"Error: {error}"
+
+
+def _listed(hits: tuple[Hit, ...], view: View) -> str:
+    """Returns a line for each hit, except for the question under way, which holds all the words itself."""
+    asked = newest_question(view)
+    lines = [
+        f"{h.reference} {h.role}: {as_quoted_data(h.excerpt)}"
+        for h in hits
+        if asked is None or h.message_id != asked.id
+    ]
+    return "\n".join(lines) or "Nothing was found."
+
+
+def _done(event: Any) -> str:
+    return (
+        f"Compacted: {event.tokens_before} tokens before, {event.tokens_after} after. Earlier messages stay readable."
+    )

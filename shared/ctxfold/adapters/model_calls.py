@@ -1,0 +1,135 @@
+"""Reads the streams of a framework's own models, and translates their errors in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+
+from ctxfold.connect import foreign_failure
+from ctxfold.errors import BackendError, ConfigError, MessageError
+from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream
+
+__all__ = ["ChunkReader", "ModelStream", "as_backend_error", "original_error"]
+
+Piece_contra = TypeVar("Piece_contra", contravariant=True)
+Piece = TypeVar("Piece")
+
+
+@contextmanager
+def as_backend_error(model: str, kind_of: Callable[[Exception], str | None] | None = None) -> Generator[None]:
+    """Raises BackendError for whatever the model raises in the block, except for a request that cannot be sent at all.
+
+    `kind_of` returns the `BackendError.kind` that the exception's class stands for, or None.
+    """
+    try:
+        yield
+    except (ConfigError, MessageError):
+        raise
+    except Exception as error:
+        raise foreign_failure(error, model, kind=kind_of(error) if kind_of else None) from error
+
+
+@contextmanager
+def original_error() -> Generator[None]:
+    """Raises the model's own exception in place of the BackendError that it caused.
+
+    Retries and fallbacks around the model know that class. An overflow stays as it is.
+    """
+    try:
+        yield
+    except BackendError as error:
+        cause = error.__cause__
+        if error.kind == "context_overflow" or not isinstance(cause, Exception):
+            raise
+        raise cause from cause.__cause__
+
+
+class ChunkReader(Protocol[Piece_contra]):
+    """Turns the pieces of one stream into chunks."""
+
+    def read(self, piece: Piece_contra, /) -> Iterable[Chunk]: ...
+
+    def end(self) -> Iterable[Chunk]:
+        """Returns the chunks that only the whole stream tells."""
+        ...
+
+
+class ModelStream(Generic[Piece]):
+    """The chunks of a model's own iterator, sync or async. The first piece has come when `begin` or `abegin` returns.
+
+    Args:
+        source: what the framework returns for a streamed call; it is closed with the stream.
+        reader: a new one for each stream.
+        model: its name, for error messages.
+        translated: makes the block in which the source is read, such as `as_backend_error`.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Piece] | AsyncIterator[Piece],
+        reader: ChunkReader[Piece],
+        model: str,
+        translated: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._source: Any = source
+        self._reader = reader
+        self._model = model
+        self._translated = translated
+        self._first: Piece | None = None
+
+    def begin(self) -> Self:
+        """Waits for the first piece. BackendError for a stream without any."""
+        return self._begun(self._next())
+
+    async def abegin(self) -> Self:
+        return self._begun(await self._anext())
+
+    def _begun(self, first: Piece | None) -> Self:
+        if first is None:
+            raise BackendError(
+                f"the stream of {self._model} ended before its first chunk: try again",
+                kind="empty_response",
+                retryable=True,
+            )
+        self._first = first
+        return self
+
+    def _next(self) -> Piece | None:
+        with self._translated():
+            return next(self._source, None)
+
+    async def _anext(self) -> Piece | None:
+        with self._translated():
+            return cast("Piece | None", await anext(self._source, None))
+
+    def __iter__(self) -> Iterator[Chunk]:
+        piece, self._first = self._first, None
+        while piece is not None:
+            yield from self._reader.read(piece)
+            piece = self._next()
+        yield from self._reader.end()
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        piece, self._first = self._first, None
+        while piece is not None:
+            for chunk in self._reader.read(piece):
+                yield chunk
+            piece = await self._anext()
+        for chunk in self._reader.end():
+            yield chunk
+
+    def close(self) -> None:
+        close = getattr(self._source, "close", None)
+        if close is not None:
+            close()
+
+    async def aclose(self) -> None:
+        close = getattr(self._source, "aclose", None)
+        if close is not None:
+            await close()
+
+
+if TYPE_CHECKING:
+    _: type[ChunkStream] = ModelStream[object]
+    _a: type[AsyncChunkStream] = ModelStream[object]

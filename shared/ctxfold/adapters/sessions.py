@@ -1,0 +1,81 @@
+"""The sessions of many users over one engine and one store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ctxfold._closing import Closing
+from ctxfold.compaction.strategy import Strategy, Summarizer
+from ctxfold.connect import open_store
+from ctxfold.effects import in_thread
+from ctxfold.events import Subscriber
+from ctxfold.policy import Policy, PolicyFields, Prices
+from ctxfold.protocols import Store
+from ctxfold.session.context import AgentContext
+
+__all__ = ["EngineSettings", "SessionPool"]
+
+
+class EngineSettings(PolicyFields, total=False):
+    """The keyword arguments that a framework's constructors pass on to `AgentContext`."""
+
+    policy: Policy | None
+    reply_reserve_tokens: int | None
+    strategy: str | Strategy | Summarizer | None
+    prices: Prices | None
+
+
+class SessionPool(Closing):
+    """Hands out sessions over one engine, which is made with the first of them. Safe across threads and tasks.
+
+    Args:
+        store: as `AgentContext` takes it. A store given as a URL, or as None, is opened here and closed by `close`.
+        settings: the other keyword arguments of `AgentContext`; they should have been checked before.
+        subscriber: receives the events of every session.
+    """
+
+    def __init__(
+        self, store: str | Store | None, settings: Mapping[str, Any], *, subscriber: Subscriber | None = None
+    ) -> None:
+        self._settings = dict(settings)
+        self._subscriber = subscriber
+        self.store = open_store(store)
+        self._owns_store = store is None or isinstance(store, str)
+        self._first: AgentContext | None = None
+        self._lock = threading.Lock()
+
+    def at(self, session_id: str, owner: str, *, create: bool = True) -> AgentContext:
+        """Returns the session. The first one asked for is opened at once, any other at its first use."""
+        with self._lock:
+            if self._first is None:
+                self._first = self.open(session_id=session_id, owner=owner, store=self.store, create=create)
+            first = self._first
+        return first.at(session_id, owner=owner, create=create)
+
+    async def aat(self, session_id: str, owner: str) -> AgentContext:
+        if self._first is None:
+            return await in_thread(partial(self.at, session_id, owner))
+        return self.at(session_id, owner)
+
+    def open(self, **session: Any) -> AgentContext:
+        """Returns a session in an engine of its own; without `store`, in a memory of its own."""
+        context = AgentContext(**session, **self._settings)
+        if self._subscriber is not None:
+            context.subscribe(self._subscriber)
+        return context
+
+    def close(self) -> None:
+        """Ends background work, and closes the store if it was opened here."""
+        if self._first is not None:
+            self._first.close()
+        if self._owns_store:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        if self._first is not None:
+            await self._first.aclose()
+        if self._owns_store:
+            await self.store.aclose()

@@ -1,0 +1,165 @@
+"""Summarises and compacts lists of messages that no session keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from ctxfold.compaction.strategy import Strategy, Summarizer
+from ctxfold.compaction.summarize import HEADING, Summary, summarize
+from ctxfold.compaction.transcript import transcript
+from ctxfold.connect import message_counter, ports, session_rules
+from ctxfold.effects import Flow, arun, run
+from ctxfold.errors import EmptyMessagesError, SummarizationFailedError
+from ctxfold.history.view import Entry
+from ctxfold.messages import Message, validated
+from ctxfold.policy import Policy
+from ctxfold.protocols import ContextBackend, TokenCounter
+from ctxfold.session.context import AgentContext
+from ctxfold.tokens import TextCounter
+from ctxfold.validation import whole_number
+
+__all__ = ["Summary", "SummaryWriter", "acompact_messages", "compact_messages"]
+
+LEAST_WINDOW_TOKENS = 4_000
+
+
+class SummaryWriter:
+    """Writes what can stand for a list of messages: by a model, checked against them and completed by verbatim lines.
+
+    Messages of kind "summary" are earlier summaries, and are carried over. Where the model fails or invents, an extractive
+    summary takes over; `Summary.fallback_level` and `problems` say so.
+
+    Args:
+        backend: the model that writes; None writes extractive summaries.
+        context_window: of that model, in tokens; None takes what the backend knows.
+        summary_tokens: upper limit of a summary; one is never longer than half of its source.
+        prompt: instructions in place of the built-in ones; {words} becomes the limit.
+    """
+
+    def __init__(
+        self,
+        backend: ContextBackend | None = None,
+        *,
+        context_window: int | None = None,
+        summary_tokens: int = 2_048,
+        counter: TokenCounter | TextCounter | None = None,
+        prompt: str | None = None,
+    ) -> None:
+        self._rules: Policy = session_rules(
+            context_window, backend, summary_tokens=summary_tokens, summary_prompt=prompt, references=False
+        )
+        self._ports = ports(store=None, backend=backend, counter=counter)
+
+    @property
+    def counter(self) -> TokenCounter:
+        return self._ports.counter
+
+    def write(self, messages: Sequence[Message]) -> Summary:
+        """The summary of all the messages. SummarizationFailedError when not even a line of them fits the limit."""
+        return run(self._written(messages), self._ports)
+
+    async def awrite(self, messages: Sequence[Message]) -> Summary:
+        return await arun(self._written(messages), self._ports)
+
+    def _written(self, messages: Sequence[Message]) -> Flow[Summary]:
+        if not messages:
+            raise EmptyMessagesError("no message to summarise: give at least one")
+        counter = self._ports.counter
+        entries = [Entry(m.id, n, validated(m), counter.count(m)) for n, m in enumerate(messages, 1)]
+        window = None if self._ports.backend is None else self._rules.context_window
+        summary = yield from summarize(entries, rules=self._rules, counter=counter, window_tokens=window)
+        # that line points to an archive, and there is none here
+        return summary if summary.fallback_level != "truncate" else self._verbatim(messages, summary)
+
+    def _verbatim(self, messages: Sequence[Message], failed: Summary) -> Summary:
+        """Messages that are too short to be summarised stand for themselves."""
+        text = "\n".join([HEADING, *transcript(messages)])
+        if (tokens := self._ports.counter.count_text(text)) > self._rules.summary_tokens:
+            raise SummarizationFailedError(
+                f"{len(messages)} messages ({tokens} tokens) could not be summarised within {self._rules.summary_tokens} tokens: "
+                f"{'; '.join(failed.problems)}"
+            )
+        return replace(failed, text=text, fallback_level="verbatim", archived=0)
+
+
+def compact_messages(
+    messages: Sequence[Message],
+    *,
+    pinned: Collection[str] = (),
+    preserve_n_last: int = 4,
+    strategy: str | Strategy | Summarizer = "summarize",
+    summarizer: ContextBackend | None = None,
+    counter: TokenCounter | TextCounter | None = None,
+    context_window: int | None = None,
+    summary_tokens: int = 1_024,
+) -> tuple[Message, ...]:
+    """Returns the messages as a strategy compacts them. The list itself is not changed, and nothing is stored.
+
+    Kept word for word are system prompts, the messages whose ids are `pinned` (with their tool rounds), the newest user message
+    and the newest `preserve_n_last`, which grow to whole tool rounds.
+
+    Args:
+        strategy: the name of a built-in strategy, or an object of your own: see docs/strategies.md.
+        summarizer: the model that writes a summary; None writes an extractive one.
+        context_window: the window that the strategy reckons with, in tokens; None takes one in which all messages fit.
+        summary_tokens: upper limit of a summary.
+
+    Raises:
+        NotEnoughHistoryError: nothing can be compacted.
+        MessageNotFoundError: a pinned id is not in the list.
+        StrategyError: a strategy of your own failed or broke its contract.
+    """
+    with _holding(messages, preserve_n_last, strategy, summarizer, counter, context_window, summary_tokens) as context:
+        context.add(messages)
+        if pinned:
+            context.pin(*pinned)
+        context.compact()
+        return context.view().messages
+
+
+async def acompact_messages(
+    messages: Sequence[Message],
+    *,
+    pinned: Collection[str] = (),
+    preserve_n_last: int = 4,
+    strategy: str | Strategy | Summarizer = "summarize",
+    summarizer: ContextBackend | None = None,
+    counter: TokenCounter | TextCounter | None = None,
+    context_window: int | None = None,
+    summary_tokens: int = 1_024,
+) -> tuple[Message, ...]:
+    """The async form of `compact_messages`."""
+    with _holding(messages, preserve_n_last, strategy, summarizer, counter, context_window, summary_tokens) as context:
+        await context.aadd(messages)
+        if pinned:
+            await context.apin(*pinned)
+        await context.acompact()
+        return (await context.aview()).messages
+
+
+def _holding(
+    messages: Sequence[Message],
+    preserve_n_last: int,
+    strategy: str | Strategy | Summarizer,
+    summarizer: ContextBackend | None,
+    counter: TokenCounter | TextCounter | None,
+    context_window: int | None,
+    summary_tokens: int,
+) -> AgentContext:
+    """Returns an empty session in memory, which compacts only when it is asked to."""
+    count = message_counter(counter)
+    if context_window is None:
+        # pins may take a quarter of the budget, and the newest messages half of it
+        context_window = max(LEAST_WINDOW_TOKENS, 8 * sum(count.count(validated(m)) for m in messages))
+    return AgentContext(
+        context_window=context_window,
+        counter=count,
+        summarizer=summarizer,
+        strategy=strategy,
+        keep_last=whole_number(
+            "preserve_n_last", preserve_n_last, "give how many of the newest messages stay, 1 or more"
+        ),
+        summary_tokens=summary_tokens,
+        auto_compact=False,
+    )

@@ -1,0 +1,50 @@
+"""Implements the backend for Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ctxfold.backends.anthropic.parse import MessagesParser
+from ctxfold.backends.anthropic.request import canonical_lines, project, request_body
+from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.backends.profile import Profile
+from ctxfold.backends.transport import Parser
+from ctxfold.messages import Message
+from ctxfold.protocols import ContextBackend, Request
+
+__all__ = ["AnthropicBackend"]
+
+
+class AnthropicBackend(HttpBackend):
+    """A model service with the Messages API; the profile holds how each model thinks and what is sent back."""
+
+    wire = "anthropic_messages"
+    default_provider = "anthropic"
+
+    def to_request_messages(
+        self, messages: Sequence[Message], *, model: str | None = None, unbound_before: int = 0
+    ) -> list[dict[str, Any]]:
+        """Returns the messages in the form of requests, without system prompts, which have a field of their own."""
+        name = model or self.model
+        return project(self._profile_for(name), messages, model=name, unbound_before=unbound_before).rows
+
+    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
+        """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
+        resolved = self._resolved(request)
+        name = resolved.model or self.model
+        return request_body(self._profile_for(name), resolved, model=name, stream=stream)
+
+    def canonical_bytes(self, request: Request) -> bytes:
+        """Returns tools, system and blocks, one JSON object a line: a request extends another when these bytes do."""
+        name = request.model or self.model
+        return canonical_lines(
+            self._profile_for(name), request.tools, request.messages, model=name, unbound_before=request.unbound_before
+        )
+
+    def _parser(self, profile: Profile, request: Request) -> Parser:
+        return MessagesParser(profile, hide=self._hide)
+
+
+if TYPE_CHECKING:
+    _: ContextBackend = AnthropicBackend(model="m")

@@ -1,0 +1,192 @@
+"""Parses replies of Anthropic's Messages API, whole or streamed, into chunks. Pure: bytes in, chunks out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctxfold.backends.errors import error_body
+from ctxfold.backends.openai_chat.parse import usage_from
+from ctxfold.backends.profile import Profile
+from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
+from ctxfold.messages import Usage
+from ctxfold.protocols import Chunk, ToolCallDelta
+
+__all__ = ["MessagesParser"]
+
+_PLAIN = frozenset({"text", "thinking", "tool_use"})
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    """An unfinished content block; `start` is its first event."""
+
+    start: Mapping[str, Any]
+    signature: str = ""
+    json: list[str] = field(default_factory=list[str])
+    text: list[str] = field(default_factory=list[str])
+
+    @property
+    def kind(self) -> str:
+        return as_text(self.start.get("type"))
+
+    def sealed(self) -> dict[str, Any]:
+        """Returns a block without a part of its own, assembled so that it can be sent back."""
+        block = dict(self.start)
+        if self.json:
+            try:
+                block["input"] = json.loads("".join(self.json))
+            except ValueError:
+                block["input"] = {}
+        if self.text:
+            block["text"] = as_text(block.get("text")) + "".join(self.text)
+        return block
+
+
+class MessagesParser(AnswerParser):
+    """Decodes one reply of the Messages API. Each block other than text, thinking and calls becomes one sealed chunk."""
+
+    def __init__(self, profile: Profile, *, hide: Callable[[str], str] = str) -> None:
+        super().__init__(profile, hide=hide)
+        self._open: dict[int, _OpenBlock] = {}
+        self._usage: dict[str, Any] = {}
+        self._model: str | None = None
+        self._text_begun = False
+
+    def _payload(self, payload: object, event_name: str) -> list[Chunk]:
+        body = as_dict(payload)
+        index = body.get("index")
+        number = index if isinstance(index, int) else 0
+        match as_text(body.get("type")) or event_name:
+            case "message_start":
+                message = as_dict(body.get("message"))
+                self._model = as_text(message.get("model")) or None
+                self._note_usage(message.get("usage"))
+                return []
+            case "content_block_start":
+                return self._started(number, as_dict(body.get("content_block")), body)
+            case "content_block_delta":
+                return self._delta(number, as_dict(body.get("delta")), body)
+            case "content_block_stop":
+                return self._stopped(number, body)
+            case "message_delta":
+                return self._message_delta(body)
+            case "message_stop":
+                return self._end()
+            case kind:
+                self._other(body, kind)
+                return []
+
+    def _other(self, body: Mapping[str, Any], kind: str) -> None:
+        error = error_body(body) if kind == "error" or "error" in body else None
+        if error is None and kind == "error":
+            error = body
+        if error is not None:
+            self._failed(error)
+
+    def _started(self, number: int, block: Mapping[str, Any], body: Mapping[str, Any]) -> list[Chunk]:
+        opened = self._open[number] = _OpenBlock(block)
+        match opened.kind:
+            case "tool_use":
+                self.answered = True
+                delta = ToolCallDelta(number, as_text(block.get("id")) or None, as_text(block.get("name")) or None)
+                return [self._chunk(body, tool_calls=(delta,))]
+            case "text":
+                self._text_begun = True
+                return self._content(as_text(block.get("text")), body)
+            case "thinking":
+                opened.signature = as_text(block.get("signature"))
+                return self._thinking(as_text(block.get("thinking")), body)
+            case _:
+                return []
+
+    def _delta(self, number: int, delta: Mapping[str, Any], body: Mapping[str, Any]) -> list[Chunk]:
+        block = self._open.setdefault(number, _OpenBlock({}))
+        match as_text(delta.get("type")):
+            case "text_delta":
+                text = as_text(delta.get("text"))
+                if block.start and block.kind not in _PLAIN:
+                    block.text.append(text)
+                    return []
+                return self._content(text, body)
+            case "thinking_delta":
+                return self._thinking(as_text(delta.get("thinking")), body)
+            case "signature_delta":
+                block.signature += as_text(delta.get("signature"))
+                return []
+            case "input_json_delta":
+                piece = as_text(delta.get("partial_json"))
+                block.json.append(piece)
+                if block.start and block.kind != "tool_use":
+                    return []
+                return [self._chunk(body, tool_calls=(ToolCallDelta(number, arguments=piece),))]
+            case _:
+                return []
+
+    def _stopped(self, number: int, body: Mapping[str, Any]) -> list[Chunk]:
+        block = self._open.pop(number, None)
+        if block is None or not block.start:
+            return []
+        match block.kind:
+            case "thinking":
+                return [self._chunk(body, signature=block.signature)] if block.signature else []
+            case "tool_use":
+                whole: object = block.start.get("input")
+                if not whole or any(block.json):
+                    return []
+                arguments = json.dumps(whole, ensure_ascii=False)
+                return [self._chunk(body, tool_calls=(ToolCallDelta(number, arguments=arguments),))]
+            case "text":
+                return []
+            case _:
+                return [self._chunk(body, sealed=block.sealed())]
+
+    def _message_delta(self, body: Mapping[str, Any]) -> list[Chunk]:
+        self._note_usage(body.get("usage"))
+        finish = self._finished(as_dict(body.get("delta")).get("stop_reason"))
+        usage = self._usage_so_far()
+        return [self._chunk(body, usage=usage, finish_reason=finish)] if usage is not None or finish else []
+
+    def _reply(self, payload: object) -> list[Chunk]:
+        body = as_dict(payload)
+        if body.get("type") != "message":
+            error = error_body(payload)
+            if error is not None:
+                self._failed(error)
+            else:
+                self._fail("protocol", "a reply that is not a message")
+            return []
+        self._model = as_text(body.get("model")) or None
+        self._note_usage(body.get("usage"))
+        chunks: list[Chunk] = []
+        for number, block in enumerate(as_dicts(body.get("content"))):
+            chunks += self._started(number, block, {})
+            chunks += self._stopped(number, {})
+        finish = self._finished(body.get("stop_reason"))
+        return [*chunks, self._chunk(body, usage=self._usage_so_far(), finish_reason=finish)]
+
+    def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
+        self.done = True
+        if self.error is None:
+            self._check_end()
+        return []
+
+    def _content(self, text: str, body: Mapping[str, Any]) -> list[Chunk]:
+        self.answered = self.answered or bool(text)
+        return [self._chunk(body, content=text)] if text else []
+
+    def _thinking(self, text: str, body: Mapping[str, Any]) -> list[Chunk]:
+        self.answered = self.answered or bool(text)
+        return [self._chunk(body, reasoning=text)] if text else []
+
+    def _chunk(self, raw: Mapping[str, Any], **fields: Any) -> Chunk:
+        return Chunk(model=self._model, raw=raw, empty_content=self._text_begun, **fields)
+
+    def _note_usage(self, usage: object) -> None:
+        """Merges usage numbers: later ones replace earlier ones, and the last event repeats only some."""
+        self._usage |= {name: value for name, value in as_dict(usage).items() if value is not None}
+
+    def _usage_so_far(self) -> Usage | None:
+        return usage_from(self._usage, self._profile.usage) if self._usage else None

@@ -1,0 +1,318 @@
+"""Writes requests for Anthropic's Messages API, with content blocks and prompt-cache marks. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ctxfold.backends.profile import (
+    CacheRules,
+    Profile,
+    check_extra,
+    keeps_reasoning,
+    round_start,
+    thinking_fields,
+    tool_choice,
+    without_refused,
+    wrapped_arguments,
+)
+from ctxfold.errors import ConfigError
+from ctxfold.history.alternation import NOBODY_ASKED
+from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
+from ctxfold.protocols import Request
+
+__all__ = [
+    "ContentBlock",
+    "Projected",
+    "call_id",
+    "canonical_lines",
+    "mark_stable",
+    "message_blocks",
+    "project",
+    "reasoning_blocks",
+    "request_body",
+    "tool_body",
+]
+
+
+ContentBlock = dict[str, Any]
+_UNMARKABLE = frozenset({"thinking", "redacted_thinking"})
+
+
+def mark_stable(
+    rules: CacheRules,
+    messages: Sequence[Message],
+    blocks: Sequence[list[ContentBlock]],
+    *,
+    tools: list[ContentBlock],
+    stable_messages: int | None,
+    taken: int = 0,
+) -> None:
+    """Marks the newest stable message, the head (system prompts, or else tools), and the head of the epoch.
+
+    `blocks` holds the blocks of each message. Existing marks stay and count against the profile's maximum, as do `taken` others;
+    when marks are short, the newest message comes first, then the head.
+    """
+    name = rules.mark_field
+    if name is None:
+        return
+    order = [*tools, *(block for of in blocks for block in of)]
+    room = rules.max_marks - taken - sum(_marks(block, name) for block in order)
+    count = len(messages) if stable_messages is None else stable_messages
+    head = _leading(messages, lambda m: m.role == "system")
+    epoch = _leading(messages, lambda m: m.role == "system" or m.kind != "message")
+    candidates = (
+        _last(of for of in blocks[:count]),
+        _last(blocks[:head]) or (tools[-1] if tools else None),
+        _last(blocks[head:epoch]),
+    )
+    chosen: list[ContentBlock] = []
+    for block in candidates:
+        if block is not None and name not in block and all(block is not other for other in chosen):
+            chosen.append(block)
+    for block in chosen[: max(room, 0)]:
+        block[name] = _mark(rules, order, block)
+
+
+def _leading(messages: Sequence[Message], holds: Callable[[Message], bool]) -> int:
+    return next((i for i, message in enumerate(messages) if not holds(message)), len(messages))
+
+
+def _last(blocks: Iterable[list[ContentBlock]]) -> ContentBlock | None:
+    """Returns the last block that may carry a mark."""
+    for of in reversed(list(blocks)):
+        for block in reversed(of):
+            if block.get("type") not in _UNMARKABLE:
+                return block
+    return None
+
+
+def _marks(block: Mapping[str, Any], name: str) -> int:
+    inner: object = block.get("content")
+    nested = cast("list[object]", inner) if isinstance(inner, list) else []
+    return (name in block) + sum(_marks(cast("ContentBlock", b), name) for b in nested if isinstance(b, dict))
+
+
+def _mark(rules: CacheRules, order: Sequence[ContentBlock], block: ContentBlock) -> dict[str, Any]:
+    """Returns the mark with the lifetime of a longer-lived later one: the service demands longer lifetimes first."""
+    after = next(i for i, other in enumerate(order) if other is block) + 1
+    lifetimes = [_lifetime(other, rules.mark_field or "") for other in order[after:]]
+    longest = "1h" if "1h" in lifetimes else None
+    return dict(rules.mark) if longest is None else {**rules.mark, "ttl": longest}
+
+
+def _lifetime(block: Mapping[str, Any], name: str) -> str | None:
+    mark: object = block.get(name)
+    return cast("dict[str, Any]", mark).get("ttl") if isinstance(mark, dict) else None
+
+
+_FOREIGN_ID = re.compile(r"[^a-zA-Z0-9_-]")
+_DATA_URL = re.compile(r"data:(?P<mime>[^;,]+);base64,(?P<data>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """A conversation in the form of requests: system blocks, rows of alternating roles, and the blocks of each message."""
+
+    system: list[ContentBlock] = field(default_factory=list[ContentBlock])
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    blocks: list[list[ContentBlock]] = field(default_factory=list[list[ContentBlock]])
+
+
+def project(profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int = 0) -> Projected:
+    """Projects messages: leading system messages separate, later ones as the user's, one row per run of a role."""
+    start = round_start(messages)
+    result = Projected()
+    leading = True
+    for index, message in enumerate(messages):
+        leading = leading and message.role == "system"
+        keeps = keeps_reasoning(
+            profile.reasoning_out, message, model=model, in_round=index > start, bound=index >= unbound_before
+        )
+        blocks = message_blocks(message, reasoning=keeps)
+        result.blocks.append(blocks)
+        if leading:
+            result.system.extend(blocks)
+        elif blocks:
+            _add(result.rows, "assistant" if message.role == "assistant" else "user", blocks)
+    return result
+
+
+def _add(rows: list[dict[str, Any]], role: str, blocks: list[ContentBlock]) -> None:
+    if not rows or rows[-1]["role"] != role:
+        rows.append({"role": role, "content": []})
+    content: list[ContentBlock] = rows[-1]["content"]
+    content.extend(blocks)
+
+
+def message_blocks(message: Message, *, reasoning: bool = True) -> list[ContentBlock]:
+    """Returns the blocks of a message in order; blank text is left out, because the service refuses it."""
+    if message.role == "tool":
+        return _results(message)
+    blocks: list[ContentBlock] = []
+    for part in message.parts:
+        match part:
+            case TextPart(text=text):
+                if text.strip():
+                    blocks.append({"type": "text", "text": text})
+            case ReasoningPart():
+                if reasoning:
+                    blocks += reasoning_blocks(part)
+            case MediaPart():
+                blocks.append(_media(part))
+            case ToolCallPart():
+                blocks.append({"type": "tool_use", "id": call_id(part.id), "name": part.name, "input": _input(part)})
+            case _:  # results are in tool messages, opaque parts are never sent
+                continue
+    return blocks
+
+
+def reasoning_blocks(part: ReasoningPart) -> list[ContentBlock]:
+    """Returns the service's own blocks as they came, or a thinking block if it was signed; it accepts nothing else."""
+    if part.details is not None:
+        details: object = json.loads(part.details)
+        items = cast("list[object]", details) if isinstance(details, list) else []
+        blocks = [cast("ContentBlock", item) for item in items if isinstance(item, dict)]
+        own = [block for block in blocks if not str(block.get("type", "")).startswith("reasoning")]
+        if own:
+            return own
+    if part.signature is None:
+        return []
+    return [{"type": "thinking", "thinking": part.text, "signature": part.signature}]
+
+
+def call_id(original: str) -> str:
+    """Returns the id in characters that the service allows; another provider's id is rewritten equally in call and result."""
+    if original and not _FOREIGN_ID.search(original):
+        return original
+    digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{_FOREIGN_ID.sub('_', original)[:40]}_{digest}"
+
+
+def _input(call: ToolCallPart) -> Mapping[str, Any]:
+    """Returns the input of a call as an object, which the service demands; malformed text is wrapped, so that it stays visible."""
+    value = call.parsed()
+    return wrapped_arguments(call) if value is None else value
+
+
+def _results(message: Message) -> list[ContentBlock]:
+    media = [_media(part) for part in message.parts if isinstance(part, MediaPart)]
+    results = [part for part in message.parts if isinstance(part, ToolResultPart)]
+    blocks = [_result(part) for part in results]
+    if media and blocks:
+        text = [{"type": "text", "text": results[-1].content}] if results[-1].content.strip() else []
+        blocks[-1]["content"] = [*text, *media]
+    return blocks
+
+
+def _result(part: ToolResultPart) -> ContentBlock:
+    block: ContentBlock = {"type": "tool_result", "tool_use_id": call_id(part.call_id), "content": part.content}
+    if part.is_error:
+        block["is_error"] = True
+    return block
+
+
+def _media(part: MediaPart) -> ContentBlock:
+    """Returns the block unchanged; an image or an inline file in the form of chat completions is converted."""
+    block = cast("ContentBlock", json.loads(part.data))
+    match block:
+        case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
+            inline = _DATA_URL.fullmatch(url)
+            return {"type": "image", "source": {"type": "url", "url": url} if inline is None else _source(inline)}
+        case {"type": "file", "file": {"file_data": str(url)}}:
+            inline = _DATA_URL.fullmatch(url)
+            return block if inline is None else {"type": "document", "source": _source(inline)}
+        case _:
+            return block
+
+
+def _source(inline: re.Match[str]) -> ContentBlock:
+    return {"type": "base64", "media_type": inline["mime"], "data": inline["data"]}
+
+
+DEFAULT_MAX_TOKENS = 8192  # the field is required; used for models whose profile has no max_output
+MIN_THINKING_TOKENS = 1024
+_RESERVED = frozenset({"max_tokens", "messages", "model", "stream", "system", "tools"})
+_CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "required": "any"}
+
+
+def request_body(profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
+    """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
+    check_extra(request, _RESERVED)
+    projected = project(profile, request.messages, model=model, unbound_before=request.unbound_before)
+    tools = [tool_body(tool) for tool in request.tools]
+    if request.stable_messages is not None or request.cache_key is not None:
+        mark_stable(
+            profile.cache,
+            request.messages,
+            projected.blocks,
+            tools=tools,
+            stable_messages=request.stable_messages,
+            taken=int(profile.cache.mark_field in request.extra),
+        )
+    max_tokens = request.max_tokens or profile.max_output or DEFAULT_MAX_TOKENS
+    body: dict[str, Any] = {"model": model, "max_tokens": max_tokens}
+    if projected.system:
+        body["system"] = projected.system
+    body["messages"] = _begin_with_user(projected.rows)
+    if tools:
+        body["tools"] = tools
+    choice = tool_choice(profile, request)
+    if choice is not None:
+        body["tool_choice"] = {"type": _CHOICES[choice]} if choice in _CHOICES else {"type": "tool", "name": choice}
+    body["stream"] = stream
+    if request.temperature is not None:
+        body["temperature"] = request.temperature
+    if request.stop:
+        body["stop_sequences"] = list(request.stop)
+    body |= profile.request.extra_body
+    if tools:
+        body |= profile.request.extra_body_with_tools
+    body |= thinking_fields(profile, request.thinking)
+    body |= request.extra
+    return _within(without_refused(profile, body, request.thinking))
+
+
+def _begin_with_user(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not rows or rows[0]["role"] == "user":
+        return rows
+    return [{"role": "user", "content": [{"type": "text", "text": NOBODY_ASKED}]}, *rows]
+
+
+def _within(body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the body with its thinking budget, if any, below `max_tokens`, which includes it."""
+    thinking: object = body.get("thinking")
+    budget = cast("dict[str, Any]", thinking).get("budget_tokens") if isinstance(thinking, dict) else None
+    if not isinstance(budget, int) or budget < body["max_tokens"]:
+        return body
+    if body["max_tokens"] <= MIN_THINKING_TOKENS:
+        raise ConfigError(
+            f"max_tokens is {body['max_tokens']} and thinking alone takes {MIN_THINKING_TOKENS} or more with {body['model']}: "
+            "raise max_tokens or use thinking=False"
+        )
+    fitting = max(MIN_THINKING_TOKENS, min(budget, body["max_tokens"] // 2))
+    return {**body, "thinking": {**cast("dict[str, Any]", thinking), "budget_tokens": fitting}}
+
+
+def tool_body(tool: ToolSpec) -> ContentBlock:
+    row: ContentBlock = {"name": tool.name}
+    if tool.description:
+        row["description"] = tool.description
+    row["input_schema"] = dict(tool.parameters) or {"type": "object", "properties": {}}
+    return row
+
+
+def canonical_lines(
+    profile: Profile, tools: Sequence[ToolSpec], messages: Sequence[Message], *, model: str, unbound_before: int = 0
+) -> bytes:
+    """Returns tools, then system, then every block with its role, one JSON object a line, keys sorted."""
+    projected = project(profile, messages, model=model, unbound_before=unbound_before)
+    lines: list[Any] = [tool_body(tool) for tool in tools]
+    lines += [{"role": "system", **block} for block in projected.system]
+    lines += [{"role": row["role"], **block} for row in projected.rows for block in row["content"]]
+    text = "".join(json.dumps(x, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n" for x in lines)
+    return text.encode("utf-8", "surrogatepass")

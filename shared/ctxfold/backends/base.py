@@ -1,0 +1,112 @@
+"""Defines BaseBackend, which derives a whole backend from one method, and replies played as streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from ctxfold._closing import Closing
+from ctxfold.errors import BackendError
+from ctxfold.messages import ReasoningPart, TextPart
+from ctxfold.protocols import (
+    AsyncChunkStream,
+    BackendCapabilities,
+    Chunk,
+    ChunkStream,
+    Reply,
+    Request,
+    ToolCallDelta,
+)
+
+__all__ = ["BaseBackend", "PlayedStream", "reply_chunks"]
+
+
+class BaseBackend(ABC, Closing):
+    """A backend of your own: set `model` and write `send`; everything else is derived and may be overridden.
+
+    `asend` runs `send` in a worker thread, and a stream plays the whole reply at once. Override `asend`, `open_stream` and
+    `aopen_stream` for a service that has these forms, `close` and `aclose` where something is held open.
+    `ctxfold.testing.backend_suite` tests the result.
+    """
+
+    model: str
+    context_window: int | None = None
+    scratch_role: str = "user"  # several services refuse a system message at the end
+    capabilities: BackendCapabilities = BackendCapabilities()
+
+    @abstractmethod
+    def send(self, request: Request) -> Reply:
+        """Returns the whole reply to a request; every failure of the service is a BackendError."""
+
+    async def asend(self, request: Request) -> Reply:
+        return await asyncio.to_thread(self.send, request)
+
+    def open_stream(self, request: Request) -> ChunkStream:
+        return PlayedStream(tuple(reply_chunks(self.send(request))))
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+        return PlayedStream(tuple(reply_chunks(await self.asend(request))))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+def reply_chunks(reply: Reply, piece_chars: int = 0) -> Iterator[Chunk]:
+    """Yields a whole reply as a stream would bring it, its texts in pieces of `piece_chars` characters; 0 leaves them whole."""
+    message = reply.message
+    for part in message.parts:
+        if isinstance(part, ReasoningPart):
+            for piece in _pieces(part.text, piece_chars):
+                yield Chunk(reasoning=piece, model=message.model)
+            blocks = tuple(json.loads(part.details)) if part.details is not None else ()
+            if not part.text:
+                yield from (Chunk(sealed=block, model=message.model) for block in blocks)
+                blocks = ()
+            if part.signature is not None or blocks:
+                yield Chunk(signature=part.signature, reasoning_details=blocks, model=message.model)
+        elif isinstance(part, TextPart):
+            for piece in _pieces(part.text, piece_chars):
+                yield Chunk(content=piece, model=message.model)
+    for index, call in enumerate(message.tool_calls):
+        half = len(call.arguments) // 2
+        yield Chunk(tool_calls=(ToolCallDelta(index, call.id, call.name, call.arguments[:half], call.extra),))
+        yield Chunk(tool_calls=(ToolCallDelta(index, arguments=call.arguments[half:]),))
+    finish = reply.finish_reason or message.finish_reason or "stop"
+    yield Chunk(finish_reason=finish, usage=reply.usage or message.usage, model=message.model, raw=reply.raw)
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    size = size or max(1, len(text))
+    return (text[start : start + size] for start in range(0, len(text), size))
+
+
+class PlayedStream:
+    """Chunks that are already there, for sync and async readers; an error at the end is raised after them."""
+
+    def __init__(self, chunks: Sequence[Chunk], error: BackendError | None = None) -> None:
+        self._chunks = iter(chunks)
+        self._error = error
+        self.closed = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for chunk in self._chunks:
+            if self.closed:
+                return
+            yield chunk
+        if self._error is not None and not self.closed:
+            raise self._error
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        for chunk in self:
+            yield chunk
+
+    def close(self) -> None:
+        self.closed = True
+
+    async def aclose(self) -> None:
+        self.closed = True

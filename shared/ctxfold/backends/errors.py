@@ -1,0 +1,266 @@
+"""Classifies failures of providers and of other libraries' clients as BackendError, by the rules of a profile."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ctxfold.backends.profile import ErrorRule, Profile, common_rules, load_profile
+from ctxfold.backends.retry import retry_after_s
+from ctxfold.errors import BackendError
+
+__all__ = ["error_body", "failure", "foreign_failure", "http_failure", "plain_failure"]
+
+
+MAX_MESSAGE_CHARS = 2000
+MATCHED_CHARS = 8 * MAX_MESSAGE_CHARS  # length of a provider's text that rules are matched against
+_ADVICE: Mapping[str, str] = {
+    "auth": "check the API key: api_key=, or the provider's environment variable",
+    "connect": "is the server running, and are provider and base_url right?",
+    "connection": "try again, and check base_url if it stays",
+    "content_filter": "change the content",
+    "context_overflow": "send less, or set context_window to what the model allows",
+    "empty_response": "try again",
+    "overloaded": "try again later",
+    "protocol": "check base_url and provider",
+    "quota": "the account is empty, waiting does not help",
+    "rate_limit": "wait, or send fewer requests",
+    "reasoning_replay": "the profile row must send reasoning back (reasoning_out)",
+    "rejected": "correct the request",
+    "server": "try again later",
+    "stream_truncated": "try again",
+    "timeout": "raise the timeout, or try again",
+    "unavailable": "try again later",
+}
+_MARKUP = re.compile(r"<[a-zA-Z!/][^<>]*>")  # no "<" inside, so that unclosed tags are not scanned again and again
+
+
+@dataclass(frozen=True, slots=True)
+class _ErrorFields:
+    """The fields of an error object; rules match all of `codes` and `types`."""
+
+    message: str = ""
+    code: str | None = None
+    codes: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    detail: str = ""
+    limit: int | None = None
+    requested: int | None = None
+
+
+def error_body(payload: object) -> Mapping[str, Any] | None:
+    """Returns the error object of a payload, in any of the known shapes; None when the payload is not an error."""
+    while isinstance(payload, list) and payload:
+        payload = cast("list[object]", payload)[0]
+    if not isinstance(payload, dict):
+        return None
+    body = cast("dict[str, Any]", payload)
+    error = body.get("error")
+    if isinstance(error, dict) and error:
+        return cast("dict[str, Any]", error)
+    if isinstance(error, str) and error:
+        return {**body, "message": body.get("message") or error}
+    if "choices" in body:
+        return None
+    if "message" in body and (error or "code" in body or "type" in body or body.get("object") == "error"):
+        return body
+    if body.get("detail") and "object" not in body:
+        return {"message": body["detail"]}
+    return None
+
+
+def failure(
+    profile: Profile,
+    error: Mapping[str, Any],
+    *,
+    status: int | None = None,
+    retry_after_s: float | None = None,
+    hide: Callable[[str], str] = str,
+) -> BackendError:
+    """Returns the typed error of an error object; `status` is None for one that came with HTTP 200."""
+    fields = _read(error)
+    rule, match = _first_rule(profile, fields, status)
+    kind = rule.kind if rule is not None else "server"
+    groups = match.groupdict() if match is not None else {}
+    overflow = kind == "context_overflow"
+    return plain_failure(
+        profile,
+        kind,
+        fields.message or "no message",
+        status=status,
+        code=fields.code,
+        limit_tokens=(_number(groups.get("limit")) or fields.limit) if overflow else None,
+        requested_tokens=(_number(groups.get("requested")) or fields.requested) if overflow else None,
+        retry_after_s=retry_after_s,
+        hide=hide,
+    )
+
+
+def http_failure(
+    profile: Profile,
+    status: int,
+    body: bytes,
+    *,
+    retry_after_s: float | None = None,
+    hide: Callable[[str], str] = str,
+) -> BackendError:
+    """Returns the typed error of an unsuccessful response, whatever its content type says."""
+    if status < 400:
+        return plain_failure(
+            profile, "protocol", "a redirect or another status without a reply", status=status, hide=hide
+        )
+    error: Mapping[str, Any] | None = None
+    try:
+        payload: object = json.loads(body)
+        error = error_body(payload)
+        if error is None and isinstance(payload, dict):
+            error = cast("dict[str, Any]", payload)
+    except (ValueError, RecursionError):  # HTML of a proxy, or plain text
+        text = body[:MAX_MESSAGE_CHARS].decode("utf-8", "replace").strip()
+        if not _MARKUP.search(text):
+            error = {"message": text}
+    if error is None:
+        error = {"message": f"a body of {len(body)} bytes that is not JSON"}
+    return failure(profile, error, status=status, retry_after_s=retry_after_s, hide=hide)
+
+
+def plain_failure(
+    profile: Profile,
+    kind: str,
+    what: str,
+    *,
+    status: int | None = None,
+    code: str | None = None,
+    limit_tokens: int | None = None,
+    requested_tokens: int | None = None,
+    retry_after_s: float | None = None,
+    hide: Callable[[str], str] = str,
+) -> BackendError:
+    """Returns a BackendError of a known kind, with provider, status and advice in its message; `hide` removes secrets."""
+    text = _MARKUP.sub("", what[:MATCHED_CHARS])[:MAX_MESSAGE_CHARS].rstrip(" .")
+    http = f"HTTP {status}, " if status is not None else ""
+    advice = _ADVICE.get(kind)
+    if kind == "auth" and profile.key_env:
+        advice = f"check the API key (api_key= or {profile.key_env})"
+    return BackendError(
+        hide(f"{profile.name} ({http}{kind}): {text}" + (f": {advice}" if advice else "")),
+        kind=kind,
+        retryable=kind in common_rules().retryable,
+        status=status,
+        code=code,
+        limit_tokens=limit_tokens,
+        requested_tokens=requested_tokens,
+        retry_after_s=retry_after_s,
+    )
+
+
+def _read(error: Mapping[str, Any]) -> _ErrorFields:
+    message: object = error.get("message")
+    if message is None:
+        message = error.get("detail") or ""
+    code = error.get("code")
+    kind = error.get("type")
+    metadata: object = error.get("metadata")
+    inner = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
+    finer = inner.get("error_type")
+    code_text = None if code is None or code == "" else str(code)
+    return _ErrorFields(
+        message=message if isinstance(message, str) else json.dumps(message, ensure_ascii=False),
+        code=code_text,
+        codes=tuple(str(c) for c in (code_text, finer) if c),
+        types=tuple(str(t) for t in (kind, finer) if t),
+        detail=str(inner.get("raw") or ""),
+        limit=_number(error.get("n_ctx")),
+        requested=_number(error.get("n_prompt_tokens")),
+    )
+
+
+def _first_rule(
+    profile: Profile, fields: _ErrorFields, status: int | None
+) -> tuple[ErrorRule | None, re.Match[str] | None]:
+    text = f"{fields.message[:MATCHED_CHARS]} {fields.detail[:MATCHED_CHARS]}".rstrip()
+    if status is None and fields.code is not None and re.fullmatch(r"[45]\d\d", fields.code):
+        status = int(fields.code)  # in a stream only the code carries the status
+    for rule in (*profile.errors, *common_rules().error_rules):
+        if (rule.code or rule.type) and not (set(rule.code) & set(fields.codes) or set(rule.type) & set(fields.types)):
+            continue
+        if rule.status and not any(_covers(entry, status) for entry in rule.status):
+            continue
+        if rule.message is None:
+            return rule, None
+        match = re.search(rule.message, text, re.IGNORECASE | re.DOTALL)
+        if match is not None:
+            return rule, match
+    return None, None
+
+
+def _covers(entry: int | tuple[int, int], status: int | None) -> bool:
+    if status is None:
+        return False
+    return entry == status if isinstance(entry, int) else entry[0] <= status <= entry[1]
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return int(str(value).replace(",", ""))
+    except ValueError:
+        return None
+
+
+# class names that the clients in use share (openai, anthropic, httpx, requests, Python itself)
+_BY_NAME: tuple[tuple[str, str], ...] = (
+    ("APITimeoutError", "timeout"),
+    ("TimeoutException", "timeout"),
+    ("TimeoutError", "timeout"),
+    ("Timeout", "timeout"),
+    ("APIConnectionError", "connect"),
+    ("ConnectError", "connect"),
+    ("ConnectionError", "connect"),
+    ("NetworkError", "connection"),
+    ("RemoteProtocolError", "connection"),
+)
+
+
+def foreign_failure(error: Exception, name: str, *, kind: str | None = None) -> BackendError:
+    """Translates an exception of another library's client; a BackendError, also as its cause, is returned unchanged.
+
+    Status, body and headers are read from the exception if it has them; `kind` applies when they do not classify the error.
+    """
+    for candidate in (error, error.__cause__):
+        if isinstance(candidate, BackendError):
+            return candidate
+    profile = load_profile("generic").model_copy(update={"name": name})
+    status: object = getattr(error, "status_code", None)
+    if isinstance(status, int) and status >= 400:
+        classified = http_failure(
+            profile, status, _body(error), retry_after_s=retry_after_s(_headers(error), time.time())
+        )
+        if kind is None or classified.kind not in ("server", "rejected"):
+            return classified
+        return _plain(profile, kind, error, status)
+    names = {c.__name__ for c in type(error).__mro__}
+    return _plain(profile, kind or next((k for n, k in _BY_NAME if n in names), "server"), error, None)
+
+
+def _plain(profile: Profile, kind: str, error: Exception, status: int | None) -> BackendError:
+    return plain_failure(profile, kind, f"{type(error).__name__}: {error}", status=status)
+
+
+def _body(error: Exception) -> bytes:
+    """Returns the error object as the service sent it, or one with the message of the exception."""
+    body: object = getattr(error, "body", None)
+    fields = cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else {"message": str(error)}
+    return json.dumps(fields if "error" in fields else {"error": dict(fields)}, default=str).encode()
+
+
+def _headers(error: Exception) -> Mapping[str, str]:
+    headers: object = getattr(getattr(error, "response", None), "headers", None)
+    if not isinstance(headers, Mapping):
+        return {}
+    return {str(k).lower(): str(v) for k, v in cast("Mapping[object, object]", headers).items()}

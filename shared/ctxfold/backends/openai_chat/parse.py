@@ -1,0 +1,260 @@
+"""Parses chat-completion replies, whole or streamed, into chunks. Pure: bytes in, chunks out.
+
+Reasoning between tags in the text is separated from content wherever the stream is split."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+from ctxfold.backends.errors import error_body
+from ctxfold.backends.profile import Profile, UsagePaths
+from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
+from ctxfold.messages import Usage
+from ctxfold.protocols import Chunk, ToolCallDelta
+
+__all__ = ["ChatParser", "TagSplitter", "usage_from"]
+
+
+class TagSplitter:
+    """Splits text into (reasoning, content). A suffix that may begin a tag is held back until more text arrives."""
+
+    def __init__(self, opening: str, closing: str, *, starts_open: bool = False) -> None:
+        self._opening = opening
+        self._closing = closing
+        self._open = starts_open
+        # a template that already opened the block may see the model repeat the tag
+        self._may_repeat = starts_open
+        self._pending = ""
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Returns what this text adds to reasoning and to content."""
+        text = self._pending + text
+        if self._may_repeat and self._repeated(text):
+            text = text.lstrip().removeprefix(self._opening)
+            self._may_repeat = False
+        pieces: tuple[list[str], list[str]] = ([], [])
+        at = 0
+        while at < len(text):
+            tag = self._closing if self._open else self._opening
+            end = text.find(tag, at)
+            before = text[at : end if end >= 0 else len(text)]
+            if end < 0:
+                keep = _overlap(before, self._opening if self._may_repeat else tag)
+                keep = max(keep, _overlap(before, tag))
+                pieces[not self._open].append(before[: len(before) - keep])
+                self._pending = before[len(before) - keep :]
+                self._may_repeat = self._may_repeat and not before[: len(before) - keep].strip()
+                return "".join(pieces[0]), "".join(pieces[1])
+            pieces[not self._open].append(before)
+            at = end + len(tag)
+            self._open = not self._open
+            self._may_repeat = False
+        self._pending = ""
+        return "".join(pieces[0]), "".join(pieces[1])
+
+    def close(self) -> tuple[str, str]:
+        """Returns the suffix that was held back, which is not a tag after all."""
+        pending, self._pending = self._pending, ""
+        return (pending, "") if self._open else ("", pending)
+
+    def _repeated(self, text: str) -> bool:
+        return text.lstrip().startswith(self._opening)
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Returns the number of characters at the end of the text that begin the tag without completing it."""
+    for size in range(min(len(tag) - 1, len(text)), 0, -1):
+        if tag.startswith(text[-size:]):
+            return size
+    return 0
+
+
+_NONE: dict[str, Any] = {}
+_CALL_KEYS = frozenset({"index", "id", "type", "function"})
+
+
+class ChatParser(AnswerParser):
+    """Decodes one chat-completions reply; reasoning also from tags inside the text, when the profile names them."""
+
+    def __init__(self, profile: Profile, *, thinking: bool = True, hide: Callable[[str], str] = str) -> None:
+        super().__init__(profile, hide=hide)
+        tags = profile.reasoning_in.tags
+        starts_open = profile.reasoning_in.starts_open and thinking
+        self._tags = TagSplitter(*tags, starts_open=starts_open) if tags is not None else None
+        self._calls = False
+        self._tool_calls_used = False
+        self._empty_content = False
+        self._fields_used = False
+
+    def _reply(self, payload: object) -> list[Chunk]:
+        chunks = self._payload(payload, "", "message")
+        if self.error is None and not as_dict(payload).get("choices"):
+            self._fail("protocol", "a reply without choices")
+        return chunks
+
+    def _payload(self, payload: object, event_name: str, key: str = "delta") -> list[Chunk]:
+        body = as_dict(payload)
+        error = None if "choices" in body and "error" not in body else error_body(payload)
+        if error is None and event_name == "error":
+            error = body or {"message": str(payload)}
+        chunk = self._chunk(body, key)
+        if error is not None:
+            self._failed(error)
+        return [] if chunk is None else [chunk]
+
+    def _chunk(self, body: Mapping[str, Any], key: str) -> Chunk | None:
+        """Translates one payload; None when it carries nothing."""
+        choice = _first(body.get("choices"))
+        delta = as_dict(choice.get(key) or choice.get("message") or choice.get("delta"))
+        reasoning, content = self._texts(delta)
+        refusal = as_text(delta.get("refusal"))
+        reason = choice.get("finish_reason")
+        finish = self._finished(reason, refused=bool(refusal)) if reason or refusal else None
+        if finish is not None and self._tags is not None:
+            late = self._tags.close()
+            reasoning, content = reasoning + late[0], content + late[1]
+        calls = self._tool_calls(delta) if "tool_calls" in delta or "function_call" in delta else ()
+        details = self._details(delta)
+        self._empty_content = self._empty_content or delta.get("content") == ""
+        usage = self._usage(body.get("usage") or choice.get("usage") or delta.get("usage"))
+        if not (reasoning or content or refusal or calls or details or usage or finish):
+            return None
+        self.answered = self.answered or bool(reasoning or content or refusal or calls)
+        self._calls = self._calls or bool(calls)
+        return Chunk(
+            reasoning=reasoning,
+            content=content,
+            tool_calls=calls,
+            reasoning_details=details,
+            refusal=refusal,
+            usage=usage,
+            finish_reason=finish,
+            model=as_text(body.get("model")) or None,
+            raw=body,
+            empty_content=self._empty_content,
+        )
+
+    def _texts(self, delta: Mapping[str, Any]) -> tuple[str, str]:
+        value = delta.get("content")
+        reasoning, content = ("", value) if isinstance(value, str) else _content(value)
+        rules = self._profile.reasoning_in
+        # two fields may repeat one text: the first that has any counts
+        field = ""
+        for name in rules.fields:
+            if name in delta and (field := as_text(delta[name])):
+                break
+        if field:
+            self._fields_used = True
+        elif not self._fields_used and rules.details_field is not None:
+            field = "".join(
+                as_text(d.get("text") or d.get("summary") or d.get("thinking"))
+                for d in as_dicts(delta.get(rules.details_field))
+            )
+        if self._tags is not None and content:
+            tagged, content = self._tags.feed(content)
+            reasoning += tagged
+        return field + reasoning, content
+
+    def _tool_calls(self, delta: Mapping[str, Any]) -> tuple[ToolCallDelta, ...]:
+        """Returns the call deltas with content; the legacy field counts only without `tool_calls`, as some servers send both."""
+        calls = [_call(call) for call in as_dicts(delta.get("tool_calls"))]
+        deltas = tuple(call for call in calls if call.id or call.name or call.arguments or call.extra)
+        if deltas:
+            self._tool_calls_used = True
+            return deltas
+        legacy = as_dict(delta.get("function_call"))
+        name, arguments = as_text(legacy.get("name")).strip(), _arguments(legacy.get("arguments"))
+        if self._tool_calls_used or not (name or (arguments and self._calls)):
+            return ()  # a server that fills the legacy field with nothing does not call
+        return (ToolCallDelta(0, None, name or None, arguments),)
+
+    def _details(self, delta: Mapping[str, Any]) -> tuple[Any, ...]:
+        name = self._profile.reasoning_in.details_field
+        return tuple(as_dicts(delta.get(name))) if name is not None else ()
+
+    def _usage(self, found: object) -> Usage | None:
+        return (
+            usage_from(cast("dict[str, Any]", found), self._profile.usage)
+            if found and isinstance(found, dict)
+            else None
+        )
+
+    def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
+        """The regular end: late text, an implied finish reason, and the check that there was an answer."""
+        self.done = True
+        reasoning, content = self._tags.close() if self._tags is not None else ("", "")
+        self.answered = self.answered or bool(reasoning or content)
+        implied: str | None = None
+        if self._finish is None and said_done and (whole or self._profile.finish_reason_optional):
+            implied = self._finish = "tool_calls" if self._calls else "stop"
+        chunks = [Chunk(reasoning=reasoning, content=content, finish_reason=implied)]
+        self._check_end()
+        return chunks if reasoning or content or implied else []
+
+
+def _first(choices: object) -> Mapping[str, Any]:
+    """Returns the choice with index 0; an empty object when there is none."""
+    if isinstance(choices, list):
+        for choice in cast("list[object]", choices):
+            if isinstance(choice, dict) and not (fields := cast("dict[str, Any]", choice)).get("index"):
+                return fields
+    return _NONE
+
+
+def usage_from(usage: Mapping[str, Any], paths: UsagePaths) -> Usage:
+    """Returns the numbers of a usage object; input includes cache hits."""
+    cache_read, cache_write = _at(usage, paths.cache_read), _at(usage, paths.cache_write)
+    cached = 0 if paths.input_includes_cache else cache_read + cache_write
+    return Usage(
+        _at(usage, paths.input) + cached,
+        _at(usage, paths.output),
+        cache_read,
+        cache_write,
+        _at(usage, paths.reasoning),
+    )
+
+
+def _at(usage: Mapping[str, Any], paths: Iterable[str]) -> int:
+    for path in paths:
+        value: object = usage
+        for step in path.split("."):
+            value = as_dict(value).get(step)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+            return int(value)
+    return 0
+
+
+def _call(call: Mapping[str, Any]) -> ToolCallDelta:
+    function = as_dict(call.get("function"))
+    index = call.get("index")
+    extra = {k: v for k, v in call.items() if k not in _CALL_KEYS and v is not None}
+    return ToolCallDelta(
+        index=index if isinstance(index, int) else None,
+        id=as_text(call.get("id")) or None,
+        name=as_text(function.get("name")).strip() or None,
+        arguments=_arguments(function.get("arguments")),
+        extra=json.dumps(extra, ensure_ascii=False) if extra else None,
+    )
+
+
+def _arguments(value: object) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _content(value: object) -> tuple[str, str]:
+    """Returns (reasoning, content) of a content field that is text or a list of typed blocks."""
+    if not isinstance(value, list):
+        return "", as_text(value)
+    reasoning, content = "", ""
+    for block in as_dicts(cast("object", value)):
+        if block.get("type") == "thinking":
+            inner = block.get("thinking")
+            reasoning += _content(cast("object", inner))[1]
+        else:
+            content += as_text(block.get("text"))
+    return reasoning, content

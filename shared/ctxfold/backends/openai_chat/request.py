@@ -1,0 +1,215 @@
+"""Writes chat-completion requests by the rules of a profile. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, assert_never
+
+from ctxfold.backends.profile import (
+    Profile,
+    RequestRules,
+    check_extra,
+    keeps_reasoning,
+    round_start,
+    thinking_fields,
+    tool_choice,
+    without_refused,
+    wrapped_arguments,
+)
+from ctxfold.history.alternation import alternating
+from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec
+from ctxfold.protocols import Request
+
+__all__ = ["canonical_lines", "project", "request_body", "tool_body"]
+
+_RESERVED = frozenset({"messages", "model", "stream", "tools"})
+
+
+def request_body(profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
+    """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
+    check_extra(request, _RESERVED)
+    rules = profile.request
+    messages = project(profile, request.messages, model=model, unbound_before=request.unbound_before)
+    body: dict[str, Any] = {"model": model, "messages": messages}
+    if request.tools:
+        body["tools"] = [tool_body(tool) for tool in request.tools]
+    choice = tool_choice(profile, request)
+    if choice is not None:
+        plain = choice in ("auto", "none", "required")
+        body["tool_choice"] = choice if plain else {"type": "function", "function": {"name": choice}}
+    body["stream"] = stream
+    if stream and rules.include_usage:
+        body["stream_options"] = {"include_usage": True}
+    if request.max_tokens is not None:
+        body[rules.max_tokens_field] = request.max_tokens
+    if request.temperature is not None:
+        body["temperature"] = request.temperature
+    if request.stop:
+        body["stop"] = list(request.stop)
+    body |= rules.extra_body
+    if request.tools:
+        body |= rules.extra_body_with_tools
+    if profile.cache.key_field is not None and request.cache_key is not None:
+        body[profile.cache.key_field] = request.cache_key
+    body |= thinking_fields(profile, request.thinking)
+    body |= request.extra
+    return without_refused(profile, body, request.thinking)
+
+
+def tool_body(tool: ToolSpec) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    function["parameters"] = dict(tool.parameters) or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def canonical_lines(tools: Iterable[ToolSpec], messages: Iterable[Mapping[str, Any]]) -> bytes:
+    """Returns tools, then projected messages, one JSON object a line, keys sorted and tool arguments parsed."""
+    rows: list[Any] = [tool_body(tool) for tool in tools]
+    rows += [_parsed(message) for message in messages]
+    text = "".join(json.dumps(r, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n" for r in rows)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    calls: list[dict[str, Any]] = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        with contextlib.suppress(ValueError, RecursionError):  # else compared as the text that is sent
+            function["arguments"] = json.loads(function["arguments"])
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def project(
+    profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int = 0, joined: bool = True
+) -> list[dict[str, Any]]:
+    """Returns the messages in the form of requests; the messages themselves are unchanged.
+
+    With `joined` false, adjacent messages of one role stay separate even when the profile joins them, to compare requests.
+    """
+    rules = profile.request
+    sent = _with_reasoning_kept(profile, messages, model=model, unbound_before=unbound_before)
+    rows: list[dict[str, Any]] = []
+    leading = True
+    for message in alternating(sent) if rules.alternating_roles and joined else sent:
+        match message.role:
+            case "system":
+                if rules.system_leads and leading and rows:
+                    rows[0]["content"] += "\n\n" + message.text
+                elif rules.system_leads and not leading:
+                    # a template with one leading system message refuses later ones
+                    rows.append(_row("user", message))
+                else:
+                    rows.append(_row(rules.system_role, message))
+                continue
+            case "user":
+                rows.append(_row("user", message))
+            case "assistant":
+                rows.append(_assistant(profile, message, model=model))
+            case "tool":
+                rows.extend(_results(message))
+            case _:
+                assert_never(message.role)
+        leading = False
+    return rows
+
+
+def _with_reasoning_kept(
+    profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int
+) -> list[Message]:
+    """Returns the messages without the reasoning that is not sent back."""
+    start = round_start(messages)
+    return [
+        message
+        if message.role != "assistant"
+        or keeps_reasoning(
+            profile.reasoning_out, message, model=model, in_round=index > start, bound=index >= unbound_before
+        )
+        else message.without_reasoning()
+        for index, message in enumerate(messages)
+    ]
+
+
+def _row(role: str, message: Message) -> dict[str, Any]:
+    row: dict[str, Any] = {"role": role, "content": _content(message)}
+    if message.name:
+        row["name"] = message.name
+    return row
+
+
+def _content(message: Message) -> str | list[Any]:
+    """Returns a string when there is only text, else a list of typed blocks; media keep the shape they came in."""
+    if not any(isinstance(part, MediaPart) for part in message.parts):
+        return message.text
+    blocks: list[Any] = []
+    for part in message.parts:
+        if isinstance(part, TextPart):
+            blocks.append({"type": "text", "text": part.text})
+        elif isinstance(part, MediaPart):
+            blocks.append(json.loads(part.data))
+    return blocks
+
+
+def _assistant(profile: Profile, message: Message, *, model: str) -> dict[str, Any]:
+    row = _row("assistant", message)
+    calls = message.tool_calls
+    if not row["content"] and calls and profile.request.empty_content == "null":
+        row["content"] = None
+    field = profile.reasoning_out.field
+    if field is not None:
+        reasoning = _reasoning(profile, message)
+        if reasoning is not None:
+            row[field] = reasoning
+    if calls:
+        row["tool_calls"] = _calls(profile, message, model=model)
+    return row
+
+
+def _reasoning(profile: Profile, message: Message) -> str | list[Any] | None:
+    """Returns the value of the profile's reasoning field for this turn; None to leave the field out."""
+    rules = profile.reasoning_out
+    parts = [part for part in message.parts if isinstance(part, ReasoningPart)]
+    if rules.field == profile.reasoning_in.details_field:
+        blocks = [block for part in parts if part.details is not None for block in json.loads(part.details)]
+        if blocks:
+            return blocks
+    elif any(part.text for part in parts):
+        return "".join(part.text for part in parts)
+    wants = rules.placeholder_on == "all" or (rules.placeholder_on == "tool_calls" and bool(message.tool_calls))
+    return rules.placeholder if wants else None
+
+
+def _calls(profile: Profile, message: Message, *, model: str) -> list[dict[str, Any]]:
+    """The calls with what their provider added: another provider would refuse it."""
+    rules = profile.request
+    own = message.model in (None, model)
+    extras: list[dict[str, Any]] = [json.loads(c.extra) if c.extra is not None else {} for c in message.tool_calls]
+    if not own:
+        extras = [{name: value for name, value in e.items() if name in rules.call_extra} for e in extras]
+    if rules.call_placeholder is not None and not any(extras):
+        extras[0] = rules.call_placeholder
+    return [_call(call, extra, rules) for call, extra in zip(message.tool_calls, extras, strict=True)]
+
+
+def _call(call: ToolCallPart, extra: Mapping[str, Any], rules: RequestRules) -> dict[str, Any]:
+    arguments = call.arguments
+    if rules.malformed_arguments == "wrapped" and call.parsed() is None:
+        arguments = json.dumps(wrapped_arguments(call), ensure_ascii=False)
+    return {**extra, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _results(message: Message) -> list[dict[str, Any]]:
+    results = message.tool_results
+    rows: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": result.call_id, "content": result.content} for result in results
+    ]
+    media = [json.loads(part.data) for part in message.parts if isinstance(part, MediaPart)]
+    if media:
+        rows[-1]["content"] = [{"type": "text", "text": results[-1].content}, *media]
+    return rows

@@ -1,0 +1,184 @@
+"""Defines the base of the parsers of all wires: bytes to events or one JSON reply, its end, and its errors."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from ctxfold.backends.errors import failure, plain_failure
+from ctxfold.backends.profile import Profile, common_rules
+from ctxfold.backends.sse import SseDecoder, SseEvent
+from ctxfold.errors import BackendError
+from ctxfold.protocols import Chunk
+
+__all__ = ["AnswerParser", "as_dict", "as_dicts", "as_text"]
+
+# what json.loads does, less its search for white space around the value
+_decode: Callable[[str], tuple[object, int]] = json.JSONDecoder().raw_decode
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+
+
+class AnswerParser(ABC):
+    """Decodes one reply. `error` holds its failure, to be raised after the chunks before it are read.
+
+    `done` means that further data is ignored, `complete` that there was a finish reason and no error, `answered` that there was
+    text, reasoning, a refusal or a call. A body that begins like JSON is one whole reply, whatever its content type says.
+    """
+
+    def __init__(self, profile: Profile, *, hide: Callable[[str], str] = str) -> None:
+        self.error: BackendError | None = None
+        self.done = False
+        self.answered = False
+        self._profile = profile
+        self._hide = hide
+        self._sse = SseDecoder()
+        self._json: bytearray | None = None
+        self._sniffed = False
+        self._finish: str | None = None
+        self._unknown_finish: str | None = None
+        self._refused = False
+
+    @abstractmethod
+    def _payload(self, payload: object, event_name: str) -> list[Chunk]:
+        """Returns the chunks of one event; an error inside it becomes `error`."""
+
+    @abstractmethod
+    def _reply(self, payload: object) -> list[Chunk]:
+        """Returns the chunks of a whole reply; an invalid one sets `error`."""
+
+    @abstractmethod
+    def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
+        """Handles the regular end: returns late chunks and checks that the reply is not empty."""
+
+    @property
+    def complete(self) -> bool:
+        return self._finish is not None and self.error is None
+
+    def feed(self, data: bytes) -> list[Chunk]:
+        """Returns the chunks that these bytes complete."""
+        if not self._sniffed:
+            data = data.removeprefix(b"\xef\xbb\xbf").lstrip()
+            if not data:
+                return []
+            self._sniffed = True
+            if data[:1] in b"{[<":
+                self._json = bytearray()
+        if self._json is None:
+            return self._events(lambda: self._sse.feed(data))
+        self._json += data
+        if len(self._json) > MAX_REPLY_BYTES:
+            self._fail("protocol", f"a reply of over {MAX_REPLY_BYTES} bytes")
+        return []
+
+    def close(self) -> list[Chunk]:
+        """Returns the remaining chunks at the end of the body; a missing end becomes `error`."""
+        chunks: list[Chunk] = []
+        if self._json is not None and self.error is None:
+            chunks = self._whole(bytes(self._json))
+        elif not self.done and self.error is None:
+            chunks = self._events(self._sse.close, tolerant=True)
+        if self.error is None and not self.done:
+            if self._finish is None:
+                self._fail("stream_truncated", "the answer ended without a finish reason")
+            else:
+                chunks += self._end()
+        return chunks
+
+    def _events(self, read: Callable[[], list[SseEvent]], *, tolerant: bool = False) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        try:
+            for event in read():
+                if self.done or self.error is not None:
+                    break
+                chunks += self._event(event, tolerant=tolerant)
+        except BackendError as error:
+            self._fail(error.kind, str(error))
+        except RecursionError:
+            self._fail("protocol", "an event with JSON nested too deeply")
+        return chunks
+
+    def _event(self, event: SseEvent, *, tolerant: bool) -> list[Chunk]:
+        data = event.data.strip()
+        if data == "[DONE]":
+            return self._end(said_done=True)
+        if not data:
+            return []
+        try:
+            payload, end = _decode(data)
+        except ValueError:
+            payload, end = None, -1
+        if end != len(data):
+            if not tolerant:  # at the very end it is a cut event, and the missing finish reason is the error
+                self._fail("protocol", f"an event that is not JSON: {data[:80]!r}")
+            return []
+        return self._payload(payload, event.name)
+
+    def _whole(self, body: bytes) -> list[Chunk]:
+        try:
+            payload: object = json.loads(body)
+        except RecursionError:
+            self._fail("protocol", f"a reply of {len(body)} bytes with JSON nested too deeply")
+            return []
+        except ValueError:
+            if body[:1] != b"<" and body.rstrip()[-1:] not in b"}]":
+                self._fail("stream_truncated", f"the reply broke off after {len(body)} bytes")
+            else:
+                self._fail("protocol", f"a reply of {len(body)} bytes that is not JSON")
+            return []
+        chunks = self._reply(payload)
+        return chunks if self.error is not None else chunks + self._end(said_done=True, whole=True)
+
+    def _finished(self, raw: object, *, refused: bool = False) -> str | None:
+        """Returns the normalised finish reason, None when there is none; a failed generation sets `error`."""
+        self._refused = self._refused or refused
+        if not isinstance(raw, str) or not raw:
+            return None
+        rules = common_rules()
+        normalised = self._profile.finish.get(raw) or rules.finish.get(raw.lower())
+        finish = normalised or raw
+        self._unknown_finish = None if normalised else raw
+        if finish == "stop" and self._refused:
+            finish = "content_filter"
+        if finish == "error":
+            kind = rules.finish_error_kind.get(raw, "server")
+            self._fail(kind, f"the answer ended with finish reason {raw!r}", code=raw)
+        self._finish = finish
+        return finish
+
+    def _check_end(self) -> None:
+        """Sets `error` for a reply without an end or without content."""
+        if self._finish is None:
+            self._fail("stream_truncated", "the answer ended without a finish reason")
+        elif self.answered:
+            return
+        elif self._finish in ("stop", "tool_calls"):
+            self._fail("empty_response", "the answer has no text, no reasoning and no tool call")
+        elif self._unknown_finish is not None:
+            reason = self._unknown_finish
+            what = f"the answer has no text, no reasoning and no tool call, and ended with finish reason {reason!r}"
+            self._fail("empty_response", what, code=reason)
+
+    def _failed(self, error: Mapping[str, Any]) -> None:
+        self.error = failure(self._profile, error, hide=self._hide)
+
+    def _fail(self, kind: str, what: str, *, code: str | None = None) -> None:
+        self.error = plain_failure(self._profile, kind, what, code=code, hide=self._hide)
+
+
+def as_text(value: object) -> str:
+    """Returns the value if it is text, else ""."""
+    return value if isinstance(value, str) else ""
+
+
+def as_dict(value: object) -> Mapping[str, Any]:
+    """Returns the value if it is an object, else an empty object."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def as_dicts(value: object) -> list[dict[str, Any]]:
+    """Returns the objects in a list; an empty list for anything else."""
+    if not isinstance(value, list):
+        return []
+    return [cast("dict[str, Any]", item) for item in cast("list[object]", value) if isinstance(item, dict)]

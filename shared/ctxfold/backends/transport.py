@@ -1,0 +1,335 @@
+"""Performs one request step by step without I/O; the same steps are driven synchronously and asynchronously."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from ctxfold.backends.errors import http_failure, plain_failure
+from ctxfold.backends.profile import Profile
+from ctxfold.backends.response_parser import as_dict
+from ctxfold.backends.retry import Retry, retry_after_s
+from ctxfold.errors import BackendError
+from ctxfold.protocols import Chunk, Reply
+from ctxfold.stream import Fold
+
+__all__ = [
+    "AsyncChannel",
+    "Channel",
+    "DroppedError",
+    "HttpCall",
+    "Open",
+    "OpenAnswer",
+    "Parser",
+    "Read",
+    "ResponseHead",
+    "Sleep",
+    "Step",
+    "Steps",
+    "adrive",
+    "counted_tokens",
+    "drive",
+    "open_answer",
+    "whole_reply",
+]
+
+T = TypeVar("T")
+DRAIN_S = 0.1
+MAX_ERROR_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Status and headers of a response; header names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Send the request and wait for the response's head; gives a Head."""
+
+    url: str = field(repr=False)  # its query may hold a key
+    headers: Mapping[str, str] = field(repr=False)  # holds the key
+    body: bytes
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Wait for the next bytes of the body; gives b"" at its end."""
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    seconds: float
+
+
+Step: TypeAlias = Open | Read | Sleep
+Steps: TypeAlias = Generator[Step, Any, T]
+
+
+class Channel(Protocol):
+    """Performs steps on one connection at a time; BackendError is thrown back into the flow."""
+
+    def perform(self, step: Step) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class AsyncChannel(Protocol):
+    async def perform(self, step: Step) -> Any: ...
+
+    async def aclose(self) -> None: ...
+
+
+class DroppedError(BackendError):
+    """The peer closed a connection that had served before, and nothing of this answer had arrived."""
+
+
+class Parser(Protocol):
+    """Parses the answers of one wire: bytes in, chunks out; `error` is raised once the chunks before it are taken."""
+
+    error: BackendError | None
+    done: bool
+
+    @property
+    def complete(self) -> bool: ...
+
+    def feed(self, data: bytes) -> list[Chunk]: ...
+
+    def close(self) -> list[Chunk]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """Holds a request with everything that is needed to send it, also a second time."""
+
+    profile: Profile
+    open: Open
+    parser: Callable[[], Parser]
+    idle_timeout_s: float
+    retry: Retry
+    hide: Callable[[str], str]
+    message_id: str
+    model: str
+    now_s: Callable[[], float] = time.monotonic
+    wall_s: Callable[[], float] = time.time
+
+
+class OpenAnswer:
+    """An answer under way: chunks that have arrived, and how to wait for more."""
+
+    def __init__(self, call: HttpCall, deadline_s: float) -> None:
+        self._call = call
+        self._deadline_s = deadline_s
+        self._parser = call.parser()
+        self._chunks: deque[Chunk] = deque()
+        self.next_read = Read(call.idle_timeout_s)
+        self._ended = False
+        self._drained = False
+        self.started = False
+
+    def arrived(self) -> Chunk | None:
+        """The next chunk if it is there already."""
+        return self._chunks.popleft() if self._chunks else None
+
+    def next(self) -> Steps[Chunk | None]:
+        """The next chunk, None after the last; raises what went wrong once all before it was given."""
+        while not self._chunks:
+            if self._ended:
+                yield from self._finish()
+                return None
+            yield from self.wait()
+        return self._chunks.popleft()
+
+    def wait(self) -> Steps[None]:
+        """Takes in the next bytes. Until the first event one deadline holds, afterwards each pause has its own."""
+        read = self.next_read if self.started else Read(max(self._deadline_s - self._call.now_s(), 0.0))
+        try:
+            data: bytes = yield read
+        except BackendError as error:
+            self.broke_off(error)
+        else:
+            self.take_in(data)
+
+    def take_in(self, data: bytes) -> None:
+        """The next bytes of the body, b"" at its end."""
+        parser = self._parser
+        if data:
+            self._take(parser.feed(data))
+        else:
+            self._drained = True
+            self._take(parser.close())
+        self._ended = not data or parser.done or parser.error is not None
+
+    def broke_off(self, error: BackendError) -> None:
+        """The body ended badly: an answer that has its finish reason only lacks its epilogue."""
+        if self._parser.complete:
+            self.take_in(b"")
+        else:
+            self._parser.error = error
+            self._ended = self._drained = True
+
+    def _take(self, chunks: list[Chunk]) -> None:
+        self._chunks.extend(chunks)
+        if not self.started:
+            self.started = any(c.reasoning or c.content or c.tool_calls or c.refusal for c in chunks)
+
+    def _finish(self) -> Steps[None]:
+        if self._parser.error is not None:
+            raise self._parser.error
+        deadline = self._call.now_s() + DRAIN_S
+        while not self._drained:  # a body read to its end leaves a connection that can be used again
+            try:
+                self._drained = not (yield Read(max(deadline - self._call.now_s(), 0.001)))
+            except BackendError:
+                self._drained = True  # the answer is complete: only the connection is lost
+
+    @property
+    def flowing(self) -> bool:
+        """Returns True when only reading remains."""
+        return self.started and not self._ended
+
+    @property
+    def pending(self) -> bool:
+        """Returns True while the first event has not arrived and may still arrive."""
+        return not self.started and not self._ended
+
+    @property
+    def failed_early(self) -> BackendError | None:
+        return None if self.started else self._parser.error
+
+
+def whole_reply(call: HttpCall) -> Steps[Reply]:
+    """The complete answer; every failure that may be retried is, as nothing has been handed out before the end."""
+    return (yield from _retried(call, lambda: _reply_once(call)))
+
+
+def open_answer(call: HttpCall) -> Steps[OpenAnswer]:
+    """An answer whose first event has arrived; what fails before it is retried, nothing after it."""
+    return (yield from _retried(call, lambda: _open_once(call)))
+
+
+def _reply_once(call: HttpCall) -> Steps[Reply]:
+    answer = yield from _open_once(call)
+    fold = Fold(call.message_id, call.model)
+    while (chunk := (yield from answer.next())) is not None:
+        fold.feed(chunk)
+    return fold.close()
+
+
+def _open_once(call: HttpCall) -> Steps[OpenAnswer]:
+    deadline_s = call.now_s() + call.open.timeout_s
+    head: ResponseHead = yield call.open
+    if not 200 <= head.status < 300:
+        body = yield from _error_body(call, deadline_s)
+        wait = retry_after_s(head.headers, call.wall_s())
+        raise http_failure(call.profile, head.status, body, retry_after_s=wait, hide=call.hide)
+    answer = OpenAnswer(call, deadline_s)
+    while answer.pending:
+        yield from answer.wait()
+    if answer.failed_early is not None:
+        raise answer.failed_early
+    return answer
+
+
+def counted_tokens(call: HttpCall) -> Steps[int]:
+    """The number of input tokens that a counting endpoint answers with; failures that may be retried are."""
+    return (yield from _retried(call, lambda: _count_once(call)))
+
+
+def _count_once(call: HttpCall) -> Steps[int]:
+    deadline_s = call.now_s() + call.open.timeout_s
+    head: ResponseHead = yield call.open
+    body = yield from _error_body(call, deadline_s)
+    if not 200 <= head.status < 300:
+        wait = retry_after_s(head.headers, call.wall_s())
+        raise http_failure(call.profile, head.status, body, retry_after_s=wait, hide=call.hide)
+    try:
+        tokens: object = as_dict(json.loads(body)).get("input_tokens")
+    except (ValueError, RecursionError):
+        tokens = None
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
+        what = f"the counting endpoint's answer of {len(body)} bytes holds no number input_tokens"
+        raise plain_failure(call.profile, "protocol", what, hide=call.hide)
+    return tokens
+
+
+def _error_body(call: HttpCall, deadline_s: float) -> Steps[bytes]:
+    body = bytearray()
+    while len(body) < MAX_ERROR_BYTES:
+        try:
+            data: bytes = yield Read(max(deadline_s - call.now_s(), 0.0))
+        except BackendError:
+            break  # the status alone is worth more than how its body broke off
+        if not data:
+            break
+        body += data
+    return bytes(body)
+
+
+def _retried(call: HttpCall, once: Callable[[], Steps[T]]) -> Steps[T]:
+    attempt, fresh = 0, False
+    while True:
+        try:
+            return (yield from once())
+        except DroppedError:
+            if fresh:
+                raise
+            fresh = True  # an idle connection the server had given up says nothing about the request
+        except BackendError as error:
+            delay_s = call.retry.delay_s(attempt, error)
+            if delay_s is None:
+                raise
+            attempt += 1
+            yield Sleep(delay_s)
+
+
+def drive(steps: Steps[T], channel: Channel) -> T:
+    """Runs the steps on a channel; whatever is thrown out of them closes it."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = channel.perform(step)
+            except BackendError as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(result)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    except BaseException:
+        channel.close()
+        raise
+    finally:
+        steps.close()
+
+
+async def adrive(steps: Steps[T], channel: AsyncChannel) -> T:
+    """The same on a running loop; cancellation closes the channel at once."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = await channel.perform(step)
+            except BackendError as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(result)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    except BaseException:
+        await channel.aclose()
+        raise
+    finally:
+        steps.close()

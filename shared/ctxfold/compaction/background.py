@@ -1,0 +1,192 @@
+"""Writes summaries in the background before they are needed, and uses one only while its source is unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias, TypeVar, cast
+
+from ctxfold.compaction.plan import Plan, Skip
+from ctxfold.compaction.strategy import CompactionInput, Strategy, decide
+from ctxfold.compaction.summarize import Summary
+from ctxfold.effects import Flow, Pause, Start, StoreCall, TakeLease
+from ctxfold.errors import CtxError
+from ctxfold.messages import user
+from ctxfold.policy import RatioTrigger
+from ctxfold.protocols import Ports, Store
+from ctxfold.session_state import OpenSession, refresh
+
+__all__ = ["prepare", "prepared_or_leased", "releasing"]
+
+LEASE = "summary"
+PAUSE_S = 0.05
+WAIT_S = 5.0  # for another worker's summary, where a request has to fit; then a summary without a model is written
+MIN_GAIN = 0.5  # of the tokens that the current plan would free: less is not worth an epoch
+T = TypeVar("T")
+Write: TypeAlias = Callable[[Plan, CompactionInput], Flow[Summary]]
+
+
+def prepare(
+    open_session: OpenSession, case: CompactionInput, strategy: Strategy, write: Write, *, due: bool = False
+) -> Flow[bool]:
+    """Starts to summarise what the trigger would cover, once the view passes `prepare_ratio` or the trigger is `due`.
+
+    Returns whether a summary is being written, so that a compaction that is not urgent can wait for it.
+    """
+    rules, ahead = case.rules, open_session.background_summary
+    if not rules.background or rules.prepare_ratio == 0 or case.facts.occasion != "after_turn" or not case.fits:
+        return False
+    if not due and case.used_tokens < rules.prepare_ratio * rules.budget_tokens:
+        return False
+    with open_session.lock:
+        if ahead.running:
+            return True
+        prepared = _prepared(open_session)
+        if prepared is not None and _is_unchanged(open_session, prepared[0]):
+            return False
+        ahead.ready = None
+    plan = _plan_ahead(case, strategy) if ahead.failed_epoch != case.view.epoch else None
+    if plan is None:
+        return False
+    if not _claim(open_session):
+        return True
+    started = yield from Start(_work(open_session, plan, case, write))
+    if not started:
+        ahead.running = False
+    return started
+
+
+def _take_prepared(
+    open_session: OpenSession, plan: Plan, case: CompactionInput, ports: Ports
+) -> tuple[Plan, Summary] | None:
+    """Returns the prepared summary with its own plan, if its source is an unchanged part of the plan's span."""
+    ahead = open_session.background_summary
+    with open_session.lock:
+        prepared = _prepared(open_session)
+        if prepared is None:
+            return None
+        prepared_plan, summary = prepared
+        versions = {e.id: e.version for e in plan.covered}
+        is_part = all(versions.get(e.id) == e.version for e in prepared_plan.covered)
+        usable = plan.writer == "model" and plan.turn_id is None and is_part
+        if not usable or not _is_unchanged(open_session, prepared_plan):
+            ahead.ready = None
+            return None
+    cost = ports.counter.count(user(summary.text, id="summary"))
+    freed = sum(e.tokens for e in prepared_plan.covered) - cost
+    after = case.view.tokens - freed
+    too_big = after + case.facts.overhead_tokens > case.rules.budget_tokens
+    if too_big or freed < MIN_GAIN * plan.freed_tokens:
+        return None
+    ahead.ready = None
+    reason = f"{plan.reason}; the summary was prepared in the background"
+    return replace(plan, covered=prepared_plan.covered, tokens_after=after, reason=reason), summary
+
+
+def _work(open_session: OpenSession, plan: Plan, case: CompactionInput, write: Write) -> Flow[None]:
+    """Writes the summary. Never fails: after an error the ordinary path tries again."""
+    ahead, summary, tried = open_session.background_summary, None, False
+    try:
+        tried = yield from _leased(open_session, case)
+        if tried:
+            summary = yield from write(plan, case)
+            yield from StoreCall(Store.release, open_session.key, LEASE, open_session.worker)
+    except Exception:  # noqa: BLE001 - the error comes again on the ordinary path, where it is reported
+        summary = None
+    finally:
+        with open_session.lock:
+            ahead.running = False
+            if summary is not None and summary.fallback_level not in ("extractive", "truncate"):
+                ahead.ready = (plan, summary)
+            elif tried:
+                ahead.failed_epoch = case.view.epoch
+
+
+def _claim(open_session: OpenSession) -> bool:
+    """Marks the background summary as running; returns False where it was already."""
+    with open_session.lock:
+        was_running = open_session.background_summary.running
+        open_session.background_summary.running = True
+    return not was_running
+
+
+def prepared_or_leased(
+    open_session: OpenSession, plan: Plan, case: CompactionInput, strategy: Strategy, write: Write, ports: Ports
+) -> Flow[tuple[Plan, Summary | None] | str]:
+    """Returns the plan with its prepared summary, or without one once this worker holds the lease to write it.
+
+    Returns the reason instead when the compaction has to wait. A request that has to fit waits up to five seconds for a summary
+    that is being written here or in another process; then its plan does without a model.
+    """
+    if not plan.covered or plan.writer != "model" or ports.summarizer is None:
+        return plan, None
+    compactions, after_turn = open_session.state.compactions, case.facts.occasion == "after_turn"
+    for _ in range(1 if after_turn else int(WAIT_S / PAUSE_S)):
+        if (prepared := _take_prepared(open_session, plan, case, ports)) is not None:
+            return prepared
+        if (yield from prepare(open_session, case, strategy, write, due=True)):
+            return "a summary is being prepared in the background"
+        if not open_session.background_summary.running and (yield from _leased(open_session, case)):
+            yield from refresh(open_session, ports)
+            if open_session.state.compactions == compactions:
+                return plan, None
+            # the holder before has just written this summary
+            yield from StoreCall(Store.release, open_session.key, LEASE, open_session.worker)
+            break
+        if after_turn:
+            break
+        yield from Pause(PAUSE_S)
+        yield from refresh(open_session, ports)
+        if open_session.state.compactions != compactions:
+            break
+    if after_turn or open_session.state.compactions != compactions:
+        return "another worker is summarising this session"
+    return replace(plan, writer="extractive"), None
+
+
+def releasing(open_session: OpenSession, plan: Plan, work: Flow[T], ports: Ports) -> Flow[T]:
+    """Runs the work on a plan, then releases the lease, if one was taken for it."""
+    if not plan.covered or plan.writer != "model" or ports.summarizer is None:
+        return (yield from work)
+    try:
+        result = yield from work
+    except GeneratorExit:
+        raise  # the lease ends by itself
+    except BaseException:
+        yield from StoreCall(Store.release, open_session.key, LEASE, open_session.worker)
+        raise
+    yield from StoreCall(Store.release, open_session.key, LEASE, open_session.worker)
+    return result
+
+
+def _leased(open_session: OpenSession, case: CompactionInput) -> Flow[bool]:
+    return (yield from TakeLease(open_session.key, LEASE, open_session.worker, _ttl_s(case)))
+
+
+def _ttl_s(case: CompactionInput) -> float:
+    """Returns how long a lease lasts: a worker that dies keeps it no longer than a call may take."""
+    return (case.rules.summary_timeout_s or 120.0) + 10.0
+
+
+def _plan_ahead(case: CompactionInput, strategy: Strategy) -> Plan | None:
+    """Returns the plan that a trigger firing now would lead to; None where that asks no model."""
+    at_once = RatioTrigger(at=1e-9)
+    rules = case.rules.model_copy(
+        update={"trigger": at_once, "soft_ratio": 1e-9, "hard_ratio": 1e-9, "cooldown_turns": 0}
+    )
+    try:
+        plan = decide(strategy, replace(case, rules=rules))
+    except CtxError:
+        return None
+    if isinstance(plan, Skip) or plan.writer != "model" or plan.text is not None or plan.rewrite is not None:
+        return None
+    return plan if plan.covered and plan.turn_id is None else None
+
+
+def _prepared(open_session: OpenSession) -> tuple[Plan, Summary] | None:
+    return cast("tuple[Plan, Summary] | None", open_session.background_summary.ready)
+
+
+def _is_unchanged(open_session: OpenSession, plan: Plan) -> bool:
+    versions = {e.id: e.version for e in open_session.view()}
+    return all(versions.get(e.id) == e.version for e in plan.covered)

@@ -1,0 +1,196 @@
+"""Commits a compaction: writes one record with its snapshot if the span is unchanged, and reports the epoch change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from ctxfold.compaction.plan import Plan
+from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.compaction.summarize import Summary, as_message
+from ctxfold.effects import Flow, StoreCall
+from ctxfold.errors import HeadMovedError
+from ctxfold.events import HistoryCompacted, RewriteRefused
+from ctxfold.history.cuts import kept
+from ctxfold.history.log import session_cost
+from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
+from ctxfold.history.snapshot import message_in
+from ctxfold.history.view import Entry, View
+from ctxfold.messages import Usage
+from ctxfold.policy import Prices
+from ctxfold.protocols import Document, Ports, Store
+from ctxfold.retrieval.recall import documents
+from ctxfold.session_state import OpenSession, append, draft, refresh, snapshot_draft
+
+__all__ = ["Outcome", "OutcomeStatus", "Postponed", "commit", "index_oversized"]
+
+COMMIT_TRIES = 4
+
+OutcomeStatus: TypeAlias = Literal["compacted", "no_change", "rejected", "not_stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """A plan whose summary a model still has to write, to replace the extractive summary `stand_in_id`."""
+
+    plan: Plan
+    case: CompactionInput
+    stand_in_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a compaction: the event when it was stored, otherwise the reason why not.
+
+    `status` is "compacted", "no_change" (nothing was due, possible or left to do), "rejected" (a summary was written and not
+    accepted) or "not_stored" (the store failed, and the session is unchanged).
+    """
+
+    event: HistoryCompacted | None
+    reason: str
+    refused: RewriteRefused | None = None
+    status: OutcomeStatus = "no_change"
+    postponed: Postponed | None = None
+
+    @property
+    def compacted(self) -> bool:
+        return self.event is not None
+
+
+def commit(
+    open_session: OpenSession,
+    plan: Plan,
+    summary: Summary | None,
+    before: View,
+    ports: Ports,
+    *,
+    source_tokens: int | None = None,
+) -> Flow[Outcome]:
+    """Stores the plan with its summary, unless that is no smaller than its source or another writer changed the span.
+
+    `source_tokens` is the size of the summary's source, where that is not the plan's span.
+    """
+    message = as_message(summary, message_id=ports.ids.new()) if summary is not None and summary.text else None
+    calls, usage = open_session.unbooked_calls, open_session.unbooked_usage
+    body = Compacted(
+        covered=_covered_ids(plan, before, open_session.state.pins),
+        summary=message,
+        shown=plan.shown,
+        strategy=plan.strategy,
+        reason=plan.reason,
+        fallback_level=summary.fallback_level if summary else "",
+        tokens_before=plan.tokens_before,
+        calls=calls or None,
+        usage=usage if calls and usage != Usage() else None,
+        within=plan.within or None,
+    )
+    record = draft(ports, body, turn_id=plan.turn_id)
+    shown_ids = {m.id for m in plan.shown}
+    replaced = (*plan.covered, *(e for e in before if e.id in shown_ids))
+    index_entries = yield from _index_entries(open_session, replaced)
+    if source_tokens is None:
+        source_tokens = sum(e.tokens for e in plan.covered if e.message.kind != "section")
+    if message is not None and (size := ports.counter.count(message)) >= source_tokens:
+        reason = f"the summary would not be smaller: {size} of {source_tokens} tokens; rejected"
+        return Outcome(None, reason, status="rejected")
+    for _ in range(COMMIT_TRIES):
+        if not _span_unchanged(open_session, plan, before):
+            return Outcome(None, "another writer changed the span first; nothing was written")
+        head, drafts, view_before, view_after = _predicted(open_session, record, plan, ports)
+        try:
+            yield from append(open_session, drafts, ports, expect=head, documents=index_entries)
+        except HeadMovedError:
+            yield from refresh(open_session, ports)
+            continue
+        open_session.compaction_pause = None
+        open_session.unbooked_calls -= calls
+        open_session.unbooked_usage = Usage()
+        event = _event(open_session, plan, summary, view_before, view_after, ports.prices)
+        return Outcome(event, plan.reason, status="compacted")
+    return Outcome(None, f"other writers were first {COMMIT_TRIES} times; nothing was written")
+
+
+def _predicted(
+    open_session: OpenSession, record: Draft, plan: Plan, ports: Ports
+) -> tuple[int, tuple[Draft, ...], View, View]:
+    """Returns the head to expect, the record with its snapshot, and the views before and after; nothing is written yet."""
+    with open_session.lock:
+        twin = open_session.state.copy()
+    head, before, saved = twin.head, twin.view(plan.turn_id), twin.saved_tokens
+    twin.apply([Record(head + 1, record.id, record.body, record.turn_id, record.at_s)])
+    after = twin.view(plan.turn_id)
+    body = record.body
+    if isinstance(body, Compacted):
+        record = replace(record, body=replace(body, tokens_before=before.tokens, tokens_after=after.tokens))
+        twin.saved_tokens = saved + max(0, before.tokens - after.tokens)  # its own apply saw the plan's estimate
+    return head, (record, snapshot_draft(twin, ports)), before, after
+
+
+def _span_unchanged(open_session: OpenSession, plan: Plan, before: View) -> bool:
+    """Tells whether every entry that the plan covers or replaces is as it was; an erasure rewrites summaries in place."""
+    now = {e.id: (e.version, e.message) for e in open_session.view(plan.turn_id)}
+    planned = {e.id: (e.version, e.message) for e in plan.covered}
+    planned |= {e.id: (e.version, e.message) for e in before if any(m.id == e.id for m in plan.shown)}
+    return all(now.get(message_id) == entry for message_id, entry in planned.items())
+
+
+def _covered_ids(plan: Plan, before: View, pins: Collection[str]) -> tuple[str, ...]:
+    """Returns the ids of the plan's span, and of the sections that leave the conversation at every epoch head."""
+    ids = dict.fromkeys(e.id for e in plan.covered)
+    if plan.turn_id is None:
+        asked = any(e.message.role == "user" and e.message.kind == "message" for e in before.turn)
+        keep = kept(before.live, pins=pins, question=not asked)
+        ids |= dict.fromkeys(e.id for e in before.live if e.message.kind == "section" and e.id not in keep)
+    return tuple(ids)
+
+
+def _index_entries(open_session: OpenSession, entries: Iterable[Entry]) -> Flow[tuple[Document, ...]]:
+    """Returns index entries for the originals that leave the view; summaries and sections are not originals."""
+    messages = [e for e in entries if e.message.kind == "message"]
+    excerpt_seqs = tuple(e.seq for e in messages if e.shown_seq)
+    records = (yield from StoreCall(Store.fetch, open_session.key, excerpt_seqs)) if excerpt_seqs else ()
+    ids = {e.seq: e.id for e in messages}
+    originals = {r.seq: message_in(r, ids[r.seq]) for r in records}
+    return (yield from documents([(e.seq, originals.get(e.seq) or e.message) for e in messages]))
+
+
+def index_oversized(
+    open_session: OpenSession, drafts: Sequence[Draft], stored: Sequence[Record], ports: Ports
+) -> Flow[None]:
+    """Makes the originals searchable of messages that are excerpts from the first time they are shown."""
+    seqs = {r.id: r.seq for r in stored}
+    originals = [
+        (seqs[d.id], d.body.message)
+        for d in drafts
+        if isinstance(d.body, MessageAdded) and d.body.shown is not None and d.id in seqs
+    ]
+    if originals:
+        index_entries = yield from documents(originals)
+        yield from append(open_session, (), ports, documents=index_entries)
+
+
+def _event(
+    open_session: OpenSession, plan: Plan, summary: Summary | None, before: View, after: View, prices: Prices | None
+) -> HistoryCompacted:
+    return HistoryCompacted(
+        session=open_session.key.session,
+        strategy=plan.strategy,
+        reason=plan.reason,
+        fallback_level=summary.fallback_level if summary else "",
+        messages_before=len(before),
+        messages_after=len(after),
+        tokens_before=before.tokens,
+        tokens_after=after.tokens,
+        problems=summary.problems if summary else (),
+        archived=sum(e.message.kind != "summary" for e in plan.covered) + len(plan.shown),
+        facts_kept=summary.kept if summary else 0,
+        facts_in_ledger=summary.in_ledger if summary else 0,
+        facts_archived=summary.archived if summary else 0,
+        facts_invented=summary.invented if summary else 0,
+        summary_calls=summary.calls if summary else 0,
+        cost=session_cost(open_session.state, prices),
+        covered=tuple(e.id for e in plan.covered if e.message.kind == "message"),
+        summary_usage=summary.usage if summary else Usage(),
+        live_prefix=bool(summary and summary.live),
+    )

@@ -1,0 +1,431 @@
+"""Compacts a session in three stages: decide on a plan, write its summary, commit both.
+
+A compaction that fails, is cancelled or loses a race leaves the session as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeGuard
+
+from ctxfold.compaction.background import prepare, prepared_or_leased, releasing
+from ctxfold.compaction.built_in import BUILT_IN, BetweenRounds, EarlyArguments, Tiered
+from ctxfold.compaction.commit import Outcome, Postponed, commit
+from ctxfold.compaction.live_prefix import live_prefix
+from ctxfold.compaction.plan import Decision, Occasion, Plan, SessionFacts, Skip
+from ctxfold.compaction.selection import orphaned_answers
+from ctxfold.compaction.strategy import CompactionInput, Strategy, decide, rewritten
+from ctxfold.compaction.summarize import Progress, Summary, as_message, summarize
+from ctxfold.compaction.verify import probe
+from ctxfold.effects import DetachedCall, Flow, StoreCall, off_loop
+from ctxfold.errors import BackendError, ConfigError, CtxError, StrategyError, SummarizationFailedError
+from ctxfold.events import (
+    CompactionHeld,
+    CompactionProgress,
+    CompactionProposal,
+    CompactionStarted,
+    Event,
+    HistoryCompacted,
+    Rewriter,
+    RewriteRefused,
+)
+from ctxfold.history.view import Entry
+from ctxfold.messages import Message, Usage, user
+from ctxfold.policy import Policy, counts, depends_on_idle_time
+from ctxfold.protocols import Ports, Store
+from ctxfold.session_state import CompactionPause, OpenSession, Stage, refresh
+from ctxfold.telemetry import span
+from ctxfold.validation import whole_number
+
+__all__ = ["check_known", "compact", "idle_time", "offered", "session_facts", "write_postponed"]
+
+SUBSCRIBER = "on_compaction"
+FEW_TOKENS = 64
+IMPORT_RATIO = 2.0  # of the budget
+
+
+def compact(
+    open_session: OpenSession,
+    stage: Stage,
+    facts: SessionFacts,
+    ports: Ports,
+    own: Mapping[str, Strategy] | None = None,
+    *,
+    summary_tokens: int | None = None,
+) -> Flow[tuple[Outcome, tuple[Event, ...]]]:
+    """Compacts once if that is due and allowed; returns the outcome and the events to report.
+
+    `own` are the user's strategies by name. `summary_tokens` is the limit of this one summary, in place of the policy's.
+    """
+    view, rules = stage.view, _with_summary_limit(stage.rules, summary_tokens)
+    after_turn = facts.occasion == "after_turn"
+    if after_turn and _is_paused(open_session, stage):
+        return Outcome(None, "nothing has changed since the last attempt could not help"), ()
+    check_known(rules.strategy, own or {}, open_session.key.session)
+    strategy = (own or {}).get(rules.strategy) or BUILT_IN[rules.strategy]
+    with open_session.lock:
+        # what must fit now does not wait for a summary by another task: whoever writes first wins
+        if open_session.compacting and after_turn:
+            return Outcome(None, "a compaction is under way"), ()
+        open_session.compacting += 1
+    open_session.worker = open_session.worker or ports.ids.new()
+    try:
+        case = CompactionInput(view, facts, rules, ports.counter)
+        decision, events = yield from _decide(open_session, case, strategy)
+        write = partial(_write_summary, open_session, ports)
+        if isinstance(decision, Skip):
+            yield from prepare(open_session, case, strategy, write)
+            return Outcome(None, decision.reason), (*events, *_pause_after(open_session, stage, case, decision))
+        imported = decision if _is_import(decision, case, ports) else None
+        if imported is not None:
+            note = f"{len(decision.covered)} messages came at once: a summary by the model follows"
+            decision = replace(decision, writer="extractive", reason=f"{decision.reason}; {note}")
+        prepared = yield from prepared_or_leased(open_session, decision, case, strategy, write, ports)
+        if isinstance(prepared, str):
+            return Outcome(None, prepared), events
+        outcome = yield from _traced(open_session, *prepared, case, ports)
+        known_ids = {e.id for e in view}
+        stand_in = next((e.id for e in open_session.view().compressed if e.id not in known_ids), None)
+        if imported is not None and outcome.compacted and stand_in is not None:
+            outcome = replace(outcome, postponed=Postponed(imported, case, stand_in))
+    finally:
+        open_session.compacting -= 1
+    if outcome.refused is not None:
+        events = (*events, outcome.refused)
+    if not outcome.compacted:
+        if after_turn:
+            _pause(open_session, stage, case.needed_tokens)
+        events = (*events, CompactionHeld(open_session.key.session, outcome.reason))
+    return outcome, (*events, outcome.event) if outcome.event else events
+
+
+# the input of a decision
+
+
+def session_facts(
+    open_session: OpenSession,
+    occasion: Occasion,
+    *,
+    turn_id: str | None = None,
+    overhead_tokens: int = 0,
+    idle_s: float = 0.0,
+) -> SessionFacts:
+    """Returns the facts about a session that a decision needs beyond its view."""
+    state = open_session.state
+    turns = state.turns - state.summary_turn if state.summary_turn >= 0 else state.turns + 1
+    with open_session.lock:
+        deferred = dict(state.deferred)
+    goal = state.goal
+    return SessionFacts(
+        pins=tuple(state.pins),
+        turns_since_summary=turns,
+        turn_id=turn_id,
+        overhead_tokens=overhead_tokens,
+        occasion=occasion,
+        idle_s=idle_s,
+        goal=goal.goal,
+        subgoals=goal.subgoals,
+        deferred=deferred,
+    )
+
+
+def idle_time(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow[float]:
+    """Returns the seconds since the session's last record; 0, and nothing is read, where the policy's trigger ignores them."""
+    trigger = stage.rules.trigger
+    if trigger is None or not depends_on_idle_time(trigger):
+        return 0.0
+    newest = yield from StoreCall(Store.fetch, open_session.key, (open_session.state.head,))
+    return max(0.0, ports.clock.now_s() - newest[0].at_s) if newest else 0.0
+
+
+def check_known(name: str, own: Mapping[str, Strategy], session: str) -> None:
+    """Raises ConfigError for the name of a strategy that is neither built in nor among the user's own."""
+    if name not in own and name not in BUILT_IN:
+        raise ConfigError(
+            f"session {session!r} uses the strategy {name!r}, which is not built in ({', '.join(BUILT_IN)}): give the object "
+            "(strategy=...), or choose another one by name (strategy='tiered')"
+        )
+
+
+def _with_summary_limit(rules: Policy, summary_tokens: int | None) -> Policy:
+    if summary_tokens is None:
+        return rules
+    limit = whole_number("summary_tokens", summary_tokens, "give the most tokens that the summary may take, 1 or more")
+    return rules.model_copy(update={"summary_tokens": limit})
+
+
+# decide
+
+
+def _decide(
+    open_session: OpenSession, case: CompactionInput, strategy: Strategy
+) -> Flow[tuple[Decision, tuple[Event, ...]]]:
+    """Returns the strategy's decision. Where a request has to fit and a user's strategy does not help, the default decides."""
+    must_fit = case.facts.occasion == "must_fit"
+    events: tuple[Event, ...] = ()
+    try:
+        decision = yield from _ask(strategy, case)
+    except StrategyError as error:
+        if not must_fit:
+            raise
+        decision = Skip(str(error))
+        events = (CompactionHeld(open_session.key.session, str(error)),)
+    if not must_fit or strategy.name in BUILT_IN:
+        return decision, events
+    fits = isinstance(decision, Plan) and (
+        decision.tokens_after + case.facts.overhead_tokens <= case.rules.budget_tokens
+    )
+    return decision if fits else decide(Tiered(), case), events
+
+
+def _ask(strategy: Strategy, case: CompactionInput) -> Flow[Decision]:
+    """Returns the strategy's decision; calls the function of a plan that rewrites the message list."""
+    # excerpts of a whole window take tens of milliseconds; a strategy of the user's stays in its thread
+    chars = 4 * case.view.tokens if _may_prune(strategy, case) else 0
+    decision = yield from off_loop(partial(decide, strategy, case), chars)
+    if isinstance(decision, Skip) or decision.rewrite is None:
+        return decision
+    try:
+        result: object = yield from DetachedCall(decision.rewrite, case.rules.summary_timeout_s, own_loop=True)
+    except BackendError as error:
+        raise StrategyError(f"summarizer {strategy.name!r} failed: {error}; nothing was compacted") from error
+    except CtxError:
+        raise
+    except Exception as error:
+        raise StrategyError(f"summarizer {strategy.name!r} raised {error!r}; nothing was compacted") from error
+    if not _are_messages(result):
+        raise StrategyError(f"summarizer {strategy.name!r} returned {type(result).__name__}: return a list of messages")
+    return rewritten(decision, case, result)
+
+
+def _may_prune(strategy: Strategy, case: CompactionInput) -> bool:
+    if not isinstance(strategy, Tiered | BetweenRounds | EarlyArguments):
+        return False
+    return case.facts.occasion != "after_turn" or case.used_tokens > case.rules.soft_ratio * case.rules.budget_tokens
+
+
+def _are_messages(value: object) -> TypeGuard[Sequence[Message]]:
+    if not isinstance(value, list | tuple):
+        return False
+    items: list[object] = [*value]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return all(isinstance(m, Message) for m in items)
+
+
+def _is_import(plan: Plan, case: CompactionInput, ports: Ports) -> bool:
+    """Tells whether the span is larger than a conversation gets between two compactions, such as an agent's old history.
+
+    Its summary takes many model calls, for which only a compaction on demand waits.
+    """
+    if case.facts.occasion == "on_demand" or ports.summarizer is None or ports.tasks is None:
+        return False
+    large = sum(e.tokens for e in plan.covered) > IMPORT_RATIO * case.rules.budget_tokens
+    return large and plan.writer == "model" and plan.turn_id is None and plan.text is None
+
+
+def _is_paused(open_session: OpenSession, stage: Stage) -> bool:
+    """Tells whether the last attempt could not help, and nothing has changed since."""
+    pause, view = open_session.compaction_pause, stage.view
+    if pause is None or pause.epoch != view.epoch or view.tokens >= pause.until_tokens:
+        return False
+    return pause.rules == open_session.window_rules(stage.context_window)
+
+
+def _pause(open_session: OpenSession, stage: Stage, more_tokens: float) -> None:
+    """Prevents further attempts until the history has grown by `more_tokens`, an epoch has begun, or the rules change."""
+    rules = open_session.window_rules(stage.context_window)
+    open_session.compaction_pause = CompactionPause(stage.view.epoch, stage.view.tokens + more_tokens, rules)
+
+
+def _pause_after(open_session: OpenSession, stage: Stage, case: CompactionInput, skip: Skip) -> tuple[Event, ...]:
+    """Pauses compaction after a decision that a due compaction cannot help; returns the event that says so.
+
+    Where the trigger names an amount, the decision is made again as soon as there is more: it costs no model call.
+    """
+    if not skip.exhausted:
+        return ()
+    reported = open_session.compaction_pause is not None and open_session.compaction_pause.epoch == case.view.epoch
+    amount = case.rules.trigger is not None and counts(case.rules.trigger)
+    _pause(open_session, stage, 1 if amount else case.needed_tokens)
+    return () if reported and amount else (CompactionHeld(open_session.key.session, skip.reason),)
+
+
+# write the summary
+
+
+def _traced(
+    open_session: OpenSession, plan: Plan, summary: Summary | None, case: CompactionInput, ports: Ports
+) -> Flow[Outcome]:
+    open_session.events.emit(_started(open_session, plan, asks_model=summary is None and _asks_model(plan, ports)))
+    with span("compact", {"gen_ai.operation.name": "compact", "ctxfold.strategy": plan.strategy}) as compact_span:
+        try:
+            outcome = yield from releasing(
+                open_session, plan, _write_and_commit(open_session, plan, summary, case, ports), ports
+            )
+        except BaseException as error:
+            if not (case.facts.occasion == "after_turn" and isinstance(error, CtxError)):  # reported by `maintain`
+                text = f"the compaction failed: {error if isinstance(error, CtxError) else repr(error)}"
+                open_session.events.emit(CompactionHeld(open_session.key.session, text))
+            raise
+        if compact_span is not None and outcome.event is not None:
+            compact_span.set_attribute("ctxfold.fallback_level", outcome.event.fallback_level)
+            compact_span.set_attribute("ctxfold.rung", outcome.event.fallback_level)  # its old name, until release 2.0
+            compact_span.set_attribute("ctxfold.tokens_before", outcome.event.tokens_before)
+            compact_span.set_attribute("ctxfold.tokens_after", outcome.event.tokens_after)
+    return outcome
+
+
+def _started(open_session: OpenSession, plan: Plan, *, asks_model: bool, background: bool = False) -> CompactionStarted:
+    shown = {m.id for m in plan.shown}
+    entries = plan.covered or [e for e in open_session.view(plan.turn_id) if e.id in shown]
+    tokens = sum(e.tokens for e in entries)
+    name, reason = open_session.key.session, plan.reason
+    return CompactionStarted(name, plan.strategy, reason, len(entries), tokens, asks_model, background)
+
+
+def _asks_model(plan: Plan, ports: Ports) -> bool:
+    return bool(plan.covered) and plan.writer == "model" and plan.text is None and ports.summarizer is not None
+
+
+def _write_and_commit(
+    open_session: OpenSession, plan: Plan, summary: Summary | None, case: CompactionInput, ports: Ports
+) -> Flow[Outcome]:
+    """Writes the summary where none was prepared, offers it to the subscriber, and commits the plan."""
+    if plan.covered and summary is None:
+        try:
+            summary = yield from _write_summary(open_session, ports, plan, case, progress=_progress_of(open_session))
+        except SummarizationFailedError as error:
+            return Outcome(None, str(error), status="rejected")
+    plan, summary, refused = offered(open_session.key.session, plan, summary, case, open_session.events.rewriters)
+    if case.facts.occasion == "must_fit" and summary is not None and _is_no_shorter(plan, summary, ports):
+        # a span of a few words is dropped without a summary; the archive has it
+        within = plan.within or plan.turn_id is not None
+        answers = () if within else orphaned_answers({e.id for e in plan.covered}, case.view, case.facts.pins)
+        plan, summary = replace(plan, writer="none", covered=(*plan.covered, *answers)), None
+    outcome = yield from commit(open_session, plan, summary, case.view, ports)
+    return replace(outcome, refused=refused)
+
+
+def _is_no_shorter(plan: Plan, summary: Summary, ports: Ports) -> bool:
+    """Tells whether the span is so short that its summary is no shorter."""
+    source_tokens = sum(e.tokens for e in plan.covered)
+    size = ports.counter.count(as_message(summary, message_id=""))
+    return source_tokens <= FEW_TOKENS and size >= source_tokens
+
+
+def _progress_of(open_session: OpenSession) -> Progress:
+    name = open_session.key.session
+    return lambda done, needed: open_session.events.emit(CompactionProgress(name, done, needed))
+
+
+def _write_summary(
+    open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput, progress: Progress | None = None
+) -> Flow[Summary]:
+    """Returns the summary of the plan's span, probed where the policy says so; books its model calls."""
+    rules = case.rules
+    spent = open_session.state.summary_calls + open_session.unbooked_calls
+    window = None if ports.summarizer is None else ports.summarizer.context_window or rules.context_window
+    asks = plan.writer == "model" and plan.text is None
+    summary = yield from summarize(
+        plan.covered,
+        rules=rules,
+        counter=ports.counter,
+        window_tokens=window,
+        writer=plan.writer,
+        text=plan.text,
+        calls_left=None if rules.max_summary_calls is None else max(0, rules.max_summary_calls - spent),
+        live=live_prefix(open_session, plan, case, ports) if asks else None,
+        progress=progress,
+    )
+    open_session.unbooked_calls += summary.calls
+    open_session.unbooked_usage += summary.usage
+    if summary.live is not None:
+        open_session.live_prefix_failures = 0 if summary.live else open_session.live_prefix_failures + 1
+    if not rules.probe or not summary.fallback_level.startswith("model"):
+        return summary
+    result = yield from probe(summary.text, plan.covered)
+    open_session.unbooked_calls += result.calls
+    open_session.unbooked_usage += result.usage or Usage()
+    report = f"probe: {result.verdict}, {result.score:.0%} of its questions answered from the summary alone"
+    if result.verdict != "reject":
+        return replace(summary, problems=(*summary.problems, report)) if result.verdict == "warn" else summary
+    if case.facts.occasion != "must_fit":
+        raise SummarizationFailedError(f"{report}; the originals stay")
+    # the request has to fit: a summary of verbatim lines in its place
+    return (yield from _write_summary(open_session, ports, replace(plan, writer="extractive"), case))
+
+
+def write_postponed(open_session: OpenSession, postponed: Postponed, ports: Ports) -> Flow[HistoryCompacted | str]:
+    """Has the model write the postponed summary, and replaces the extractive one with it.
+
+    Returns the event, or the reason why the extractive summary stays; the archive has the whole span.
+    """
+    plan, case = postponed.plan, replace(postponed.case, facts=replace(postponed.case.facts, occasion="after_turn"))
+    open_session.events.emit(_started(open_session, plan, asks_model=True, background=True))
+    summary = yield from _write_summary(open_session, ports, plan, case, progress=_progress_of(open_session))
+    if summary.fallback_level in ("extractive", "truncate"):
+        return "; ".join(summary.problems) or "the summariser was not asked"
+    yield from refresh(open_session, ports)
+    view = open_session.view()
+    stand_in = tuple(e for e in view.compressed if e.id == postponed.stand_in_id)
+    if not stand_in:
+        return "a later compaction has covered it meanwhile"
+    reason = f"{plan.reason}; the summary was written in the background"
+    swap = replace(plan, covered=stand_in, shown=(), reason=reason, tokens_before=view.tokens)
+    source_tokens = sum(e.tokens for e in plan.covered)
+    outcome = yield from commit(open_session, swap, summary, view, ports, source_tokens=source_tokens)
+    return outcome.event or outcome.reason
+
+
+# offer it to the subscriber
+
+
+def offered(
+    session: str, plan: Plan, summary: Summary | None, case: CompactionInput, rewriters: Sequence[Rewriter]
+) -> tuple[Plan, Summary | None, RewriteRefused | None]:
+    """Returns the plan and its summary as the subscriber changes them; unchanged, with a report, where that is not allowed.
+
+    Plans for an open turn's own rounds are not offered.
+    """
+    if not rewriters or summary is None or not summary.text or plan.turn_id is not None:
+        return plan, summary, None
+    covered_ids = {e.id for e in plan.covered}
+    history: tuple[Entry, ...] = (*case.view.compressed, *case.view.live)
+    remaining = tuple(e.message for e in history if e.id not in covered_ids)
+    proposal = CompactionProposal(session, summary.text, tuple(e.message for e in plan.covered), remaining)
+    try:
+        rewrite = rewriters[0](proposal)
+        if rewrite is None:
+            return plan, summary, None
+        text, messages = rewrite
+        return (*_accepted(plan, summary, case, text, messages), None)
+    except Exception as error:  # noqa: BLE001 - a subscriber must not break a turn: the event reports the error
+        reason = str(error) if isinstance(error, StrategyError) else repr(error)
+        return plan, summary, RewriteRefused(session, reason)
+
+
+def _accepted(
+    plan: Plan, summary: Summary, case: CompactionInput, text: str, messages: Sequence[Message]
+) -> tuple[Plan, Summary | None]:
+    if not text.strip():
+        raise StrategyError("the summary is empty")
+    system = [e.message for e in case.view.system]
+    result = [*system, user(text, id=SUBSCRIBER), *messages]
+    decision = rewritten(replace(plan, strategy=SUBSCRIBER), case, result)
+    if not isinstance(decision, Plan):
+        raise StrategyError(decision.reason)
+    needed, budget = decision.tokens_after + case.facts.overhead_tokens, case.rules.budget_tokens
+    if needed > budget and needed > plan.tokens_after + case.facts.overhead_tokens:
+        raise StrategyError(f"the request would need {needed} tokens, the budget is {budget}: keep less")
+    # the counts were of the other text
+    changed = replace(
+        summary,
+        text=text,
+        fallback_level=f"{summary.fallback_level}, rewritten",
+        kept=0,
+        in_ledger=0,
+        archived=0,
+        invented=0,
+    )
+    return replace(plan, covered=decision.covered, tokens_after=decision.tokens_after), changed

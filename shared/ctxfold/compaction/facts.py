@@ -1,0 +1,818 @@
+"""Extracts facts from messages without a model: values with their owners, rules, and sentences that state something.
+
+Each fact knows the line that states it whole, with who said it, which the ledger of a summary repeats word for word. A statement
+that a later one of another value replaces is no fact any more.
+
+`normal` returns the form in which equal values compare equal however they are written (1,250.00 and 1250, dates, numerals).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from ctxfold.compaction.statements import (
+    Speech,
+    Statement,
+    is_clear,
+    is_courtesy,
+    is_decision,
+    is_directive,
+    is_preference,
+    is_whole,
+    named_speakers,
+    spoken,
+    spoken_times,
+    statements,
+)
+from ctxfold.history.terms import STOP_WORDS, sentences, stretches, terms
+from ctxfold.history.view import Entry
+from ctxfold.messages import Message, ToolCallPart
+
+__all__ = [
+    "SHORT_VALUE",
+    "Fact",
+    "FactKind",
+    "FactSource",
+    "Line",
+    "extract",
+    "flat",
+    "message_of",
+    "month_day",
+    "negated",
+    "normal",
+    "scan",
+]
+
+FactKind: TypeAlias = Literal[
+    "call", "rule", "statement", "email", "url", "path", "identifier", "amount", "date", "number", "name", "field"
+]
+FactSource: TypeAlias = Entry | Message
+
+MAX_FIELD_CHARS = 80
+MAX_ITEM_CHARS = 40  # of an item of a list that counts as a value
+FRAGMENT = 0.15  # factor of what stands in no whole sentence
+MAX_FRAGMENT_CHARS = 120  # of a line around a literal that stands in no whole sentence
+SHORT_VALUE = 3  # characters; a value this short means nothing without its key
+SCANNED_CHARS = 8_000  # at once; a longer line is scanned in stretches
+MAX_LITERAL_CHARS = 300  # longer ones are data, which nobody repeats
+_KIND_WEIGHT: dict[FactKind, float] = {
+    "call": 12,
+    "rule": 10,
+    "statement": 2,
+    "email": 4,
+    "url": 4,
+    "path": 4,
+    "identifier": 4,
+    "amount": 3.5,
+    "date": 3,
+    "number": 2,
+    "name": 1,
+    "field": 1.5,
+}
+_ROLE_WEIGHT = {"user": 3.0, "system": 2.0, "assistant": 1.5, "tool": 1.0}
+_ARGUMENT_WEIGHT, _SUMMARY_WEIGHT = 2.5, 2.5
+EXACT_DIGITS = 28
+NUMERAL = r"[一二两三四五六七八九十百千万亿零]{1,9}"
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DIGITS = dict(zip("零一二三四五六七八九两", (*range(10), 2), strict=True))
+_UNITS = {"十": 10, "百": 100, "千": 1_000, "万": 10_000, "亿": 100_000_000}
+_NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)*")
+_TIMES = {"k": 1_000, "m": 1_000_000, "million": 1_000_000, "bn": 10**9, "billion": 10**9, "万": 10_000, "亿": 10**8}
+_TIMES_AFTER = re.compile(r"\s?(k|m|million|bn|billion|万|亿)(?![a-z])")
+_ISO = re.compile(r"(\d{4})[-/年](\d{1,2})(?:[-/月](\d{1,2}))?")
+_MONTH_DAY = re.compile(r"(\d{1,2})月(\d{1,2})")
+_WORDS = re.compile(r"([a-z]{3,9})\.?\s(\d{1,2})(?!\d)(?:st|nd|rd|th)?(?:,?\s(\d{4}))?")
+_WORDS_DAY_FIRST = re.compile(r"(\d{1,2})(?:st|nd|rd|th)?\s(?:of\s)?([a-z]{3,9})\.?(?:,?\s(\d{4}))?")
+_SLASHES = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})")
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?(?::\d{2})?\s?([ap])?\.?(?:m\b)?")
+_CJK_CLOCK = re.compile(r"(上午|下午|晚上|早上|中午|凌晨)?(\d{1,2})[点时](?:(\d{1,2})分|(半))?")
+
+
+class _Wording:
+    """Words, and patterns of text without word boundaries, that are searched in sentences; ignores case."""
+
+    def __init__(self, words: str, others: str) -> None:
+        self._word = re.compile(rf"(?<!\w)(?:{words})(?!\w)")
+        self._other = re.compile(others)
+
+    def inside(self, sentence: str) -> bool:
+        folded = sentence.lower()
+        if self._word.search(folded):
+            return True
+        return not (folded.isascii() and "'" not in folded) and bool(self._other.search(folded))
+
+
+_CJK = r"\u3040-\u30ff\u3400-\u9fff"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
+_AMOUNT = r"\d[\d,]{0,24}(?:\.\d{1,12})?"
+# runs of plain words are skipped at once, as no literal begins in them; a match without a group is such a run
+_LITERAL = re.compile(
+    rf"""
+    (?:(?<![A-Za-z0-9_])|(?![A-Za-z_]))(?:
+    (?<!`)(?:\s|[a-z]++[\s,;!?)])++
+  | (?P<url>\bhttps?://[^\s"'<>()\[\]{{}}，。；、]+)
+  | (?P<email>(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{{1,64}}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)
+  | (?P<path>(?<![\w/<])(?:~|\.{{1,2}})?(?:/[\w.@+-]+){{2,}}/?|\b[A-Za-z]:\\[\w\\.-]+
+      |(?<![\w./-])[\w-]{{1,64}}(?:/[\w.-]{{1,64}}){{0,12}}\.(?:py|js|ts|go|rs|java|c|h|cpp|md|txt|csv|json|ya?ml|toml|sql|sh|pdf|html|ipynb|log|xlsx?|docx?)\b)
+  | (?P<date>(?<!\d)\d{{4}}-\d{{1,2}}-\d{{1,2}}(?:[T ]\d{{2}}:\d{{2}}(?::\d{{2}})?)?(?!\d)
+      |(?:\d{{4}}年)?\d{{1,2}}月\d{{1,2}}[日号]|\d{{4}}年\d{{1,2}}月
+      |\b{_MONTH}\s\d{{1,2}}(?:st|nd|rd|th)?(?:,?\s\d{{4}})?\b
+      |\b\d{{1,2}}(?:st|nd|rd|th)?\s(?:of\s)?{_MONTH}(?:,?\s\d{{4}})?\b
+      |(?<![\d/])\d{{1,4}}/\d{{1,2}}/\d{{1,4}}(?![\d/])
+      |(?<![\d:])\d{{1,2}}:\d{{2}}(?::\d{{2}})?(?:\s?[AaPp]\.?[Mm]\b\.?)?(?!\d)|\b\d{{1,2}}\s?[AaPp]\.?[Mm]\b\.?
+      |(?:上午|下午|晚上|早上|中午|凌晨)?\d{{1,2}}[点时](?:\d{{1,2}}分|半)?)
+  | (?P<amount>[$€£¥￥]\s?{_AMOUNT}(?:\s?(?:[kKM]\b|bn\b|million\b|billion\b|万|亿))?
+      |(?<![A-Za-z0-9_.]){_AMOUNT}\s?(?:(?:USD|EUR|GBP|CNY|RMB|JPY|CHF|dollars?|euros?|pounds?|yuan)\b|[万亿]?(?:美元|欧元|日元|港元|人民币|元|块)))
+  | (?P<code>(?<=`)[^`\n]{{2,{MAX_FIELD_CHARS}}}(?=`))
+  | (?P<phone>\+\d[\d -]{{6,18}}\d)
+  | (?P<number>(?<![A-Za-z0-9_.])[+-]?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)*
+      (?:\s?%|(?:st|nd|rd|th|[kKMGT]?i?B|ms|s|h|min|km|kg|cm|mm|x|px)\b|\s?[万亿]|(?=-[a-z]+\b))?(?![A-Za-z0-9_#]|-\d|[.:]\d)
+      |(?!一[个次点])(?<![周星期第]){NUMERAL}[元块个人天岁次年月点号张位件本间名])
+  | (?P<identifier>(?<![A-Za-z0-9_])(?:(?=[A-Za-z0-9][A-Za-z_.\#-]{{0,64}}\d|\d)[A-Za-z0-9]+(?:[-_.\#]+[A-Za-z0-9]+)*
+      |[A-Za-z]+(?:_[A-Za-z0-9]+)+|[A-Z]{{2,}}(?:-[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z0-9]+)+)(?![A-Za-z0-9_]))
+  | (?P<name>(?<=[a-z,;:\-–]\s)[A-Z][a-z]+(?:\s[A-Z][a-z]+)*)
+  | (?:我叫|名叫|叫做|名字[是叫])(?P<called>[\u4e00-\u9fff·]{{2,4}})
+    )""",
+    re.VERBOSE,
+)
+_KINDS: dict[str, FactKind] = {"code": "identifier", "phone": "identifier", "called": "name"}
+_LABELLED = re.compile(
+    rf"^[\s\-*•\d.)]*([A-Za-z{_CJK}][\w ()/{_CJK}-]{{0,30}}?)\**\s*[:：]\**\s*(\S.{{0,{MAX_FIELD_CHARS - 1}}})$"
+)
+_ITEM = re.compile(r"^\s*(?:[-*•]|\d{1,2}[.)、])\s*(\S.{0,39})$")
+_ORDINAL = re.compile(r"^\s*\d{1,2}[.)、]\s*(?=\D)")
+_QUOTED = re.compile(rf'["“「]([^"“”「」\n]{{2,{MAX_FIELD_CHARS}}})["”」]')
+_NEGATION = _Wording(
+    r"not|never|no|without|cannot|neither|nor|avoid|except|unless",
+    r"n['’]t(?!\w)|不|没|勿|禁止|别(?!的|人)|切忌|避免|除非|除了|无需",
+)
+_FIRST_PERSON = re.compile(r"\b(?:I|my|mine|me|our|we|us)\b", re.I)
+_STATES = (
+    r"(?:is|are|was|were|has|have|had|owns?|owes?|keeps?|lives?|works?|costs?|needs?|wants?|prefers?|likes?|plays?|paid"
+    r"|pays|bought|sold"
+    r"|ordered|earns?|weighs?|drives?|uses?|booked|moved|started|holds?|collects?|studies|teaches|takes|lent|borrowed"
+    r"|promised|agreed)"
+)
+_NAMED_OWNER = re.compile(
+    rf"(?:^|[,:;]\s|\b(?:that|for|of|and)\s)(?:[A-Z][a-z]+\s){{0,2}}(?P<owner>[A-Z][a-zà-ÿ]+)(?:['’]s?\s+\w|\s{_STATES}\b)"
+)
+_OWN = re.compile(
+    rf"\b(?:[Mm]y|[Oo]ur)\s+\w|\b(?:I|we|We)\s{_STATES}\b|\bI(?:['’]m| am| was)\s(?:a\b|an\b|the\b|\d|allergic|in\b|at\b"
+    rf"|from\b)"
+)
+_OF_A_THING = re.compile(rf"\b(?:[Tt]he|[Tt]his)\s(?:\w+\s){{1,4}}{_STATES}\b")
+_GROUPED = re.compile(r"[:：]\s\S.*[;,:：]\s\S")  # fields, or a heading with its items
+_TELLING = frozenset(("email", "url", "path", "identifier", "amount", "date"))
+_PASSING = re.compile(
+    r"(?:['’]m|\bam|\bis|['’]re|\bare|['’]s)\s(?:just |still |now |not |also )*(?!allergic)\w{2,}ing\b", re.I
+)  # at this moment
+_UNSURE = re.compile(r"\b(?:if|maybe|perhaps|might|could|would|guess|suppose|probably|wonder|not sure)\b", re.I)
+_HOLDS = re.compile(  # what is bought, sold or paid twice is true twice; what somebody has or is may change
+    r"(?:\b(?:is|are|was|were|be|has|have|had|costs?|lives?|works?|owns?|owes?|keeps?|needs?|wants?|prefers?|weighs?|earns?"
+    r"|starts?|ends?"
+    r"|opens?|closes?|takes?|expires?|leaves?|arrives?|departs?|(?:changed|moved|set|updated|raised|lowered) to)\b|['’](?:s"
+    r"|m|re)\b)",
+    re.I,
+)
+_CHANGED = frozenset(
+    """
+    now chang new instead longer actual actually correction correct updat moved mov switch replac anymor current rather
+    already
+    """.split()  # noqa: SIM905 - a list would be ten times as long
+)
+_NAME_STARTS = STOP_WORDS | frozenset(
+    """
+    yes no ok okay well also please thanks thank hello hi hey sorry sure maybe perhaps however never always only there here
+    then today tomorrow yesterday monday tuesday wednesday thursday friday saturday sunday january february march april may
+    june july august september october november december by heard code number
+    """.split()  # noqa: SIM905 - a list would be ten times as long
+)
+_WORD = re.compile(rf"[A-Za-z_][\w-]*|[{_CJK}]+")
+_PARTICLES = "是为的约在到从共有我你您他她要把了"
+
+
+class Line(NamedTuple):
+    """The words that state a fact whole, and the message that has them.
+
+    `place` orders the lines of a message. A value of a document has a `source`, such as the name of a tool, and a `record`, such as
+    `flight_number HAT069`, which stand in front of the values of the same ones; a line of its own has neither.
+    """
+
+    text: str
+    number: int = 0
+    message_id: str = ""
+    place: int = 0
+    source: str = ""
+    record: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A literal of a message, or a sentence that states something without one.
+
+    Args:
+        kind: what kind of literal it is.
+        text: the literal, verbatim.
+        value: its normal form, which equal literals share.
+        key: the words that it belongs to.
+        number: number of the newest message that has it, 0 for messages outside a session.
+        message_id: id of that message.
+        weight: its importance.
+        owner: the name of the person or thing that a value belongs to, in lower case; "" where the sentence names none.
+        line: the words that state it.
+    """
+
+    kind: FactKind
+    text: str
+    value: str
+    key: str = ""
+    number: int = 0
+    message_id: str = ""
+    weight: float = 1.0
+    owner: str = ""
+    line: Line | None = None
+
+
+def extract(sources: Iterable[FactSource]) -> tuple[Fact, ...]:
+    """Returns every fact of the messages once; a literal of several messages weighs more.
+
+    It has the number of its newest mention, and the line of the one that says most about it. Facts of a statement that a later
+    one replaces with another value are left out.
+    """
+    source_list = list(sources)
+    stated = list(_stated(source_list))
+    replaced = _replaced(stated)
+    mentioned: dict[tuple[str, ...], _Mention] = {}
+    mentions: Counter[str] = Counter()
+    for said in stated:
+        mentions.update({f.value for f in said.facts})
+        if said.line in replaced:
+            continue
+        for fact in said.facts:
+            short = fact.kind == "field" or (fact.kind in ("number", "amount") and len(fact.value) <= SHORT_VALUE)
+            identity = (fact.key.casefold(), fact.owner, fact.value) if short else (fact.value,)
+            older = mentioned.pop(identity, None)
+            best = fact if older is None or fact.weight >= older.best.weight else older.best
+            mentioned[identity] = _Mention(fact, best, fact.key or (older.key if older else ""))
+    known = [m.fact(1 + min(1.0, math.log2(mentions[m.newest.value]) / 2)) for m in mentioned.values()]
+    return (*known, *_open_calls(source_list))
+
+
+class _Said(NamedTuple):
+    """A line with its facts, and what it is about, where a later line about the same can replace it."""
+
+    line: Line
+    facts: tuple[Fact, ...]
+    topic: _Topic | None = None
+
+
+class _Topic(NamedTuple):
+    """The words of a statement without its value: who it is about, what, and of which kind the value is."""
+
+    words: frozenset[str]
+    kind: FactKind
+    changed: bool
+
+
+class _Mention(NamedTuple):
+    """A literal by its newest and by its best mention; it becomes a fact when all are known."""
+
+    newest: Fact
+    best: Fact
+    key: str
+
+    def fact(self, factor: float) -> Fact:
+        newest, best = self.newest, self.best
+        number, message_id = (newest.number, newest.message_id)
+        return replace(best, key=self.key, number=number, message_id=message_id, weight=best.weight * factor)
+
+
+def _open_calls(sources: Sequence[FactSource]) -> Iterable[Fact]:
+    """Returns the tool calls that have no result."""
+    pending: dict[str, Fact] = {}
+    for source in sources:
+        message, number = message_of(source)
+        for call in message.tool_calls:
+            fact = _call(call)
+            line = Line(f"open tool call: {fact.text}", number, message.id)
+            pending[call.id] = replace(fact, number=number, message_id=message.id, line=line)
+        for result in message.tool_results:
+            pending.pop(result.call_id, None)
+    return pending.values()
+
+
+def _replaced(stated: Sequence[_Said]) -> frozenset[Line]:
+    """Returns the lines that a later line replaces: it says the same of the same owner, with another value."""
+    newest: dict[tuple[frozenset[str], FactKind], _Said] = {}
+    by_first_word: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
+    replaced: set[Line] = set()
+    for said in stated:
+        topic = said.topic
+        if topic is None:
+            continue
+        known = {topic.words}
+        if topic.changed:
+            # "Anna's locker is 52 now, since the move" has more words than what it replaces
+            known |= {words for word in topic.words for words in by_first_word[word] if words < topic.words}
+        for words in known:
+            older = newest.pop((words, topic.kind), None)
+            if older is not None and older.line.message_id != said.line.message_id:
+                replaced.add(older.line)
+        newest[topic.words, topic.kind] = said
+        by_first_word[min(topic.words)].add(topic.words)
+    return frozenset(replaced)
+
+
+def scan(text: str) -> tuple[Fact, ...]:
+    """Returns the literals of a line in order, each with the words that it belongs to; no rules and no labelled fields."""
+    if len(text) <= SCANNED_CHARS:
+        return _scanned(text)
+    return tuple(fact for part in stretches(text, SCANNED_CHARS) for fact in _scan(part))
+
+
+@lru_cache(maxsize=8_192)  # a compaction scans its sentences several times, and the next one scans the summary again
+def _scanned(text: str) -> tuple[Fact, ...]:
+    return tuple(_scan(text))
+
+
+def _scan(text: str) -> Iterator[Fact]:
+    previous, after = "", 0
+    for match in _LITERAL.finditer(text):
+        group = match.lastgroup
+        if group is None:
+            continue
+        literal = match[group].strip().rstrip(",:;.!?。，；")
+        kind: FactKind = _KINDS.get(group, group)  # type: ignore[arg-type]
+        if 1 < len(literal) <= MAX_LITERAL_CHARS or kind == "number":
+            start, end = match.span(group)
+            yield _fact(kind, literal, _key_around(text, after, start, end, kind) or previous)
+            previous, after = literal, end
+
+
+def flat(message: Message) -> str:
+    """Returns everything that a model sees of a message as one text: its words, tool calls and results."""
+    return "\n".join([message.text, *(f"{c.name} {c.arguments}" for c in message.tool_calls)])
+
+
+def message_of(source: FactSource) -> tuple[Message, int]:
+    """Returns the message of a source and its number, 0 for a message outside a session."""
+    return (source.message, source.number) if isinstance(source, Entry) else (source, 0)
+
+
+def negated(text: str) -> bool:
+    """Tells whether a sentence denies or forbids something."""
+    return _NEGATION.inside(text)
+
+
+def _stated(sources: Sequence[FactSource]) -> Iterator[_Said]:
+    """Yields the lines of the messages, in order, each with its facts, weighted by who says them and how."""
+    speakers = named_speakers(message_of(s)[0] for s in sources)
+    folded_speakers = frozenset(s.casefold() for s in speakers)
+    times = spoken_times(sources)
+    tools: dict[str, str] = {}
+    question = ""
+    for source, at in zip(sources, times, strict=True):
+        message, number = message_of(source)
+        if isinstance(source, Entry) and message.kind == "summary" and not source.seq:
+            yield from _kept_line(message, number)
+            continue
+        tools |= {c.id: c.name for c in message.tool_calls}
+        role = _SUMMARY_WEIGHT if message.kind == "summary" else _ROLE_WEIGHT[message.role]
+        tool = next((r.name or tools.get(r.call_id, "") for r in message.tool_results), "") or "tool output"
+        document = _document(message.text) if message.role == "tool" else None
+        if document is not None:
+            yield from _records(document, tool, number, message.id, role)
+        elif message.role == "tool":
+            speeches = [replace(s, speaker=tool) for s in spoken(replace(message, name=None), frozenset(), at)]
+            yield from _lines(speeches, message, number, role)
+        else:
+            yield from _lines(list(spoken(message, speakers, at)), message, number, role, question, folded_speakers)
+        for call in message.tool_calls:
+            arguments = _document(call.arguments) or ()
+            yield from _records(arguments, f"assistant called {call.name}", number, message.id, _ARGUMENT_WEIGHT)
+        if message.text:
+            question = _asked(message.text) if message.role == "assistant" else ""
+
+
+def _kept_line(message: Message, number: int) -> Iterator[_Said]:
+    """Yields a line of an earlier ledger as it is: it was chosen already."""
+    speeches = list(spoken(message, frozenset()))
+    if not speeches:
+        return
+    speech, line = speeches[0], Line(message.text, number, message.id)
+    role = (
+        1.0
+        if message.role == "tool"
+        else _ROLE_WEIGHT["assistant" if speech.speaker.startswith("assistant") else "user"]
+    )
+    if message.role == "tool":
+        speech = replace(speech, text=message.text)
+    # what was a fragment is one still: a better line takes its place
+    whole = message.role == "tool" or is_whole(speech.text)
+    statement = Statement(speech.text, message.text, speech.speaker, speech.named, whole)
+    literals = _literals(statement, line, message)
+    facts = [replace(f, weight=f.weight * role * factor) for f, factor in literals]
+    facts += [replace(f, weight=f.weight * role) for f in _sentence(statement, line, message, _has_value(literals))]
+    own = tuple(replace(f, number=number, message_id=message.id, line=line) for f in facts)
+    if own:
+        yield _Said(line, own, _topic(statement, own) if message.role != "tool" else None)
+
+
+def _asked(text: str) -> str:
+    """Returns the question that a message ends with, "" when it ends with none."""
+    last = text.rstrip().rsplit("\n", maxsplit=1)[-1]
+    ends = sentences(last)
+    return ends[-1] if ends and ends[-1].endswith(("?", "？")) else ""
+
+
+def _records(leaves: Iterable[_Leaf], source: str, number: int, message_id: str, role: float) -> Iterator[_Said]:
+    """Yields the values of a document, each as part of a line that names its source and its record."""
+    for place, leaf in enumerate(leaves):
+        line = Line(leaf.entry, number, message_id, place, source, leaf.record)
+        facts = tuple(
+            replace(f, number=number, message_id=message_id, line=line, weight=f.weight * role) for f in leaf.facts
+        )
+        yield _Said(line, facts)
+
+
+def _lines(
+    speeches: Sequence[Speech],
+    message: Message,
+    number: int,
+    role: float,
+    question: str = "",
+    speakers: Collection[str] = (),
+) -> Iterator[_Said]:
+    place = 0
+    for speech in speeches:
+        seen: set[str] = set()
+        for statement in statements(speech, question):
+            place += 1
+            line = Line(statement.line, number, message.id, place)
+            literals = _literals(statement, line, message, speakers)
+            seen |= {f.value for f, _ in literals}
+            facts = [replace(f, weight=f.weight * role * factor) for f, factor in literals]
+            facts += [
+                replace(f, weight=f.weight * role) for f in _sentence(statement, line, message, _has_value(literals))
+            ]
+            if facts:
+                own = tuple(replace(f, number=number, message_id=message.id, line=line) for f in facts)
+                yield _Said(line, own, _topic(statement, own) if message.role != "tool" else None)
+        yield from _fragments(speech, seen | set(speakers), message, number, role)
+
+
+def _literals(
+    statement: Statement, line: Line, message: Message, speakers: Collection[str] = ()
+) -> list[tuple[Fact, float]]:
+    """Returns the literals of a statement, each with a factor: how well the statement says what the literal means."""
+    text = statement.text
+    factor = _factor(statement)
+    found: list[tuple[Fact, float]] = []
+    position = 0
+    for fact in scan(text):
+        position = max(position, text.find(fact.text, position))
+        if fact.value in speakers or (fact.kind == "name" and fact.value in _NAME_STARTS):
+            continue  # whom a chat addresses is no fact
+        if statement.whole or factor > FRAGMENT or _tells(fact, text):
+            digit = fact.kind == "number" and len(fact.value) == 1
+            found.append((replace(fact, owner=_owner(statement, position)), factor / 2 if digit else factor))
+    if not statement.whole or "; " in text:
+        found += [(f, max(factor, 0.7)) for f in _listed(text, message, speakers)]
+    for quoted in _QUOTED.finditer(text):
+        found += [(f, factor) for f in _field(quoted[1], _key_around(text, 0, *quoted.span(), "field"))]
+    return found
+
+
+def _tells(fact: Fact, text: str) -> bool:
+    """Tells whether a literal in a fragment says something: an address does, a time or a number only with a word beside it."""
+    if fact.kind in ("number", "date", "amount"):
+        return _WORD.search(text.replace(fact.text, " ")) is not None
+    return not (fact.text.isascii() and fact.text.isalpha())
+
+
+def _listed(text: str, message: Message, speakers: Collection[str]) -> Iterator[Fact]:
+    """Yields the fields of a statement that is a list, and the items of a list that the user wrote."""
+    for part in text.split("; "):
+        if labelled := _LABELLED.match(part):
+            if labelled[1].casefold() not in speakers:
+                yield from _field(labelled[2], labelled[1].strip())
+        elif message.role == "user" and (len(part) < len(text) or _ITEM.match(part)) and len(part) <= MAX_ITEM_CHARS:
+            yield from _field(part, "")
+
+
+def _has_value(literals: Iterable[tuple[Fact, float]]) -> bool:
+    """Tells whether a literal stands for its sentence: a name, which others have too, does not."""
+    return any(f.kind != "name" for f, _ in literals)
+
+
+def _factor(statement: Statement) -> float:
+    if not statement.whole:
+        return 0.7 if ', asked "' in statement.line or _GROUPED.search(statement.text) else FRAGMENT
+    factor = (0.3 if statement.named else 0.6) if statement.question else 1.0
+    if _UNSURE.search(statement.text):
+        factor *= 0.7
+    if not is_clear(statement.text) and statement.line.endswith(f": {statement.text}"):
+        factor *= 0.5  # without the sentence before it
+    if _PASSING.search(statement.text):
+        return factor
+    return factor * _ownership(statement.text)
+
+
+@lru_cache(maxsize=8_192)
+def _ownership(text: str) -> float:
+    """Returns how clearly a sentence says whose its values are: a name, the speaker, a thing, or nobody."""
+    if any(_owning(m) is not None for m in _NAMED_OWNER.finditer(text)):
+        return 4.0
+    return 2.5 if _OWN.search(text) else 1.5 if _OF_A_THING.search(text) else 1.0
+
+
+def _owner(statement: Statement, position: int) -> str:
+    """Returns the name nearest before a value, or its speaker's who speaks of himself; "" where there is neither."""
+    names = [name for m in _NAMED_OWNER.finditer(statement.text[:position]) if (name := _owning(m)) is not None]
+    if names:
+        return names[-1]
+    return statement.speaker.casefold() if statement.named and _FIRST_PERSON.search(statement.text) else ""
+
+
+def _owning(match: re.Match[str]) -> str | None:
+    """Returns the name that a match of `_NAMED_OWNER` is about, in lower case; None for a word that is no name."""
+    name = match["owner"].casefold()
+    return None if name in _NAME_STARTS else name
+
+
+def _sentence(statement: Statement, line: Line, message: Message, has_literal: bool) -> Iterator[Fact]:
+    """Yields the statement itself, as a rule, a decision or, where no literal stands for it, as what it states."""
+    text = statement.text
+    if message.role == "tool" or not statement.whole or statement.question:
+        return  # tool outputs are data and set no rules
+    if is_courtesy(text):
+        return
+    clear = 1.0 if is_clear(text) else 0.5
+    said_by_model = message.role == "assistant" or statement.speaker.startswith("assistant")
+    if is_directive(text) and not said_by_model:
+        fact = _fact("rule", text, "")
+        yield replace(fact, weight=fact.weight * (0.15 if statement.named else 1.0) * clear)
+    elif is_decision(text) or (is_preference(text) and not said_by_model):
+        fact = _fact("rule", text, "")
+        yield replace(fact, weight=fact.weight * 0.4 * clear)
+    elif not has_literal and len(frozenset(terms(text))) >= 3:
+        fact = _fact("statement", text, "")
+        told = _ownership(text) > 2 and _UNSURE.search(text) is None and message.kind != "summary"
+        yield replace(fact, weight=fact.weight * (1.0 if told else 0.3) * clear)
+
+
+def _fragments(speech: Speech, seen: set[str], message: Message, number: int, role: float) -> Iterator[_Said]:
+    """Yields the literals that no statement has, with the words around them."""
+    for raw in speech.text.splitlines():
+        for fact in scan(_ORDINAL.sub("", raw)):
+            if fact.value in seen or fact.kind not in _TELLING or not _tells(fact, raw):
+                continue
+            seen.add(fact.value)
+            around = " ".join(_around(raw, fact.text).split())
+            line = Line(f"{speech.speaker}: {around}" if speech.speaker else around, number, message.id, 10_000)
+            weight = fact.weight * role * FRAGMENT / 2
+            yield _Said(line, (replace(fact, number=number, message_id=message.id, line=line, weight=weight),))
+
+
+def _around(raw: str, text: str) -> str:
+    if len(raw) <= MAX_FRAGMENT_CHARS:
+        return raw
+    at = raw.find(text)
+    start = max(0, raw.find(" ", max(0, at - MAX_FRAGMENT_CHARS // 2)) if at > MAX_FRAGMENT_CHARS // 2 else 0)
+    end = raw.rfind(" ", at, start + MAX_FRAGMENT_CHARS)
+    return raw[start : end if end > at else min(len(raw), at + len(text))]
+
+
+def _topic(statement: Statement, facts: Sequence[Fact]) -> _Topic | None:
+    """Returns what a statement with a value is about; None for one without, or with too few words to tell."""
+    if not statement.whole or statement.question:
+        return None
+    values = [f for f in facts if f.kind in ("number", "amount", "date")]
+    if not values:
+        return None
+    text = statement.text
+    value = max(values, key=lambda f: text.rfind(f.text))
+    position = text.rfind(value.text)
+    if position < 0 or not _HOLDS.search(text[:position]):
+        return None
+    rest = f"{text[:position]} {text[position + len(value.text) :]}"
+    words = frozenset(terms(rest))
+    subject = words - _CHANGED
+    if len(subject) < 2:
+        return None
+    if statement.named and _FIRST_PERSON.search(rest):
+        subject |= {f"@{statement.speaker.casefold()}"}
+    return _Topic(subject, value.kind, len(subject) < len(words))
+
+
+def _field(text: str, key: str) -> Iterator[Fact]:
+    """Yields a labelled or listed value, unless it is a literal of another kind, which `scan` finds."""
+    value = text.strip("*#_ .")
+    if value and _kind_of(value) is None:
+        yield _fact("field", value, key)
+
+
+class _Leaf(NamedTuple):
+    """A value of a JSON document: the facts in it, its record as `name identifier`, and itself as `name value`."""
+
+    facts: tuple[Fact, ...]
+    record: str
+    entry: str
+
+
+class _Subject(NamedTuple):
+    """The identifier of a record, and the name under which the record has it."""
+
+    value: str = ""
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.value}".strip()
+
+
+def _leaves(data: Any, key: str, subject: _Subject) -> Iterator[_Leaf]:
+    """Yields every value of a JSON document with its key and the identifier of its record."""
+    match data:
+        case dict():
+            record: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
+            subject = next((_Subject(v, name) for name, v in record.items() if _is_id(v)), subject)
+            for name, value in record.items():
+                keyed = isinstance(value, dict | list) and _is_id(name)  # a record by its identifier
+                if keyed:
+                    yield _Leaf((_fact("identifier", name, key),), name, "")
+                parent = key.rsplit(" ", maxsplit=1)[-1]
+                yield from _leaves(value, f"{parent} {name}".strip(), _Subject(name) if keyed else subject)
+        case list():
+            for value in data:  # pyright: ignore[reportUnknownVariableType]
+                yield from _leaves(value, key, subject)
+        case bool() | None:
+            return
+        case int() | float():
+            fact = _fact("number", json.dumps(data), _with_subject(key, subject.value, str(data)))
+            yield _Leaf((fact,), subject.label, f"{key} {fact.text}".strip())
+        case str() if text := data.strip():
+            facts = tuple(_leaf_text(text, _with_subject(key, subject.value, text)))
+            shown = text if len(text) <= MAX_FIELD_CHARS else f"{_around(text, facts[0].text if facts else text)} …"
+            entry = "" if text == subject.value else f"{key} {' '.join(shown.split())}".strip()
+            yield _Leaf(facts, subject.label, entry)
+        case _:
+            return
+
+
+def _leaf_text(text: str, key: str) -> Iterator[Fact]:
+    whole = _kind_of(text) is not None
+    if not whole and 0 < len(text) <= MAX_FIELD_CHARS:
+        yield _fact("field", text, key)
+    for fact in scan(text):
+        yield replace(fact, key=key) if whole or not fact.key else fact
+
+
+def _with_subject(key: str, subject: str, value: str) -> str:
+    return key if not subject or subject == value else f"{subject} {key}".strip()
+
+
+def _is_id(value: object) -> bool:
+    if not isinstance(value, str) or not 3 <= len(value) <= 64:
+        return False
+    return _kind_of(value) == "identifier" and any(c.isdigit() for c in value)
+
+
+def _kind_of(text: str) -> str | None:
+    """Returns which kind of literal the whole text is, None when it is not exactly one."""
+    return _whole_kind(text) if len(text) <= MAX_LITERAL_CHARS else None
+
+
+@lru_cache(maxsize=16_384)
+def _whole_kind(text: str) -> str | None:
+    match = _LITERAL.fullmatch(text)
+    return match and match.lastgroup
+
+
+def _call(call: ToolCallPart) -> Fact:
+    fact = _fact("call", f"{call.name} {call.arguments}", "open tool call")
+    return replace(fact, weight=fact.weight * _ROLE_WEIGHT["user"])
+
+
+def _fact(kind: FactKind, text: str, key: str) -> Fact:
+    plain = kind == "identifier" and text.isalpha()  # initials: often just a word in capitals
+    return Fact(kind, text, normal(kind, text), key, weight=_KIND_WEIGHT["name" if plain else kind])
+
+
+def _key_around(text: str, after: int, start: int, end: int, kind: FactKind) -> str:
+    """Returns the words just before a literal, back to `after`; for a number, the noun that follows it, if there is one."""
+    words = [w for w in _WORD.findall(text[max(after, start - 40) : start]) if w.casefold() not in STOP_WORDS]
+    before = " ".join(words[-2:])
+    if before and not words[-1].isascii():
+        before = words[-1][-6:].strip(_PARTICLES)[-4:]
+    following = _WORD.match(text, end + (text[end : end + 1] == " ")) if kind == "number" else None
+    if following is None or following[0].casefold() in STOP_WORDS:
+        return before
+    noun: str = following[0]
+    return noun if noun.isascii() else before or noun[:2]
+
+
+def _document(text: str) -> list[_Leaf] | None:
+    """Returns the values of a JSON document; None for other texts, and for one nested too deeply to be parsed."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return list(_leaves(json.loads(text), "", _Subject()))
+    except (ValueError, RecursionError):
+        return None
+
+
+# values in the form in which they are compared
+
+
+@lru_cache(maxsize=16_384)
+def normal(kind: str, text: str) -> str:
+    """Returns the form in which literals of a kind are compared; numbers and amounts share one, so that units may differ."""
+    folded = " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
+    match kind:
+        case "number" | "amount":
+            return _number(folded) or folded
+        case "date":
+            return _date(folded) or folded
+        case _:
+            return folded
+
+
+def month_day(value: str) -> str:
+    """Returns month and day of a normal date, "" for anything else, so that a date without its year matches one with it."""
+    if re.fullmatch(r"[\d-]{4}-\d\d-\d\d", value):
+        return value[-5:]
+    return value[2:] if re.fullmatch(r"--\d\d-\d\d", value) else ""
+
+
+def _number(folded: str) -> str:
+    match = _NUMBER.search(folded)
+    if match is None:
+        return _numeral(folded)
+    digits = match[0].replace(",", "").lstrip("+")
+    if digits.count(".") > 1 or len(digits) > EXACT_DIGITS:
+        return digits  # a version, or a number that decimals would round
+    value = Decimal(digits)
+    if times := _TIMES_AFTER.match(folded, match.end()):
+        value *= _TIMES[times[1]]
+    return f"{value.normalize():f}" if value else "0"
+
+
+def _numeral(folded: str) -> str:
+    total = section = digit = 0
+    match = re.search(NUMERAL, folded)
+    if match is None:
+        return ""
+    for sign in match[0]:
+        if sign in _DIGITS:
+            digit = _DIGITS[sign]
+        elif (unit := _UNITS[sign]) < 10_000:
+            section += (digit or 1) * unit
+            digit = 0
+        else:
+            total = (total + section + digit) * unit
+            section = digit = 0
+    return str(total + section + digit)
+
+
+def _date(folded: str) -> str:
+    if iso := _ISO.search(folded):
+        return _day(iso[1], iso[2], iso[3])
+    if zh := _MONTH_DAY.search(folded):
+        return _day("", zh[1], zh[2])
+    if slashes := _SLASHES.search(folded):
+        month, day = sorted((slashes[1], slashes[2]), key=lambda n: int(n) > 12)
+        return _day(slashes[3], month, day)
+    for pattern, month_group, day_group in ((_WORDS, 1, 2), (_WORDS_DAY_FIRST, 2, 1)):
+        match = pattern.search(folded)
+        if match and match[month_group][:3] in _MONTHS:
+            return _day(match[3] or "", str(_MONTHS.index(match[month_group][:3]) + 1), match[day_group])
+    return _clock(folded)
+
+
+def _day(year: str, month: str, day: str | None) -> str:
+    if day is None:
+        return f"{year}-{int(month):02}"
+    return f"{year}-{int(month):02}-{int(day):02}" if year else f"--{int(month):02}-{int(day):02}"
+
+
+def _clock(folded: str) -> str:
+    if zh := _CJK_CLOCK.search(folded):
+        hour = int(zh[2]) + (12 if zh[1] in ("下午", "晚上") and int(zh[2]) < 12 else 0)
+        return f"{hour:02}:{30 if zh[4] else int(zh[3] or 0):02}"
+    match = _CLOCK.search(folded)
+    if match is None:
+        return ""
+    hour = int(match[1])
+    if match[3]:
+        hour = hour % 12 + (12 if match[3] == "p" else 0)
+    return f"{hour:02}:{match[2] or '00'}"

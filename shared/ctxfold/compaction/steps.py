@@ -1,0 +1,327 @@
+"""Steps by which a strategy makes room, cheapest first: show tool summaries, clear tool outputs, summarize a span.
+
+Each step proposes plans in order of preference; `Thresholds` says which of them is worth a break of the prefix. All of it is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+from ctxfold.compaction.plan import Decision, Plan, Skip, Writer, reason_for
+from ctxfold.compaction.scoring import pruning_order
+from ctxfold.compaction.selection import (
+    ids_outside_turn,
+    newest_results,
+    rounds_before_newest,
+    span_to_summarize,
+    summary_limit,
+    widest_spans,
+)
+from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.compaction.tool_outputs import Clearing, clear_tools, repeated_outputs, shortened_calls, signed
+from ctxfold.history.cuts import kept
+from ctxfold.history.view import Entry, View
+from ctxfold.messages import Message
+from ctxfold.policy import Verdict, counts
+
+__all__ = [
+    "ARGUMENT_RATIO",
+    "ClearToolOutputs",
+    "ShortenArguments",
+    "ShowToolSummaries",
+    "Step",
+    "SummarizeSpan",
+    "Thresholds",
+    "sign_bound",
+]
+
+ARGUMENT_RATIO = 0.25  # of the budget, which arguments of earlier calls may take
+CERTAIN_TOKENS = 64  # freed by a summary: a span of a few words may have none that is shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When steps are due, and how much a plan has to free.
+
+    Args:
+        soft: whether tool outputs may be replaced.
+        hard: whether a summary is due.
+        reason: why a plan is made now.
+        min_freed_tokens: the least that an epoch has to free.
+        target_tokens: most tokens of the view at which the next, dearer step is put off.
+        budget_tokens: most tokens of the view with which the request fits.
+    """
+
+    soft: Verdict
+    hard: Verdict
+    reason: str
+    min_freed_tokens: float
+    target_tokens: float
+    budget_tokens: int
+
+    @classmethod
+    def of(cls, case: CompactionInput) -> Thresholds:
+        rules, after_turn, overhead = case.rules, case.facts.occasion == "after_turn", case.facts.overhead_tokens
+        used = f"{case.used_tokens} of {rules.budget_tokens} tokens used ({case.used_tokens / rules.budget_tokens:.0%})"
+        triggered = case.due() if after_turn else Verdict(True, used)
+        if triggered is not None:
+            soft = hard = triggered
+        else:
+            ratio = case.used_tokens / rules.budget_tokens
+            soft = Verdict(ratio > rules.soft_ratio, f"{used}, soft trigger at {rules.soft_ratio:.0%}")
+            hard = Verdict(ratio > rules.hard_ratio, f"hard trigger at {rules.hard_ratio:.0%}")
+        needed = case.needed_tokens
+        if after_turn and rules.trigger is not None:
+            target = case.used_tokens - needed
+        else:
+            # half-way between the triggers: the newest half of the budget is never pruned, so the soft one is seldom reached
+            target = (rules.soft_ratio + max(rules.soft_ratio, rules.hard_ratio)) / 2 * rules.budget_tokens
+        return cls(
+            soft,
+            hard,
+            reason_for(case.facts.occasion, hard.explanation if rules.trigger else used),
+            needed,
+            target - overhead,
+            rules.budget_tokens - overhead,
+        )
+
+    def fits(self, decision: Decision, view: View) -> bool:
+        """Tells whether the request fits afterwards, by the plan's own estimate."""
+        after = decision.tokens_after if isinstance(decision, Plan) else view.tokens
+        return after <= self.budget_tokens
+
+    def certain(self, decision: Decision) -> bool:
+        """Tells whether the plan makes the request fit even when its summary turns out as long as allowed."""
+        if not isinstance(decision, Plan) or decision.tokens_after > self.budget_tokens:
+            return False
+        return bool(decision.shown) or decision.freed_tokens >= CERTAIN_TOKENS
+
+
+class Step(Protocol):
+    """A way of making room."""
+
+    def plans(self, case: CompactionInput, limits: Thresholds) -> Iterator[Plan]:
+        """Yields plans, the preferred one first; nothing where this step cannot help."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShowToolSummaries:
+    """Shows summaries of tool outputs that were written ahead, in place of the outputs."""
+
+    def plans(self, case: CompactionInput, limits: Thresholds) -> Iterator[Plan]:
+        for scope in _scopes(case):
+            shown, saved = _deferred_summaries(scope, case)
+            if shown:
+                tokens = case.view.tokens
+                yield Plan("tool_summaries", limits.reason, tokens, tokens - saved, shown=shown, turn_id=scope.turn_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ClearToolOutputs:
+    """Replaces tool outputs and large arguments of calls with excerpts: old ones and, when a request must fit, of the asking turn.
+
+    With `gently` an output keeps a quarter of what is shown of it, and gives way further at a later epoch. Without `spare_recent`
+    new outputs are replaced too, all but the newest round's; without `spare_repeated` also those of calls that were made again
+    after their output had been cut.
+    """
+
+    gently: bool = False
+    spare_recent: bool = True
+    spare_repeated: bool = True
+
+    def plans(self, case: CompactionInput, limits: Thresholds) -> Iterator[Plan]:
+        rules, view = case.rules, case.view
+        for scope in _scopes(case):
+            entries = scope.entries
+            summaries, gained = _deferred_summaries(scope, case)
+            order, enough, budget = None, None, rules.budget_tokens
+            if rules.pruning_order != "reactive":
+                goal = case.facts.goal or _newest_question(view)
+                order = pruning_order(entries, rules.pruning_order, goal=goal, subgoals=case.facts.subgoals)
+                excess = view.tokens - limits.target_tokens
+                enough = max(0, int(max(limits.min_freed_tokens, excess + limits.min_freed_tokens)) - gained)
+                budget //= 2  # an order decides only where there is more to choose from than is needed
+            keep = _unchangeable(scope, case) | {m.id for m in summaries}
+            if not self.spare_recent:
+                keep |= newest_results(entries)
+            excerpts, saved = clear_tools(
+                entries,
+                budget_tokens=budget if self.spare_recent else 0,
+                keep=keep,
+                counter=case.counter,
+                newer_tokens=scope.newer_tokens,
+                clearing=Clearing(
+                    order=order,
+                    enough_tokens=enough,
+                    gently=self.gently,
+                    last_resort=not self.spare_repeated,
+                    question=_newest_question(view),
+                    bound_ids=sign_bound(entries, view),
+                ),
+            )
+            if excerpts:
+                shown, after = (*summaries, *excerpts), view.tokens - saved - gained
+                yield Plan("clear_tools", limits.reason, view.tokens, after, shown=shown, turn_id=scope.turn_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortenArguments:
+    """Replaces large arguments of calls with excerpts, all but the newest round's, where these take a quarter of the budget.
+
+    The tools have been given them, so they are worth less than anything else that takes as much room. A quarter is some four times
+    what is sent anew after the break of the prefix.
+    """
+
+    def plans(self, case: CompactionInput, limits: Thresholds) -> Iterator[Plan]:
+        view = case.view
+        needed = max(limits.min_freed_tokens, ARGUMENT_RATIO * case.rules.budget_tokens)
+        reason = reason_for(case.facts.occasion, "arguments of earlier calls")
+        plans: list[Plan] = []
+        past, own = view.parted()
+        live_part = (*past, *own[: len(own) - len(view.turn)])
+        scopes = (_Scope(live_part, None, 0), _Scope(view.turn, case.facts.turn_id, 0))
+        newest = _newest_caller(view)
+        for scope in scopes:
+            keep = _unchangeable(scope, case) | sign_bound(scope.entries, view) | {newest}
+            shown, saved = shortened_calls(scope.entries, keep=keep, counter=case.counter)
+            if saved >= needed:
+                before = view.tokens
+                text = f"{reason} take {saved} of {case.rules.budget_tokens} tokens"
+                plans.append(Plan("clear_tools", text, before, before - saved, shown=shown, turn_id=scope.turn_id))
+        yield from sorted(plans, key=lambda p: p.tokens_after)
+
+
+@dataclass(frozen=True, slots=True)
+class SummarizeSpan:
+    """Replaces a span with a summary by `writer`: of the past, of rounds of the turn being answered, or of both."""
+
+    writer: Writer = "model"
+
+    def plans(self, case: CompactionInput, limits: Thresholds) -> Iterator[Plan]:
+        """Yields a plan for the past, then one for the finished rounds of the turn being answered.
+
+        When a request must fit, a third one covers the past with the user message that was the newest before this turn.
+        """
+        view, facts, rules = case.view, case.facts, case.rules
+        past, own = view.parted()
+        # where the user has named an amount, the tail is a share of what can be compacted
+        amount = rules.trigger is not None and counts(rules.trigger)
+        used = case.touchable_tokens + facts.overhead_tokens if amount else case.used_tokens
+        spans = [
+            self._plan(case, limits, span_to_summarize(past, facts, rules, older=view.compressed, used_tokens=used))
+        ]
+        if own:
+            spans.append(self._plan_within(case, limits, span_to_summarize(own, facts, rules, older=())))
+        if own and facts.occasion == "must_fit":
+            covered = span_to_summarize(past, facts, rules, older=view.compressed, question=False)
+            spans.append(self._plan(case, limits, covered))
+        yield from (plan for plan in spans if plan is not None)
+
+    def wider_plans(self, case: CompactionInput, limits: Thresholds) -> Iterator[Plan]:
+        """Yields plans that leave out `keep_last`: the past without and with its newest turn, then all rounds but the newest."""
+        past, own = case.view.parted()
+        spans = widest_spans(past, case.facts, older=case.view.compressed, asked=bool(own))
+        plans = [self._plan(case, limits, covered) for covered in spans]
+        plans.append(self._plan_within(case, limits, rounds_before_newest(own, case.facts)))
+        yield from (plan for plan in plans if plan is not None)
+
+    def choose(self, case: CompactionInput, limits: Thresholds) -> Decision:
+        """Returns the first plan that frees enough and makes the request fit.
+
+        Where none does, the one that frees most; after a turn, a skip.
+        """
+        after_turn = case.facts.occasion == "after_turn"
+        needed = limits.min_freed_tokens if after_turn else 1
+        useful = [p for p in self.plans(case, limits) if p.freed_tokens >= needed]
+        fitting = [p for p in useful if limits.fits(p, case.view)]
+        if fitting:
+            return next((p for p in fitting if limits.certain(p)), fitting[0])
+        if useful and not after_turn:
+            return min(useful, key=lambda p: p.tokens_after)
+        ratio = case.rules.min_free_ratio
+        least = f"{needed:,.0f} tokens (min_free_ratio is {ratio:.0%})" if needed > 1 else "anything"
+        return Skip(
+            f"{limits.reason}: no span is left whose summary would free {least}; "
+            "system, pins and the newest messages fill it",
+            exhausted=True,
+        )
+
+    def _plan_within(self, case: CompactionInput, limits: Thresholds, covered: tuple[Entry, ...]) -> Plan | None:
+        """Returns a plan for a span of the turn being answered; of an open turn it covers only the turn's own messages."""
+        if not case.view.turn:
+            plan = self._plan(case, limits, covered)
+            return plan and replace(plan, within=True)
+        others = ids_outside_turn(covered, case.view)
+        plan = self._plan(case, limits, tuple(e for e in covered if e.id not in others))
+        return plan and replace(plan, turn_id=case.facts.turn_id)
+
+    def _plan(self, case: CompactionInput, limits: Thresholds, covered: tuple[Entry, ...]) -> Plan | None:
+        if not covered:
+            return None
+        before, source_tokens = case.view.tokens, sum(e.tokens for e in covered)
+        after = before - source_tokens + summary_limit(source_tokens, case.rules)
+        strategy = "truncate" if self.writer == "note" else "summarize"
+        return Plan(strategy, limits.reason, before, after, covered=covered, writer=self.writer)
+
+
+class _Scope(NamedTuple):
+    """Entries whose tool outputs may be replaced in one plan; `newer_tokens` of the conversation follow them."""
+
+    entries: Sequence[Entry]
+    turn_id: str | None
+    newer_tokens: int
+
+
+def _scopes(case: CompactionInput) -> list[_Scope]:
+    """Returns the live conversation; when a request must fit, the past and the turn being answered."""
+    if case.facts.occasion != "must_fit":
+        return [_Scope(case.view.live, None, 0)]
+    past, own = case.view.parted()
+    return [
+        _Scope(past, None, sum(e.tokens for e in own)),
+        _Scope(own, case.facts.turn_id if case.view.turn else None, 0),
+    ]
+
+
+def _unchangeable(scope: _Scope, case: CompactionInput) -> frozenset[str]:
+    """Returns the ids that stay as they are; where an open turn is compacted, all that are not its own."""
+    keep = kept(scope.entries, pins=case.facts.pins)
+    return keep | ids_outside_turn(scope.entries, case.view) if scope.turn_id else keep
+
+
+def sign_bound(entries: Sequence[Entry], view: View) -> frozenset[str]:
+    """Returns the ids of calls in the turn being answered that a service may check against its own reasoning or signature."""
+    _, own = view.parted()
+    own_ids = {e.id for e in own}
+    return frozenset(e.id for e in entries if e.id in own_ids and e.message.tool_calls and signed(e.message))
+
+
+def _newest_caller(view: View) -> str:
+    """Returns the id of the assistant message that ends the conversation, tool results aside; "" where none does."""
+    last = next((e for e in chain(reversed(view.turn), reversed(view.live)) if e.message.role != "tool"), None)
+    return last.id if last is not None and last.message.tool_calls else ""
+
+
+def _deferred_summaries(scope: _Scope, case: CompactionInput) -> tuple[tuple[Message, ...], int]:
+    """Returns the waiting summaries that may replace tool outputs now, and the tokens that they save."""
+    deferred = case.facts.deferred
+    if not deferred:
+        return (), 0
+    keep = _unchangeable(scope, case)
+    if case.facts.occasion != "must_fit" and any(e.shown_seq for e in scope.entries):
+        keep |= repeated_outputs(scope.entries)
+    pairs = [
+        (entry, deferred[entry.id])
+        for entry in scope.entries
+        if entry.id in deferred and entry.id not in keep and not entry.shown_seq and deferred[entry.id].seq == entry.seq
+    ]
+    return tuple(s.message for _, s in pairs), sum(entry.tokens - s.tokens for entry, s in pairs)
+
+
+def _newest_question(view: View) -> str:
+    from_user = (e.message for e in chain(reversed(view.turn), reversed(view.live)) if e.message.role == "user")
+    return next((m.text for m in from_user if m.kind == "message"), "")

@@ -1,0 +1,441 @@
+"""Replaces tool outputs and the arguments of tool calls with an excerpt and a reference; the originals stay in the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, cast
+
+from ctxfold.compaction.excerpts import Focus, excerpt_of
+from ctxfold.history.cuts import round_tokens
+from ctxfold.history.prompt_safety import strip_control_chars
+from ctxfold.history.records import OWN_REFERENCE
+from ctxfold.history.view import Entry, View
+from ctxfold.messages import Message, Opaque, Part, ReasoningPart, ToolCallPart, ToolResultPart
+from ctxfold.policy import Policy
+from ctxfold.protocols import TokenCounter
+
+__all__ = [
+    "Sizing",
+    "clear_tools",
+    "excerpt",
+    "repeated_outputs",
+    "shortened_calls",
+    "signed",
+    "sized",
+    "with_short_arguments",
+]
+
+EXCERPT_CHARS = 160
+EXCERPT_TOKENS = 160  # least size of the excerpt of an output that is too large from the first time on
+NOTE_TOKENS = 60  # of these, for the note that says how much is left out, and where it is
+WHOLE_SHARE = 0.7  # of the free room, which an output may take whole
+SHRINK = 4  # an output that gives way keeps one part of so many, each time
+PROTECTED_TOKENS = 40_000
+MIN_SAVED_TOKENS = 32
+ARGUMENT_CHARS = 600  # shorter arguments stay as they are
+KEPT_ARGUMENT_CHARS = 160  # of the beginning and the end of a long one
+MOST_ITEMS = 8  # of a list of texts in the arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Clearing:
+    """Says which outputs give way, and how far.
+
+    Args:
+        order: the indices of tool outputs in the order in which they give way; None for oldest first.
+        enough_tokens: goes on until as many are saved; None for all.
+        gently: an output keeps a quarter of what is shown of it now.
+        last_resort: outputs of calls that were made again after their first output had been cut give way too, last.
+        question: the newest question, for which excerpts keep what bears on it.
+        bound_ids: messages whose calls keep their arguments, as a service checks them.
+    """
+
+    order: Sequence[int] | None = None
+    enough_tokens: int | None = None
+    gently: bool = False
+    last_resort: bool = False
+    question: str = ""
+    bound_ids: Collection[str] = ()
+
+
+def clear_tools(
+    entries: Sequence[Entry],
+    *,
+    budget_tokens: int,
+    keep: Collection[str],
+    counter: TokenCounter,
+    newer_tokens: int = 0,
+    clearing: Clearing | None = None,
+) -> tuple[tuple[Message, ...], int]:
+    """Returns excerpts that replace old tool outputs and old large arguments of calls, and the tokens that they save.
+
+    The newest 40,000 tokens are protected, but never more than half of the budget, so that small windows are pruned too. An output
+    whose call was made again later goes first, however new it is, and is cut to the least.
+    """
+    clearing = clearing or Clearing()
+    order = clearing.order
+    protected = min(PROTECTED_TOKENS, budget_tokens // 2)
+    newer = newer_tokens + sum(e.tokens for e in entries)
+    old = 0
+    for entry in entries:
+        newer -= entry.tokens
+        if newer < protected:
+            break
+        old += 1
+    calls = _Calls(entries)
+    repeated = repeated_outputs(entries) if any(e.shown_seq for e in entries) else frozenset[str]()
+    outputs = range(len(entries)) if order is None else order
+    indices = [i for i in outputs if i < old or entries[i].id in calls.superseded]
+    if order is not None:
+        indices = [i for i in range(old) if entries[i].message.tool_calls] + indices
+    indices.sort(key=lambda i: (entries[i].id in repeated, entries[i].id not in calls.superseded))
+    stand_ins: dict[int, Message] = {}
+    saved = 0
+    for index in indices:
+        entry = entries[index]
+        if entry.id in keep or (entry.id in repeated and not clearing.last_resort):
+            continue
+        if entry.message.role == "tool":
+            least = entry.id in calls.superseded or not clearing.gently
+            shown = _shorter(entry, 0 if least else SHRINK, calls.focus(index, clearing.question))
+        elif entry.message.tool_calls and not entry.shown_seq and entry.id not in clearing.bound_ids:
+            shown = with_short_arguments(entry.message, reference=entry.reference)
+        else:
+            continue
+        gain = entry.tokens - counter.count(shown) if shown is not entry.message else 0
+        if gain >= MIN_SAVED_TOKENS:
+            stand_ins[index] = shown
+            saved += gain
+        if clearing.enough_tokens is not None and saved >= clearing.enough_tokens:
+            break
+    return tuple(stand_ins[i] for i in sorted(stand_ins)), saved
+
+
+def _shorter(entry: Entry, parts: int, focus: Focus) -> Message:
+    """Returns the output with one of so many parts of what is shown of it; with 0, with as little as an excerpt has."""
+    longest = max((len(r.content) for r in entry.message.tool_results), default=0)
+    most = max(EXCERPT_CHARS, longest // parts if parts else 0)
+    if entry.shown_seq and longest <= most + 2 * EXCERPT_CHARS:
+        return entry.message
+    return excerpt(entry.message, reference=entry.reference, max_chars=most, focus=focus, again=bool(entry.shown_seq))
+
+
+def repeated_outputs(entries: Sequence[Entry]) -> frozenset[str]:
+    """Returns the ids of the newest outputs of calls that, name and arguments alike, had an earlier output cut to an excerpt."""
+    calls: dict[str, tuple[str, str]] = {}  # filled in order: providers reuse call ids within a session
+    cut: set[tuple[str, str]] = set()
+    newest: dict[tuple[str, str], str] = {}
+    for entry in entries:
+        for call in entry.message.tool_calls:
+            calls[call.id] = (call.name, _canonical(call.arguments))
+        answered = {calls[r.call_id] for r in entry.message.tool_results if r.call_id in calls}
+        if entry.shown_seq:
+            cut |= answered
+        elif answered & cut:
+            newest.update(dict.fromkeys(answered & cut, entry.id))
+    return frozenset(newest.values())
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+class _Calls:
+    """The calls that the tool outputs among some entries answer, and which outputs a later call of the same kind supersedes."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = entries
+        self._answered: dict[int, tuple[ToolCallPart, ...]] = {}
+        self._asked: dict[int, int] = {}
+        calls: dict[str, ToolCallPart] = {}  # filled in order: providers reuse call ids within a session
+        newest: dict[tuple[tuple[str, str], ...], str] = {}
+        superseded: set[str] = set()
+        asked = -1
+        for index, entry in enumerate(entries):
+            message = entry.message
+            calls.update((c.id, c) for c in message.tool_calls)
+            if message.role == "user" and message.kind == "message":
+                asked = index
+            elif message.role == "tool":
+                answered = tuple(calls[r.call_id] for r in message.tool_results if r.call_id in calls)
+                self._answered[index], self._asked[index] = answered, asked
+                same = tuple((c.name, _canonical(c.arguments)) for c in answered)
+                if same and same in newest:
+                    superseded.add(newest[same])
+                newest[same] = entry.id
+        self.superseded = frozenset(superseded)
+
+    def focus(self, index: int, question: str) -> Focus:
+        """Returns what an output was asked for: its own question and the newest one, and the values of its call."""
+        asked = self._asked.get(index, -1)
+        own = self._entries[asked].message.text if asked >= 0 else ""
+        texts = (own, question) if question != own else (own,)
+        return Focus("\n".join(texts), "\n".join(map(_values, self._answered.get(index, ()))))
+
+
+def _values(call: ToolCallPart) -> str:
+    """Returns the texts and numbers among the arguments of a call, which say what was looked for."""
+    found: list[str] = []
+
+    def collect(value: object) -> None:
+        if isinstance(value, Mapping):
+            for each in cast("Mapping[str, object]", value).values():
+                collect(each)
+        elif isinstance(value, list):
+            for each in cast("list[object]", value):
+                collect(each)
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            found.append(str(value)[:ARGUMENT_CHARS])
+
+    collect(call.parsed() if len(call.arguments) < 100_000 else None)
+    return " ".join(found)
+
+
+def excerpt(
+    message: Message, *, reference: str, max_chars: int, focus: Focus | None = None, again: bool = False
+) -> Message:
+    """Returns the tool message with each result cut to an excerpt, and the reference by which to read the whole back.
+
+    With `again`, the results are excerpts, of which shorter ones are made.
+    """
+    parts = tuple(
+        replace(part, content=strip_control_chars(_cut(part.content, reference, max_chars, focus or Focus(), again)))
+        if isinstance(part, ToolResultPart) and len(part.content) > max_chars
+        else part
+        for part in message.parts
+    )
+    return replace(message, parts=parts)
+
+
+def _cut(text: str, reference: str, max_chars: int, focus: Focus, again: bool) -> str:
+    return excerpt_of(text, reference=reference, max_chars=max_chars, focus=focus, again=again)
+
+
+# arguments of calls
+
+
+def shortened_calls(
+    entries: Sequence[Entry], *, keep: Collection[str], counter: TokenCounter
+) -> tuple[tuple[Message, ...], int]:
+    """Returns stand-ins for all messages whose calls have large arguments, and the tokens that they save."""
+    stand_ins: list[Message] = []
+    saved = 0
+    for entry in entries:
+        if entry.message.tool_calls and not entry.shown_seq and entry.id not in keep:
+            shown = with_short_arguments(entry.message, reference=entry.reference)
+            gain = entry.tokens - counter.count(shown) if shown is not entry.message else 0
+            if gain >= MIN_SAVED_TOKENS:
+                stand_ins.append(shown)
+                saved += gain
+    return tuple(stand_ins), saved
+
+
+def with_short_arguments(message: Message, *, reference: str) -> Message:
+    """Returns the message with the long texts in the arguments of its calls shortened; the message itself where there are none.
+
+    The arguments stay an object with the same fields and types. Copies of them that a framework keeps beside are replaced too.
+    """
+    shortened: dict[int, ToolCallPart] = {}
+    copies: list[tuple[ToolCallPart, ToolCallPart]] = []
+    for index, part in enumerate(message.parts):
+        if isinstance(part, ToolCallPart) and len(part.arguments) >= ARGUMENT_CHARS:
+            arguments = part.parsed()
+            shorter = None if arguments is None else _shortened(arguments, reference)
+            if shorter is not None and shorter != arguments:
+                shortened[index] = replace(part, arguments=json.dumps(shorter, ensure_ascii=False))
+                copies.append((part, shortened[index]))
+    if not shortened:
+        return message
+    parts: list[Part] = []
+    for index, part in enumerate(message.parts):
+        parts.append(_without_copies(part, copies) if isinstance(part, Opaque) else shortened.get(index, part))
+    return replace(message, parts=tuple(parts))
+
+
+def _shortened(value: Any, reference: str) -> Any:
+    """Returns JSON data with its long texts shortened, and lists of many texts; everything else as it is."""
+    if isinstance(value, str):
+        return _shortened_text(value, reference) if len(value) >= ARGUMENT_CHARS else value
+    if isinstance(value, dict):
+        return {key: _shortened(each, reference) for key, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        items = cast("list[Any]", value)  # type: ignore[redundant-cast]
+        texts = all(isinstance(item, str) for item in items)
+        if texts and len(items) > MOST_ITEMS and sum(map(len, items)) >= ARGUMENT_CHARS:
+            left_out = len(items) - MOST_ITEMS // 2
+            note = f"[... {left_out} of {len(items)} items left out here, the tool was given all; archived whole as {reference}]"
+            items = [*items[: MOST_ITEMS // 2 - 1], note, items[-1]]
+        return [_shortened(item, reference) for item in items]
+    return value
+
+
+def _shortened_text(text: str, reference: str) -> str:
+    head, tail = text[:KEPT_ARGUMENT_CHARS], text[-KEPT_ARGUMENT_CHARS // 2 :]
+    # whole lines, where that leaves enough of them
+    if (end := head.rfind("\n")) > KEPT_ARGUMENT_CHARS // 3:
+        head = head[:end]
+    if 0 <= (start := tail.find("\n")) < KEPT_ARGUMENT_CHARS // 3:
+        tail = tail[start + 1 :]
+    left_out = len(text) - len(head) - len(tail)
+    note = f"{left_out} of {len(text)} characters left out here, the tool was given all; archived whole as {reference}"
+    return strip_control_chars(f"{head}\n[... {note}]\n{tail}")
+
+
+def _without_copies(part: Opaque, copies: Sequence[tuple[ToolCallPart, ToolCallPart]]) -> Opaque:
+    """Returns a framework's own data with each copy of the arguments shortened, as text or as an object."""
+    if len(part.json) < ARGUMENT_CHARS:
+        return part
+    replaced = [(old.arguments, old.parsed(), new.arguments, new.parsed()) for old, new in copies]
+
+    def copied(value: Any) -> Any:
+        for old_text, old, new_text, new in replaced:
+            if value == old_text or (isinstance(value, str) and len(value) >= ARGUMENT_CHARS and _is_json(value, old)):
+                return new_text
+            if isinstance(value, dict) and value == old:
+                return new
+        if isinstance(value, dict):
+            return {key: copied(each) for key, each in cast("dict[str, Any]", value).items()}
+        if isinstance(value, list):
+            return [copied(each) for each in cast("list[Any]", value)]  # type: ignore[redundant-cast]
+        return value
+
+    return replace(part, json=json.dumps(copied(json.loads(part.json)), ensure_ascii=False))
+
+
+def _is_json(text: str, value: Any) -> bool:
+    if not text.startswith("{"):
+        return False
+    try:
+        return bool(json.loads(text) == value)
+    except (ValueError, RecursionError):
+        return False
+
+
+def signed(message: Message) -> bool:
+    """Tells whether a service may check the message's calls against reasoning or a signature that it sent with them."""
+    reasoning = any(isinstance(p, ReasoningPart) and (p.signature or p.details) for p in message.parts)
+    return reasoning or any(c.extra is not None for c in message.tool_calls)
+
+
+# outputs that arrive
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """The conversation that new messages follow, and the tokens of a request besides it."""
+
+    view: View
+    overhead_tokens: int = 0
+
+
+def sized(
+    messages: Sequence[Message], *, rules: Policy, counter: TokenCounter, after: Sizing | None = None
+) -> list[tuple[Message, Message | None]]:
+    """Returns each message with its excerpt, None where it is shown whole.
+
+    An output that fits the free room is shown whole, and so is one that takes no more than `tool_result_ratio` of the budget, for
+    which older ones give way. Of any other, the first time already, an excerpt is shown, as a later cut would break the prefix. It
+    has the share of the room that the output's size and the number of excerpts before it leave, but at least `excerpt_ratio`.
+    """
+    if not any(m.role == "tool" for m in messages):
+        return [(m, None) for m in messages]
+    return _Arrivals(rules, counter, after).pairs(messages)
+
+
+class _Arrivals:
+    """Sizes tool outputs one after the other, as each leaves less room to the next."""
+
+    def __init__(self, rules: Policy, counter: TokenCounter, after: Sizing | None) -> None:
+        self._rules = rules
+        self._single = int(rules.tool_result_ratio * rules.budget_tokens)
+        self._count = counter.count
+        self._view = None if after is None else after.view
+        self._used = 0 if after is None else after.view.tokens + after.overhead_tokens
+        self._round = 0 if after is None else round_tokens(after.view.turn)
+        self._excerpts: int | None = None  # since the newest question, counted when that is needed first
+
+    def pairs(self, messages: Sequence[Message]) -> list[tuple[Message, Message | None]]:
+        pairs: list[tuple[Message, Message | None]] = []
+        for position, message in enumerate(messages):
+            shown = None
+            if message.role == "assistant":
+                self._round = 0
+            elif message.role == "user" and message.kind == "message":
+                self._excerpts = 0
+            tokens = self._count(message)
+            if message.role == "tool":
+                shown = self._shown(message, tokens, messages[:position])
+                tokens = tokens if shown is None else self._count(shown)
+                self._round += tokens
+            self._used += tokens
+            pairs.append((message, shown))
+        return pairs
+
+    def _shown(self, message: Message, tokens: int, before: Sequence[Message]) -> Message | None:
+        rules = self._rules
+        room = max(0, rules.budget_tokens - self._used)
+        single = self._single
+        in_round = max(0, max(rules.budget_tokens // 2, int(WHOLE_SHARE * (room + self._round))) - self._round)
+        if tokens <= min(single, in_round):
+            return None
+        excerpts = self._excerpts_before()
+        share = WHOLE_SHARE * room / (1 + excerpts) ** 1.5
+        self._excerpts = excerpts + 1
+        if tokens <= min(share, in_round):
+            return None
+        # the larger an output, the less of it: what is left out is read in pages anyway. The second term falls off steeply: it only
+        # keeps an output just above the limit from being shown very differently from one just below
+        in_proportion = max(
+            share * min(1.0, share / tokens) ** 0.5, single * min(1.0, single / tokens) ** (2 + excerpts)
+        )
+        least = max(EXCERPT_TOKENS, int(rules.excerpt_ratio * rules.budget_tokens))
+        target = min(in_round, max(least, int(in_proportion)))
+        return self._fitting(message, tokens, target, self._focus(message, before))
+
+    def _fitting(self, message: Message, tokens: int, target: int, focus: Focus) -> Message:
+        most_chars = max(80, _chars(message, tokens, target - NOTE_TOKENS))
+        shown = excerpt(message, reference=OWN_REFERENCE, max_chars=most_chars, focus=focus)
+        needed = self._count(shown)
+        if needed > 1.1 * target and most_chars > 80:
+            # what is chosen is denser than the whole
+            most_chars = max(80, most_chars * (target - NOTE_TOKENS) // max(1, needed - NOTE_TOKENS))
+            shown = excerpt(message, reference=OWN_REFERENCE, max_chars=most_chars, focus=focus)
+        return shown
+
+    def _excerpts_before(self) -> int:
+        """Returns how many outputs since the newest question are excerpts, or larger than what is always shown whole."""
+        if self._excerpts is None:
+            self._excerpts = 0
+            for entry in self._stored():
+                if entry.message.role == "user" and entry.message.kind == "message":
+                    break
+                large = entry.shown_seq or entry.tokens > self._single
+                self._excerpts += bool(large) and entry.message.role == "tool"
+        return self._excerpts
+
+    def _stored(self) -> Iterator[Entry]:
+        view = self._view
+        return iter(()) if view is None else chain(reversed(view.turn), reversed(view.live))
+
+    def _focus(self, message: Message, before: Sequence[Message]) -> Focus:
+        waiting = {r.call_id for r in message.tool_results}
+        question, calls = "", list[ToolCallPart]()
+        for each in chain(reversed(before), (e.message for e in self._stored())):
+            calls += [c for c in each.tool_calls if c.id in waiting]
+            waiting -= {c.id for c in each.tool_calls}
+            if each.role == "user" and each.kind == "message":
+                question = each.text
+                break
+        return Focus(question, "\n".join(map(_values, calls)))
+
+
+def _chars(message: Message, tokens: int, target_tokens: int) -> int:
+    """Returns how many characters of each of its results make that many tokens in all."""
+    lengths = [len(part.content) for part in message.tool_results]
+    return target_tokens * sum(lengths) // max(1, tokens * len(lengths))

@@ -1,0 +1,290 @@
+"""Searches the archive of a session, restores original messages, and forks sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ctxfold.effects import Flow, StoreCall, off_loop
+from ctxfold.engine.engine import Engine
+from ctxfold.errors import ContextOverflowError, MessageError, SessionExistsError, SessionNotFoundError
+from ctxfold.events import MessagesRestored
+from ctxfold.history.cuts import complete_prefix
+from ctxfold.history.log import SessionState
+from ctxfold.history.prompt_safety import strip_control_chars
+from ctxfold.history.records import (
+    Body,
+    Cleared,
+    Compacted,
+    Draft,
+    Forked,
+    MessageAdded,
+    MessageInserted,
+    MessageRemoved,
+    Record,
+    Restored,
+    SessionKey,
+    Undone,
+)
+from ctxfold.history.snapshot import message_in, stored_message
+from ctxfold.history.terms import sentences, term_counts
+from ctxfold.history.view import Entry
+from ctxfold.inspect.explain import original_record
+from ctxfold.messages import Message, Role
+from ctxfold.protocols import Document, Ports, Store
+from ctxfold.retrieval.bm25 import ranked
+from ctxfold.retrieval.recall import document, documents, size_of, taken_out
+from ctxfold.session_state import OpenSession, append_decided, closing_draft, draft, known_records, refresh
+
+__all__ = ["Hit", "documents_of", "fork", "origins_of", "restore", "search"]
+
+EXCERPT_CHARS = 240
+PROBE = 4_096  # hits of each term: somebody waits for this answer, and it may take longer than what each turn recalls
+CHUNK = 256  # records read at once while looking for the rest of a tool round
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Holds a message that matches a query. `reference` (`#17`) reads the original back; `excerpt` is its best sentence."""
+
+    message_id: str
+    reference: str
+    role: Role
+    score: float
+    excerpt: str
+
+
+def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]:
+    """Returns the messages that match best, best first, visible or not: one BM25 over the index and the live messages.
+
+    Exact while no term of the query occurs in more than some thousand messages; beyond, work is bounded as in `retrieval.bm25`.
+    """
+    query_terms = term_counts(query)
+    if not query_terms or limit < 1:
+        return ()
+    shown = [(e.seq, e.message) for e in open_session.view().live if not e.shown_seq and e.message.kind == "message"]
+    # live messages as documents: the index gets them when they leave; excerpts it has already, by their originals
+    visible = yield from documents(shown)
+    ranking, weights = yield from ranked(open_session.key, tuple(query_terms), beside=visible, probe=PROBE)
+    hits: dict[str, Hit] = {}
+    for start in range(0, len(ranking), 4 * limit):
+        scores = dict(ranking[start : start + 4 * limit])
+        records = yield from StoreCall(Store.fetch, open_session.key, tuple(scores))
+        stored_messages = {r.seq: (r.number, m) for r in records if (m := stored_message(r)) is not None}
+        for seq, score in scores.items():
+            number, message = stored_messages.get(seq, (0, None))
+            if message is not None and message.id not in hits:
+                excerpt = yield from off_loop(partial(_excerpt, message, weights), size_of(message))
+                hits[message.id] = Hit(message.id, f"#{number}", message.role, score, excerpt)
+        if len(hits) >= limit:
+            break
+    return tuple(hits.values())[:limit]
+
+
+def _excerpt(message: Message, weights: Mapping[str, float]) -> str:
+    """Returns the sentence (or the tool call) that holds most of the query, cut to fit a line."""
+    texts = [*sentences(message.text), *(f"{c.name}({c.arguments})" for c in message.tool_calls)]
+    best = max(texts, key=lambda text: sum(weights.get(t, 0.0) for t in term_counts(text)), default="")
+    line = " ".join(strip_control_chars(best).split())
+    return line if len(line) <= EXCERPT_CHARS else f"{line[: EXCERPT_CHARS - 3]}..."
+
+
+# restore
+
+
+def restore(engine: Engine, open_session: OpenSession, references: Sequence[str]) -> Flow[tuple[Message, ...]]:
+    """Restores originals to the view, with their tool rounds, and returns them: at its tail, or in place of their excerpts.
+
+    Messages that are visible in full are left alone. Raises ContextOverflowError, before anything is written, when they do not
+    fit.
+    """
+    groups: dict[
+        int, dict[int, Message]
+    ] = {}  # a round stays in its order, whichever of its messages was updated since
+    for reference in references:
+        record, message = yield from original_record(open_session, reference)
+        if message.visibility == "user":
+            raise MessageError(f"message {message.id!r} is for the user only: it cannot be brought before the model")
+        entry = open_session.state.entry(message.id)
+        if entry is not None and entry.seq == record.seq:
+            groups[record.seq] = {record.seq: message}
+        elif entry is None:
+            group = yield from _round(open_session, record, message)
+            groups[min(group)] = group
+    originals = [(seq, message) for _, group in sorted(groups.items()) for seq, message in group.items()]
+    restored: list[Message] = []
+
+    def drafts(state: SessionState) -> list[Draft]:
+        live = {e.id: e for e in state.live}
+        missing = {seq: m for seq, m in originals if _lacks(state, live, m)}
+        _check_room(engine, open_session, missing.values(), live)
+        restored[:] = missing.values()
+        return _restored(engine.ports, missing)
+
+    yield from append_decided(open_session, drafts, engine.ports)
+    if restored:
+        engine.events.emit(MessagesRestored(open_session.key.session, tuple(restored)))
+    return tuple(restored)
+
+
+def _lacks(state: SessionState, live: Mapping[str, Entry], message: Message) -> bool:
+    entry = live.get(message.id)
+    return state.entry(message.id) is None if entry is None else bool(entry.shown_seq)
+
+
+def _check_room(
+    engine: Engine, open_session: OpenSession, messages: Iterable[Message], live: Mapping[str, Entry]
+) -> None:
+    count = engine.ports.counter.count
+    more = sum(count(m) - (live[m.id].tokens if m.id in live else 0) for m in messages)
+    needed, rules = open_session.state.tokens + more, open_session.rules()
+    if needed > rules.budget_tokens:
+        raise ContextOverflowError(
+            f"restored, the session needs {needed} tokens, the budget is {rules.budget_tokens}: restore fewer messages, "
+            "compact first or raise context_window"
+        )
+
+
+def _restored(ports: Ports, messages: Mapping[int, Message]) -> list[Draft]:
+    made = [draft(ports, Restored(message, seq)) for seq, message in messages.items()]
+    if made:
+        seq, message = list(messages.items())[-1]
+        made[-1] = draft(ports, Restored(message, seq, tuple(d.id for d in made[:-1])))
+    return made
+
+
+def _round(open_session: OpenSession, record: Record, message: Message) -> Flow[dict[int, Message]]:
+    """Returns the tool round of a message that left the view, newest versions by record; only the message if it is in none."""
+    if message.role == "tool":
+        calls = {r.call_id for r in message.tool_results}
+        caller = yield from _caller(open_session, (yield from _added(open_session, message.id)), calls)
+        if caller is None:
+            raise MessageError(
+                f"the call that message {message.id!r} answers is no longer stored: it cannot be restored"
+            )
+        record, message = yield from original_record(open_session, caller.id)
+    messages = {record.seq: message}
+    if message.tool_calls:
+        for answer in (yield from _answers(open_session, message)):
+            stored, newest = yield from original_record(open_session, answer.id)
+            messages[stored.seq] = newest
+    return messages
+
+
+def _added(open_session: OpenSession, message_id: str) -> Flow[int]:
+    """Returns the number of the record that added the message last, updates aside."""
+    records = yield from known_records(open_session, message_id)
+    return max(r.seq for r in records if isinstance(r.body, MessageAdded | MessageInserted))
+
+
+def _caller(open_session: OpenSession, before: int, calls: set[str]) -> Flow[Message | None]:
+    while before > 1:
+        records = yield from StoreCall(Store.read, open_session.key, after=max(0, before - CHUNK), upto=before - 1)
+        for record in reversed(records):
+            body = record.body
+            if isinstance(body, MessageAdded) and calls & {c.id for c in body.message.tool_calls}:
+                return body.message
+        before -= CHUNK - 1
+    return None
+
+
+def _answers(open_session: OpenSession, caller: Message) -> Flow[tuple[Message, ...]]:
+    waiting = {c.id for c in caller.tool_calls}
+    at = yield from _added(open_session, caller.id)
+    answers: list[Message] = []
+    while waiting:
+        records = yield from StoreCall(Store.read, open_session.key, after=at, upto=at + CHUNK)
+        if not records:
+            break
+        at += CHUNK
+        for record in records:
+            body = record.body
+            answered = {r.call_id for r in body.message.tool_results} if isinstance(body, MessageAdded) else set[str]()
+            if isinstance(body, MessageAdded) and answered & waiting:
+                waiting -= answered
+                answers.append(body.message)
+    return tuple(answers)
+
+
+# fork
+
+
+def fork(engine: Engine, open_session: OpenSession, session: str, *, at: str | None) -> Flow[SessionKey]:
+    """Makes a session of the same owner with this one's log up to and with message `at`, or all of it.
+
+    Originals, summaries, pins and rules come along, and every `#seq` means the same there. Raises SessionExistsError when the
+    name is taken.
+    """
+    while True:
+        erasures = open_session.erasures
+        key = yield from _forked(engine, open_session, session, at=at)
+        try:
+            yield from refresh(open_session, engine.ports)
+        except SessionNotFoundError:
+            yield from StoreCall(Store.erase, (), gone=(key,))
+            raise
+        if open_session.erasures == erasures:
+            return key
+        yield from StoreCall(Store.erase, (), gone=(key,))  # it may hold what was erased while it was made
+
+
+def _forked(engine: Engine, open_session: OpenSession, session: str, *, at: str | None) -> Flow[SessionKey]:
+    key = SessionKey(open_session.key.owner, session)
+    if (yield from StoreCall(Store.head, key)) is not None:
+        raise SessionExistsError(f"session {session!r} of owner {key.owner!r} exists already: fork into a new name")
+    upto = None
+    if at is not None:
+        record, message = yield from original_record(open_session, at)
+        upto = record.seq if at.startswith("#") else (yield from _added(open_session, message.id))
+    records = yield from StoreCall(Store.read, open_session.key, upto=upto)
+    state = SessionState(key, lambda _: 0)
+    state.undone = {r.body.record_id for r in records if isinstance(r.body, Undone)}
+    state.apply(records)
+    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
+    for name in state.open:  # the turn of `at` ends with it; the others have shown nothing yet
+        shown = at is None or name == records[-1].turn_id
+        drafts.append(closing_draft(engine.ports, name, "aborted" if shown else "discarded"))
+    partial_round = state.live[complete_prefix(state.live) :]
+    if partial_round:
+        drafts.append(draft(engine.ports, MessageRemoved(tuple(e.id for e in partial_round))))
+    origins = (open_session.key.session, *(yield from origins_of(open_session.key)))
+    drafts.append(draft(engine.ports, Forked(origins), record_id=f"forked:{session}"))
+    yield from StoreCall(Store.append, key, drafts, expect=0, documents=documents_of(key, records))
+    return key
+
+
+def origins_of(key: SessionKey) -> Flow[tuple[str, ...]]:
+    """Returns the sessions that this one was forked from, nearest first."""
+    records = yield from StoreCall(Store.find, key, (f"forked:{key.session}",))
+    return next((r.body.origins for r in records if isinstance(r.body, Forked)), ())
+
+
+def documents_of(key: SessionKey, records: Sequence[Record]) -> tuple[Document, ...]:
+    """Returns the index of a log with these records: each original that is not in the view, or only as an excerpt."""
+    state = SessionState(key, lambda _: 0)
+    state.undone = {r.body.record_id for r in records if isinstance(r.body, Undone)}
+    by_seq, by_id = {r.seq: r for r in records}, {r.id: r.body for r in records}
+    documents_by_seq: dict[int, Document] = {}
+    for record in records:
+        body = record.body
+        if isinstance(body, Compacted) and record.id not in state.undone:
+            leaving = {*body.covered, *(m.id for m in body.shown)}
+            for entry in state.view(record.turn_id):
+                if entry.id in leaving and entry.message.kind == "message":
+                    message = message_in(by_seq[entry.seq], entry.id) or entry.message
+                    documents_by_seq[entry.seq] = document(entry.seq, message)
+        elif isinstance(body, MessageAdded) and body.shown is not None:
+            documents_by_seq[record.seq] = document(record.seq, body.message)
+        elif isinstance(body, Cleared | MessageRemoved) and record.id not in state.undone:
+            removed = taken_out(state.view(), body, again=_replacements(by_id, body))
+            documents_by_seq |= {d.seq: d for d in removed}
+        state.apply((record,))
+    return tuple(documents_by_seq.values())
+
+
+def _replacements(by_id: Mapping[str, Body], body: Cleared | MessageRemoved) -> frozenset[str]:
+    """Returns the ids of the messages that a `Cleared` put in place of all others."""
+    names = body.replaced_by or () if isinstance(body, Cleared) else ()
+    stored_messages = (by_id.get(name) for name in names)
+    return frozenset(b.message.id for b in stored_messages if isinstance(b, MessageAdded))

@@ -1,0 +1,310 @@
+"""Finds the session, branch and turn that a caller's message list belongs to; the comparisons are in `history.diff`.
+
+A caller that keeps its own list, such as a checkpointer, also keeps a `Cursor` into the session. The session follows edits,
+branches and copies of that list."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from ctxfold.effects import Flow, StoreCall
+from ctxfold.engine.archive import documents_of, origins_of
+from ctxfold.engine.edit import remove_ids, update
+from ctxfold.engine.engine import Engine
+from ctxfold.errors import MessageError, OrphanToolResultError
+from ctxfold.history.cuts import open_calls
+from ctxfold.history.diff import (
+    Cursor,
+    IncomingList,
+    Reconciled,
+    changed_messages,
+    compare,
+    continues,
+    conversation,
+    is_contiguous,
+    kept_positions,
+    rewound_turn,
+)
+from ctxfold.history.records import Draft, Forked, MessageRemoved, SessionKey
+from ctxfold.history.view import Entry
+from ctxfold.messages import Message
+from ctxfold.protocols import Store
+from ctxfold.session_state import OpenSession, append, draft
+
+__all__ = [
+    "BRANCH",
+    "Attachment",
+    "Cursor",
+    "IncomingList",
+    "Reconciled",
+    "StartPoint",
+    "attach",
+    "check_answered",
+    "cursor_at",
+    "follow",
+    "reconcile",
+    "rewound",
+    "unheard_reply",
+]
+
+
+BRANCH = "~"  # between a session's name and the suffix of a branch
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """The session that serves a list: the ids that it sees, and those of them that are to be stored again."""
+
+    key: SessionKey
+    known: frozenset[str]
+    restored: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class StartPoint:
+    """Where a list that is handed in may go on.
+
+    `root` is the session asked for, `cursor` the one kept beside the list. `exclusive`: nobody else goes on from that cursor.
+    `first`: this process has not seen another run at the list's place.
+    """
+
+    root: SessionKey
+    cursor: Cursor | None = None
+    exclusive: bool = False
+    first: bool = False
+
+
+def attach(
+    engine: Engine,
+    place: SessionKey,
+    start: StartPoint,
+    incoming: IncomingList,
+    *,
+    separate_runs: bool,
+    unanswered: bool,
+) -> Flow[tuple[SessionKey, Attachment]]:
+    """Returns the session asked for and the one that serves the list, which then lacks only new messages at the end of the list.
+
+    `separate_runs`: each run at the `place` has a session of its own. `unanswered`: the list may be handed in again before the
+    reply is in it, so that an exclusive session is not compared with the cursor.
+    """
+    root, origin, cursor = start.root, start.root, start.cursor
+    if start.first:
+        root = origin = yield from _session_of_place(engine, place, incoming)
+    if start.exclusive and cursor is not None:
+        own = SessionKey(root.owner, cursor.session)
+        if unanswered or (yield from _was_continued(engine, own, cursor, incoming)):
+            origin, cursor = own, None
+    attachment = yield from follow(engine, origin, incoming, cursor)
+    if separate_runs and cursor is None and not is_contiguous(incoming.ids, attachment.known):
+        root = new_branch(engine, place)
+        attachment = yield from follow(engine, root, incoming, None)
+    return root, attachment
+
+
+def _session_of_place(engine: Engine, place: SessionKey, incoming: IncomingList) -> Flow[SessionKey]:
+    """Returns the stored session of the place if it is empty or the list continues it; else a new one."""
+    view = (yield from engine.open(place)).view()
+    free = continues(view, incoming) if conversation(view, incoming.ids) else not view.compressed
+    return place if free else new_branch(engine, place)
+
+
+def _was_continued(engine: Engine, key: SessionKey, cursor: Cursor, incoming: IncomingList) -> Flow[bool]:
+    """Returns True where another process has continued the session after the cursor with the same list."""
+    view = (yield from engine.open(key)).view()
+    newest = view.live[-1].id if view.live else ""
+    return newest not in cursor.handed and newest in incoming.ids and continues(view, incoming)
+
+
+def new_branch(engine: Engine, root: SessionKey) -> SessionKey:
+    return SessionKey(root.owner, f"{root.session}{BRANCH}{engine.ports.ids.new()[:8]}")
+
+
+def cursor_at(
+    engine: Engine, root: SessionKey, key: SessionKey, incoming: IncomingList, *, reread: bool = True
+) -> Flow[Cursor]:
+    """Returns the cursor to keep beside the list as it is now; `reread` is that of `Engine.open`."""
+    open_session = yield from engine.open(key, reread=reread)
+    visible, ids = {e.id for e in _visible(open_session)}, incoming.ids
+    before = len(ids)
+    while before and ids[before - 1] in visible:
+        before -= 1
+    handed = {ids[i]: incoming.version(i) for i in range(before, len(ids))}
+    state = open_session.state
+    return Cursor(root.session, key.session, state.head, state.head_id, before, incoming.digest(before), handed)
+
+
+def follow(engine: Engine, root: SessionKey, incoming: IncomingList, cursor: Cursor | None) -> Flow[Attachment]:
+    """Returns the session for a list after applying the list's edits to it; `cursor` was kept beside the list."""
+    if cursor is None:
+        return (yield from _attachment(engine, root))
+    open_session = yield from engine.open(SessionKey(root.owner, cursor.session))
+    copied = cursor.root != root.session
+    if not (yield from _has_record(open_session, cursor)):  # the store has lost it: the list is stored again
+        return (yield from _attachment(engine, root if copied else open_session.key))
+    if copied or _was_answered(open_session, cursor.head):
+        open_session = yield from _branch(engine, open_session, root, cursor)
+    changed = yield from _changes(open_session, incoming, cursor)
+    if changed is None:
+        return (yield from _attachment(engine, new_branch(engine, root)))
+    restored = yield from _amend(engine, open_session, changed)
+    restored |= yield from _revived(
+        engine, open_session, [i for i in cursor.handed if changed.get(i, True) is not None]
+    )
+    return _attached(open_session, restored)
+
+
+def _has_record(open_session: OpenSession, cursor: Cursor) -> Flow[bool]:
+    """Returns True where the log still has the record that the cursor points to."""
+    if (open_session.state.head, open_session.state.head_id) == (cursor.head, cursor.head_id):
+        return True
+    records = yield from StoreCall(Store.find, open_session.key, (cursor.head_id,))
+    return any(r.seq == cursor.head for r in records)
+
+
+def _attachment(engine: Engine, key: SessionKey) -> Flow[Attachment]:
+    return _attached((yield from engine.open(key)))
+
+
+def _attached(open_session: OpenSession, restored: frozenset[str] = frozenset()) -> Attachment:
+    return Attachment(open_session.key, frozenset(e.id for e in _visible(open_session)), restored)
+
+
+def _visible(open_session: OpenSession) -> list[Entry]:
+    """Returns the conversation that the session sees, open turns included."""
+    with open_session.lock:
+        state = open_session.state
+        return [*state.live, *(e for turn in state.open.values() for e in turn.entries)]
+
+
+def _was_answered(open_session: OpenSession, head: int) -> bool:
+    """Returns True where a reply was stored after `head`; messages that were only added, such as notes, are no replies."""
+    return any(
+        e.seq > head and e.message.role == "assistant" and e.message.kind == "message" for e in _visible(open_session)
+    )
+
+
+def _branch(engine: Engine, open_session: OpenSession, root: SessionKey, cursor: Cursor) -> Flow[OpenSession]:
+    """Copies the session as it was at the cursor, turns that were open then included, to a new name."""
+    free = cursor.root != root.session and (yield from StoreCall(Store.head, root)) is None
+    key = root if free else new_branch(engine, root)
+    records = yield from StoreCall(Store.read, open_session.key, upto=cursor.head)
+    origins = (open_session.key.session, *(yield from origins_of(open_session.key)))
+    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
+    drafts.append(draft(engine.ports, Forked(origins), record_id=f"forked:{key.session}"))
+    yield from StoreCall(Store.append, key, drafts, expect=0, documents=documents_of(key, records))
+    return (yield from engine.open(key))
+
+
+def _changes(
+    open_session: OpenSession, incoming: IncomingList, cursor: Cursor
+) -> Flow[dict[str, Message | None] | None]:
+    """Returns the cursor's messages that have other content now, None for removed ones; None in all for another list."""
+    if cursor.has_same_ids(incoming):
+        return changed_messages(incoming, cursor, range(cursor.before, cursor.end))
+    positions = kept_positions(incoming, cursor)
+    if positions is None:
+        return None
+    older = [i for i in incoming.ids[: positions[-1]] if i not in cursor.handed]
+    records = yield from StoreCall(Store.find, open_session.key, [f"m:{i}" for i in older])
+    if len({r.id for r in records}) < len(set(older)):  # the session never had one of them
+        return None
+    return changed_messages(incoming, cursor, positions)
+
+
+def _amend(engine: Engine, open_session: OpenSession, changed: Mapping[str, Message | None]) -> Flow[frozenset[str]]:
+    """Applies edits to the session. Returns the ids of open turns that are discarded, to be stored again with new content."""
+    with open_session.lock:
+        turns = {t: [e.id for e in turn.entries] for t, turn in open_session.state.open.items()}
+    restored: list[str] = []
+    for turn_id, ids in turns.items():
+        if any(i in changed for i in ids):
+            yield from engine.close(open_session, turn_id, "discarded")
+            restored += ids
+    removed_ids = [i for i, message in changed.items() if message is None and i not in restored]
+    replaced = {i: m for i, m in changed.items() if m is not None and i not in restored}
+    yield from _edit(engine, open_session, replaced, removed_ids)
+    return frozenset(restored)
+
+
+def _revived(engine: Engine, open_session: OpenSession, handed: Sequence[str]) -> Flow[frozenset[str]]:
+    """Returns the newest handed messages that the session no longer shows because their turn timed out, to be stored again.
+
+    A call that waits long for a person is one; messages that were removed from the session on purpose stay out.
+    """
+    visible, removed = {e.id for e in _visible(open_session)}, open_session.state.removed
+    lost = [i for i in takewhile(lambda i: i not in visible, reversed(handed)) if i not in removed]
+    if lost:
+        yield from append(open_session, (draft(engine.ports, MessageRemoved(tuple(lost))),), engine.ports)
+    return frozenset(lost)
+
+
+def _edit(
+    engine: Engine, open_session: OpenSession, replaced: Mapping[str, Message], removed_ids: Collection[str]
+) -> Flow[None]:
+    for message_id, message in replaced.items():
+        index = next((i for i, e in enumerate(open_session.view().live) if e.id == message_id), None)
+        if index is None:
+            continue  # a summary has taken its place
+        try:
+            yield from update(engine, open_session, index, message)
+        except MessageError:
+            removed_ids = [*removed_ids, message_id]  # other calls than before: the round of the old ones has no place
+    if removed_ids:
+        yield from remove_ids(engine, open_session, removed_ids, may_return=True)
+
+
+def reconcile(
+    open_session: OpenSession, messages: Sequence[Message], *, given_ids: Collection[str], whole: bool = False
+) -> Reconciled:
+    """Returns which messages of a list are new to the session, and the open turn that they continue: see `diff.compare`."""
+    with open_session.lock:
+        live = open_session.state.live
+        turns = {turn_id: turn.entries for turn_id, turn in open_session.state.open.items()}
+        in_flight = set(open_session.in_flight)
+    return compare(
+        live,
+        turns,
+        messages,
+        given_ids=given_ids,
+        whole=whole,
+        session=open_session.key.session,
+        in_flight=in_flight,
+    )
+
+
+def rewound(open_session: OpenSession, messages: Sequence[Message], found: Reconciled) -> tuple[Message, ...] | None:
+    """Returns the messages for a new turn where the list goes on before the newest round of its open turn; else None."""
+    with open_session.lock:
+        turn = open_session.state.open.get(found.turn_id or "")
+        entries = [] if turn is None else [*turn.entries]
+    return rewound_turn(entries, messages, found.messages)
+
+
+def check_answered(open_session: OpenSession, turn_id: str) -> None:
+    """Raises OrphanToolResultError while calls of the turn wait for results: no service takes such a request."""
+    with open_session.lock:
+        turn = open_session.state.open.get(turn_id)
+        waiting = open_calls(turn.entries) if turn is not None else set[str]()
+    if waiting:
+        raise OrphanToolResultError(
+            f"{len(waiting)} tool call(s) still wait for a result ({', '.join(sorted(waiting))}), nothing was asked: "
+            "send their results too, or add() those that come first"
+        )
+
+
+def unheard_reply(open_session: OpenSession, turn_id: str, messages: Sequence[Message]) -> Message | None:
+    """Returns the stored reply that directly follows the newest of `messages`, for a caller that asks again.
+
+    None where the conversation has gone on, and for the rest of a stream that was abandoned.
+    """
+    with open_session.lock:
+        turn = open_session.state.open.get(turn_id)
+        entries = turn.entries if turn is not None else open_session.state.live
+    if len(entries) < 2 or entries[-2].id != messages[-1].id:
+        return None
+    reply = entries[-1].message
+    is_reply = reply.role == "assistant" and reply.kind == "message" and reply.finish_reason != "aborted"
+    return reply if is_reply else None

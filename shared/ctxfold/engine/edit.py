@@ -1,0 +1,520 @@
+"""Edits the live conversation. Every edit is decided on the newest view, and is applied whole or refused with a typed error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from random import uniform
+from time import sleep
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from ctxfold.compaction.compact import check_known
+from ctxfold.compaction.tool_outputs import sized
+from ctxfold.effects import Call, Flow, StoreCall
+from ctxfold.engine.engine import Engine
+from ctxfold.engine.known_messages import new_record_ids
+from ctxfold.errors import (
+    ContextOverflowError,
+    HeadMovedError,
+    MessageConflictError,
+    MessageIndexError,
+    MessageNotFoundError,
+    NothingToUndoError,
+    PinBudgetError,
+    StoreUnavailableError,
+    UnknownRoleError,
+)
+from ctxfold.events import Appended, EditUndone, Event, Inserted, PinsChanged, Removed, RulesChanged, Updated
+from ctxfold.history.cuts import check_sequence, round_of
+from ctxfold.history.edits import inserted, popped, removed, replaced, retained
+from ctxfold.history.log import SessionState
+from ctxfold.history.records import (
+    Body,
+    Cleared,
+    Draft,
+    MessageAdded,
+    MessageRemoved,
+    Pinned,
+    PolicyChanged,
+    Restored,
+    Undone,
+    Unpinned,
+)
+from ctxfold.history.view import Entry, View
+from ctxfold.inspect.explain import conversation, ids_of, seen_by_user, with_hidden
+from ctxfold.messages import ROLES, Message, Opaque, Role, content_key, validated
+from ctxfold.policy import Policy, policy_for
+from ctxfold.protocols import Document, Store
+from ctxfold.retrieval.recall import taken_out
+from ctxfold.session_state import (
+    OpenSession,
+    append,
+    append_decided,
+    draft,
+    load_without,
+    record_names,
+    refresh,
+    rules_to_open_with,
+)
+
+__all__ = [
+    "Change",
+    "clear",
+    "edit",
+    "insert",
+    "pin",
+    "pop",
+    "remove",
+    "remove_ids",
+    "reopen",
+    "retain",
+    "revert",
+    "revise",
+    "set_all",
+    "set_policy",
+    "undo",
+    "unpin",
+    "update",
+]
+
+E = TypeVar("E", bound=Event)
+How: TypeAlias = Literal["removed", "popped", "retained", "cleared"]
+Change: TypeAlias = Callable[[tuple[Message, ...]], Sequence[Message] | None]
+RENAME_TRIES, REVISE_TRIES = 8, 32
+
+
+def edit(
+    engine: Engine,
+    open_session: OpenSession,
+    change: Callable[[View], tuple[Body, E] | None],
+    *,
+    record_id: str | None = None,
+) -> Flow[E | None]:
+    """Makes one edit of the live conversation, decided on the newest view; returns None when there was nothing to change."""
+    done: list[E] = []
+    unindexed: list[Document] = []
+
+    def drafts(state: SessionState) -> list[Draft]:
+        done.clear()
+        view = state.view()
+        changed = change(view)
+        if changed is None:
+            return []
+        done.append(changed[1])
+        unindexed[:] = taken_out(view, changed[0])
+        return [draft(engine.ports, changed[0], record_id=record_id)]
+
+    yield from append_decided(open_session, drafts, engine.ports, documents=lambda: unindexed)
+    for event in done:
+        engine.events.emit(event)
+    return done[0] if done else None
+
+
+def update(engine: Engine, open_session: OpenSession, index: int, message: Message) -> Flow[Message]:
+    """Replaces the live message at `index` and returns the old one. Its id and kind (a summary, a section) stay."""
+    anchor = _anchor(open_session, index)
+    validated(message)
+
+    def change(view: View) -> tuple[Body, Updated]:
+        place = _place(view.live, anchor)
+        old = view.live[place].message
+        notes = (p for p in old.parts if old.kind == "section" and isinstance(p, Opaque) and p not in message.parts)
+        parts = (*message.parts, *notes)
+        new = validated(replace(old, role=message.role, parts=parts, name=message.name, usage=None))
+        return replaced(view.live, place, new), Updated(open_session.key.session, old, new)
+
+    def written() -> Flow[Message]:
+        names = yield from record_names(open_session, (anchor,))
+        event = yield from edit(engine, open_session, change, record_id=names[anchor])
+        return event.old if event is not None else message
+
+    for _ in range(RENAME_TRIES - 1):
+        with suppress(MessageConflictError):  # another writer updated the same message first and has the record's name
+            return (yield from written())
+    return (yield from written())
+
+
+def insert(engine: Engine, open_session: OpenSession, index: int, message: Message) -> Flow[None]:
+    """Inserts a message before the live one at `index`; one that the session has already is left where it is."""
+    new = validated(message)
+    names = yield from new_record_ids(open_session, [new])
+    if not names:
+        return
+    before = inserted(open_session.view().live, index, new).before
+
+    def change(view: View) -> tuple[Body, Inserted]:
+        place = len(view.live) if before is None else _place(view.live, before)
+        return inserted(view.live, place, new), Inserted(open_session.key.session, new, place)
+
+    yield from edit(engine, open_session, change, record_id=names[new.id])
+
+
+def remove(engine: Engine, open_session: OpenSession, index: int | str) -> Flow[tuple[Message, ...]]:
+    """Removes the live message at `index`, or with that id or reference, with its tool round; returns what was removed."""
+    anchor = (yield from ids_of(open_session, (index,)))[0] if isinstance(index, str) else _anchor(open_session, index)
+    return (yield from _remove(engine, open_session, lambda live: removed(live, _place(live, anchor)), "removed"))
+
+
+def remove_ids(
+    engine: Engine, open_session: OpenSession, ids: Collection[str], *, may_return: bool = False
+) -> Flow[str]:
+    """Removes messages that another reply supersedes, each with its tool round; unknown ids are ignored.
+
+    With `may_return` they are new when they come again. Returns the record's id, by which the edit can be reverted.
+    """
+    record_id = engine.ports.ids.new()
+
+    def chosen(live: Sequence[Entry]) -> tuple[Entry, ...]:
+        places = [i for i, e in enumerate(live) if e.id in ids]
+        return tuple({e.id: e for place in places for e in removed(live, place)}.values())
+
+    yield from _remove(engine, open_session, chosen, "removed", record_id=record_id, superseded=not may_return)
+    return record_id
+
+
+def pop(engine: Engine, open_session: OpenSession) -> Flow[tuple[Message, ...]]:
+    """Removes the newest live message, with its tool round, and returns what was removed."""
+    return (yield from _remove(engine, open_session, popped, "popped"))
+
+
+def retain(engine: Engine, open_session: OpenSession, role: Role) -> Flow[tuple[Message, ...]]:
+    """Keeps only one role's live messages (a tool round only as a whole) and returns the others.
+
+    Raises UnknownRoleError for a role that does not exist.
+    """
+    if role not in ROLES:
+        raise UnknownRoleError(f"role {role!r}: use one of {', '.join(sorted(ROLES))}")
+    return (yield from _remove(engine, open_session, lambda live: retained(live, role), "retained"))
+
+
+def clear(engine: Engine, open_session: OpenSession, *, prompts: bool = False) -> Flow[tuple[Message, ...]]:
+    """Empties the conversation. System prompts stay unless `prompts` is set, and the log keeps what was there."""
+
+    def change(view: View) -> tuple[Body, Removed]:
+        removed_entries = (*(view.system if prompts else ()), *view.live)
+        return Cleared(prompts=prompts or None), Removed(
+            open_session.key.session, tuple(e.message for e in removed_entries), "cleared"
+        )
+
+    event = yield from edit(engine, open_session, change)
+    return event.messages if event is not None else ()
+
+
+def set_all(
+    engine: Engine,
+    open_session: OpenSession,
+    messages: Sequence[Message],
+    *,
+    prompts: bool = False,
+    pins: Collection[str] = (),
+    expect: int | None = None,
+    recognise: bool = False,
+) -> Flow[str | None]:
+    """Replaces the whole conversation by these messages, in one step; what was there stays in the log.
+
+    With `recognise`, a list that begins as the conversation does (or as its window) changes only what differs: messages are
+    compared by position and content, and keep the ids that they have here, so that compactions of the common part last.
+
+    A tool round at the end that still waits for results goes into an open turn, whose id is returned. With `prompts` the
+    system prompts are replaced too; without, system messages that stand among them already are not put there twice.
+    Of `pins` those stay that are among the messages. With `expect`, raises HeadMovedError when the log does not end there.
+    """
+    kept = set[str]() if prompts else {e.message.text for e in open_session.view().system}
+    new_messages = [m for m in map(validated, messages) if m.role != "system" or m.text not in kept]
+    ids = [m.id for m in new_messages]
+    twice = next((i for i in ids if ids.count(i) > 1), None) if len(set(ids)) < len(ids) else None
+    if twice is not None:
+        raise MessageConflictError(f"message id {twice!r} stands twice in the list: give each message an id of its own")
+    pending = check_sequence(new_messages)
+    if recognise and prompts:
+        for _ in range(REVISE_TRIES):
+            try:
+                changed = yield from _set_end(engine, open_session, new_messages, pending)
+            except HeadMovedError:
+                yield from refresh(open_session, engine.ports)
+                continue
+            if changed is not None:
+                return changed.turn_id
+            break
+    names = yield from record_names(open_session, ids)
+    turn = engine.ports.ids.new() if pending else None
+    cleared = Cleared(prompts or None, tuple(names[i] for i in ids) or None)
+    drafts = [draft(engine.ports, cleared), *_added(engine, open_session, new_messages, names, waiting_turn=turn)]
+    if again := tuple(p for p in pins if p in names):
+        drafts.append(draft(engine.ports, Pinned(again)))
+    view = open_session.view()
+    removed_messages = tuple(e.message for e in (*(view.system if prompts else ()), *view.live))
+    documents = taken_out(view, cleared, again=frozenset(ids))
+    yield from append(open_session, drafts, engine.ports, expect=expect, documents=documents)
+    if removed_messages:
+        engine.events.emit(Removed(open_session.key.session, removed_messages, "cleared"))
+    if new_messages:
+        engine.events.emit(Appended(open_session.key.session, tuple(new_messages)))
+    yield from engine.fitter.maintain(open_session, open_session.stage())
+    return turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """Says that the end of a conversation was replaced; `turn_id` is the turn that waits for results after it, if any."""
+
+    turn_id: str | None
+
+
+def _set_end(
+    engine: Engine, open_session: OpenSession, messages: Sequence[Message], pending: Collection[str]
+) -> Flow[_Changed | None]:
+    """Replaces the messages after the common beginning, in one write. Returns None when a compaction covers some of them.
+
+    Raises HeadMovedError when another writer was first.
+    """
+    with open_session.lock:
+        head = open_session.state.head
+    view = open_session.view()
+    same, replaced_entries = _common_beginning(view, view.messages, messages)
+    if replaced_entries is None:
+        same, replaced_entries = _common_beginning(view, (yield from conversation(open_session)), messages)
+    if replaced_entries is None:
+        return None
+    new_messages = messages[same:]
+    names = yield from record_names(open_session, [m.id for m in new_messages])
+    turn = engine.ports.ids.new() if pending else None
+    drafts: list[Draft] = []
+    documents: tuple[Document, ...] = ()
+    if replaced_entries:
+        body = MessageRemoved(
+            tuple(e.id for e in replaced_entries), replaced_by=tuple(names[m.id] for m in new_messages) or None
+        )
+        documents = taken_out(view, body, again=names.keys())
+        drafts.append(draft(engine.ports, body))
+    drafts += _added(engine, open_session, new_messages, names, waiting_turn=turn)
+    if drafts:
+        yield from append(open_session, drafts, engine.ports, expect=head, documents=documents)
+    if replaced_entries:
+        engine.events.emit(Removed(open_session.key.session, tuple(e.message for e in replaced_entries), "removed"))
+    if new_messages:
+        engine.events.emit(Appended(open_session.key.session, tuple(new_messages)))
+        yield from engine.fitter.maintain(open_session, open_session.stage())
+    return _Changed(turn)
+
+
+def _added(
+    engine: Engine,
+    open_session: OpenSession,
+    messages: Sequence[Message],
+    names: Mapping[str, str],
+    *,
+    waiting_turn: str | None,
+) -> list[Draft]:
+    """Returns the drafts that add the messages; with `waiting_turn`, the last tool round goes into that open turn."""
+    end = len(messages)
+    if waiting_turn is not None:
+        end = max(i for i, m in enumerate(messages) if m.tool_calls)
+    shown_messages = sized(messages, rules=open_session.rules(), counter=engine.ports.counter)
+    return [
+        draft(
+            engine.ports,
+            MessageAdded(m, shown),
+            turn_id=waiting_turn if index >= end else None,
+            record_id=names[m.id],
+        )
+        for index, (m, shown) in enumerate(shown_messages)
+    ]
+
+
+def _common_beginning(
+    view: View, stored: Sequence[Message], messages: Sequence[Message]
+) -> tuple[int, tuple[Entry, ...] | None]:
+    """Returns the length of the common beginning of `stored` and `messages`, and the live entries after it.
+
+    The entries are None when only system messages are in common, or when the later ones are not all live.
+    """
+    stored = [m for m in stored if m.kind != "section"]
+    pairs = zip(stored, messages, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: _same(*pair), pairs))
+    while 0 < same < len(stored) and stored[same].role == "tool":
+        same -= 1  # a tool round differs as a whole
+    if not any(m.role != "system" for m in stored[:same]):
+        return same, None
+    live = {e.id: e for e in view.live}
+    later = [live.get(m.id) for m in stored[same:]]
+    return same, None if None in later else tuple(e for e in later if e is not None)
+
+
+def _same(stored: Message, message: Message) -> bool:
+    """Returns True when a message adds nothing to the stored one, a framework's own data included."""
+    notes = (p for p in message.parts if isinstance(p, Opaque))
+    return content_key(stored) == content_key(message) and all(p in stored.parts for p in notes)
+
+
+def revise(engine: Engine, open_session: OpenSession, change: Change, *, turn_id: str | None) -> Flow[str | None]:
+    """Replaces the conversation by what `change` makes of it as the user sees it; tries again when another writer was first.
+
+    What is for the model only stays where it stood, and pins stay. `turn_id` is the turn whose messages belong to it; the turn
+    that is under way afterwards is returned.
+    """
+    for attempt in range(REVISE_TRIES):
+        with open_session.lock:
+            head, pins = open_session.state.head, tuple(open_session.state.pins)
+        stored = yield from conversation(open_session, turn_id)
+        changed = change(seen_by_user(stored))
+        if changed is None:
+            return turn_id
+        changed = [*map(validated, changed)]
+        try:
+            whole = with_hidden(stored, changed)
+            return (yield from set_all(engine, open_session, whole, prompts=True, pins=pins, expect=head))
+        except HeadMovedError:
+            # reading the whole log takes longer than an append: let the other writers finish
+            yield from Call(partial(sleep, uniform(0.0, 0.002 * 2 ** min(attempt, 5))))
+            yield from refresh(open_session, engine.ports)
+    raise StoreUnavailableError(
+        f"other writers of session {open_session.key.session!r} were first {REVISE_TRIES} times; nothing was written: try again"
+    )
+
+
+def pin(engine: Engine, open_session: OpenSession, ids: Sequence[str]) -> Flow[None]:
+    """Keeps messages verbatim through every compaction, with their tool rounds. Raises PinBudgetError beyond their share."""
+    ids = yield from ids_of(open_session, ids)
+
+    def pinned(state: SessionState) -> list[Draft]:
+        _check_pins(state, ids, open_session.rules())
+        return [draft(engine.ports, Pinned(tuple(ids)))]
+
+    yield from append_decided(open_session, pinned, engine.ports)
+    engine.events.emit(PinsChanged(open_session.key.session, tuple(open_session.state.pins)))
+
+
+def _check_pins(state: SessionState, ids: Sequence[str], rules: Policy) -> None:
+    entries = state.live
+    places = {e.id: i for i, e in enumerate(entries)}
+    for message_id in ids:
+        if message_id not in places:
+            raise MessageNotFoundError(
+                f"message {message_id!r} is not in the live conversation ({len(entries)} messages): pin a message "
+                "before it is compacted and after its turn has ended"
+            )
+    pins = {*state.pins, *ids}
+    pinned = {e.id: e for i in map(places.get, pins) if i is not None for e in entries[slice(*round_of(entries, i))]}
+    tokens = sum(e.tokens for e in pinned.values())
+    limit = int(rules.pin_ratio * rules.budget_tokens)
+    if tokens > limit:
+        raise PinBudgetError(
+            f"pinned messages would take {tokens} tokens, their share is {limit}: unpin some or raise context_window"
+        )
+
+
+def unpin(engine: Engine, open_session: OpenSession, ids: Sequence[str]) -> Flow[None]:
+    ids = yield from ids_of(open_session, ids)
+    yield from append(open_session, (draft(engine.ports, Unpinned(tuple(ids))),), engine.ports)
+    engine.events.emit(PinsChanged(open_session.key.session, tuple(open_session.state.pins)))
+
+
+def set_policy(engine: Engine, open_session: OpenSession, fields: Mapping[str, object]) -> Flow[Policy]:
+    """Sets rules of this session from here on and returns all rules; they last when it is opened again."""
+    policies: list[Policy] = []
+
+    def changed(state: SessionState) -> list[Draft]:
+        old = open_session.own_rules()
+        values: dict[str, Any] = {**old.model_dump(), **fields}
+        policies[:] = [policy_for(values.pop("context_window"), **values)]
+        check_known(policies[0].strategy, engine.strategies, open_session.key.session)
+        fixed = tuple(sorted({*state.fixed, *fields}))
+        if policies[0] == old and fixed == state.fixed:
+            return []
+        return [draft(engine.ports, PolicyChanged(policies[0].model_dump_json(), engine.ports.counter.id, fixed))]
+
+    if (yield from append_decided(open_session, changed, engine.ports)):
+        engine.events.emit(RulesChanged(open_session.key.session, tuple(sorted(fields))))
+    return policies[0]
+
+
+def reopen(engine: Engine, open_session: OpenSession) -> Flow[None]:
+    """Sets the engine's own rules for a session that was imported after it was opened."""
+    rules = rules_to_open_with(engine.rules, open_session.state)
+    if rules != open_session.stored_rules():
+        yield from append(
+            open_session,
+            (draft(engine.ports, PolicyChanged(rules.model_dump_json(), engine.ports.counter.id)),),
+            engine.ports,
+        )
+
+
+def undo(engine: Engine, open_session: OpenSession) -> Flow[None]:
+    """Undoes the last compaction or edit. Raises ContextOverflowError, before anything is written, if that would not fit."""
+    with open_session.lock:
+        target = open_session.state.revertible[-1] if open_session.state.revertible else None
+        undone = frozenset(open_session.state.undone)
+    if target is None:
+        raise NothingToUndoError("there is no compaction or edit to undo")
+    targets = yield from _together(open_session, target)
+    before = yield from load_without(open_session.key, undone | {*targets}, engine.ports)
+    rules = open_session.rules()
+    if before.view().tokens > rules.budget_tokens:
+        raise ContextOverflowError(
+            f"undone, the session needs {before.view().tokens} tokens, the budget is {rules.budget_tokens}: "
+            "raise context_window first"
+        )
+    yield from revert(engine, open_session, targets)
+    engine.events.emit(EditUndone(open_session.key.session))
+
+
+def _together(open_session: OpenSession, record_id: str) -> Flow[tuple[str, ...]]:
+    """Returns the records that one edit consists of."""
+    records = yield from StoreCall(Store.find, open_session.key, (record_id,))
+    match records[0].body if records else None:
+        case Cleared(replaced_by=others) | MessageRemoved(replaced_by=others) | Restored(together=others):
+            return (record_id, *(others or ()))
+        case _:
+            return (record_id,)
+
+
+def revert(engine: Engine, open_session: OpenSession, record_ids: Sequence[str]) -> Flow[None]:
+    """Undoes one compaction or edit, unless it is undone already; the first id is its own, the others belong to it."""
+
+    def undoing(state: SessionState) -> list[Draft]:
+        if record_ids[0] not in state.revertible:
+            return []
+        return [draft(engine.ports, Undone(record_id)) for record_id in record_ids]
+
+    yield from append_decided(open_session, undoing, engine.ports)
+
+
+def _remove(
+    engine: Engine,
+    open_session: OpenSession,
+    chosen: Callable[[Sequence[Entry]], tuple[Entry, ...]],
+    how: How,
+    *,
+    record_id: str | None = None,
+    superseded: bool | None = None,
+) -> Flow[tuple[Message, ...]]:
+    def change(view: View) -> tuple[MessageRemoved, Removed] | None:
+        entries = chosen(view.live)
+        if not entries:
+            return None
+        body = MessageRemoved(tuple(e.id for e in entries), superseded)
+        return body, Removed(open_session.key.session, tuple(e.message for e in entries), how)
+
+    event = yield from edit(engine, open_session, change, record_id=record_id)
+    return event.messages if event is not None else ()
+
+
+def _anchor(open_session: OpenSession, index: object) -> str:
+    """Returns the id of the live message at `index`, because other writers may move it before the edit is written."""
+    live = open_session.view().live
+    if not isinstance(index, int) or not -len(live) <= index < len(live):
+        raise MessageIndexError(f"index {index!r} is outside a conversation of {len(live)} messages: see view().live")
+    return live[index].id
+
+
+def _place(live: Sequence[Entry], message_id: str) -> int:
+    place = next((i for i, e in enumerate(live) if e.id == message_id), None)
+    if place is None:
+        raise MessageNotFoundError(
+            f"message {message_id!r} is not in the live conversation: another writer has removed it, see view().live"
+        )
+    return place

@@ -1,0 +1,506 @@
+"""Defines Engine: the flows that add turns, edit and compact the sessions of one set of ports."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, takewhile
+
+from ctxfold.compaction.commit import index_oversized
+from ctxfold.compaction.compact import check_known
+from ctxfold.compaction.strategy import Strategy
+from ctxfold.compaction.tool_outputs import Sizing, sized
+from ctxfold.effects import LONG_CHARS, Call, Flow, StoreCall, off_loop
+from ctxfold.engine.fit import WindowFitter
+from ctxfold.engine.known_messages import dropped_calls, new_record_ids, open_turn_starts, with_stored_results
+from ctxfold.engine.request import NO_OPTIONS, Options
+from ctxfold.errors import (
+    CtxError,
+    EmptyMessagesError,
+    MessageConflictError,
+    SessionNotFoundError,
+    WindowTooSmallError,
+)
+from ctxfold.events import Appended, MessagesLeftOut, Subscribers, TurnEnded
+from ctxfold.history.cuts import check_sequence, open_calls, waiting_turn, whole_rounds
+from ctxfold.history.edits import prompt_changes
+from ctxfold.history.records import (
+    Draft,
+    MessageAdded,
+    PolicyChanged,
+    SessionKey,
+    TurnClosed,
+    TurnStatus,
+)
+from ctxfold.lru import LruCache
+from ctxfold.messages import MediaPart, Message, is_final, system, validated
+from ctxfold.policy import LEAST_BUDGET_TOKENS, Policy
+from ctxfold.protocols import Ports, Store
+from ctxfold.retrieval.recall import size_of
+from ctxfold.sections.section import Section, check_sections
+from ctxfold.session_state import (
+    OpenSession,
+    PendingRollback,
+    Stage,
+    append,
+    append_decided,
+    check_open,
+    close_turns,
+    closing_draft,
+    draft,
+    load,
+    refresh,
+    rules_to_open_with,
+    timed_out_turns,
+)
+from ctxfold.validation import named
+
+__all__ = ["Added", "Engine"]
+
+_log = logging.getLogger("ctxfold")
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Holds what `add` stored: the messages that were new, and the turn that still waits for tool results."""
+
+    messages: tuple[Message, ...]
+    turn_id: str | None
+
+
+class Engine:
+    """Runs sessions over one set of ports. Safe across threads and tasks. The sessions used last are kept in memory."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        rules: Policy,
+        *,
+        max_sessions: int = 256,
+        strategies: Sequence[Strategy] = (),
+        sections: Sequence[Section] = (),
+    ) -> None:
+        self.ports = ports
+        self.rules = rules
+        self.strategies = {s.name: s for s in strategies}
+        self.events = Subscribers()
+        self.fitter = WindowFitter(ports, self.strategies, self.events)
+        self.sections = sections
+        self._open_sessions: LruCache[SessionKey, OpenSession] = LruCache(max_sessions)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The sections beside the conversation, in order of precedence where not all of them fit."""
+        return self.fitter.sections
+
+    @sections.setter
+    def sections(self, sections: Sequence[Section]) -> None:
+        self.fitter.sections = check_sections(sections)
+
+    # sessions
+
+    def open(
+        self, key: SessionKey, *, create: bool = True, prompts: Sequence[str] | None = None, reread: bool = True
+    ) -> Flow[OpenSession]:
+        """Returns the session, up to date. A new one is made with this engine's rules; `prompts` become its system prompts.
+
+        `reread` False is for a later step of the same call: the log was read at its beginning, and is not read again.
+        Raises SessionNotFoundError when it does not exist and `create` is off.
+        """
+        open_session = self.known(key)
+        if open_session is not None and reread:
+            try:
+                yield from refresh(open_session, self.ports)
+            except SessionNotFoundError:  # it was erased meanwhile
+                self.forget(lambda known: known == key)
+                open_session = None
+            else:
+                yield from self._finish_rollbacks(open_session)
+        if open_session is None:
+            self._check_prompts(prompts or (), self.rules)
+            open_session = yield from self._open_new(key, create)
+        if prompts is not None:
+            yield from self._set_prompts(open_session, prompts)
+        return open_session
+
+    def known(self, key: SessionKey) -> OpenSession | None:
+        """Returns the session as it was last read, None when it is not in memory; its log may have grown since."""
+        open_session = self._open_sessions.get(key)
+        if open_session is not None:
+            open_session.model = self._model() or open_session.model
+        return open_session
+
+    def _model(self) -> str:
+        """Returns the model that a request without one of its own asks; "" where the model comes with each call."""
+        return self.ports.backend.model if self.ports.backend is not None else ""
+
+    def forget(self, matches: Callable[[SessionKey], bool]) -> None:
+        """Drops the matching sessions from memory; each is read again when it is opened next."""
+        self._open_sessions.discard(lambda key, _: matches(key))
+
+    def _open_new(self, key: SessionKey, create: bool) -> Flow[OpenSession]:
+        head = yield from StoreCall(Store.head, key)
+        policy = draft(self.ports, PolicyChanged(self.rules.model_dump_json(), self.ports.counter.id))
+        if head is None:
+            named(key)
+        if head is None and create:
+            yield from StoreCall(Store.append, key, (policy,))
+        state = yield from load(key, self.ports)
+        opened = OpenSession(
+            state,
+            unbound_seq=state.head,
+            events=self.events,
+            model=self._model(),
+            opening_policy=self.rules if create else None,
+        )
+        sets_strategy = create and "strategy" in self.rules.model_fields_set
+        check_known((self.rules if sets_strategy else opened.stored_rules()).strategy, self.strategies, key.session)
+        open_session = self._open_sessions.get_or_make(key, lambda: opened)
+        timed_out = timed_out_turns(open_session, self.ports)
+        if timed_out:
+            yield from close_turns(open_session, timed_out, "aborted", self.ports)
+        rules = rules_to_open_with(self.rules, open_session.state).model_dump_json()
+        if create and open_session.state.policy_json != rules:
+            body = PolicyChanged(rules, self.ports.counter.id)
+            yield from append(open_session, (draft(self.ports, body),), self.ports)
+        return open_session
+
+    def _set_prompts(self, open_session: OpenSession, prompts: Sequence[str]) -> Flow[None]:
+        """Replaces the system prompts that were set at construction, which opens a new epoch.
+
+        System messages that came with the conversation stay.
+        """
+        if open_session.view().prompts == tuple(prompts):
+            return
+        self._check_prompts(prompts, open_session.rules())
+        yield from append_decided(
+            open_session, lambda state: [draft(self.ports, body) for body in prompt_changes(state, prompts)], self.ports
+        )
+
+    def _check_prompts(self, prompts: Sequence[str], rules: Policy) -> None:
+        tokens = sum(self.ports.counter.count(validated(system(text, id="prompt"))) for text in prompts)
+        free_tokens = rules.budget_tokens - tokens
+        if prompts and free_tokens < LEAST_BUDGET_TOKENS:
+            raise WindowTooSmallError(
+                f"the system prompt has {tokens} tokens and the reply reserve {rules.reply_reserve_tokens}, "
+                f"the window is {rules.context_window}: {max(0, free_tokens)} are left, and a short question "
+                f"needs {LEAST_BUDGET_TOKENS}; shorten the prompt or raise context_window"
+            )
+
+    # writing
+
+    def add(
+        self,
+        open_session: OpenSession,
+        messages: Sequence[Message],
+        *,
+        turn_id: str | None = None,
+        new_turn: str | None = None,
+        hold: bool = False,
+        known_ids: bool = True,
+        skip_orphans: bool = False,
+        expect: int | None = None,
+        options: Options = NO_OPTIONS,
+    ) -> Flow[Added]:
+        """Stores messages and, when they complete a turn, makes room where the rules ask for it.
+
+        Messages go to the open turn that waits for their tool results, else to `turn_id`, else straight into the view. With
+        `hold` they stay in an open turn until it is closed; a turn that has to be opened is called `new_turn`.
+        `known_ids` False says that all ids are newly made. `skip_orphans` leaves out incomplete tool rounds instead of raising
+        OrphanToolResultError. With `expect`, raises HeadMovedError when the log does not end there. Of `options`,
+        `auto_compact` False makes no room, and `context_window` is the window in which there has to be room.
+        """
+        if not messages:
+            raise EmptyMessagesError("no message to add: give at least one")
+        checked: Sequence[Message] = [validated(m) for m in messages]
+        yield from self.count_long(checked)
+        record_ids = {m.id: f"m:{m.id}" for m in checked}
+        if known_ids:
+            checked, record_ids = yield from _matched(open_session, checked)
+        checked = self.without_orphans(open_session, checked, turn_id) if skip_orphans else checked
+        new_messages: Sequence[Message] = [m for m in {m.id: m for m in checked}.values() if m.id in record_ids]
+        if skip_orphans and len(new_messages) < len(
+            checked
+        ):  # a call may be known from a turn that ended without its result
+            new_messages = self.without_orphans(open_session, new_messages, turn_id)
+        turn = waiting_turn(open_session.open_turns(), new_messages) or turn_id
+        if known_ids and len(new_messages) < len(
+            checked
+        ):  # a retry continues the turn that an earlier attempt left open
+            if expect is not None:
+                yield from refresh(open_session, self.ports)
+            starts = open_turn_starts(open_session, checked, record_ids)
+            if not hold and (parts := [at for at, _ in starts if at]):
+                add = partial(
+                    self.add,
+                    open_session,
+                    new_turn=new_turn,
+                    skip_orphans=skip_orphans,
+                    options=options,
+                )
+                return (yield from self._add_parts(checked, parts, turn_id, add))
+            if starts:
+                turn = starts[-1][1]
+                open_session.pending_rollbacks.pop(turn, None)
+                if not new_messages:
+                    return Added((), (yield from self._resume(open_session, turn, hold=hold)))
+        if not new_messages:
+            return Added((), turn if turn in open_session.state.open else None)
+        stage = open_session.stage(turn, options.context_window)
+        makes_room = not hold and options.may_compact(stage.rules)
+        pieces = self._pieces(open_session, stage, new_messages) if makes_room else (new_messages,)
+        if len(pieces) > 1:
+            open_turn = yield from self._add_in_turn(
+                open_session,
+                pieces,
+                turn,
+                record_ids=record_ids,
+                new_turn=new_turn,
+                expect=expect,
+                options=options,
+            )
+        else:
+            open_turn = yield from self._store(
+                open_session,
+                new_messages,
+                turn,
+                hold=hold,
+                record_ids=record_ids,
+                new_turn=new_turn,
+                expect=expect,
+                options=options,
+            )
+        if makes_room and open_turn is None and new_messages[-1].role in ("user", "tool"):
+            yield from self.fitter.make_room(open_session, open_session.stage(None, options.context_window))
+        return Added(tuple(new_messages), open_turn)
+
+    def without_orphans(
+        self, open_session: OpenSession, messages: Sequence[Message], turn_id: str | None, *, asks: bool = False
+    ) -> Sequence[Message]:
+        """Returns the messages that can follow the open turn which they answer, or `turn_id`; an event names the rest.
+
+        When none can follow, all are returned, to be refused later: nothing would be asked or stored otherwise.
+        With `asks` the model is asked now, so calls at the very end were left by a run that failed and are left out.
+        """
+        turns = open_session.open_turns()
+        answered = {r.call_id for m in takewhile(lambda m: m.role == "tool", messages) for r in m.tool_results}
+        open_turn = next((t for t in reversed(list(turns)) if answered & open_calls(turns[t])), turn_id)
+        legal = whole_rounds(messages, waiting=open_calls(turns.get(open_turn or "", ())))
+        if not legal:
+            return messages
+        if asks and legal[-1].tool_calls and (legal[1:] or open_turn in turns):
+            legal = legal[:-1]
+        kept = {m.id for m in legal}
+        if left_out := tuple(m.id for m in messages if m.id not in kept):
+            self.events.emit(MessagesLeftOut(open_session.key.session, left_out))
+        return legal
+
+    def _add_parts(
+        self, messages: Sequence[Message], starts: Sequence[int], turn_id: str | None, add: Callable[..., Flow[Added]]
+    ) -> Flow[Added]:
+        """Adds a list in parts, each to the open turn in which a failed attempt has left the beginning of that part."""
+        stored: list[Message] = []
+        for start, end in pairwise((0, *starts, len(messages))):
+            added = yield from add(messages[start:end], turn_id=turn_id)
+            stored += added.messages
+            turn_id = added.turn_id
+        return Added(tuple(stored), turn_id)
+
+    def _resume(self, open_session: OpenSession, turn: str, *, hold: bool) -> Flow[str | None]:
+        """Returns the open turn of messages that are all stored. Without `hold` it is closed, unless a tool call waits in it."""
+        if hold or open_calls(open_session.view(turn).turn):
+            return turn
+        yield from self.close(open_session, turn, "completed")
+        return None
+
+    def count_long(self, messages: Sequence[Message]) -> Flow[None]:
+        """Counts long messages off the event loop; the counter keeps the numbers."""
+        for message in messages:
+            media = sum(len(part.data) for part in message.parts if isinstance(part, MediaPart))
+            if media + size_of(message) >= LONG_CHARS:
+                yield from Call(partial(self.ports.counter.count, message))
+
+    def _pieces(
+        self, open_session: OpenSession, stage: Stage, new_messages: Sequence[Message]
+    ) -> tuple[Sequence[Message], ...]:
+        """Returns a turn's messages, split at its requests when the last of these would not have fitted; else in one piece.
+
+        So a transcript is compacted alike whether it is stored request by request or as a whole.
+        """
+        reply_starts = [
+            i
+            for i in range(1, len(new_messages))
+            if new_messages[i].role == "assistant" and new_messages[i - 1].role != "assistant"
+        ]
+        if not reply_starts or any(is_final(m) for m in new_messages[:-1]):
+            return (new_messages,)
+        room = stage.rules.budget_tokens - stage.view.tokens - open_session.overhead_tokens
+        if sum(map(self.ports.counter.count, new_messages[: reply_starts[-1]])) <= room:
+            return (new_messages,)
+        return tuple(new_messages[a:b] for a, b in pairwise((0, *reply_starts, len(new_messages))))
+
+    def _add_in_turn(
+        self,
+        open_session: OpenSession,
+        pieces: Sequence[Sequence[Message]],
+        turn: str | None,
+        *,
+        record_ids: Mapping[str, str],
+        new_turn: str | None,
+        expect: int | None,
+        options: Options,
+    ) -> Flow[str | None]:
+        """Stores a turn in pieces and makes room before each reply; no other turn sees it before it is complete."""
+        open_turn = turn or new_turn or self.ports.ids.new()
+        own: set[str] = set()
+        store = partial(self._store, open_session, record_ids=record_ids, options=options)
+        try:
+            for piece in pieces[:-1]:
+                yield from store(piece, open_turn, hold=True, expect=expect)
+                own.update(m.id for m in piece)
+                expect = None
+                yield from self.fitter.make_room(open_session, open_session.stage(open_turn, options.context_window))
+            return (yield from store(pieces[-1], open_turn, hold=False))
+        except GeneratorExit:
+            raise
+        except BaseException:
+            if turn is None:
+                yield from self.roll_back(
+                    open_session, open_turn, own, partial(self.close, open_session, open_turn, "discarded")
+                )
+            raise
+
+    def _store(
+        self,
+        open_session: OpenSession,
+        new_messages: Sequence[Message],
+        turn: str | None,
+        *,
+        hold: bool,
+        record_ids: Mapping[str, str],
+        new_turn: str | None = None,
+        expect: int | None = None,
+        options: Options,
+    ) -> Flow[str | None]:
+        """Appends new messages and returns the open turn that they are in, if any."""
+        open_turn, drafts = yield from self._drafts(
+            open_session,
+            open_session.rules(options.context_window),
+            new_messages,
+            turn,
+            hold=hold,
+            record_ids=record_ids,
+            new_turn=new_turn,
+        )
+        try:
+            stored = yield from append(open_session, drafts, self.ports, expect=expect)
+        except MessageConflictError:
+            yield from refresh(open_session, self.ports)
+            for item in drafts:
+                check_open(open_session, item.turn_id)
+            raise
+        check_open(open_session, open_turn)
+        self.events.emit(Appended(open_session.key.session, tuple(new_messages)))
+        yield from index_oversized(open_session, drafts, stored, self.ports)
+        for item in drafts:
+            if isinstance(item.body, TurnClosed):
+                self.turn_ended(open_session, item.turn_id or "", item.body.status)
+        if open_turn is None and is_final(new_messages[-1]):
+            stage = open_session.stage(None, options.context_window)
+            yield from self.fitter.maintain(open_session, stage, auto_compact=options.auto_compact)
+        return open_turn
+
+    def _drafts(
+        self,
+        open_session: OpenSession,
+        rules: Policy,
+        new_messages: Sequence[Message],
+        turn: str | None,
+        *,
+        hold: bool,
+        record_ids: Mapping[str, str],
+        new_turn: str | None,
+    ) -> Flow[tuple[str | None, list[Draft]]]:
+        view = open_session.view(turn)
+        entries = view.turn
+        drafts: list[Draft] = []
+        if turn is not None and not entries and turn in open_session.state.closed:
+            turn = None
+        waiting = open_calls(entries)
+        for_model = [m for m in new_messages if m.visibility != "user"]  # others belong to no turn
+        if waiting and for_model and for_model[0].role != "tool":
+            drafts.append(closing_draft(self.ports, turn or "", "aborted"))
+            turn, waiting = None, set[str]()
+        pending = check_sequence(for_model, waiting=waiting)
+        open_turn = turn or ((new_turn or self.ports.ids.new()) if pending or hold else None)
+        turn_by_id = {m.id: open_turn for m in for_model}
+        after = Sizing(view, open_session.overhead_tokens)
+        measure = partial(sized, new_messages, rules=rules, counter=self.ports.counter, after=after)
+        drafts += [
+            draft(self.ports, MessageAdded(m, shown), turn_id=turn_by_id.get(m.id), record_id=record_ids[m.id])
+            for m, shown in (yield from off_loop(measure, sum(map(size_of, new_messages))))
+        ]
+        if open_turn is None or pending or hold or not for_model:
+            return open_turn, drafts
+        return None, [*drafts, closing_draft(self.ports, open_turn, "completed")]
+
+    def close(self, open_session: OpenSession, turn_id: str, status: TurnStatus) -> Flow[None]:
+        """Closes a turn if it is open. In the view, "aborted" keeps its finished part, "discarded" nothing; the log keeps both."""
+        if (yield from close_turns(open_session, (turn_id,), status, self.ports)):
+            self.turn_ended(open_session, turn_id, status)
+
+    def roll_back(
+        self, open_session: OpenSession, turn_id: str, own: Collection[str], work: Callable[[], Flow[None]]
+    ) -> Flow[None]:
+        """Restores the session by `work` after an attempt that failed in turn `turn_id`, to which it had added the messages `own`.
+
+        When the store fails here too, the session is restored when it is opened next, and the caller gets the attempt's own
+        error.
+        """
+        try:
+            yield from work()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            open_session.pending_rollbacks[turn_id] = PendingRollback(frozenset(own), open_session.state.head, work)
+            if not isinstance(error, CtxError):
+                raise
+            _log.warning("session %r is put back later: %s", open_session.key.session, error)
+
+    def _finish_rollbacks(self, open_session: OpenSession) -> Flow[None]:
+        """Restores the session where a failed attempt could not; a turn that another attempt has continued is left alone."""
+        for turn_id, pending in list(open_session.pending_rollbacks.items()):
+            turns = open_session.open_turns()
+            if any(e.id not in pending.own for e in turns.pop(turn_id, ())):
+                open_session.pending_rollbacks.pop(turn_id, None)
+                continue
+            went_on = any(
+                entries[-1].seq > pending.head for entries in (open_session.view().live, *turns.values()) if entries
+            )
+            try:
+                yield from self.close(open_session, turn_id, "discarded") if went_on else pending.work()
+            except CtxError as error:  # nothing is lost by that: it is tried again when the session is opened next
+                _log.warning("session %r is put back later: %s", open_session.key.session, error)
+                return
+            open_session.pending_rollbacks.pop(turn_id, None)
+
+    def turn_ended(self, open_session: OpenSession, turn_id: str, status: TurnStatus) -> None:
+        open_session.sent_counts.pop(turn_id, None)
+        open_session.tracker.ended(turn_id, dropped=status != "completed")
+        self.events.emit(TurnEnded(open_session.key.session, turn_id, status))
+
+
+def _matched(open_session: OpenSession, messages: Sequence[Message]) -> Flow[tuple[Sequence[Message], dict[str, str]]]:
+    """Returns the messages as the session knows them, and for each one that has to be stored the id of its record.
+
+    A tool call whose turn was aborted while it waited is put before its late result, to be stored again.
+    """
+    messages = yield from with_stored_results(open_session, messages)
+    record_ids = yield from new_record_ids(open_session, messages)
+    dropped = yield from dropped_calls(open_session, [m for m in messages if m.id in record_ids])
+    if dropped:
+        messages = (*dropped, *messages)
+        record_ids |= yield from new_record_ids(open_session, dropped)
+    return messages, record_ids

@@ -1,0 +1,519 @@
+"""Erases text from everything that is stored, in one transaction: the one exception to a log that only grows.
+
+A message is erased with its tool round, also from forks of the session and from the session that it was forked from. Places,
+ids and counts stay, so everything else still resolves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+
+from ctxfold.compaction.summarize import as_message, summarize
+from ctxfold.effects import Flow, StoreCall
+from ctxfold.engine.archive import origins_of
+from ctxfold.engine.engine import Engine
+from ctxfold.errors import ConfigError, HeadMovedError, MessageErasedError, MessageError, StoreUnavailableError
+from ctxfold.events import MessagesErased
+from ctxfold.history.edits import PROMPT_ID
+from ctxfold.history.log import SessionState
+from ctxfold.history.prompt_safety import as_quoted_data
+from ctxfold.history.records import (
+    NOTICE,
+    Body,
+    Compacted,
+    Erased,
+    GoalSet,
+    MessageAdded,
+    MessageInserted,
+    MessageReplaced,
+    OutputsSummarised,
+    PolicyChanged,
+    Record,
+    Restored,
+    SessionKey,
+    SnapshotTaken,
+    Subgoal,
+    TurnClosed,
+    Undone,
+    shown_in,
+)
+from ctxfold.history.sections import section_note
+from ctxfold.history.snapshot import OpenSlots, Slot, Snapshot, parse_snapshot, stored_message
+from ctxfold.history.terms import sentences
+from ctxfold.history.view import Entry
+from ctxfold.inspect.explain import original_record
+from ctxfold.messages import Message
+from ctxfold.policy import Policy
+from ctxfold.protocols import Ports, Rewrite, Store
+from ctxfold.session_state import OpenSession, closing_draft, draft
+from ctxfold.validation import kind_of
+
+__all__ = [
+    "Age",
+    "Erasure",
+    "Scrub",
+    "erase",
+    "erase_older_than",
+    "erase_owner",
+    "erase_session",
+    "first_records",
+    "forks",
+    "open_turns",
+    "quoting_sections",
+    "shared_length",
+    "showing_sections",
+    "with_tool_rounds",
+]
+
+
+TRIES = 16
+ALL = 1 << 40
+_NONE: frozenset[str] = frozenset()
+QUOTE_CHARS = 12  # a shorter sentence says nothing of its own
+Age: TypeAlias = timedelta | datetime
+_Choice: TypeAlias = Callable[[Sequence[Record]], frozenset[str]]
+
+
+@dataclass(slots=True)
+class Scrub:
+    """Rewrites a log in one pass, in order: call `body` for each record, `cover` for a summary of erased messages, then `note`.
+
+    `erased_ids` are those of the messages; ids of summaries of which nothing is left are added on the way.
+    """
+
+    erased_ids: set[str]
+    count: Callable[[Message], int]
+    counter_id: str
+    emptied: set[str] = field(default_factory=set[str])  # ids of records whose text is erased
+    summaries: dict[str, Message] = field(default_factory=dict[str, Message])  # those that were written again
+    _before: list[Record] = field(default_factory=list[Record])  # the log so far, before the erasure
+    _entries: dict[str, Entry] = field(
+        default_factory=dict[str, Entry]
+    )  # each message as it was last seen, not counted
+
+    def body(self, record: Record) -> Body:
+        """Returns the new content of the record; a Compacted that `covers` an erased message still has its old summary."""
+        match record.body:
+            case MessageAdded(message=message) if message.id in self.erased_ids:
+                return Erased((message.id,), message.usage)
+            case MessageInserted(message=message) | MessageReplaced(message=message) | Restored(message=message) if (
+                message.id in self.erased_ids
+            ):
+                return Erased((message.id,))
+            case MessageInserted(message=message, before=before) if before in self.erased_ids:
+                return replace(record.body, before=self._successor(before))
+            case Compacted(covered=covered, shown=shown):
+                rest = tuple(i for i in covered if i not in self.erased_ids)
+                return replace(record.body, covered=rest, shown=self._kept(shown))
+            case OutputsSummarised(shown=shown):
+                return replace(record.body, shown=self._kept(shown))
+            case GoalSet() if self.emptied:
+                return _as_given(record.body)
+            case SnapshotTaken(state=text) if self.emptied:
+                return SnapshotTaken(self._snapshot(parse_snapshot(text)).model_dump_json())
+            case other:
+                return other
+
+    def covers(self, old: Body) -> bool:
+        """Returns True for a compaction whose summary may hold erased text."""
+        if not isinstance(old, Compacted) or old.summary is None:
+            return False
+        return any(i in self.erased_ids or i in self.summaries for i in (*old.covered, *(m.id for m in old.shown)))
+
+    def cover(self, body: Compacted) -> tuple[Entry, ...]:
+        """Returns the remaining sources of a summary, as they were when it was written."""
+        entries = (self._entries[i] for i in body.covered if i in self._entries)
+        return tuple(replace(entry, tokens=self.count(entry.message)) for entry in entries)
+
+    def note(self, record: Record, body: Body) -> None:
+        """Takes note of a record's new content, for the records after it."""
+        old = record.body
+        self._before.append(record)
+        if isinstance(body, Erased) and not isinstance(old, Erased):
+            self.emptied.add(record.id)
+        if isinstance(body, Compacted):
+            self._note_compaction(record, old, body)
+        elif isinstance(body, OutputsSummarised):
+            self._stand_in(record, body.shown)
+        elif isinstance(body, MessageAdded):
+            shown = shown_in(record, body)
+            self._entries[shown.id] = Entry(shown.id, record.seq, shown, 0, number=record.number, at_s=record.at_s)
+        elif (message := stored_message(replace(record, body=body))) is not None:
+            self._entries[message.id] = Entry(
+                message.id, record.seq, message, 0, number=record.number, at_s=record.at_s
+            )
+
+    def _note_compaction(self, record: Record, old: Body, body: Compacted) -> None:
+        self._stand_in(record, body.shown)
+        if body.summary is not None:
+            summary = body.summary
+            self._entries[summary.id] = Entry(summary.id, record.seq, summary, 0)
+        if not isinstance(old, Compacted) or old.summary is None or body.summary == old.summary:
+            return
+        if body.summary is None:
+            self.erased_ids.add(old.summary.id)
+        else:
+            self.summaries[body.summary.id] = body.summary
+
+    def _stand_in(self, record: Record, shown: Iterable[Message]) -> None:
+        for message in shown:
+            if message.id in self._entries:
+                entry = self._entries[message.id]
+                self._entries[message.id] = replace(entry, message=message, shown_seq=record.seq)
+
+    def _kept(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        return tuple(m for m in messages if m.id not in self.erased_ids)
+
+    def _successor(self, message_id: str | None) -> str | None:
+        """Returns the message that followed an erased one when something was inserted before it; None for the end."""
+        state = SessionState(SessionKey("", ""), lambda _: 0)
+        state.undone = {r.body.record_id for r in self._before if isinstance(r.body, Undone)}
+        state.apply(self._before)
+        ids = [e.id for e in state.live]
+        later = ids[ids.index(message_id) + 1 :] if message_id in ids else []
+        return next((i for i in later if i not in self.erased_ids), None)
+
+    def _snapshot(self, taken: Snapshot) -> Snapshot:
+        goal = _as_given(GoalSet(taken.goal, tuple(Subgoal(*s) for s in taken.subgoals), taken.given))
+        changes: dict[str, Any] = {
+            name: self._slots(getattr(taken, name)) for name in ("system", "compressed", "live", "deferred")
+        }
+        changes |= {
+            "open": {t: OpenSlots(at_s=o.at_s, entries=self._slots(o.entries)) for t, o in taken.open.items()},
+            "pins": tuple(p for p in taken.pins if p not in self.erased_ids),
+            "revertible": tuple(r for r in taken.revertible if r not in self.emptied),
+            "goal": goal.goal,
+            "subgoals": tuple((s.text, s.since, s.completed) for s in goal.subgoals),
+            # counts of two counters must not be mixed: without a name they are all made anew
+            "counter": taken.counter if taken.counter == self.counter_id else "",
+        }
+        return taken.model_copy(update=changes)
+
+    def _slots(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
+        return tuple(
+            (i, seq, shown, self.count(self.summaries[i]) if i in self.summaries else tokens, number)
+            for i, seq, shown, tokens, number in slots
+            if i not in self.erased_ids
+        )
+
+
+def _as_given(body: GoalSet) -> GoalSet:
+    """Returns the goal without the parts derived from the conversation, which may quote erased text."""
+    goal = body.goal if "goal" in body.given else ""
+    steps = body.subgoals if "subgoal" in body.given else tuple(replace(s, text="") for s in body.subgoals)
+    return replace(body, goal=goal, subgoals=steps)
+
+
+def first_records(records: Sequence[Record]) -> Mapping[str, Record]:
+    """Returns the record that added each message."""
+    firsts: dict[str, Record] = {}
+    for record in records:
+        if isinstance(record.body, MessageAdded | MessageInserted):
+            firsts.setdefault(record.body.message.id, record)
+    return firsts
+
+
+def with_tool_rounds(records: Sequence[Record], ids: Collection[str]) -> frozenset[str]:
+    """Returns the ids with those of all messages of their tool rounds: a call and its results are erased together."""
+    members: dict[str, list[str]] = {}  # by the id of each message of a round, the ids of all of them
+    callers: dict[tuple[str | None, str], list[str]] = {}
+    for record in records:
+        message = stored_message(record)
+        if message is None:
+            continue
+        if message.tool_calls:
+            group = members.setdefault(message.id, [message.id])
+            callers |= {(record.turn_id, call.id): group for call in message.tool_calls}
+        for result in message.tool_results:
+            answered = callers.get((record.turn_id, result.call_id))
+            if answered is not None and message.id not in answered:
+                answered.append(message.id)
+                members[message.id] = answered
+    return frozenset(member for i in ids for member in (i, *members.get(i, ())))
+
+
+def quoting_sections(records: Sequence[Record], erased_ids: Collection[str]) -> frozenset[str]:
+    """Returns the ids of sections that may hold erased text.
+
+    They are all that a source brought later, as it is asked again, and those put in by hand that repeat a sentence.
+    """
+    erased_texts: set[str] = set()
+    section_ids: set[str] = set()
+    for record in records:
+        message = stored_message(record)
+        if message is None:
+            continue
+        if message.id in erased_ids:
+            erased_texts |= {s for s in sentences(message.text) if len(s) >= QUOTE_CHARS} | {message.text.strip()}
+        elif erased_texts and (note := section_note(message)) is not None:
+            quotes = any(s and (s in message.text or as_quoted_data(s) in message.text) for s in erased_texts)
+            section_ids |= {message.id} if quotes or not note.by_hand else set()
+    return frozenset(section_ids)
+
+
+def showing_sections(records: Sequence[Record], item_ids: Collection[str]) -> frozenset[str]:
+    """Returns the ids of sections that show one of these memory items."""
+    notes = ((m.id, section_note(m)) for r in records if (m := stored_message(r)) is not None)
+    return frozenset(i for i, note in notes if note is not None and any(p.id in item_ids for p in note.items))
+
+
+def shared_length(one: Sequence[Record], other: Sequence[Record]) -> int:
+    """Returns how many records two logs have in common at their beginning, erasures aside."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if (a.id, a.at_s) != (b.id, b.at_s)), min(len(one), len(other)))
+
+
+def open_turns(records: Sequence[Record], emptied: Collection[str]) -> tuple[str, ...]:
+    """Returns the open turns that have lost a record."""
+    closed = {r.turn_id for r in records if isinstance(r.body, TurnClosed)}
+    return tuple(dict.fromkeys(r.turn_id for r in records if r.id in emptied and r.turn_id and r.turn_id not in closed))
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """Says what was erased: `ids` of messages, the `sessions` that held them, forks included, and sessions `removed` as a whole.
+
+    When `settled` is False, older text may still stand in a file of the store because another process is reading it: call again
+    later, or end that process.
+    """
+
+    ids: tuple[str, ...] = ()
+    sessions: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    settled: bool = True
+
+
+def erase(engine: Engine, open_session: OpenSession, references: Sequence[str]) -> Flow[Erasure]:
+    """Erases messages by id or `#17`; those that are erased already are left alone.
+
+    Raises MessageNotFoundError, before anything is erased, for one that the session never had.
+    """
+    ids = set[str]()
+    for reference in references:
+        try:
+            _, message = yield from original_record(open_session, reference)
+        except MessageErasedError:
+            continue
+        if message.kind == "summary":
+            raise MessageError(
+                f"{reference!r} is a summary: erase messages that it stands for, and it is written anew without them"
+            )
+        ids.add(message.id)
+    return (yield from _erased(engine, open_session.key, lambda records: with_tool_rounds(records, ids)))
+
+
+def erase_older_than(engine: Engine, open_session: OpenSession, age: Age) -> Flow[Erasure]:
+    """Erases messages from before a moment, or older than a span of time; the session's own system prompts stay."""
+    before_s = _moment(age, engine.ports.clock.now_s())
+
+    def chosen(records: Sequence[Record]) -> frozenset[str]:
+        old = [i for i, r in first_records(records).items() if r.at_s < before_s and not i.startswith(PROMPT_ID)]
+        return with_tool_rounds(records, old)
+
+    return (yield from _erased(engine, open_session.key, chosen))
+
+
+def _moment(age: object, now_s: float) -> float:
+    if isinstance(age, timedelta):
+        if age < timedelta(0):
+            raise ConfigError(
+                f"age {age} lies in the future: give how old a message must be, such as timedelta(days=30)"
+            )
+        return now_s - age.total_seconds()
+    if not isinstance(age, datetime):
+        raise ConfigError(f"age is {kind_of(age)}: give timedelta(days=30), or a datetime with a time zone")
+    if age.tzinfo is None:
+        raise ConfigError(f"{age.isoformat()} has no time zone: give datetime(..., tzinfo=...)")
+    return age.timestamp()
+
+
+def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
+    """Removes a session with all that belongs to it, and from its forks the messages that they took over."""
+    for _ in range(TRIES):
+        records = yield from StoreCall(Store.read, key)
+        names = yield from forks(key)
+        rewrites = yield from _taken_over(engine.ports, key, records, None, names)
+        rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites, whole=True)
+        try:
+            settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key,))
+        except HeadMovedError:
+            continue
+        engine.forget(lambda k: k == key)
+        late, late_settled = yield from _made_meanwhile(engine.ports, key, records, None, names)
+        rewrites += late
+        _report(engine, rewrites)
+        sessions = tuple(r.key.session for r in rewrites)
+        return Erasure((), sessions, (key.session,) if records else (), settled and late_settled)
+    raise _busy(key)
+
+
+def erase_owner(engine: Engine, owner: str) -> Flow[bool]:
+    """Removes every session of the owner and all their other data; returns the value of `Erasure.settled`."""
+    settled = yield from StoreCall(Store.erase_owner, owner)
+    engine.forget(lambda key: key.owner == owner)
+    return settled
+
+
+def forks(key: SessionKey) -> Flow[tuple[str, ...]]:
+    """Returns the sessions that were forked from this one, directly or not."""
+    origins: dict[str, tuple[str, ...]] = {}
+    for name in (yield from StoreCall(Store.copies, key)):
+        origins[name] = yield from origins_of(SessionKey(key.owner, name))
+    return tuple(name for name, known in origins.items() if key.session in known)
+
+
+def _erased(engine: Engine, key: SessionKey, choose: _Choice) -> Flow[Erasure]:
+    """Erases the chosen messages from the newest log, and from the logs that share its beginning."""
+    for _ in range(TRIES):
+        records = yield from StoreCall(Store.read, key)
+        stored = first_records(records)
+        erased_ids = choose(records) & stored.keys()
+        rewrites = yield from _rewrite(engine.ports, key, records, erased_ids)
+        names = (yield from StoreCall(Store.copies, key)) if erased_ids else ()
+        rewrites += yield from _taken_over(engine.ports, key, records, erased_ids, names)
+        rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites)
+        try:
+            settled = yield from StoreCall(Store.erase, tuple(rewrites))
+        except HeadMovedError:
+            continue
+        if erased_ids:
+            late, late_settled = yield from _made_meanwhile(engine.ports, key, records, erased_ids, names)
+            rewrites += late
+            settled = settled and late_settled
+        _report(engine, rewrites)
+        ids = tuple(i for i in stored if i in erased_ids)
+        return Erasure(ids, tuple(r.key.session for r in rewrites), settled=settled)
+    raise _busy(key)
+
+
+def _taken_over(
+    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str] | None, names: Sequence[str]
+) -> Flow[list[Rewrite]]:
+    """Returns the logs of these sessions without the erased messages that they share with `records`; for None, all but prompts."""
+    changed_logs: list[Rewrite] = []
+    for name in names:
+        copied = yield from StoreCall(Store.read, SessionKey(key.owner, name))
+        ids = _shared(records, copied, erased_ids)
+        if erased_ids is None:
+            ids = frozenset(i for i in ids if not i.startswith(PROMPT_ID))
+        else:
+            ids = with_tool_rounds(copied, ids)
+        changed_logs += yield from _rewrite(ports, SessionKey(key.owner, name), copied, ids)
+    return changed_logs
+
+
+def _made_meanwhile(
+    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str] | None, seen: Sequence[str]
+) -> Flow[tuple[list[Rewrite], bool]]:
+    """Erases from sessions that were forked during the erasure; returns their rewrites, and True when the store has settled.
+
+    A session that is forked later has no erased messages.
+    """
+    names: list[str] = []
+    for _ in range(TRIES):
+        made = (yield from _forks_of_erased(key)) if erased_ids is None else (yield from StoreCall(Store.copies, key))
+        names = [name for name in made if name not in seen]
+        rewrites = yield from _taken_over(ports, key, records, erased_ids, names)
+        try:
+            return rewrites, not rewrites or (yield from StoreCall(Store.erase, tuple(rewrites)))
+        except HeadMovedError:
+            continue
+    raise StoreUnavailableError(
+        f"session {key.session!r} is erased, but other writers of forks that were made meanwhile were first {TRIES} times: "
+        f"erase the same in {', '.join(map(repr, names))}"
+    )
+
+
+def _forks_of_erased(key: SessionKey) -> Flow[tuple[str, ...]]:
+    """Returns the forks of a session that is erased, from the origins that every session of the owner names."""
+    origins: dict[str, tuple[str, ...]] = {}
+    for name in (yield from StoreCall(Store.sessions, key.owner)):
+        origins[name] = yield from origins_of(SessionKey(key.owner, name))
+    return tuple(name for name, known in origins.items() if key.session in known)
+
+
+def _recalled_elsewhere(
+    ports: Ports, key: SessionKey, rewrites: Sequence[Rewrite], *, whole: bool = False
+) -> Flow[list[Rewrite]]:
+    """Returns the owner's other sessions without sections that show memories of erased messages; with `whole`, of this session."""
+    lost = {r.key.session: frozenset(r.ids) for r in rewrites}
+    if not lost and not whole:
+        return []
+    items = yield from StoreCall(Store.memories, key.owner, newest=ALL, everything=True)
+    learnt = {
+        i.id for i in items if (whole and i.session == key.session) or lost.get(i.session, _NONE) & set(i.sources)
+    }
+    changed_logs: list[Rewrite] = []
+    for name in (yield from StoreCall(Store.sessions, key.owner)) if learnt else ():
+        if name != key.session and name not in lost:
+            other = SessionKey(key.owner, name)
+            records = yield from StoreCall(Store.read, other)
+            changed_logs += yield from _rewrite(ports, other, records, showing_sections(records, learnt))
+    return changed_logs
+
+
+def _shared(records: Sequence[Record], copied: Sequence[Record], among: frozenset[str] | None) -> frozenset[str]:
+    """Returns the messages that both logs have from before they diverged, all or those of `among`."""
+    length = shared_length(records, copied)
+    return frozenset(i for i, r in first_records(copied).items() if r.seq <= length and (among is None or i in among))
+
+
+def _rewrite(
+    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str]
+) -> Flow[list[Rewrite]]:
+    """Returns the log of one session without these messages; an empty list when there are none."""
+    if not erased_ids:
+        return []
+    erased_ids |= quoting_sections(records, erased_ids)
+    rules = _rules(records)
+    scrub = Scrub(set(erased_ids), ports.counter.count, ports.counter.id)
+    changed: list[Record] = []
+    for record in records:
+        body = scrub.body(record)
+        if isinstance(body, Compacted) and scrub.covers(record.body):
+            body = yield from _resummarised(body, scrub, rules, ports)
+        scrub.note(record, body)
+        if body != record.body:
+            changed.append(replace(record, body=body))
+    drafts = [closing_draft(ports, turn, "aborted") for turn in open_turns(records, scrub.emptied)]
+    drafts.append(draft(ports, Erased(tuple(sorted(erased_ids))), record_id=f"{NOTICE}{ports.ids.new()}"))
+    unindexed = tuple(r.seq for r in changed if isinstance(r.body, Erased))
+    touched = tuple(sorted({*scrub.erased_ids, *scrub.summaries}))  # what was learnt from an old summary goes too
+    return [Rewrite(key, records[-1].seq, touched, tuple(changed), unindexed, tuple(drafts))]
+
+
+def _resummarised(body: Compacted, scrub: Scrub, rules: Policy, ports: Ports) -> Flow[Compacted]:
+    """Returns the compaction with an extractive summary of the remaining messages, no larger than the old one, or with none."""
+    sources = scrub.cover(body)
+    if body.summary is None or not sources:
+        return replace(body, summary=None)
+    limit = min(rules.summary_tokens, ports.counter.count(body.summary))
+    summary = yield from summarize(
+        sources,
+        rules=rules.model_copy(update={"summary_tokens": limit}),
+        counter=ports.counter,
+        window_tokens=None,
+        writer="extractive",
+    )
+    message = as_message(summary, message_id=body.summary.id, role=body.summary.role)
+    return replace(body, summary=message, fallback_level=summary.fallback_level)
+
+
+def _rules(records: Sequence[Record]) -> Policy:
+    text = next(r.body.policy for r in reversed(records) if isinstance(r.body, PolicyChanged))
+    return Policy.model_validate_json(text)
+
+
+def _report(engine: Engine, rewrites: Sequence[Rewrite]) -> None:
+    for change in rewrites:
+        for body in (d.body for d in change.drafts):
+            if isinstance(body, Erased):
+                engine.events.emit(MessagesErased(change.key.session, body.ids))
+
+
+def _busy(key: SessionKey) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"other writers of session {key.session!r} or of its forks were first {TRIES} times; nothing was erased: try again"
+    )

@@ -1,0 +1,517 @@
+"""Makes the view of a session fit the window of the next request, by compaction, and adds recalled passages and sections."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ctxfold.compaction.built_in import BUILT_IN, BY_RATIO, WAITING_SUMMARIES, EarlyArguments, Tiered
+from ctxfold.compaction.commit import Outcome, Postponed
+from ctxfold.compaction.compact import compact, session_facts, write_postponed
+from ctxfold.compaction.goal import refresh_goal
+from ctxfold.compaction.plan import Occasion
+from ctxfold.compaction.steps import ARGUMENT_RATIO
+from ctxfold.compaction.strategy import Strategy, SummarizerStrategy
+from ctxfold.compaction.tool_summaries import prepare_pairs
+from ctxfold.effects import Flow, Start, StoreQuery
+from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError
+from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
+from ctxfold.history.passage_cache import Chunk
+from ctxfold.history.view import View
+from ctxfold.memory.extraction import EXTRACTED, learn, remember_summary
+from ctxfold.messages import Message, is_final, user
+from ctxfold.policy import Policy, needs_goal, needs_tool_summaries
+from ctxfold.protocols import Ports, capabilities_of
+from ctxfold.retrieval.embeddings import near_chunks
+from ctxfold.retrieval.recall import chosen, render, search
+from ctxfold.sections.fill import Filled, Sources, fill
+from ctxfold.sections.section import Section
+from ctxfold.session_state import CompactionPause, OpenSession, Stage
+
+__all__ = ["FRAME_TOKENS", "Window", "WindowFitter", "newest_question"]
+
+_log = logging.getLogger("ctxfold")
+
+FIT_TRIES = 4
+ARGUMENT_STEP = (
+    0.125  # of the tokens that arguments have to free: by as many the view grows until they are looked at again
+)
+PROVIDER_RATIO = 0.95  # of the budget: up to here a provider that compacts by itself is left to do so
+FRAME_TOKENS = 8  # role and gaps of the message in which recalled passages and sections travel
+RECALL_ROUNDS = 8  # of tools; passages stand at the end, so they are new to the cache in every later request
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Holds the messages that the model receives: the view, and the recalled passages and sections of this request only."""
+
+    view: View
+    recalled: str = ""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self.view.messages
+
+
+class WindowFitter:
+    """Makes room in the windows of sessions: before a request, after a turn, or on demand."""
+
+    def __init__(self, ports: Ports, strategies: Mapping[str, Strategy], events: Subscribers) -> None:
+        self.ports = ports
+        self.strategies = strategies
+        self.events = events
+        self.sections: tuple[Section, ...] = ()
+        self.sources = Sources()
+
+    def window(
+        self,
+        open_session: OpenSession,
+        stage: Stage,
+        *,
+        overhead_tokens: int = 0,
+        max_tokens: int | None = None,
+        auto_compact: bool | None = None,
+        recall: bool = True,
+        question: str | None = None,
+        sections: Sequence[Section] | None = None,
+    ) -> Flow[Window]:
+        """Returns what the next request may hold. Raises ContextOverflowError when it cannot, or may not, be made to fit.
+
+        `question` is a user message that is not stored yet: it is counted, recall searches for it, and all sections (or those
+        given) travel with the request, as none was stored with it. Without `recall` nothing is searched. Required sections are
+        filled first, and the view is made to fit beside them.
+        """
+        count, rules = self.ports.counter.count_text, stage.rules
+        overhead = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
+        open_session.overhead_tokens = overhead
+        may_compact = rules.auto_compact if auto_compact is None else auto_compact
+        if may_compact and (needs_goal(rules) or needs_tool_summaries(rules)):
+            yield from self._prepare(open_session, stage)
+            stage = open_session.with_new_view(stage)
+        if may_compact and stage.turn_id is not None and self._has_summarizer(rules):
+            yield from self._ask_summarizer(open_session, stage, overhead)
+            stage = open_session.with_new_view(stage)
+        if may_compact and self._arguments_due(open_session, stage):
+            yield from self._shorten_arguments(open_session, stage, overhead)
+            stage = open_session.with_new_view(stage)
+        coming = _coming_message(open_session, stage.view, question) if question else None
+        travelling: Sequence[Section] = ()
+        if recall and sections is not None:
+            travelling = sections
+        elif recall:
+            travelling = [s for s in self.sections if question is not None or s.lifetime == "request"]
+        required = [s for s in travelling if s.required]
+        optional = [s for s in travelling if not s.required]
+        texts: list[str] = []
+        if required:
+            text = yield from self._required_text(open_session, stage, required, coming, overhead)
+            texts = [text] if text else []
+            overhead += count(text) + FRAME_TOKENS if text else 0
+            open_session.overhead_tokens = overhead  # triggers have to see it too
+            stage = open_session.with_new_view(stage)
+        extra = overhead + (self.ports.counter.count(coming) if coming else 0)
+        if stage.view.tokens + extra > rules.budget_tokens:
+            stage = yield from self._fitted(open_session, stage, extra, may_compact=may_compact)
+        asking = coming or newest_question(stage.view)
+        if recall and asking is not None:
+            beside = extra + (0 if texts else FRAME_TOKENS)
+            kept_free = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
+            room = rules.budget_tokens - stage.view.tokens - beside
+            passages = yield from self.recall_passages(open_session, stage, asking, room - kept_free)
+            texts.append(passages)
+            if optional:
+                room -= count(passages)
+                texts.append((yield from self._section_text(open_session, stage, optional, asking, room)))
+        return Window(stage.view, "\n\n".join(t for t in texts if t))
+
+    def _required_text(
+        self,
+        open_session: OpenSession,
+        stage: Stage,
+        sections: Sequence[Section],
+        coming: Message | None,
+        overhead: int,
+    ) -> Flow[str]:
+        """Returns the required sections as text, within the budget that the system prompts and the question leave."""
+        question = coming or newest_user(stage.view) or user("", id=_question_id(open_session))
+        room = stage.rules.budget_tokens - sum(e.tokens for e in stage.view.system) - overhead - FRAME_TOKENS
+        room -= self.ports.counter.count(question)
+        return (yield from self._section_text(open_session, stage, sections, question, room))
+
+    def _fitted(self, open_session: OpenSession, stage: Stage, extra: int, *, may_compact: bool) -> Flow[Stage]:
+        """Compacts a view that does not fit beside `extra` tokens until it does."""
+        budget_tokens = stage.rules.budget_tokens
+        reason = "automatic compaction is off"
+        for _ in range(FIT_TRIES if may_compact else 0):
+            if stage.view.tokens + extra <= budget_tokens:
+                break
+            if (error := _too_large(stage.view, extra, stage.rules)) is not None:
+                raise error  # no compaction could help: nothing is written
+            outcome = yield from self._compact(open_session, stage, "must_fit", overhead_tokens=extra)
+            reason, epoch = outcome.reason, stage.view.epoch
+            stage = open_session.with_new_view(stage)
+            if not outcome.compacted and stage.view.epoch == epoch:
+                break
+        if stage.view.tokens + extra > budget_tokens:
+            raise _overflow(stage.view, extra, stage.rules, reason)
+        return stage
+
+    def recall_passages(
+        self, open_session: OpenSession, stage: Stage, question: Message, room_tokens: int
+    ) -> Flow[str]:
+        """Returns passages of compacted messages for the question, within the policy's share and the room left.
+
+        The passages stay the same all turn long, and end once eight rounds of tools have followed the question: what a long run
+        needs then, it has said or can look up.
+        """
+        rules, state = stage.rules, open_session.state
+        share = min(rules.recall_share_tokens, room_tokens)
+        if share <= 0 or not (state.compactions or state.excerpts):
+            return ""
+        if _rounds_after(question, stage.view) >= RECALL_ROUNDS:
+            return ""
+        known = _remembered(open_session, question.id, question)
+        if known is not None and self.ports.counter.count_text(known) <= share:
+            return known
+        text = yield from self._found(open_session, stage, question, share)
+        open_session.request_texts.put(question.id, (question.text, text))
+        return text
+
+    def _found(self, open_session: OpenSession, stage: Stage, question: Message, share_tokens: int) -> Flow[str]:
+        view = stage.view
+        visible = frozenset(e.seq for e in view if not e.shown_seq) | open_session.state.taken_out.keys()
+        likeness = yield from _near(open_session, question.text, self.ports, visible)
+        now_s, counter = self.ports.clock.now_s(), self.ports.counter
+
+        def read() -> Flow[str]:
+            found = yield from search(
+                open_session.key,
+                question.text,
+                budget_tokens=stage.rules.recall_share_tokens,
+                visible=visible,
+                likeness=likeness,
+                readings=open_session.passage_cache,
+            )
+            return render((yield from chosen(found, share_tokens, counter, now_s=now_s)))
+
+        return (yield from StoreQuery(read()))
+
+    def _section_text(
+        self,
+        open_session: OpenSession,
+        stage: Stage,
+        sections: Sequence[Section],
+        question: Message,
+        room_tokens: int,
+    ) -> Flow[str]:
+        """Returns the sections of this request as text, the same all turn long. They are all required, or none is."""
+        key = f"{question.id} {'required' if sections[0].required else 'sections'}"
+        known = _remembered(open_session, key, question)
+        unbounded = any(s.whole for s in sections)
+        if known is not None and (unbounded or self.ports.counter.count_text(known) <= room_tokens):
+            return known
+        filled = yield from self.fill(
+            open_session, stage, sections, question, room_tokens=room_tokens, required_tokens=room_tokens
+        )
+        for each in filled:
+            self.events.emit(each.event(open_session.key.session))
+        text = "\n\n".join(f.text for f in filled)
+        open_session.request_texts.put(key, (question.text, text))
+        return text
+
+    def fill(
+        self,
+        open_session: OpenSession,
+        stage: Stage,
+        sections: Sequence[Section],
+        question: Message,
+        *,
+        room_tokens: int,
+        required_tokens: int = 0,
+    ) -> Flow[tuple[Filled, ...]]:
+        """Returns the sections that have something to say on the question; subscribers learn why others have not."""
+        filled, events = yield from fill(
+            open_session,
+            stage,
+            sections,
+            question.text,
+            room_tokens=room_tokens,
+            required_tokens=required_tokens,
+            sources=self.sources,
+            ports=self.ports,
+        )
+        for event in events:
+            self.events.emit(event)
+        return filled
+
+    def make_room(self, open_session: OpenSession, stage: Stage) -> Flow[None]:
+        """Compacts as a request at this point would have done, for callers that only store a conversation."""
+        extra = open_session.overhead_tokens
+        if not stage.rules.auto_compact or stage.view.tokens + extra <= stage.rules.budget_tokens:
+            return
+        try:
+            yield from self._fitted(open_session, stage, extra, may_compact=True)
+        except CtxError as error:
+            # what is stored stays so; a request asks for room again
+            self.events.emit(CompactionHeld(open_session.key.session, f"the conversation does not fit: {error}"))
+
+    def maintain(
+        self,
+        open_session: OpenSession,
+        stage: Stage,
+        *,
+        idle_s: float = 0.0,
+        full: bool = False,
+        auto_compact: bool | None = None,
+    ) -> Flow[Outcome | None]:
+        """Asks the ordinary triggers, after a turn has closed, or before the next one is stored after a pause of `idle_s`.
+
+        With `full` they are not asked: the service has said that its window is. `auto_compact` is the request's own choice.
+        """
+        overhead = open_session.overhead_tokens
+        if not (stage.rules.auto_compact if auto_compact is None else auto_compact):
+            return None
+        if not full and self._nothing_due(open_session, stage, stage.view.tokens + overhead):
+            return None
+        try:
+            yield from self._prepare(open_session, stage)
+            occasion: Occasion = "on_demand" if full else "after_turn"
+            stage = open_session.with_new_view(stage)
+            return (yield from self._compact(open_session, stage, occasion, overhead_tokens=overhead, idle_s=idle_s))
+        except CtxError as error:
+            # the turn itself is stored and stays so; the next request asks for room again where it needs it
+            self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
+            return None
+
+    def compact(
+        self,
+        open_session: OpenSession,
+        stage: Stage,
+        *,
+        strategy: Strategy | None = None,
+        summary_tokens: int | None = None,
+    ) -> Flow[Outcome]:
+        """Compacts on demand, whatever the triggers say; with the stage of a turn, its own rounds too.
+
+        `strategy` is asked in place of the session's own; `summary_tokens` is the limit of this one summary.
+        """
+        return (
+            yield from self._compact(
+                open_session,
+                stage,
+                "on_demand",
+                overhead_tokens=open_session.overhead_tokens if strategy is not None else 0,
+                strategy=strategy,
+                summary_tokens=summary_tokens,
+            )
+        )
+
+    def apply_tool_summaries(self, open_session: OpenSession) -> Flow[int]:
+        """Shows the waiting summaries of tool outputs, whatever the triggers say, and returns how many there were."""
+        stage = open_session.stage()
+        own = {stage.rules.strategy: BUILT_IN["tool_summaries"]}
+        facts = session_facts(open_session, "on_demand")
+        outcome, events = yield from compact(open_session, stage, facts, self.ports, own)
+        for event in events:
+            self.events.emit(event)
+        return outcome.event.archived if outcome.event is not None else 0
+
+    def _nothing_due(self, open_session: OpenSession, stage: Stage, used_tokens: int) -> bool:
+        """Tells, in constant time, whether a closed turn leaves nothing to do: no goal, no background work, no compaction.
+
+        A policy with a trigger, and a strategy of the user's, are always asked.
+        """
+        rules = stage.rules
+        if open_session.provider_compacts and used_tokens <= PROVIDER_RATIO * rules.budget_tokens:
+            return True
+        ratio = min(rules.soft_ratio, rules.hard_ratio)
+        if rules.background and rules.prepare_ratio:
+            ratio = min(ratio, rules.prepare_ratio)
+        return (
+            rules.trigger is None
+            and rules.strategy in BY_RATIO
+            and rules.strategy not in self.strategies
+            and used_tokens < ratio * rules.budget_tokens
+            and len(open_session.state.deferred) < WAITING_SUMMARIES
+            and not needs_goal(rules)
+            and not needs_tool_summaries(rules)
+        )
+
+    def _prepare(self, open_session: OpenSession, stage: Stage) -> Flow[None]:
+        """Takes in, and begins, the background work on which compactions rely: the goal, and summaries of tool outputs."""
+        for goal_event in (yield from refresh_goal(open_session, stage, self.ports)):
+            self.events.emit(goal_event)
+        for output_event in (yield from prepare_pairs(open_session, stage, self.ports)):
+            self.events.emit(output_event)
+
+    def _has_summarizer(self, rules: Policy) -> bool:
+        return isinstance(self.strategies.get(rules.strategy), SummarizerStrategy)
+
+    def _arguments_due(self, open_session: OpenSession, stage: Stage) -> bool:
+        """Tells whether arguments of earlier calls may take enough room to give way; takes constant time.
+
+        They are looked at when the view has grown by a share of what they would have to free. Not under a trigger of the user's,
+        and not within a round where the provider would no longer accept the turn's reasoning after a break of the prefix.
+        """
+        rules, view = stage.rules, stage.view
+        strategy = self.strategies.get(rules.strategy) or BUILT_IN.get(rules.strategy)
+        if rules.trigger is not None or not isinstance(strategy, Tiered) or not strategy.shortens_arguments:
+            return False
+        least, pause = ARGUMENT_RATIO * rules.budget_tokens, open_session.argument_pause
+        paused = pause is not None and pause.epoch == view.epoch and view.tokens < pause.until_tokens
+        if view.tokens < least or paused or open_session.provider_compacts:
+            return False
+        open_session.argument_pause = CompactionPause(view.epoch, view.tokens + ARGUMENT_STEP * least, rules)
+        last = view.last()
+        asks = last is not None and last.message.role == "user"
+        return asks or not capabilities_of(self.ports.backend).binds_reasoning
+
+    def _shorten_arguments(self, open_session: OpenSession, stage: Stage, extra: int) -> Flow[None]:
+        """Replaces large arguments of earlier calls with excerpts, where that is worth an epoch; a failure stops no request."""
+        try:
+            yield from self._compact(
+                open_session, stage, "after_turn", overhead_tokens=extra, strategy=EarlyArguments()
+            )
+        except CtxError as error:
+            self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
+
+    def _ask_summarizer(self, open_session: OpenSession, stage: Stage, extra: int) -> Flow[None]:
+        """Asks a summarizer of the user's on every input and between tool rounds; a failure does not stop the request."""
+        try:
+            yield from self._compact(open_session, stage, "after_turn", overhead_tokens=extra)
+        except CtxError as error:
+            self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
+
+    def _compact(
+        self,
+        open_session: OpenSession,
+        stage: Stage,
+        occasion: Occasion,
+        *,
+        overhead_tokens: int = 0,
+        idle_s: float = 0.0,
+        strategy: Strategy | None = None,
+        summary_tokens: int | None = None,
+    ) -> Flow[Outcome]:
+        own = self.strategies if strategy is None else {stage.rules.strategy: strategy}
+        facts = session_facts(
+            open_session, occasion, turn_id=stage.turn_id, overhead_tokens=overhead_tokens, idle_s=idle_s
+        )
+        outcome, events = yield from compact(open_session, stage, facts, self.ports, own, summary_tokens=summary_tokens)
+        for event in events:
+            self.events.emit(event)
+        if outcome.postponed is not None:
+            yield from Start(self._write_later(open_session, outcome.postponed))
+        if outcome.event is not None and (kinds := stage.rules.memory):
+            yield from Start(self._remember(open_session, stage.view, outcome.event, kinds))
+        return outcome
+
+    def _write_later(self, open_session: OpenSession, postponed: Postponed) -> Flow[None]:
+        """Has the model write the summary of imported messages, in the background."""
+        try:
+            result = yield from write_postponed(open_session, postponed, self.ports)
+        except Exception as error:  # noqa: BLE001 - in the background nobody else would hear of it
+            result = str(error) or repr(error)
+        if isinstance(result, str):
+            text = f"the imported messages keep their extractive summary: {result}"
+            self.events.emit(CompactionHeld(open_session.key.session, text))
+        else:
+            self.events.emit(result)
+
+    def _remember(
+        self, open_session: OpenSession, before: View, compacted: HistoryCompacted, kinds: Sequence[str]
+    ) -> Flow[None]:
+        """Stores memories of the covered messages, in the background; a failure takes nothing from the session."""
+        covered_ids, known = frozenset(compacted.covered), {e.id for e in before}
+        covered = [e for e in before if e.id in covered_ids]
+        summary = next((e.message for e in open_session.view().compressed if e.id not in known), None)
+        try:
+            if summary is not None:
+                yield from remember_summary(open_session, summary, compacted.covered, self.ports, kinds=kinds)
+        except Exception as error:  # noqa: BLE001 - in the background nobody else would hear of it
+            self.events.emit(MemoryLearnt(open_session.key.session, problem=str(error) or repr(error)))
+        learnt = [k for k in kinds if k in EXTRACTED]
+        if learnt:
+            _, event = yield from learn(open_session, covered, self.ports, kinds=learnt)
+            self.events.emit(event)
+
+
+def newest_question(view: View) -> Message | None:
+    """Returns the newest user message that has no final answer yet; None when the view ends with a reply."""
+    last = view.last()
+    return None if last is not None and is_final(last.message) else newest_user(view)
+
+
+def newest_user(view: View) -> Message | None:
+    """Returns the newest user message of the view."""
+    for entries in (view.turn, view.live):
+        for index in range(len(entries) - 1, -1, -1):
+            message = entries[index].message
+            if message.role == "user" and message.kind == "message":
+                return message
+    return None
+
+
+def _coming_message(open_session: OpenSession, view: View, question: str) -> Message | None:
+    """Returns a question that is about to be asked as a message, None when it stands in the view already."""
+    newest = newest_question(view)
+    if newest is not None and newest.text == question:
+        return None
+    return user(question, id=_question_id(open_session))
+
+
+def _question_id(open_session: OpenSession) -> str:
+    """Returns an id for a question that is not stored. Texts found for it are kept by it; a compaction gives more to find."""
+    return f"asked:{open_session.state.compactions}.{open_session.state.turns}"
+
+
+def _remembered(open_session: OpenSession, key: str, question: Message) -> str | None:
+    """Returns the text found earlier for the question under that key; None when nothing was searched yet."""
+    known = open_session.request_texts.get(key)
+    return known[1] if known is not None and known[0] == question.text else None
+
+
+def _near(open_session: OpenSession, query: str, ports: Ports, visible: frozenset[int]) -> Flow[Mapping[Chunk, float]]:
+    """Returns passages near in meaning; none when the embedder fails, and recall goes by words alone."""
+    try:
+        return (yield from near_chunks(open_session, query, ports, visible=visible))
+    except Exception as error:  # noqa: BLE001 - somebody else's embedder: reported, and the turn goes on
+        _log.warning("recall goes by words alone, the embedder failed: %r", error)
+        return {}
+
+
+def _rounds_after(question: Message, view: View) -> int:
+    """Returns how many tool rounds follow the question, at most RECALL_ROUNDS; 0 when it is not the newest or not stored."""
+    rounds = 0
+    for entries in (view.turn, view.live):
+        for index in range(len(entries) - 1, -1, -1):
+            message = entries[index].message
+            if message.role == "user" and message.kind == "message":
+                return rounds if message.id == question.id else 0
+            rounds += bool(message.tool_calls)
+            if rounds == RECALL_ROUNDS:
+                return rounds
+    return rounds
+
+
+def _too_large(view: View, extra: int, rules: Policy) -> MessageTooLargeError | None:
+    """Returns the error for a newest user message that does not fit even alone, None when it fits."""
+    question = newest_user(view)
+    newest = next((e for e in view if question is not None and e.id == question.id), None)
+    alone = sum(e.tokens for e in view.system) + extra + (newest.tokens if newest else 0)
+    if newest is None or alone <= rules.budget_tokens:
+        return None
+    return MessageTooLargeError(
+        f"the newest user message {newest.id!r} has {newest.tokens} tokens; with system prompt and tools it takes {alone} "
+        f"of {rules.budget_tokens} that the window of {rules.context_window} has for the prompt: shorten it, or raise "
+        "context_window"
+    )
+
+
+def _overflow(view: View, extra: int, rules: Policy, reason: str) -> BudgetError:
+    """Returns the error for a view that cannot be made to fit: its newest user message alone, or everything together."""
+    return _too_large(view, extra, rules) or ContextOverflowError(
+        f"the request needs {view.tokens + extra + rules.reply_reserve_tokens} tokens, the window is "
+        f"{rules.context_window} ({reason}): raise context_window, unpin messages or call compact()"
+    )

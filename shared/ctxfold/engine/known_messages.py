@@ -1,0 +1,163 @@
+"""Recognises messages that a session has already, when a caller sends them again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import takewhile
+
+from ctxfold.effects import Flow, StoreCall
+from ctxfold.errors import MessageConflictError, MessageErasedError
+from ctxfold.history.cuts import open_calls
+from ctxfold.history.records import Erased, MessageAdded, MessageInserted, MessageReplaced, Record, TurnClosed
+from ctxfold.history.snapshot import message_in
+from ctxfold.history.view import Entry
+from ctxfold.messages import Message, content_key, without_calls
+from ctxfold.protocols import Store
+from ctxfold.session_state import OpenSession, record_chains, record_name
+
+__all__ = ["dropped_calls", "new_record_ids", "open_turn_starts", "with_stored_results"]
+
+DROPPED_LOOKED_AT = 64  # newest messages of aborted turns among which a late result finds its call
+
+
+def new_record_ids(open_session: OpenSession, messages: Sequence[Message]) -> Flow[dict[str, str]]:
+    """Returns the ids of the messages that have to be stored, each with the id for its record.
+
+    A known id with the same content is left out. A message counts as new again when its turn was discarded or, aborted, did not
+    keep it, when it was removed, and when it was there before the conversation was cleared.
+
+    Raises MessageConflictError for a known id with other content, and MessageErasedError when the last message was erased; an
+    erased message elsewhere in the list is left out.
+    """
+    by_id: dict[str, Message] = {}
+    for message in messages:
+        same_id = by_id.setdefault(message.id, message)
+        if same_id is not message and content_key(same_id) != content_key(message):
+            raise MessageConflictError(f"message id {message.id!r} stands twice in the list with different content")
+    chains = yield from record_chains(open_session, by_id)
+    discarded = yield from _discarded_turns(open_session, [r for chain in chains.values() for r in chain])
+    with open_session.lock:
+        state = open_session.state
+        open_ids = {e.id for turn in state.open.values() for e in turn.entries}
+        uncleared_ids = open_ids | {e.id for e in state.system}
+    record_ids: dict[str, str] = {}
+    for message_id, message in by_id.items():
+        chain = chains[message_id]
+        if chain and isinstance(chain[-1].body, Erased):
+            if message is messages[-1]:
+                raise MessageErasedError(
+                    f"message {message_id!r} was erased, and comes back under no other text: "
+                    "give the new message an id of its own"
+                )
+            continue
+        valid = [r for r in chain if r.turn_id not in discarded and r.id not in state.undone]
+        removed = message_id not in open_ids and (message_id in state.removed or message_id in state.dropped)
+        cleared = bool(valid) and valid[-1].seq < state.cleared_seq and message_id not in uncleared_ids
+        if removed or cleared or not valid:
+            record_ids[message_id] = record_name(message_id, len(chain) + 1)
+        else:
+            _check_same(open_session, message, valid)
+    return record_ids
+
+
+def _discarded_turns(open_session: OpenSession, records: Sequence[Record]) -> Flow[frozenset[str | None]]:
+    turns = sorted({r.turn_id for r in records if r.turn_id})
+    if not turns:
+        return frozenset()
+    closings = yield from StoreCall(Store.find, open_session.key, [f"c:{turn}" for turn in turns])
+    return frozenset(r.turn_id for r in closings if r.body == TurnClosed("discarded"))
+
+
+def _check_same(open_session: OpenSession, message: Message, records: Sequence[Record]) -> None:
+    """Raises MessageConflictError unless the message equals one of its stored versions.
+
+    A caller that keeps a list of its own may have an older one.
+    """
+    bodies = [r.body for r in records]
+    stored = [b.message for b in bodies if isinstance(b, MessageAdded | MessageInserted | MessageReplaced)]
+    if any(content_key(version) == content_key(message) for version in stored):
+        return
+    # sessions of older versions have a malformed call beside the message, and one that was never answered is left out
+    if _without_malformed(message) in map(_without_malformed, stored):
+        return
+    entry = open_session.state.entry(message.id)
+    if entry is not None and content_key(entry.message) == content_key(message):
+        return
+    raise MessageConflictError(
+        f"message id {message.id!r} is in session {open_session.key.session!r} with other content: "
+        "give the new message an id of its own, or change the old one with update()"
+    )
+
+
+def _without_malformed(message: Message) -> str:
+    return content_key(without_calls(message, [c.id for c in message.tool_calls if c.parsed() is None]))
+
+
+def open_turn_starts(
+    open_session: OpenSession, messages: Sequence[Message], new_ids: Collection[str]
+) -> tuple[tuple[int, str], ...]:
+    """Returns the positions in the list at which messages of an open turn begin, each with that turn.
+
+    An attempt that failed after it had stored a part of the list has left such a turn.
+    """
+    with open_session.lock:
+        owners = {e.id: turn_id for turn_id, turn in open_session.state.open.items() for e in turn.entries}
+    starts: list[tuple[int, str]] = []
+    for index, message in enumerate(messages):
+        turn_id = None if message.id in new_ids else owners.get(message.id)
+        if turn_id is not None and (not starts or starts[-1][1] != turn_id):
+            starts.append((index, turn_id))
+    return tuple(starts)
+
+
+def with_stored_results(open_session: OpenSession, messages: Sequence[Message]) -> Flow[Sequence[Message]]:
+    """Returns the messages, with leading tool results replaced by equal ones of the newest tool rounds, which keep their ids.
+
+    So a caller may make results again, under other ids, when the attempt that sent them failed: in an open turn, or after the
+    reply was stored and only the store's answer was lost.
+    """
+    leading = tuple(takewhile(lambda m: m.role == "tool", messages))
+    calls = {r.call_id for m in leading for r in m.tool_results}
+    if not calls:
+        return messages
+    open_turns = open_session.open_turns().values()
+    newest = [e for entries in open_turns for e in _results_before(entries, len(entries))]
+    if not any(calls & open_calls(entries) for entries in open_turns):  # otherwise a service uses a call's id twice
+        live = open_session.view().live
+        newest += _results_before(live, len(live))
+        newest += [e for entries in (*open_turns, live) for e in _results_before_reply(entries)]
+    newest = [e for e in newest if any(r.call_id in calls for r in e.message.tool_results)]
+    excerpts = {e.seq: e.id for e in newest if e.shown_seq}
+    records = (yield from StoreCall(Store.fetch, open_session.key, tuple(excerpts))) if excerpts else ()
+    originals = {r.seq: m for r in records if (m := message_in(r, excerpts[r.seq])) is not None}
+    known = {content_key(m): m for e in newest for m in (originals.get(e.seq, e.message),)}
+    return (*(known.get(content_key(m), m) for m in leading), *messages[len(leading) :])
+
+
+def dropped_calls(open_session: OpenSession, new_messages: Sequence[Message]) -> Flow[tuple[Message, ...]]:
+    """Returns the tool call that the first new messages answer, and its other results, when its turn was aborted meanwhile.
+
+    A turn is closed after 15 minutes of silence, but a tool, or the person who has to allow it, may take longer.
+    """
+    calls = {r.call_id for m in takewhile(lambda m: m.role == "tool", new_messages) for r in m.tool_results}
+    dropped = list(open_session.state.dropped)[-DROPPED_LOOKED_AT:]
+    if not calls or not dropped or any(calls & open_calls(turn) for turn in open_session.open_turns().values()):
+        return ()
+    chains = yield from record_chains(open_session, dropped)
+    stored = [m for i, chain in chains.items() if chain and (m := message_in(chain[-1], i)) is not None]
+    calling = next((m for m in reversed(stored) if calls & {c.id for c in m.tool_calls}), None)
+    if calling is None:
+        return ()
+    other_calls = {c.id for c in calling.tool_calls} - calls
+    return (calling, *(m for m in stored if other_calls & {r.call_id for r in m.tool_results}))
+
+
+def _results_before(entries: Sequence[Entry], end: int) -> list[Entry]:
+    """Returns the tool results directly before position `end`, the last one first."""
+    return list(takewhile(lambda e: e.message.role == "tool", (entries[i] for i in range(end - 1, -1, -1))))
+
+
+def _results_before_reply(entries: Sequence[Entry]) -> list[Entry]:
+    """Returns the tool results that the last message answers, if it is a reply."""
+    answered = bool(entries) and entries[-1].message.role == "assistant"
+    return _results_before(entries, len(entries) - 1) if answered else []

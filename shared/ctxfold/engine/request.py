@@ -1,0 +1,203 @@
+"""Builds a request from a window and the options of one call, and notes what it does to the prefix of the one before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
+
+from ctxfold.engine.fit import Window
+from ctxfold.errors import ConfigError
+from ctxfold.history.alternation import alternating
+from ctxfold.messages import Message, Role, TextPart, ToolSpec
+from ctxfold.policy import Policy
+from ctxfold.protocols import ContextBackend, Request, TokenCounter, capabilities_of
+from ctxfold.session_state import OpenSession
+from ctxfold.validation import is_a, kind_of, whole_number
+
+__all__ = [
+    "NO_OPTIONS",
+    "OnAbort",
+    "Options",
+    "RequestOptions",
+    "Scratch",
+    "build_request",
+    "note_prefix",
+    "options_from",
+    "place_scratch",
+    "scratch_tokens",
+]
+
+OnAbort: TypeAlias = Literal["discard", "keep_partial"]
+SCRATCH_ID = "scratch"
+PASSAGES_ID = "passages"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Holds the settings of one request.
+
+    `scratch` is one message at the very end that is never stored. `on_abort` says what a stream that is cancelled or fails
+    leaves behind: nothing, or what had arrived, without tool calls. `extra` goes into the request body as it is.
+    `overhead_tokens` is what the request will hold besides messages, scratch and tools. `context_window` takes the place of the
+    session's window for this request, and at the end of its turn where it is larger; a limit that the model has named still holds.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    stop: tuple[str, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str | None = None
+    thinking: bool | str | None = None
+    model: str | None = None
+    scratch: str | None = None
+    recall: bool = True
+    auto_compact: bool | None = None
+    context_window: int | None = None
+    on_abort: OnAbort = "discard"
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    overhead_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.context_window is not None:
+            advice = "give this request's window in tokens, 1 or more, or None for the session's own"
+            object.__setattr__(self, "context_window", whole_number("context_window", self.context_window, advice))
+
+    def may_compact(self, rules: Policy) -> bool:
+        """Returns True when the request, or else the session, lets room be made by compaction."""
+        return rules.auto_compact if self.auto_compact is None else self.auto_compact
+
+
+NO_OPTIONS = Options()
+
+
+class RequestOptions(TypedDict, total=False):
+    """See `ctxfold.engine.request.Options`."""
+
+    max_tokens: int | None
+    temperature: float | None
+    stop: tuple[str, ...]
+    tools: tuple[ToolSpec, ...]
+    tool_choice: str | None
+    thinking: bool | str | None
+    model: str | None
+    scratch: str | None
+    recall: bool
+    auto_compact: bool | None
+    context_window: int | None
+    on_abort: Literal["discard", "keep_partial"]
+    extra: Mapping[str, Any]
+
+
+def options_from(values: Mapping[str, Any]) -> Options:
+    """Returns the options of one call from keyword arguments. `stop` may be a single text.
+
+    Raises ConfigError for an unknown option or a value of the wrong type.
+    """
+    known = [f.name for f in fields(Options)]
+    if unknown := sorted(values.keys() - set(known)):
+        raise ConfigError(
+            f"there is no option {unknown[0]!r}: use {', '.join(known)}; other fields of a body go into extra"
+        )
+    chosen: dict[str, Any] = dict(values)
+    if isinstance(chosen.get("stop"), str):
+        chosen["stop"] = (chosen["stop"],)
+    options = Options(**chosen)
+    if options.on_abort not in get_args(OnAbort):
+        raise ConfigError(f"on_abort is {options.on_abort!r}: use one of {', '.join(get_args(OnAbort))}")
+    wrong = [tool for tool in options.tools if not is_a(tool, ToolSpec)]
+    if wrong:
+        raise ConfigError(f"a tool is {kind_of(wrong[0])}: give ctxfold.ToolSpec(name, description, parameters)")
+    return options
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Text for this request only, and the role in which it travels."""
+
+    text: str
+    role: Role = "system"
+
+    def message(self) -> Message:
+        return Message(SCRATCH_ID, self.role, (TextPart(self.text),), kind="section")
+
+
+def scratch_tokens(text: str | None, role: Role, counter: TokenCounter) -> int:
+    """Returns the tokens of the scratch message, 0 without one."""
+    return counter.count(Scratch(text, role).message()) if text else 0
+
+
+def place_scratch(messages: list[Message], scratch: Scratch, passages: str = "") -> list[Message]:
+    """Returns the messages with the scratch at the very end, and the passages recalled for the newest question before it.
+
+    They are one message, except in the user role where the question stands last: the passages then stand before the question.
+    Behind it, they would be what the model answers to; the scratch is the caller's own words, and they chose the last place.
+    """
+    if passages and scratch.role == "user" and messages and messages[-1].role == "user":
+        before = replace(Scratch(passages, scratch.role).message(), id=PASSAGES_ID)
+        return place_scratch([*messages[:-1], before, messages[-1]], scratch)
+    text = "\n\n".join(t for t in (passages, scratch.text) if t)
+    return [*messages, Scratch(text, scratch.role).message()] if text else messages
+
+
+def build_request(
+    open_session: OpenSession, window: Window, options: Options, *, rules: Policy, scratch_role: Role
+) -> Request:
+    """Returns the request that shows the model this window, with the marks by which a backend sets its cache points."""
+    stored = [entry.message for entry in window.view]
+    messages = place_scratch(stored, Scratch(options.scratch or "", scratch_role), window.recalled)
+    unbound = [index for index, entry in enumerate(window.view) if entry.seq <= open_session.unbound_seq]
+    unbound_before = unbound[-1] + 1 if unbound else 0
+    # passages and scratch are among the last three: passages, question, scratch
+    last = range(max(0, len(messages) - 3), len(messages))
+    stable = next((i for i in last if messages[i].id in (SCRATCH_ID, PASSAGES_ID)), len(messages))
+    if rules.alternating_roles:
+        unbound_before = len(alternating(messages[:unbound_before]))
+        stable_messages, messages = alternating(messages[:stable]), alternating(messages)
+        # the last of them is not stable where the scratch has joined it
+        stable = sum(one == other for one, other in zip(stable_messages, messages, strict=False))
+    return Request(
+        messages=messages,
+        unbound_before=unbound_before,
+        stable_messages=stable,
+        cache_key=hashlib.sha256(repr(open_session.key).encode()).hexdigest()[:32],
+        tools=options.tools,
+        tool_choice=options.tool_choice,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        stop=options.stop,
+        thinking=options.thinking,
+        model=options.model,
+        extra=options.extra,
+    )
+
+
+def note_prefix(
+    open_session: OpenSession,
+    window: Window,
+    options: Options,
+    *,
+    turn_id: str,
+    tools_tokens: int,
+    backend: ContextBackend | None,
+) -> None:
+    """Counts the request in the prefix statistics. Reasoning before a break of the prefix is no longer bound to it."""
+    tools = json.dumps([(t.name, t.description, dict(t.parameters)) for t in options.tools], sort_keys=True)
+    with open_session.lock:
+        cause = open_session.tracker.sent(
+            window.view,
+            turn_id=turn_id,
+            tools_tokens=tools_tokens,
+            compactions=open_session.state.compactions,
+            edits=open_session.state.edits,
+            surroundings=(
+                ("model", open_session.model),
+                ("tools", hashlib.sha256(tools.encode()).hexdigest() if options.tools else ""),
+                ("thinking", str(options.thinking)),
+            ),
+            reasoning_expires=capabilities_of(backend).reasoning_expires,
+        )
+    if cause is not None:
+        open_session.unbound_seq = open_session.state.head

@@ -1,0 +1,186 @@
+"""Places sections at the start of a turn: before its question, or in front of the conversation where an epoch begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from ctxfold.effects import Flow
+from ctxfold.engine.edit import remove_ids
+from ctxfold.engine.engine import Engine
+from ctxfold.engine.fit import FRAME_TOKENS
+from ctxfold.errors import ConfigError
+from ctxfold.events import Event, SectionInjected
+from ctxfold.history.records import MessageInserted, Undone
+from ctxfold.history.sections import Place, SectionNote, section, section_note
+from ctxfold.history.view import View
+from ctxfold.messages import Message
+from ctxfold.protocols import capabilities_of
+from ctxfold.sections.fill import Filled, fill
+from ctxfold.sections.section import KINDS, Item, Section
+from ctxfold.session_state import OpenSession, Stage, append, draft
+from ctxfold.validation import kind_of
+
+__all__ = ["PlacedSections", "inject", "place_sections", "put_at_head", "remove", "store", "take_from_head"]
+
+
+STORED_RECALL_RATIO = 0.1  # of the budget, for recalled passages that stay in the conversation
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedSections:
+    """Holds a turn's first messages, sections before the question included; `head` goes to the front of the conversation."""
+
+    messages: tuple[Message, ...]
+    head: tuple[Message, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+def place_sections(
+    engine: Engine,
+    open_session: OpenSession,
+    messages: tuple[Message, ...],
+    *,
+    turn_id: str | None,
+    context_window: int | None,
+    overhead_tokens: int,
+    recall: bool,
+    scratch: str | None,
+) -> Flow[PlacedSections]:
+    """Returns the messages of a turn with the sections to be stored beside its question, if they end with one. Stores nothing.
+
+    Where the provider binds reasoning to everything before it, the reply is bound to what would be the request's alone too:
+    recalled passages, `scratch` and the sections of one request are stored as well.
+    """
+    question = messages[-1]
+    bound = capabilities_of(engine.ports.backend).binds_reasoning
+    if question.role != "user" or question.kind != "message":
+        return PlacedSections(messages)
+    stage, counter = open_session.stage(turn_id, context_window), engine.ports.counter
+    new_id = engine.ports.ids.new
+    rules, view = stage.rules, stage.view
+    sections = [s for s in engine.fitter.sections if bound or s.lifetime == "epoch"] if recall else []
+    before: list[Message] = []
+    room = rules.budget_tokens - overhead_tokens - sum(counter.count(m) for m in messages)
+    required_tokens = room - sum(e.tokens for e in view.system)
+    room -= view.tokens
+    if bound:
+        passages = ""
+        if recall:
+            conversation = open_session.view()
+            free_tokens = rules.budget_tokens - conversation.tokens - open_session.overhead_tokens - FRAME_TOKENS
+            free_tokens = min(free_tokens - counter.count(question), int(STORED_RECALL_RATIO * rules.budget_tokens))
+            passages = yield from engine.fitter.recall_passages(
+                open_session, Stage(rules, conversation), question, free_tokens
+            )
+        text = "\n\n".join(t for t in (passages, scratch) if t)
+        if text:
+            before.append(section(new_id(), text, SectionNote("request")))
+            room -= counter.count(before[0])
+    filled: Sequence[Filled] = ()
+    if sections:
+        filled = yield from engine.fitter.fill(
+            open_session, stage, sections, question, room_tokens=room, required_tokens=required_tokens
+        )
+    heads, tails = _placed(open_session, view, filled)
+    events = tuple(f.event(open_session.key.session) for f in (*heads, *tails))
+    front, before = [f.message(new_id()) for f in heads], [*(f.message(new_id()) for f in tails), *before]
+    if not view.live and not view.turn:
+        return PlacedSections((*front, *messages[:-1], *before, question), events=events)
+    return PlacedSections((*messages[:-1], *before, question), tuple(front), events)
+
+
+def put_at_head(engine: Engine, open_session: OpenSession, messages: Sequence[Message]) -> Flow[None]:
+    """Stores sections in front of the conversation."""
+    live = open_session.view().live
+    before = live[0].id if len(live) else None
+    drafts = [draft(engine.ports, MessageInserted(m, before), record_id=f"m:{m.id}") for m in messages]
+    if drafts:
+        yield from append(open_session, drafts, engine.ports)
+
+
+def take_from_head(engine: Engine, open_session: OpenSession, messages: Sequence[Message]) -> Flow[None]:
+    """Undoes `put_at_head`; messages that were not put there are ignored."""
+    live = {e.id for e in open_session.view().live}
+    drafts = [draft(engine.ports, Undone(f"m:{m.id}")) for m in messages if m.id in live]
+    if drafts:
+        yield from append(open_session, drafts, engine.ports)
+
+
+def _placed(
+    open_session: OpenSession, view: View, filled: Sequence[Filled]
+) -> tuple[tuple[Filled, ...], tuple[Filled, ...]]:
+    """Returns the sections for the front and those for the tail; where a head would break a prefix, it goes to the tail."""
+    at_head = _at_head(open_session, view)
+    heads = tuple(f for f in filled if f.note.place == "head" and at_head)
+    return heads, tuple(f if f.note.place == "tail" else _at_tail(f) for f in filled if f not in heads)
+
+
+def _at_head(open_session: OpenSession, view: View) -> bool:
+    """Returns True when a section in front breaks no prefix: none was sent yet, or an epoch has just begun."""
+    return not view.live or open_session.tracker.epoch not in (None, view.epoch)
+
+
+def _at_tail(filled: Filled) -> Filled:
+    return replace(filled, note=replace(filled.note, place="tail"))
+
+
+def inject(
+    engine: Engine, open_session: OpenSession, kind: str, items: Sequence[Item | str], *, place: Place = "tail"
+) -> Flow[SectionInjected | None]:
+    """Adds a section by hand, cut to its share, in place of the one before; returns None when it is not new.
+
+    The older copy leaves at the next epoch head; this one stays until another takes its place, or it is removed.
+    """
+    if isinstance(items, str | Item):
+        raise ConfigError(f"the items of section {kind!r} are {kind_of(items)}: give a list of texts or Items")
+    stage = open_session.stage()
+    by_hand = Section(kind, lambda _: tuple(items), place=place, timeout_s=None, min_free_ratio=0.0)
+    room = stage.rules.budget_tokens - stage.view.tokens - open_session.overhead_tokens
+    filled, events = yield from fill(
+        open_session,
+        stage,
+        [by_hand],
+        "",
+        room_tokens=room,
+        sources=engine.fitter.sources,
+        ports=engine.ports,
+        by_hand=True,
+    )
+    for event in events:
+        engine.events.emit(event)
+    return next(iter((yield from store(engine, open_session, filled))), None)
+
+
+def store(engine: Engine, open_session: OpenSession, filled: Sequence[Filled]) -> Flow[tuple[SectionInjected, ...]]:
+    """Stores sections outside of any turn: at the tail, or in front where that breaks no prefix."""
+    view, new_id = open_session.view(), engine.ports.ids.new
+    heads, tails = _placed(open_session, view, filled)
+    if len(view.live):
+        yield from put_at_head(engine, open_session, [f.message(new_id()) for f in heads])
+    else:
+        tails = (*heads, *tails)
+    if tails:
+        yield from engine.add(open_session, [f.message(new_id()) for f in tails], known_ids=False)
+    injected = tuple(f.event(open_session.key.session) for f in (*(heads if len(view.live) else ()), *tails))
+    for event in injected:
+        engine.events.emit(event)
+    return injected
+
+
+def remove(engine: Engine, open_session: OpenSession, kind: str | None = None) -> Flow[int]:
+    """Removes the sections of a kind from the view, or all of them, and returns how many there were.
+
+    It is an edit: the prefix breaks where they stood. ConfigError for a kind that nothing knows.
+    """
+    notes = [(e.id, note) for e in open_session.view().live if (note := section_note(e.message)) is not None]
+    known = {*KINDS, *(s.kind for s in engine.fitter.sections), *(note.kind for _, note in notes)}
+    if kind is not None and kind not in known:
+        near = get_close_matches(str(kind), known)
+        advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
+        raise ConfigError(f"no section of the kind {kind!r} is in the session, and none is known: {advice}")
+    ids = [i for i, note in notes if kind in (None, note.kind)]
+    if ids:
+        yield from remove_ids(engine, open_session, ids)
+    return len(ids)

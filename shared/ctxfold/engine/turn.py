@@ -1,0 +1,575 @@
+"""Runs one turn. The functions stand in the order in which they are called:
+
+1. open the session, and ingest the input: store the messages that are new in an open turn;
+2. fit the view into the window, and build the request from it;
+3. send the request, with recovery from an overflow;
+4. commit: store the reply and close the turn.
+
+When a step fails, the session is rolled back to what it was before the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ctxfold.compaction.compact import idle_time
+from ctxfold.compaction.gauge import gauge
+from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
+from ctxfold.engine.attach import Reconciled, check_answered, reconcile, rewound, unheard_reply
+from ctxfold.engine.edit import remove_ids, revert
+from ctxfold.engine.engine import Engine
+from ctxfold.engine.request import (
+    OnAbort,
+    Options,
+    RequestOptions,
+    build_request,
+    note_prefix,
+    options_from,
+    scratch_tokens,
+)
+from ctxfold.engine.section_placement import PlacedSections, place_sections, put_at_head, take_from_head
+from ctxfold.errors import (
+    BackendError,
+    BudgetError,
+    ContextOverflowError,
+    MessageConflictError,
+    MessageTooLargeError,
+)
+from ctxfold.events import Appended, PromptTruncated, RulesChanged
+from ctxfold.history.calibration import observed, overflowed, was_truncated
+from ctxfold.history.edits import prompted
+from ctxfold.history.records import Compacted, Draft, MessageAdded, SessionKey
+from ctxfold.messages import Message, Role, is_final, validated
+from ctxfold.policy import check_least, resized
+from ctxfold.protocols import AsyncChunkStream, ChunkStream, Reply, Request, Store, capabilities_of
+from ctxfold.session_state import (
+    WINDOW_FIELDS,
+    OpenSession,
+    SentRequest,
+    Stage,
+    append,
+    check_open,
+    closing_draft,
+    draft,
+    refresh,
+)
+from ctxfold.stream import Fold, Played
+
+__all__ = [
+    "OnAbort",
+    "OpenReply",
+    "Options",
+    "RequestOptions",
+    "TurnInput",
+    "abandon",
+    "ask",
+    "finish_stream",
+    "open_reply",
+    "options_from",
+    "request_for",
+    "turn_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnInput:
+    """Holds what is asked in which session. `prompts` are the system prompts, None to leave them as they are.
+
+    `messages` are new, unless `given_ids` is set: then they are a full list of which only what the session does not know is
+    new, and `given_ids` are the ids that came with it. With `whole` too, answers that the session has after the newest message
+    in common were left behind: they leave the conversation. `known_ids` False says that all ids were made for this input.
+    `reply_id` is the id that a streamed reply gets, for faces that show it from the first chunk on; None makes one.
+    `attached` says that the same call has just opened the session, to attach a list to it.
+    """
+
+    key: SessionKey
+    messages: Sequence[Message]
+    options: Options = field(default_factory=Options)
+    prompts: tuple[str, ...] | None = None
+    known_ids: bool = True
+    given_ids: frozenset[str] | None = None
+    reply_id: str | None = None
+    whole: bool = False
+    attached: bool = False
+
+
+@dataclass(slots=True)
+class TurnAttempt:
+    """Holds what has to be rolled back when an attempt fails: the turn `new_turn`, if it was opened, an edit, compactions.
+
+    `model` is the one that is asked: what it reports is learnt about it alone. `own` are the messages that the attempt put
+    into that turn.
+    """
+
+    open_session: OpenSession
+    new_turn: str
+    turn_id: str
+    model: str
+    own: frozenset[str] = frozenset()
+    compactions: tuple[str, ...] = ()  # records of compactions that did not help, newest first
+    removal: str | None = None  # the record that removed messages which the list has gone back behind
+    head_sections: tuple[Message, ...] = ()  # stored in front of the conversation
+    prompts: tuple[str, ...] | None = None
+    asked: SentRequest | None = None  # the newest request of the attempt
+
+    def enter(self, turn_id: str) -> None:
+        """Puts the attempt into a turn. A message without an id of its own, asked elsewhere meanwhile, does not join it."""
+        self.turn_id = turn_id
+        with self.open_session.lock:
+            self.open_session.in_flight.add(turn_id)
+
+    def leave(self) -> None:
+        """Notes that nothing is asked in the attempt's turns any more."""
+        with self.open_session.lock:
+            self.open_session.in_flight -= {self.new_turn, self.turn_id}
+
+
+@dataclass(slots=True)
+class OpenReply:
+    """A streamed reply: feed each chunk of `stream` to `fold`, then call `finish_stream` or `abandon`.
+
+    `stored` is the reply itself where an earlier attempt stored it already; `stream` then plays it.
+    """
+
+    attempt: TurnAttempt
+    message_id: str
+    stream: ChunkStream | AsyncChunkStream
+    fold: Fold
+    options: Options
+    stored: Message | None = None
+
+    @property
+    def turn_id(self) -> str:
+        return self.attempt.turn_id
+
+
+def ask(engine: Engine, turn_input: TurnInput) -> Flow[Reply]:
+    """Returns the model's reply, once it is stored. When anything fails, the session is as it was before.
+
+    A question that was stored together with its reply already, but whose caller never heard so, gets that reply again.
+    """
+    options = turn_input.options
+    attempt = yield from _open(engine, turn_input)
+    try:
+        stored = yield from _ingest(engine, attempt, turn_input)
+        if stored is not None:
+            return Reply(stored, stored.usage, stored.finish_reason)
+        reply: Reply = yield from _send_with_recovery(engine, attempt, options, Complete)
+        message = yield from _commit(engine, attempt, options, reply.message)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield from _roll_back(engine, attempt)
+        raise
+    finally:
+        attempt.leave()
+    return reply if message == reply.message else replace(reply, message=message)
+
+
+def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
+    """Returns the request that a full list makes, for somebody else to send: its reply comes with the next list.
+
+    What the list has of finished turns joins the conversation, the rest stays in an open turn.
+    """
+    attempt = yield from _open(engine, turn_input)
+    try:
+        yield from _ingest_finished_turns(engine, attempt, turn_input)
+        yield from _ingest(engine, attempt, turn_input)
+        request = yield from _next_request(engine, attempt, turn_input.options)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield from _roll_back(engine, attempt)
+        raise
+    finally:
+        attempt.leave()
+    attempt.open_session.sent_counts.pop(attempt.turn_id, None)  # nobody will report its usage
+    return request
+
+
+def open_reply(engine: Engine, turn_input: TurnInput, message_id: str) -> Flow[OpenReply]:
+    """Returns the reply's stream, once its first event has arrived."""
+    options = turn_input.options
+    attempt = yield from _open(engine, turn_input)
+    try:
+        stored = yield from _ingest(engine, attempt, turn_input)
+        if stored is not None:
+            attempt.leave()
+            return OpenReply(attempt, stored.id, Played(stored), Fold(stored.id, stored.model), options, stored)
+        stream = yield from _send_with_recovery(engine, attempt, options, OpenStream)
+    except GeneratorExit:
+        attempt.leave()
+        raise
+    except BaseException:
+        attempt.leave()
+        yield from _roll_back(engine, attempt)
+        raise
+    return OpenReply(attempt, message_id, stream, Fold(message_id, attempt.model or None), options)
+
+
+def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
+    """Stores the reply that the stream has brought, and returns it."""
+    if reply.stored is not None:
+        return Reply(reply.stored, reply.stored.usage, reply.stored.finish_reason)
+    whole = reply.fold.close()
+    message = yield from _commit(engine, reply.attempt, reply.options, whole.message)
+    reply.attempt.leave()
+    return whole if message == whole.message else replace(whole, message=message)
+
+
+def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
+    """Leaves what `on_abort` says: nothing, or the text that had arrived. A reply that is stored already stays."""
+    if reply.stored is None:
+        reply.attempt.leave()
+        yield from _roll_back(engine, reply.attempt, partial(_undo_stream, engine, reply))
+
+
+def turn_of(open_session: OpenSession, message_id: str) -> str | None:
+    """Returns the open turn that ends with this message; None when its turn is over."""
+    with open_session.lock:
+        turns = open_session.state.open.items()
+        return next((t for t, turn in turns if turn.entries and turn.entries[-1].id == message_id), None)
+
+
+# 1. open and ingest
+
+
+def _open(engine: Engine, turn_input: TurnInput) -> Flow[TurnAttempt]:
+    options, backend = turn_input.options, engine.ports.backend
+    open_session = yield from engine.open(turn_input.key, prompts=turn_input.prompts, reread=not turn_input.attached)
+    if options.context_window is not None:
+        check_least(resized(open_session.own_rules(), options.context_window))
+    new_turn = engine.ports.ids.new()
+    open_session.model = options.model or open_session.model  # without one, the backend's
+    by_request = bool(options.extra.get("context_management"))
+    open_session.provider_compacts = by_request or capabilities_of(backend).compacts_itself
+    attempt = TurnAttempt(open_session, new_turn, new_turn, open_session.model, prompts=turn_input.prompts)
+    attempt.enter(new_turn)
+    return attempt
+
+
+def _ingest_finished_turns(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow[None]:
+    """Stores the new messages up to the newest final answer, in the turn that it answers."""
+    open_session = attempt.open_session
+    if turn_input.whole:
+        with open_session.lock:
+            last_ids = {t: turn.entries[-1].id for t, turn in open_session.state.open.items() if turn.entries}
+        for turn_id, last_id in last_ids.items():
+            if last_id not in (turn_input.given_ids or ()):  # the list went back behind this turn
+                yield from engine.close(open_session, turn_id, "discarded")
+    new = yield from _new_messages(engine, attempt, turn_input)
+    finished = next((i + 1 for i in range(len(new.messages) - 1, -1, -1) if is_final(new.messages[i])), 0)
+    if finished:
+        yield from engine.add(
+            open_session,
+            new.messages[:finished],
+            turn_id=new.turn_id,
+            skip_orphans=True,
+            options=turn_input.options,
+        )
+
+
+def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow[Message | None]:
+    """Stores the new messages in the attempt's turn. Returns the reply instead when all is known and was answered already."""
+    open_session = attempt.open_session
+    new = yield from _new_messages(engine, attempt, turn_input)
+    turn_id = new.turn_id
+    if new.messages:
+        turn_id = yield from _store_input(engine, attempt, turn_input, new)
+    attempt.enter(turn_id or attempt.new_turn)
+    if (reply := unheard_reply(open_session, attempt.turn_id, turn_input.messages)) is not None:
+        if turn_input.given_ids is None:
+            return reply
+        # the list asks for its reply anew: nobody will answer the calls of the one before
+        yield from engine.close(open_session, attempt.turn_id, "aborted")
+        attempt.enter(attempt.new_turn)
+    check_answered(open_session, attempt.turn_id)
+    return None
+
+
+def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow[Reconciled]:
+    """Returns the messages that the session does not have; removes those that the caller's list has gone back behind."""
+    if turn_input.given_ids is None:
+        return Reconciled(tuple(turn_input.messages))
+    open_session = attempt.open_session
+    compare = partial(reconcile, given_ids=turn_input.given_ids, whole=turn_input.whole)
+    new = compare(open_session, turn_input.messages)
+    if new.turn_id and (begun_anew := rewound(open_session, turn_input.messages, new)) is not None:
+        yield from engine.close(open_session, new.turn_id, "discarded")
+        new = Reconciled(begun_anew)
+    if removed_ids := new.superseded or new.left_behind:
+        may_return = bool(new.left_behind)
+        attempt.removal = yield from remove_ids(engine, open_session, removed_ids, may_return=may_return)
+        new = compare(open_session, turn_input.messages)  # again: a tool round is removed as a whole
+    legal = engine.without_orphans(open_session, new.messages, new.turn_id, asks=True)
+    return replace(new, messages=tuple(legal))
+
+
+def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, new: Reconciled) -> Flow[str]:
+    """Stores the new messages, with the sections that belong to them, in an open turn that others do not see; returns its id.
+
+    It is `attempt.new_turn`, unless the messages go on with another one. Raises MessageTooLargeError when the newest user
+    message can never fit; nothing is stored then.
+    """
+    open_session, options = attempt.open_session, turn_input.options
+    placed = PlacedSections(new.messages)
+    if engine.sections or capabilities_of(engine.ports.backend).binds_reasoning:
+        placed = yield from place_sections(
+            engine,
+            open_session,
+            new.messages,
+            turn_id=new.turn_id,
+            context_window=options.context_window,
+            overhead_tokens=_overhead_tokens(engine, open_session, options),
+            recall=options.recall,
+            scratch=options.scratch,
+        )
+    attempt.own = frozenset(m.id for m in placed.messages)
+    stage = open_session.stage(None, options.context_window)
+    if new.turn_id is None and stage.rules.trigger is not None:
+        if idle_s := (yield from idle_time(open_session, stage, engine.ports)):
+            yield from engine.fitter.maintain(open_session, stage, idle_s=idle_s, auto_compact=options.auto_compact)
+        stage = open_session.stage(None, options.context_window)
+    yield from engine.count_long(placed.messages)
+    _check_size(engine, stage, placed.messages)
+    added = yield from engine.add(
+        open_session,
+        placed.messages,
+        turn_id=new.turn_id,
+        new_turn=attempt.new_turn,
+        hold=True,
+        known_ids=turn_input.known_ids,
+        options=options,
+    )
+    attempt.head_sections = placed.head
+    if placed.head:
+        yield from put_at_head(engine, open_session, placed.head)
+    for event in placed.events:
+        engine.events.emit(event)
+    return added.turn_id or new.turn_id or attempt.new_turn
+
+
+def _check_size(engine: Engine, stage: Stage, messages: Sequence[Message]) -> None:
+    """Raises MessageTooLargeError when the newest user message does not fit beside the system prompt.
+
+    Only the newest question has to stay whole: an older one that does not fit gives way like any other message.
+    """
+    rules, system_tokens = stage.rules, sum(e.tokens for e in stage.view.system)
+    question = next((m for m in reversed(messages) if m.role == "user" and m.kind == "message"), None)
+    tokens = engine.ports.counter.count(question) if question is not None else 0
+    if tokens + system_tokens > rules.budget_tokens:
+        raise MessageTooLargeError(
+            f"the message has {tokens} tokens and the system prompt {system_tokens}, but only {rules.budget_tokens} of the "
+            f"window's {rules.context_window} are free for the prompt: shorten it or raise context_window"
+        )
+
+
+def _overhead_tokens(engine: Engine, open_session: OpenSession, options: Options) -> int:
+    """Returns what a request will hold besides the view, and what its reply takes beyond the reserve."""
+    counter = engine.ports.counter
+    rules = open_session.rules(options.context_window)
+    reply = max(0, (options.max_tokens or 0) - rules.reply_reserve_tokens)
+    return counter.count_tools(options.tools) + scratch_tokens(options.scratch, "user", counter) + reply
+
+
+# 2. fit the view and build the request
+
+
+def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flow[Request]:
+    """Makes the turn's view fit the window, by compaction where it is needed, and returns the request that shows it."""
+    open_session, turn_id, counter = attempt.open_session, attempt.turn_id, engine.ports.counter
+    backend = engine.ports.backend
+    open_session.model = attempt.model
+    scratch_role: Role = "system" if backend is not None and backend.scratch_role == "system" else "user"
+    if capabilities_of(backend).binds_reasoning:
+        options = replace(options, scratch=None, recall=False)  # stored in the turn instead
+    tools_tokens = counter.count_tools(options.tools) + options.overhead_tokens
+    overhead_tokens = tools_tokens + scratch_tokens(options.scratch, scratch_role, counter)
+    stage = open_session.stage(turn_id, options.context_window)
+    window = yield from engine.fitter.window(
+        open_session,
+        stage,
+        overhead_tokens=overhead_tokens,
+        max_tokens=options.max_tokens,
+        auto_compact=options.auto_compact,
+        recall=options.recall,
+    )
+    if attempt.prompts is not None and attempt.prompts != window.view.prompts:
+        # another call has set other prompts meanwhile
+        window = replace(window, view=prompted(window.view, attempt.prompts, counter.count))
+    note_prefix(open_session, window, options, turn_id=turn_id, tools_tokens=tools_tokens, backend=backend)
+    recalled_tokens = counter.count_text(window.recalled) if window.recalled else 0
+    tokens = window.view.tokens + overhead_tokens + recalled_tokens
+    open_session.sent_counts[turn_id] = (attempt.model, tokens)
+    if engine.events:
+        reading = gauge(open_session, open_session.with_new_view(stage), counter, auto_compact=options.auto_compact)
+        engine.events.emit(replace(reading, used_tokens=tokens))
+    request = build_request(open_session, window, options, rules=stage.rules, scratch_role=scratch_role)
+    attempt.asked = SentRequest(request, window.view, open_session.tracker.repeated_tokens, 0.0)
+    return request
+
+
+# 3. send with recovery
+
+
+def _send_with_recovery(
+    engine: Engine, attempt: TurnAttempt, options: Options, send: Callable[[Request], Effect[Any]]
+) -> Flow[Any]:
+    """Sends the request; on an overflow it learns the limit, makes room and sends once more.
+
+    After a second refusal what was compacted for it comes back; what was learnt about the model stays.
+    """
+    open_session, turn_id = attempt.open_session, attempt.turn_id
+    request = yield from _next_request(engine, attempt, options)
+    try:
+        return (yield from send(request))
+    except BackendError as error:
+        if error.kind == "reasoning_replay" and capabilities_of(engine.ports.backend).binds_reasoning:
+            # reasoning that the provider binds to what stood before it: sent without, once; other rows would send the same again
+            open_session.unbound_seq = open_session.state.head
+            return (yield from send((yield from _next_request(engine, attempt, options))))
+        if error.kind != "context_overflow":
+            raise
+        first = error
+    if not options.may_compact(open_session.rules(options.context_window)):
+        raise ContextOverflowError(
+            f"{first}; automatic compaction is off: call compact() or raise context_window"
+        ) from first
+    learnt = yield from _learn_limit(engine, attempt, options, first)
+    before = frozenset(open_session.state.revertible)
+    outcome = yield from engine.fitter.compact(open_session, open_session.stage(turn_id, options.context_window))
+    if not outcome.compacted and not learnt:
+        raise ContextOverflowError(f"{first}; nothing could be compacted ({outcome.reason})") from first
+    try:
+        request = yield from _next_request(engine, attempt, options)
+        return (yield from send(request))
+    except BudgetError:
+        attempt.compactions = yield from _compactions_since(open_session, before)
+        raise
+    except BackendError as error:
+        if error.kind != "context_overflow":
+            raise
+        attempt.compactions = yield from _compactions_since(open_session, before)
+        yield from _learn_limit(engine, attempt, options, error)
+        raise ContextOverflowError(f"{error}; after compaction ({outcome.reason}) it still does not fit") from error
+
+
+def _compactions_since(open_session: OpenSession, before: Collection[str]) -> Flow[tuple[str, ...]]:
+    """Returns the ids of the compactions that are not among `before`, newest first."""
+    with open_session.lock:
+        new = [record_id for record_id in open_session.state.revertible if record_id not in before]
+    records = yield from StoreCall(Store.find, open_session.key, new)
+    return tuple(r.id for r in reversed(records) if isinstance(r.body, Compacted))
+
+
+def _learn_limit(engine: Engine, attempt: TurnAttempt, options: Options, error: BackendError) -> Flow[bool]:
+    """Learns what a refusal says of the model's window and of how it counts; returns True when the rules in force changed."""
+    open_session, model = attempt.open_session, attempt.model
+    open_session.model = model
+    window = options.context_window
+    before, rules = open_session.window_rules(window), open_session.rules(window)
+    learnt = overflowed(
+        open_session.state.calibrations.get(model),
+        model=model,
+        estimated=open_session.sent_counts.get(attempt.turn_id, (model, 0))[1],
+        requested=error.requested_tokens,
+        limit=error.limit_tokens,
+        max_tokens=options.max_tokens or 0,
+    )
+    if learnt is not None:
+        yield from append(open_session, (draft(engine.ports, learnt),), engine.ports)
+    if open_session.window_rules(window) != before:
+        engine.events.emit(RulesChanged(open_session.key.session, WINDOW_FIELDS))
+    return open_session.rules(window) != rules
+
+
+# 4. commit
+
+
+def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Message) -> Flow[Message]:
+    """Stores the reply; without tool calls it closes the turn, and the triggers are asked. Returns the reply as it is stored.
+
+    A reply whose id the session has gets a new one. Raises TurnClosedError when somebody has closed the turn meanwhile: the
+    reply is not part of the conversation then.
+    """
+    open_session, turn_id, ports = attempt.open_session, attempt.turn_id, engine.ports
+    if (yield from StoreCall(Store.find, open_session.key, (f"m:{reply.id}",))):
+        reply = replace(reply, id=ports.ids.new())
+    reply = validated(reply)
+    ends = is_final(reply)
+    drafts = [draft(ports, MessageAdded(reply), turn_id=turn_id, record_id=f"m:{reply.id}")]
+    if ends:
+        drafts.append(closing_draft(ports, turn_id, "completed"))
+    drafts += _calibration_drafts(engine, open_session, turn_id, reply)
+    check_open(open_session, turn_id)
+    try:
+        yield from append(open_session, drafts, ports)
+    except MessageConflictError:
+        yield from refresh(open_session, ports)
+        check_open(open_session, turn_id)
+        raise
+    if not ends:
+        check_open(open_session, turn_id)
+    if attempt.asked is not None:
+        open_session.sent_request = replace(attempt.asked, at_s=ports.clock.now_s(), usage=reply.usage)
+    engine.events.emit(Appended(open_session.key.session, (reply,)))
+    if ends:
+        engine.turn_ended(open_session, turn_id, "completed")
+        full = reply.finish_reason == "context_window"
+        # a narrower window of the request does not count for the triggers at the end of its turn
+        window = options.context_window
+        wider = window if window is not None and window > open_session.own_rules().context_window else None
+        stage = open_session.stage(None, wider)
+        yield from engine.fitter.maintain(open_session, stage, full=full, auto_compact=options.auto_compact)
+    return reply
+
+
+def _calibration_drafts(engine: Engine, open_session: OpenSession, turn_id: str, reply: Message) -> list[Draft]:
+    """Returns what the reply's usage teaches about our counts. A prompt that the server cut is reported, and teaches nothing."""
+    model, estimated = open_session.sent_counts.pop(turn_id, (open_session.model, 0))
+    open_session.model = model
+    reported = reply.usage.input_tokens if reply.usage else 0
+    known = open_session.state.calibrations.get(model)
+    cuts = capabilities_of(engine.ports.backend).truncates_silently
+    if cuts and was_truncated(known, estimated=estimated, reported=reported):
+        engine.events.emit(PromptTruncated(open_session.key.session, model, estimated, reported))
+        return []
+    learnt = observed(known, model=model, estimated=estimated, reported=reported)
+    return [] if learnt is None else [draft(engine.ports, learnt)]
+
+
+# when a step fails
+
+
+def _roll_back(engine: Engine, attempt: TurnAttempt, work: Callable[[], Flow[None]] | None = None) -> Flow[None]:
+    """Restores the session after this attempt has failed, now or, where the store fails too, when it is opened next."""
+    work = work or partial(_undo_attempt, engine, attempt)
+    yield from engine.roll_back(attempt.open_session, attempt.new_turn, attempt.own, work)
+
+
+def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
+    """Discards the turn that this attempt opened; one that was under way stays open, so that the caller can try again."""
+    open_session = attempt.open_session
+    yield from engine.close(open_session, attempt.new_turn, "discarded")
+    yield from take_from_head(engine, open_session, attempt.head_sections)
+    for record_id in attempt.compactions:
+        yield from revert(engine, open_session, (record_id,))
+    if attempt.removal is not None and attempt.new_turn not in open_session.state.closed:
+        yield from revert(engine, open_session, (attempt.removal,))
+
+
+def _undo_stream(engine: Engine, reply: OpenReply) -> Flow[None]:
+    open_session, turn_id = reply.attempt.open_session, reply.attempt.turn_id
+    yield from refresh(open_session, engine.ports)
+    partial_reply = reply.fold.partial() if reply.options.on_abort == "keep_partial" else None
+    turn = open_session.state.open.get(turn_id)
+    if partial_reply is None or turn is None:
+        yield from _undo_attempt(engine, reply.attempt)
+    elif any(e.id == reply.message_id for e in turn.entries):
+        # cancelled right after a reply with tool calls was stored: the caller never saw them
+        yield from engine.close(open_session, turn_id, "aborted")
+    else:
+        yield from _commit(engine, reply.attempt, reply.options, replace(partial_reply, finish_reason="aborted"))

@@ -1,0 +1,416 @@
+"""Compares a caller's message list with a session's view: which messages are new, changed or removed. Pure functions.
+
+The flows that act on the answers, with the store and the engine, are in `engine.attach`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+from ctxfold.errors import MessageConflictError
+from ctxfold.history.cuts import whole_rounds
+from ctxfold.history.view import Entry, View
+from ctxfold.messages import Message, content_key, is_final
+
+__all__ = [
+    "CHANGED",
+    "Cursor",
+    "IncomingList",
+    "MessageList",
+    "Reconciled",
+    "changed_messages",
+    "compare",
+    "continues",
+    "conversation",
+    "cursor_of_view",
+    "first_in_view",
+    "ids_digest",
+    "is_contiguous",
+    "kept_positions",
+    "newest_known",
+    "open_turn",
+    "repeated_count",
+    "rewound_turn",
+    "split_settled",
+]
+
+CHANGED = ""  # no message has this version: forces a message to be treated as changed
+_LOOK_BACK = 512  # newest live messages whose ids are looked at; older ones are recognised by the store
+
+
+class IncomingList(Protocol):
+    """A list of messages that the caller keeps."""
+
+    @property
+    def ids(self) -> Sequence[str]: ...
+
+    def digest(self, end: int) -> str:
+        """Returns `ids_digest` of the first `end` ids; an implementation may cache it."""
+        ...
+
+    def version(self, index: int) -> str:
+        """Returns a short text that changes with the content of the message."""
+        ...
+
+    def message(self, index: int) -> Message: ...
+
+
+def ids_digest(ids: Sequence[str]) -> str:
+    return hashlib.blake2b("\0".join(ids).encode(), digest_size=8).hexdigest()
+
+
+class MessageList:
+    """An incoming list of ctxfold messages. Two messages are the same version where a model sees no difference."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = [*messages]
+        self._versions: dict[int, str] = {}
+
+    @property
+    def ids(self) -> list[str]:
+        return [m.id for m in self._messages]
+
+    def digest(self, end: int) -> str:
+        return ids_digest(self.ids[:end])
+
+    def version(self, index: int) -> str:
+        if index not in self._versions:
+            self._versions[index] = content_key(self._messages[index])
+        return self._versions[index]
+
+    def message(self, index: int) -> Message:
+        return self._messages[index]
+
+    def followed_by(self, message: Message) -> MessageList:
+        """Returns the list with this message added at its end."""
+        longer = MessageList([*self._messages, message])
+        longer._versions = self._versions
+        return longer
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The position in a session up to which it agrees with an incoming list; `to_dict` gives plain values to keep beside it.
+
+    `root` is the session name that was asked for, `session` the one that serves the list, `head` and `head_id` its newest record
+    at that time. `handed` maps the newest messages of the list to their versions: those that the session still shows.
+    `before` counts the older messages of the list, and `digest` is the `ids_digest` of their ids.
+    """
+
+    root: str
+    session: str
+    head: int
+    head_id: str
+    before: int
+    digest: str
+    handed: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("root", "session", "head", "head_id", "before", "digest")
+        return {**{name: getattr(self, name) for name in names}, "handed": dict(self.handed)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Cursor | None:
+        """Returns None for values of another version; the list is then matched by its ids alone."""
+        return cls(**values) if {*values} == {field.name for field in fields(cls)} else None
+
+    @property
+    def end(self) -> int:
+        """The length that the list had."""
+        return self.before + len(self.handed)
+
+    def has_same_ids(self, incoming: IncomingList) -> bool:
+        """Returns True where the list begins with the very messages that it had at the cursor, by id."""
+        return [*incoming.ids[self.before : self.end]] == [*self.handed] and incoming.digest(self.before) == self.digest
+
+    def precedes(self, incoming: IncomingList) -> bool:
+        """Returns True where the list only adds messages: none before the cursor was changed, removed or inserted."""
+        if len(incoming.ids) <= self.end or not self.has_same_ids(incoming):
+            return False
+        return all(incoming.version(self.before + i) == v for i, v in enumerate(self.handed.values()))
+
+
+def kept_positions(incoming: IncomingList, cursor: Cursor) -> list[int] | None:
+    """Returns where the cursor's messages stand in the list now; None when none is left or their order has changed."""
+    positions = [i for i, message_id in enumerate(incoming.ids) if message_id in cursor.handed]
+    kept_ids = [incoming.ids[i] for i in positions]
+    in_both = {*kept_ids}
+    return positions if positions and kept_ids == [i for i in cursor.handed if i in in_both] else None
+
+
+def changed_messages(incoming: IncomingList, cursor: Cursor, positions: Sequence[int]) -> dict[str, Message | None]:
+    """Returns the new content of the cursor's messages that have changed, None for those that were removed.
+
+    `positions` are those that `kept_positions` found.
+    """
+    ids = incoming.ids
+    kept = {ids[i]: i for i in positions}
+    changed: dict[str, Message | None] = {i: None for i in cursor.handed if i not in kept}
+    return changed | {
+        message_id: incoming.message(i)
+        for message_id, i in kept.items()
+        if incoming.version(i) != cursor.handed[message_id]
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """The outcome of comparing a list with a session.
+
+    `messages` are new and continue the open turn `turn_id`. `superseded` are known messages after a user message that is asked
+    again; `left_behind` are those after the point from which another branch of the conversation goes on: they may come back.
+    """
+
+    messages: tuple[Message, ...]
+    turn_id: str | None = None
+    superseded: tuple[str, ...] = ()
+    left_behind: tuple[str, ...] = ()
+
+
+def compare(
+    live: Sequence[Entry],
+    open_turns: Mapping[str, Sequence[Entry]],
+    messages: Sequence[Message],
+    *,
+    given_ids: Collection[str],
+    whole: bool,
+    session: str,
+    in_flight: Collection[str] = (),
+) -> Reconciled:
+    """Returns the messages after the last one that the session knows; all of them when it knows none.
+
+    `given_ids` are ids that the caller chose. Other ids were made on the way: such a message is known by its content as the last
+    one of a turn, unless the turn is `in_flight`, because then another call asks the same at this moment. A list that ends with a
+    known user message asks for its reply again. Raises MessageConflictError when that message has other content than in the
+    session. Where a `whole` conversation continues before a stored answer, that answer and what follows it is left behind.
+    """
+    turn_of = {e.id: turn_id for turn_id, entries in open_turns.items() for e in entries}
+    last_of_turn = {
+        content_key(entries[-1].message): turn_id
+        for turn_id, entries in open_turns.items()
+        if entries and turn_id not in in_flight
+    }
+    if live:
+        last_of_turn.setdefault(content_key(live[-1].message), "")
+    live_ids = {e.id for e in live[-_LOOK_BACK:]} if given_ids else set[str]()
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        if message.id not in given_ids:
+            turn_id = last_of_turn.get(content_key(message))
+        else:  # "" stands for the closed conversation
+            turn_id = turn_of.get(message.id, "" if message.id in live_ids else None)
+        if turn_id is None:
+            continue
+        new_messages = tuple(messages[index + 1 :])
+        if turn_id:
+            return Reconciled(new_messages, turn_id)
+        if new_messages:
+            return Reconciled(new_messages, left_behind=_left_behind(live, message) if whole else ())
+        return Reconciled((), superseded=_superseded(live, message, session))
+    return Reconciled(tuple(messages))
+
+
+def _position(live: Sequence[Entry], message_id: str) -> int | None:
+    return next((i for i in range(len(live) - 1, -1, -1) if live[i].id == message_id), None)
+
+
+def _left_behind(live: Sequence[Entry], message: Message) -> tuple[str, ...]:
+    """Returns the messages after this one if a reply is among them; a message that was only added, such as a note, stays."""
+    position = _position(live, message.id)
+    later = () if position is None else live[position + 1 :]
+    return tuple(e.id for e in later) if any(e.message.role == "assistant" for e in later) else ()
+
+
+def _superseded(live: Sequence[Entry], message: Message, session: str) -> tuple[str, ...]:
+    """Returns the messages after a user message that is asked again."""
+    position = _position(live, message.id) if message.role == "user" else None
+    if position is None:
+        return ()
+    if not live[position].shown_seq and content_key(live[position].message) != content_key(message):
+        raise MessageConflictError(
+            f"message id {message.id!r} is in session {session!r} with other content: "
+            "give the new message an id of its own, or change the old one with update()"
+        )
+    return tuple(e.id for e in live[position + 1 :])
+
+
+def rewound_turn(
+    entries: Sequence[Entry], messages: Sequence[Message], new_messages: Sequence[Message]
+) -> tuple[Message, ...] | None:
+    """Returns the open turn as the list has it, with the new messages, where the list goes on before its newest round; else None.
+
+    A failed run of an agent leaves that round in the session, and its list is asked again without it; or the list ends with
+    calls that nobody will answer any more.
+    """
+    newest = messages[len(messages) - len(new_messages) - 1]
+    # a message without an id of its own is known as a turn's last one
+    last = next((i for i, e in enumerate(entries) if e.id == newest.id), len(entries) - 1)
+    if not new_messages and newest.tool_calls:
+        last -= 1
+    if last < 0 or not any(e.message.role == "assistant" for e in entries[last + 1 :]):
+        return None
+    in_full = {m.id: m for m in messages}  # an entry may hold an excerpt
+    kept = (in_full.get(e.id, e.message) for e in entries[: last + 1])
+    return (*(replace(m, usage=None) for m in kept), *new_messages)
+
+
+def newest_known(ids: Sequence[str | None], known: Collection[str]) -> int:
+    """Returns the position of the newest id that is known, -1 when none is."""
+    return next((i for i in range(len(ids) - 1, -1, -1) if ids[i] in known), -1)
+
+
+def is_contiguous(ids: Sequence[str], known: Collection[str]) -> bool:
+    """Returns True where no unknown id stands between known ones."""
+    positions = [i for i, message_id in enumerate(ids) if message_id in known]
+    return not positions or positions[-1] - positions[0] + 1 == len(positions)
+
+
+def open_turn(messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns the messages after the newest final answer."""
+    return messages[next((i + 1 for i in range(len(messages) - 1, -1, -1) if is_final(messages[i])), 0) :]
+
+
+def split_settled(
+    messages: Sequence[Message], restored: Collection[str], *, continues_known: bool
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Returns the messages of finished turns, which the session should have before a request, and all that make the request.
+
+    With `continues_known` the first message is the newest one that the session knows. `restored` ids are stored again: their
+    usage was counted before.
+    """
+    incoming = [replace(m, usage=None) if m.id in restored else m for m in messages]
+    incoming = [m for m in incoming if m.kind == "message"]  # summaries are the session's own
+    if continues_known:
+        incoming = [*incoming[:1], *whole_rounds(incoming[1:])]
+    else:
+        incoming = [*whole_rounds(incoming, waiting=())]
+    final = next((i for i in range(len(incoming) - 1, -1, -1) if is_final(incoming[i])), -1)
+    settled = incoming[1 if continues_known else 0 : final + 1]
+    return tuple(settled) if final < len(incoming) - 1 else (), tuple(incoming)
+
+
+def repeated_count(messages: Sequence[Message], given_ids: Collection[str], shown: Sequence[Message] | None) -> int:
+    """Returns how many leading messages repeat what the caller was shown or has just handed over.
+
+    `shown` is the history as it was last read, None when it was not read.
+    """
+    known = {m.id: content_key(m) for m in shown or ()}
+    repeated = _repeated_input(messages, given_ids, known, unread=shown is None)
+    return repeated + _repeated_history(messages[repeated:], given_ids, shown or ())
+
+
+def _repeated_input(
+    messages: Sequence[Message], given_ids: Collection[str], known: Mapping[str, str], *, unread: bool
+) -> int:
+    """Returns how many leading messages are the input, which an agent hands back in its output.
+
+    There it follows the messages that were shown; in a first turn it follows itself, with ids, or on a history read as empty.
+    """
+    keys = [content_key(m) for m in messages]
+    known_at = [i for i, m in enumerate(messages) if m.id in given_ids and m.id in known]
+    if known_at:
+        count, after = known_at[0], known_at[-1] + 1
+        return count if count and keys[:count] == keys[after : after + count] else 0
+    if known:
+        return 0
+    for count in range(1, (len(messages) + 1) // 2):
+        has_ids = messages[0].id not in given_ids and messages[count].id in given_ids
+        if keys[:count] == keys[count : 2 * count] and (has_ids or not unread):
+            return count
+    return 0
+
+
+def _repeated_history(messages: Sequence[Message], given_ids: Collection[str], shown: Sequence[Message]) -> int:
+    """Returns how many leading messages copy all that was shown, without ids; a single message may have been said again."""
+    count = len(shown)
+    if count < 2 or len(messages) <= count or any(m.id in given_ids for m in messages[:count]):
+        return 0
+    same = all(content_key(a) == content_key(b) for a, b in zip(messages, shown, strict=False))
+    return count if same else 0
+
+
+def first_in_view(view: View, incoming: IncomingList) -> int:
+    """Returns the position in the list of its first message that the view shows; the list's length when it shows none."""
+    live_ids = {e.id for e in view.live}
+    return next((i for i, message_id in enumerate(incoming.ids) if message_id in live_ids), len(incoming.ids))
+
+
+def continues(view: View, incoming: IncomingList) -> bool:
+    """Returns True where the list has the whole conversation that the view shows, unchanged and in one piece, and more."""
+    ids = incoming.ids
+    live = conversation(view, ids)
+    if not live or live[0].id not in ids:
+        return False
+    start = ids.index(live[0].id)
+    if [*ids[start : start + len(live)]] != [e.id for e in live] or start + len(live) >= len(ids):
+        return False
+    # a tool's output may stand there as an excerpt
+    compared = (
+        (e.message, incoming.message(start + i))
+        for i, e in enumerate(live)
+        if e.message.role != "tool" and not e.shown_seq
+    )
+    return all((a.text, a.tool_calls) == (b.text, b.tool_calls) for a, b in compared)
+
+
+def conversation(view: View, ids: Collection[str]) -> list[Entry]:
+    """Returns the visible messages of a conversation; a system message only if its id is among those of the list."""
+    in_list = frozenset(ids)
+    return [e for e in view.live if e.message.kind == "message" and (e.message.role != "system" or e.id in in_list)]
+
+
+def cursor_of_view(
+    base: Cursor, view: View, visible: AbstractSet[str], incoming: IncomingList, last: Cursor | None
+) -> Cursor | None:
+    """Returns the cursor from which the list, as it is now, continues the session's window; None when that shows nothing.
+
+    `base` gives the session's head and the part of the list that is older than the window; `visible` are the messages of open
+    turns too. With `last`, the cursor of the call before, messages that it did not have, such as a note, are the session's own.
+    An open turn continues only if the list has it unchanged and in one piece; otherwise, and after a restart, it begins again.
+    """
+    known = None if last is None else last.handed
+    positions = {message_id: i for i, message_id in enumerate(incoming.ids)}
+    in_list = [positions[e.id] for e in view.live if e.id in positions]
+    if not view.compressed and in_list and in_list[-1] - in_list[0] >= len(in_list):
+        # messages that are new or have come back stand among known ones: the session begins again
+        return replace(base, handed={CHANGED: CHANGED})
+    live = [e for e in view.live if _is_callers(e, positions) and (known is None or e.id in known)]
+    handed = {e.id: _entry_version(e, positions.get(e.id), incoming, known or {}) for e in live}
+    in_open_turns = sorted(visible - {e.id for e in view.live}, key=lambda i: positions.get(i, -1))
+    if in_open_turns and not _is_unchanged(in_open_turns, positions, incoming, known or {}):
+        handed[in_open_turns[0]] = CHANGED  # with one message its whole turn goes
+    if not handed:
+        return None
+    return replace(base, handed=dict(sorted(handed.items(), key=lambda item: positions.get(item[0], -1))))
+
+
+def _is_unchanged(
+    ids: Sequence[str], positions: Mapping[str, int], incoming: IncomingList, known: Mapping[str, str]
+) -> bool:
+    start = positions.get(ids[0], -1)
+    return start >= 0 and all(
+        positions.get(message_id) == start + n and known.get(message_id) == incoming.version(start + n)
+        for n, message_id in enumerate(ids)
+    )
+
+
+def _is_callers(entry: Entry, positions: Mapping[str, int]) -> bool:
+    """Returns False for messages that the session itself holds beside the list: summaries, and those for the model only."""
+    message = entry.message
+    if message.kind != "message" or message.visibility == "model":
+        return False
+    return message.role != "system" or entry.id in positions
+
+
+def _entry_version(entry: Entry, position: int | None, incoming: IncomingList, known: Mapping[str, str]) -> str:
+    if position is None:
+        return CHANGED
+    if entry.id in known:
+        return known[entry.id]
+    # a tool's output may stand there as an excerpt
+    same = entry.shown_seq or entry.message.role == "tool"
+    same = same or content_key(entry.message) == content_key(incoming.message(position))
+    return incoming.version(position) if same else CHANGED

@@ -1,0 +1,118 @@
+"""Turns edits of the live conversation into records. Refuses invalid indices and keeps tool rounds whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+
+from ctxfold.errors import MessageError, MessageIndexError, OrphanToolResultError
+from ctxfold.history.cuts import legal_cuts, round_of
+from ctxfold.history.log import SessionState
+from ctxfold.history.records import (
+    AMONG_PROMPTS,
+    Body,
+    MessageAdded,
+    MessageInserted,
+    MessageRemoved,
+    MessageReplaced,
+)
+from ctxfold.history.view import Entry, View
+from ctxfold.messages import Message, Role, system, validated
+
+__all__ = ["inserted", "popped", "prompt_changes", "prompted", "removed", "replaced", "retained"]
+
+PROMPT_ID = "system-prompt-"
+
+
+def replaced(entries: Sequence[Entry], index: int, message: Message) -> MessageReplaced:
+    """Returns the record that puts new content in place; role, tool calls and the answered call must stay the same."""
+    old = entries[_checked(entries, index)].message
+    if old.role != message.role:
+        raise MessageError(
+            f"message {index} is {old.role}, the new one {message.role}: remove it and insert the new one"
+        )
+    if {c.id for c in old.tool_calls} != {c.id for c in message.tool_calls}:
+        raise OrphanToolResultError(
+            f"message {index} makes tool calls; an update must keep their ids: remove the round instead"
+        )
+    if {r.call_id for r in old.tool_results} != {r.call_id for r in message.tool_results}:
+        raise OrphanToolResultError(f"message {index} answers a tool call; an update must answer the same one")
+    return MessageReplaced(message)
+
+
+def inserted(entries: Sequence[Entry], index: int, message: Message) -> MessageInserted:
+    """Returns the record that puts a message before position `index`: the end is allowed, the inside of a tool round is not."""
+    if not 0 <= index <= len(entries):
+        raise MessageIndexError(f"index {index} is outside 0..{len(entries)}")
+    if message.tool_calls or message.role == "tool":
+        raise OrphanToolResultError("a tool call or result cannot be inserted alone: append the whole round at the end")
+    if index not in legal_cuts(entries):
+        raise OrphanToolResultError(f"position {index} lies inside a tool round: insert before or after the round")
+    return MessageInserted(message, entries[index].id if index < len(entries) else None)
+
+
+def removed(entries: Sequence[Entry], index: int) -> tuple[Entry, ...]:
+    """Returns the entries to remove with the one at `index`: its whole tool round, if it is in one."""
+    return tuple(entries[slice(*round_of(entries, _checked(entries, index)))])
+
+
+def popped(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Returns the newest entry, with its whole tool round."""
+    if not entries:
+        raise MessageIndexError("pop from an empty conversation")
+    return removed(entries, len(entries) - 1)
+
+
+def retained(entries: Sequence[Entry], role: Role) -> tuple[Entry, ...]:
+    """Returns the entries to remove when only `role` stays; a tool round stays only as a whole."""
+    removed_entries: list[Entry] = []
+    index = 0
+    while index < len(entries):
+        start, end = round_of(entries, index)
+        block = entries[start:end]
+        if any(e.message.role != role for e in block):
+            removed_entries.extend(block)
+        index = end
+    return tuple(removed_entries)
+
+
+def prompt_changes(state: SessionState, prompts: Sequence[str]) -> list[Body]:
+    """Returns the records that set the session's own system prompts; system messages of the conversation stay."""
+    if [e.message.text for e in state.system] == list(prompts):
+        return []
+    own = [e for e in state.system if e.id.startswith(PROMPT_ID)]
+    others = {e.message.text for e in state.system if not e.id.startswith(PROMPT_ID)}
+    prompts = [text for text in prompts if text not in others]
+    fresh = not state.live and not state.compressed and not state.open
+    bodies: list[Body] = []
+    taken = {e.id for e in own}  # of two prompts the first may have gone
+    free = (name for number in count(1) if (name := f"{PROMPT_ID}{number}") not in taken)
+    for index, text in enumerate(prompts):
+        name = own[index].id if index < len(own) else next(free)
+        message = validated(system(text, id=name))
+        if index >= len(own):
+            bodies.append(MessageAdded(message) if fresh else MessageInserted(message, AMONG_PROMPTS))
+        elif own[index].message.text != text:
+            bodies.append(MessageReplaced(message))
+    if len(own) > len(prompts):
+        bodies.append(MessageRemoved(tuple(e.id for e in own[len(prompts) :])))
+    return bodies
+
+
+def prompted(view: View, prompts: Sequence[str] | None, count: Callable[[Message], int]) -> View:
+    """Returns the view with these system prompts, whichever another call has set meanwhile."""
+    if prompts is None or view.prompts == tuple(prompts):
+        return view
+    others = [e for e in view.system if not e.id.startswith(PROMPT_ID)]
+    fresh = [text for text in prompts if text not in {e.message.text for e in others}]
+    messages = [system(text, id=f"{PROMPT_ID}{index}") for index, text in enumerate(fresh, 1)]
+    leading = (*(Entry(m.id, 0, m, count(m)) for m in messages), *others)
+    tokens = view.tokens + sum(e.tokens for e in leading) - sum(e.tokens for e in view.system)
+    return replace(view, system=leading, tokens=tokens)
+
+
+def _checked(entries: Sequence[Entry], index: int) -> int:
+    if not -len(entries) <= index < len(entries):
+        raise MessageIndexError(f"index {index} is outside a conversation of {len(entries)} messages")
+    return index % len(entries)

@@ -1,0 +1,62 @@
+"""Caches the posting lists that the archive's index read last, since a question often repeats words of the one before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from ctxfold.lru import LruCache
+
+__all__ = ["Hit", "Hits"]
+
+Hit: TypeAlias = tuple[int, int, int]  # seq, count of the term in it, its length
+TERMS, SINGLE = 256, 512  # that are kept: terms, and single hits of each
+
+
+class Hits:
+    """Holds newest hits of terms, while the index keeps the size at which they were read, and single hits, which never change.
+
+    For one session; replaced after an erasure. Safe across threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._size = (0, 0)
+        self._newest: LruCache[str, tuple[int, tuple[Hit, ...]]] = LruCache(TERMS)
+        self._single: LruCache[str, dict[int, Hit | None]] = LruCache(TERMS)
+
+    def newest(self, terms: Sequence[str], at_most: int) -> dict[str, tuple[Hit, ...]]:
+        """Returns the newest hits, at most that many, of the terms that are cached, as of the newest reading's size."""
+        known = self._newest.get_many(terms)
+        return {term: hits[-at_most:] for term, (limit, hits) in known.items() if limit >= at_most}
+
+    def keep(self, size: tuple[int, int], hits_by_term: Mapping[str, tuple[Hit, ...]], at_most: int) -> bool:
+        """Stores the newest hits of an index of this size. Returns False when the size has changed: older entries are outdated."""
+        with self._lock:
+            same = size == self._size
+            if not same:
+                self._newest.clear()
+                self._size = size
+            self._newest.update({t: (at_most, hits) for t, hits in hits_by_term.items()})
+        return same
+
+    def among(self, terms: Sequence[str], seqs: Sequence[int]) -> tuple[dict[str, tuple[Hit, ...]], tuple[int, ...]]:
+        """Returns the hits of the terms in these documents, and the documents for which not all terms are cached."""
+        with self._lock:
+            known = [self._single.get(term) or {} for term in terms]
+            unknown = tuple(seq for each in known for seq in seqs if seq not in each)
+            hits_by_term = {
+                term: tuple([hit for seq in seqs if (hit := each.get(seq)) is not None])
+                for term, each in zip(terms, known, strict=True)
+            }
+        return hits_by_term, tuple(sorted(set(unknown)))
+
+    def keep_among(self, hits_by_term: Mapping[str, Sequence[Hit]], seqs: Sequence[int]) -> None:
+        """Stores all hits of the terms in these documents; a document without a hit does not hold the term."""
+        with self._lock:
+            for term, hits in hits_by_term.items():
+                by_seq = {hit[0]: hit for hit in hits}
+                new = {seq: by_seq.get(seq) for seq in seqs}
+                both = (self._single.get(term) or {}) | new
+                self._single.put(term, both if len(both) <= SINGLE else new)

@@ -1,0 +1,1 @@
+"""Reports on a session: why its window is what it is, its timeline and its archive."""

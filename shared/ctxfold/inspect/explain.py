@@ -1,0 +1,317 @@
+"""Explains a window: why each message is in it, and which message a reference names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from ctxfold.effects import Flow, StoreCall
+from ctxfold.errors import ConfigError, MessageErasedError, MessageNotFoundError
+from ctxfold.events import WindowGauge
+from ctxfold.history.log import SessionState
+from ctxfold.history.prefix import PrefixStats
+from ctxfold.history.records import Compacted, Erased, Record
+from ctxfold.history.sections import section_note
+from ctxfold.history.snapshot import message_in, stored_message
+from ctxfold.history.view import Entry
+from ctxfold.inspect.html import window_html
+from ctxfold.messages import Message
+from ctxfold.protocols import Ports, Store
+from ctxfold.session_state import OpenSession, known_records
+from ctxfold.validation import kind_of
+
+__all__ = [
+    "Audience",
+    "Explanation",
+    "MessageExplanation",
+    "WindowBlock",
+    "conversation",
+    "explain",
+    "explain_message",
+    "original",
+    "original_record",
+    "seen_by_user",
+    "with_hidden",
+]
+
+Where: TypeAlias = Literal["visible", "excerpt", "compacted", "removed", "hidden", "open turn"]
+Audience: TypeAlias = Literal["all", "user", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBlock:
+    """A message of the window: its zone, its tokens, and why it is there.
+
+    `reference` reads the original back, `source` names what it was made from, and `at_s` is when it was stored, in Unix time.
+    """
+
+    zone: str
+    id: str
+    role: str
+    tokens: int
+    why: str
+    preview: str
+    reference: str = ""
+    source: str = ""
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The whole window; `overhead_tokens` is what the newest request held in addition, such as tools.
+
+    `gauge` says how much room is left, and when the next compaction is due.
+    """
+
+    session: str
+    context_window: int
+    budget_tokens: int
+    used_tokens: int
+    epoch: int
+    compactions: int
+    blocks: tuple[WindowBlock, ...]
+    prefix: PrefixStats
+    overhead_tokens: int = 0
+    now_s: float = 0.0
+    gauge: WindowGauge | None = None
+
+    def _repr_html_(self) -> str:
+        return window_html(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        data = asdict(self)
+        if self.gauge is not None:
+            data["gauge"]["forecast"] = self.gauge.forecast
+        return data
+
+    def __str__(self) -> str:
+        head = (
+            f"session {self.session}: {self.used_tokens} of {self.budget_tokens} tokens used "
+            f"(window {self.context_window}), epoch {self.epoch}, {self.compactions} compactions"
+            f"{f'; {self.gauge.forecast}' if self.gauge is not None else ''}"
+        )
+        rows = [
+            f"{b.zone:<8} {b.role:<10} {b.tokens:>6}  {b.reference:<6} {b.why:<34} {b.preview}" for b in self.blocks
+        ]
+        return "\n".join([head, *rows])
+
+
+@dataclass(frozen=True, slots=True)
+class MessageExplanation:
+    """The place of one message now; `reference` (`#17`) reads the original back.
+
+    `summaries` are the ids of the summaries that contain it, the newest, which replaced the others, last.
+    """
+
+    id: str
+    where: Where
+    why: str
+    reference: str
+    message: Message
+    summaries: tuple[str, ...] = ()
+
+
+def explain(open_session: OpenSession, ports: Ports, gauge: WindowGauge | None = None) -> Flow[Explanation]:
+    """Returns the explanation of the window between turns; reads the records of the visible messages."""
+    with open_session.lock:
+        view, pins, compactions = (
+            open_session.state.view(),
+            frozenset(open_session.state.pins),
+            open_session.state.compactions,
+        )
+    stored = yield from StoreCall(Store.fetch, open_session.key, [e.seq for e in view])
+    records = {r.seq: r for r in stored}
+    zones = (("system", view.system), ("summary", view.compressed), ("live", view.live))
+    blocks = (_block(zone, e, records.get(e.seq), e.id in pins) for zone, entries in zones for e in entries)
+    rules = open_session.rules()
+    return Explanation(
+        session=open_session.key.session,
+        context_window=open_session.window_rules().context_window,
+        budget_tokens=rules.budget_tokens,
+        used_tokens=view.tokens,
+        epoch=view.epoch,
+        compactions=compactions,
+        blocks=tuple(blocks),
+        prefix=open_session.tracker.stats(),
+        overhead_tokens=open_session.overhead_tokens,
+        now_s=ports.clock.now_s(),
+        gauge=gauge,
+    )
+
+
+def explain_message(open_session: OpenSession, message_id: str) -> Flow[MessageExplanation]:
+    """Returns where a message is: visible, an excerpt, compacted, removed, or in an open turn.
+
+    Raises MessageNotFoundError when the session never had it.
+    """
+    record, message = yield from original_record(open_session, message_id)
+    entry = open_session.state.entry(message.id)
+    summaries: tuple[str, ...] = ()
+    where: Where
+    if message.visibility == "user":
+        where, why = "hidden", "for the user only: neither counted nor sent"
+    elif entry is None:
+        summaries = yield from _summaries(open_session, message.id, record.seq)
+        where, why = "removed", "an edit took it out of the view; the original is archived"
+        if summaries:
+            where, why = "compacted", f"summarised in {summaries[-1]}; the original is archived"
+    elif any(entry in t.entries for t in open_session.state.open.values()):
+        where, why = "open turn", "its turn has not closed yet"
+    else:
+        where, why = "excerpt" if entry.shown_seq else "visible", _why(entry, message.id in open_session.state.pins)
+    return MessageExplanation(message.id, where, why, f"#{record.number}", message, summaries)
+
+
+def _summaries(open_session: OpenSession, message_id: str, since: int) -> Flow[tuple[str, ...]]:
+    """Returns the ids of the summaries that covered the message, one after the other."""
+    records = yield from StoreCall(Store.read, open_session.key, after=since)
+    newest_id, summary_ids = message_id, list[str]()
+    for record in records:
+        body = record.body
+        if not isinstance(body, Compacted) or body.summary is None or record.id in open_session.state.undone:
+            continue
+        if newest_id in body.covered:
+            newest_id = body.summary.id
+            summary_ids.append(newest_id)
+    return tuple(summary_ids)
+
+
+def original(open_session: OpenSession, message_id: str) -> Flow[Message]:
+    """Returns a message as it was stored, wherever it is now, by its id or by a reference such as `#17`.
+
+    An id names the newest version, a number the one in that record. Raises MessageNotFoundError when the session never had it,
+    and MessageErasedError when it was erased.
+    """
+    return (yield from original_record(open_session, message_id))[1]
+
+
+def original_record(open_session: OpenSession, reference: str) -> Flow[tuple[Record, Message]]:
+    """Returns the record that holds a message, and the message; see `original`."""
+    records: tuple[Record, ...]
+    check_reference(reference)
+    if reference.startswith("#") and reference[1:].isdecimal():
+        numbered = yield from StoreCall(Store.numbered, open_session.key, int(reference[1:]))
+        message = None if numbered is None else stored_message(numbered)
+        if numbered is not None and message is not None:
+            return numbered, message
+        _check_erased(open_session, reference, () if numbered is None else (numbered,))
+    entry = open_session.state.entry(reference)
+    if entry is not None:
+        records = yield from StoreCall(Store.fetch, open_session.key, (entry.seq,))
+    else:
+        records = yield from known_records(open_session, reference)
+        records = tuple(r for r in records if r.id not in open_session.state.undone) or records
+    for record in reversed(records):
+        message = message_in(record, reference)
+        if message is not None:
+            return record, message
+    _check_erased(open_session, reference, records)
+    raise MessageNotFoundError(
+        f"message {reference!r} is not in session {open_session.key.session!r}: check the reference"
+    )
+
+
+def check_reference(reference: object) -> None:
+    if not isinstance(reference, str):
+        raise MessageNotFoundError(
+            f"{kind_of(reference)} names no message: give its id (message.id), or a reference such as '#17'"
+        )
+
+
+def ids_of(open_session: OpenSession, references: Sequence[str]) -> Flow[tuple[str, ...]]:
+    """Returns the ids of messages named by id or `#17`; MessageNotFoundError for a number that the session does not have."""
+    ids: list[str] = []
+    for reference in references:
+        check_reference(reference)
+        numbered = reference.startswith("#")
+        ids.append((yield from original_record(open_session, reference))[1].id if numbered else reference)
+    return tuple(ids)
+
+
+def _check_erased(open_session: OpenSession, reference: str, records: Sequence[Record]) -> None:
+    if any(isinstance(r.body, Erased) for r in records):
+        raise MessageErasedError(f"message {reference!r} of session {open_session.key.session!r} was erased")
+
+
+def conversation(
+    open_session: OpenSession, turn_id: str | None = None, audience: Audience = "all"
+) -> Flow[tuple[Message, ...]]:
+    """Returns every message as it was stored, compacted or not, edits applied, in order; with those of an open turn.
+
+    For the audience "user" it leaves out summaries and messages for the model only; for "model" it returns the window.
+    """
+    if audience not in get_args(Audience):
+        raise ConfigError(f"audience is {audience!r}: use one of {', '.join(get_args(Audience))}")
+    if audience == "model":
+        return open_session.view(turn_id).messages
+    records = yield from StoreCall(Store.read, open_session.key)
+    state = SessionState(open_session.key, lambda _: 0, hidden=True)
+    # a compaction only hides: folded without it, the log gives back what it stood for
+    state.undone = {*open_session.state.undone, *(r.id for r in records if isinstance(r.body, Compacted))}
+    state.apply(records)
+    stored = {r.seq: r for r in records}
+    messages = [message_in(stored[e.seq], e.id) or e.message for e in state.view(turn_id)]
+    return seen_by_user(messages) if audience == "user" else tuple(messages)
+
+
+def seen_by_user(messages: Iterable[Message]) -> tuple[Message, ...]:
+    return tuple(m for m in messages if m.visibility != "model" and m.kind == "message")
+
+
+def with_hidden(stored: Sequence[Message], changed: Sequence[Message]) -> list[Message]:
+    """Returns the changed messages with the hidden ones of `stored`, each after the message that it followed before.
+
+    A tool result follows its call; it is left out where the call has another result.
+    """
+    places = {m.id: i for i, m in enumerate(changed)}
+    callers = {c.id: i for i, m in enumerate(changed) for c in m.tool_calls}
+    seen = {m.id for m in seen_by_user(stored)}
+    hidden = [m for m in stored if m.id not in seen and m.id not in places]
+    answered = {r.call_id for m in changed for r in m.tool_results}
+    waiting = (callers.keys() | {c.id for m in hidden for c in m.tool_calls}) - answered
+    after: dict[int, list[Message]] = {}
+    last = -1
+    for message in stored:
+        if message.id in places:
+            last = places[message.id]
+        elif message.id not in seen and all(r.call_id in waiting for r in message.tool_results):
+            called = max((callers.get(r.call_id, -1) for r in message.tool_results), default=-1)
+            after.setdefault(max(last, called), []).append(message)
+    return [*after.get(-1, ()), *(each for i, m in enumerate(changed) for each in (m, *after.get(i, ())))]
+
+
+def _block(zone: str, entry: Entry, record: Record | None, pinned: bool) -> WindowBlock:
+    text = " ".join(entry.message.text.split())
+    return WindowBlock(
+        zone="section" if entry.message.kind == "section" else zone,
+        id=entry.id,
+        role=entry.message.role,
+        tokens=entry.tokens,
+        why=_why(entry, pinned),
+        preview=text if len(text) <= 60 else f"{text[:57]}...",
+        reference=entry.reference if entry.number else "",
+        source=_made_from(entry, record),
+        at_s=record.at_s if record is not None else 0.0,
+    )
+
+
+def _made_from(entry: Entry, record: Record | None) -> str:
+    note = section_note(entry.message)
+    if note is not None:
+        return ", ".join(dict.fromkeys(i.source for i in note.items if i.source))
+    if record is not None and isinstance(record.body, Compacted) and entry.message.kind == "summary":
+        return f"{len(record.body.covered)} messages, {record.body.fallback_level}"
+    return ""
+
+
+def _why(entry: Entry, pinned: bool) -> str:
+    if pinned:
+        return "pinned"
+    if entry.message.kind == "summary":
+        return "stands for compacted messages"
+    if (note := section_note(entry.message)) is not None:
+        return f"{note.kind}, {'put in by hand' if note.by_hand else 'found for the question'}"
+    if entry.shown_seq:
+        return "excerpt of a large tool output" if entry.message.role == "tool" else "arguments of a call, shortened"
+    return "system prompt" if entry.message.role == "system" else "newer than the last cut"

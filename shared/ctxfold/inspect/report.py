@@ -1,0 +1,213 @@
+"""Reports on a whole session: its window, its timeline, and where every message is now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ctxfold.effects import Flow, StoreCall
+from ctxfold.events import WindowGauge
+from ctxfold.history.log import SessionState
+from ctxfold.history.records import (
+    NOTICE,
+    Body,
+    Cleared,
+    Compacted,
+    Erased,
+    Forked,
+    MessageAdded,
+    MessageInserted,
+    MessageRemoved,
+    MessageReplaced,
+    Pinned,
+    Record,
+    Restored,
+    Undone,
+    Unpinned,
+)
+from ctxfold.history.sections import section_note
+from ctxfold.history.snapshot import stored_message
+from ctxfold.inspect.explain import Explanation, explain
+from ctxfold.inspect.html import body, page
+from ctxfold.messages import Message
+from ctxfold.protocols import Ports, Store
+from ctxfold.session_state import OpenSession
+
+__all__ = ["Inspection", "Stored", "TimelineEntry", "inspect"]
+
+MOST_MESSAGES = 2_000
+MOST_CHARS = 20_000  # of one message
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """A change of the window: a compaction, an edit, an erasure. All but pins and forks broke the prefix."""
+
+    at_s: float
+    what: str
+    detail: str = ""
+    tokens_before: int = 0
+    tokens_after: int = 0
+    undone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as it was stored, and its place now; `reference` reads it back."""
+
+    reference: str
+    id: str
+    role: str
+    where: str
+    at_s: float
+    text: str
+
+    @property
+    def preview(self) -> str:
+        line = " ".join(self.text.split())
+        return line if len(line) <= 100 else f"{line[:97]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The report on a session: print it, call `to_dict()`, show it in a notebook, or write `page()` to a file.
+
+    `messages` are the newest ones, oldest first; `left_out` is how many came before them.
+    """
+
+    window: Explanation
+    timeline: tuple[TimelineEntry, ...]
+    messages: tuple[Stored, ...]
+    left_out: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["window"] = self.window.to_dict()
+        data["messages"] = [{**asdict(m), "preview": m.preview} for m in self.messages]
+        return data
+
+    def page(self) -> str:
+        """Returns one self-contained HTML document with a search over all messages."""
+        return page(self.to_dict())
+
+    def _repr_html_(self) -> str:
+        return body(self.to_dict())
+
+    def __str__(self) -> str:
+        steps = [
+            f"{datetime.fromtimestamp(s.at_s, UTC):%Y-%m-%d %H:%M:%S}  {s.what:<12}"
+            f"{f'{s.tokens_before} -> {s.tokens_after} tokens  ' if s.tokens_before else ''}{s.detail}"
+            f"{' (undone)' if s.undone else ''}"
+            for s in self.timeline
+        ]
+        return "\n".join([str(self.window), "", "What happened:", *(steps or ["nothing yet"])])
+
+
+def inspect(open_session: OpenSession, ports: Ports, gauge: WindowGauge | None = None) -> Flow[Inspection]:
+    """Returns the whole report; reads the whole log."""
+    records = yield from StoreCall(Store.read, open_session.key)
+    window = yield from explain(open_session, ports, gauge)
+    stored = _stored(open_session.state, records)
+    return Inspection(
+        window, _timeline(open_session.state, records), stored[-MOST_MESSAGES:], max(0, len(stored) - MOST_MESSAGES)
+    )
+
+
+def _timeline(state: SessionState, records: Sequence[Record]) -> tuple[TimelineEntry, ...]:
+    entries: list[TimelineEntry] = []
+    for record in records:
+        entry = _timeline_entry(record, records, undone=record.id in state.undone)
+        if entry is not None:
+            entries.append(entry)
+    return tuple(entries)
+
+
+def _timeline_entry(record: Record, records: Sequence[Record], *, undone: bool) -> TimelineEntry | None:
+    body_ = record.body
+    if isinstance(body_, Compacted):
+        parts = (f"{len(body_.covered)} messages covered" if body_.covered else "", body_.fallback_level, body_.reason)
+        detail = f"{body_.strategy}: {', '.join(p for p in parts if p)}"
+        return TimelineEntry(record.at_s, "compaction", detail, body_.tokens_before, body_.tokens_after, undone)
+    if (edit := _edited(body_)) is not None:
+        return TimelineEntry(record.at_s, *edit, undone=undone)
+    if (other := _other(record, records)) is not None:
+        return TimelineEntry(record.at_s, *other)
+    return None
+
+
+def _edited(body_: Body) -> tuple[str, str] | None:
+    match body_:
+        case MessageAdded(message=message) | MessageInserted(message=message) if message.kind == "section":
+            return "section", _kind(message)
+        case MessageInserted(message=message):
+            return "edit", f"{message.id} put in"
+        case MessageReplaced(message=message):
+            return "edit", f"{message.id} replaced"
+        case MessageRemoved(ids=ids):
+            return "edit", f"{_named(ids)} removed"
+        case Cleared():
+            return "edit", "cleared"
+        case Restored(message=message):
+            return "restored", message.id
+        case _:
+            return None
+
+
+def _kind(message: Message) -> str:
+    note = section_note(message)
+    return "" if note is None else note.kind
+
+
+def _other(record: Record, records: Sequence[Record]) -> tuple[str, str] | None:
+    match record.body:
+        case Undone(record_id=record_id):
+            kind = next((r.body.kind for r in records if r.id == record_id), "")
+            return "undo", f"of {kind.replace('_', ' ')}"
+        case Pinned(ids=ids):
+            return "pin", _named(ids)
+        case Unpinned(ids=ids):
+            return "unpin", _named(ids)
+        case Forked(origins=origins):
+            return "fork", f"from {origins[0]}"
+        case Erased(ids=ids) if record.id.startswith(NOTICE):
+            return "erasure", _named(ids)
+        case _:
+            return None
+
+
+def _named(ids: Sequence[str]) -> str:
+    return ", ".join(ids) if len(ids) <= 4 else f"{len(ids)} messages"
+
+
+def _stored(state: SessionState, records: Sequence[Record]) -> tuple[Stored, ...]:
+    """Returns each message once, in its newest version."""
+    visible = {e.id: e for e in state.view()}
+    pending = {e.id for turn in state.open.values() for e in turn.entries}
+    covered = {i for r in records if isinstance(r.body, Compacted) and r.id not in state.undone for i in r.body.covered}
+    newest: dict[str, tuple[Record, Message]] = {}
+    for record in records:
+        message = stored_message(record)
+        if message is not None and record.id not in state.undone:
+            first = (
+                newest.get(message.id, (record, message))[0] if not isinstance(record.body, MessageAdded) else record
+            )
+            newest[message.id] = (first, message)
+
+    def where(message: Message) -> str:
+        if message.id in visible:
+            return "shown as an excerpt" if visible[message.id].shown_seq else "in the window"
+        if message.id in pending:
+            return "in an open turn"
+        if message.visibility == "user":
+            return "for the user only"
+        return "compacted" if message.id in covered else "removed"
+
+    return tuple(Stored(f"#{r.number}", m.id, m.role, where(m), r.at_s, _text(m)) for r, m in newest.values())
+
+
+def _text(message: Message) -> str:
+    calls = [f"-> {c.name}({c.arguments})" for c in message.tool_calls]
+    text = "\n".join([*([message.text] if message.text else []), *calls])
+    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}\n[{len(text) - MOST_CHARS} more characters]"

@@ -1,0 +1,439 @@
+"""Exports and imports sessions: messages as JSONL in a provider's shape, or a whole session as one versioned file.
+
+An import checks every line first and writes all messages at once or none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+from ctxfold.compaction.tool_outputs import sized
+from ctxfold.connect import LineCodec
+from ctxfold.effects import Flow, StoreCall
+from ctxfold.engine.archive import documents_of
+from ctxfold.engine.engine import Engine
+from ctxfold.engine.known_messages import new_record_ids, open_turn_starts
+from ctxfold.errors import (
+    ConfigError,
+    CtxError,
+    HeadMovedError,
+    ImportLineError,
+    MessageConflictError,
+    PinBudgetError,
+    SessionExistsError,
+    StoreCorruptError,
+    StoreFormatError,
+    StoreUnavailableError,
+)
+from ctxfold.events import SessionLoaded
+from ctxfold.history.cuts import check_sequence, open_calls
+from ctxfold.history.log import SessionState
+from ctxfold.history.records import (
+    Draft,
+    MessageAdded,
+    Pinned,
+    PolicyChanged,
+    Record,
+    SessionKey,
+    SnapshotTaken,
+    Undone,
+    decode_body,
+    encode_body,
+)
+from ctxfold.history.snapshot import dump_state, stored_message
+from ctxfold.io.lines import read_lines
+from ctxfold.messages import Message, content_key, validated
+from ctxfold.protocols import Document, Ports, Store
+from ctxfold.retrieval.recall import document
+from ctxfold.session_state import OpenSession, append, closing_draft, draft, refresh
+from ctxfold.validation import json_problem
+
+__all__ = [
+    "Line",
+    "Zone",
+    "exported",
+    "file_rules",
+    "has_log",
+    "import_jsonl",
+    "load_log",
+    "log_of",
+    "parse_lines",
+    "parse_session",
+    "session_text",
+    "stored_policy",
+    "whole_log",
+]
+
+
+KEY = "ctxfold"
+SESSION_VERSION = 1
+Zone: TypeAlias = Literal["all", "window", "immutable", "compressed", "incremental"]
+Json: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a file: its number, its message, and the records that it carries, its own among them."""
+
+    number: int
+    message: Message
+    records: tuple[Json, ...] = ()
+    pinned: bool = False
+
+
+# writing
+
+
+def exported(open_session: OpenSession, codec: LineCodec, *, zone: str, native: bool) -> Flow[list[str]]:
+    """Lines of one zone as it stands, of the whole window, or of every message ever stored, with the log beside ("all")."""
+    if zone == "all":
+        return (yield from _whole(open_session, codec, native))
+    view, pins = open_session.view(), open_session.state.pins
+    zones = {"immutable": view.system, "compressed": view.compressed, "incremental": view.live}
+    if zone != "window" and zone not in zones:
+        raise ConfigError(f'zone is {zone!r}: use "all", "window", "immutable", "compressed" or "incremental"')
+    chosen = [(name, e.message) for name, entries in zones.items() if zone in (name, "window") for e in entries]
+    wires = codec.wires([m for _, m in chosen], native=native)
+    return [
+        _line(codec, m, wire, native=native, zone=name, beside={"pinned": True} if m.id in pins else {})
+        for (name, m), wire in zip(chosen, wires, strict=True)
+    ]
+
+
+def _whole(open_session: OpenSession, codec: LineCodec, native: bool) -> Flow[list[str]]:
+    records = yield from StoreCall(Store.read, open_session.key)
+    visible, pins = {e.id for e in open_session.view()}, open_session.state.pins
+    messages = [m for r in records if (m := stored_message(r)) is not None]
+    wires = iter(codec.wires(messages, native=native))
+    rows: list[tuple[Message, Json]] = []
+    before: list[Json] = []
+    for record in records:
+        message = stored_message(record)
+        if message is None:
+            following = cast("list[Json]", rows[-1][1].setdefault("then", [])) if rows else before
+            following.append(_record(record))
+            continue
+        beside: Json = {"log": _record(record, without_message=True)}
+        if before and not rows:
+            beside["before"] = before
+        if message.id in pins:
+            beside["pinned"] = True
+        rows.append((message, beside))
+    return [
+        _line(codec, m, next(wires), native=native, zone="window" if m.id in visible else "archive", beside=beside)
+        for m, beside in rows
+    ]
+
+
+def _line(codec: LineCodec, message: Message, wire: str, *, native: bool, zone: str, beside: Json) -> str:
+    row: Json = json.loads(codec.write(message, wire))
+    row[KEY] |= {"zone": zone, **beside}
+    if not native:
+        row = {"id": message.id, "zone": zone, **row}
+    return json.dumps(row, ensure_ascii=False)
+
+
+def _record(record: Record, *, without_message: bool = False) -> Json:
+    body: Json = json.loads(encode_body(record.body))
+    if without_message:
+        del body["message"]
+    return {"seq": record.seq, "id": record.id, "turn": record.turn_id, "at": record.at_s, "body": body}
+
+
+def session_text(key: SessionKey, records: Sequence[Record]) -> str:
+    """A whole session as one JSON text with its version and a digest."""
+    rows = [_record(record) for record in records]
+    told = {"session": key.session, "owner": key.owner, "digest": _digest(rows), "records": rows}
+    return json.dumps({"format": "ctxfold-session", "version": SESSION_VERSION, **told}, ensure_ascii=True)
+
+
+def _digest(rows: Sequence[Json]) -> str:
+    return hashlib.sha256(json.dumps(rows, ensure_ascii=True, sort_keys=True).encode()).hexdigest()
+
+
+# reading
+
+
+def parse_lines(path: str | os.PathLike[str], codec: LineCodec, new_id: Callable[[], str]) -> list[Line]:
+    """Every line of the file, checked; ImportLineError names the first bad one."""
+    found: list[Line] = []
+    for number, raw in read_lines(path):
+        try:
+            text = raw.decode()
+            message = codec.read(text, new_id)
+            beside: Json = json.loads(text).get(KEY, {})
+            found.append(Line(number, message, _carried(message, beside), beside.get("pinned") is True))
+        except (CtxError, ValueError, KeyError, TypeError) as error:
+            raise ImportLineError(number, str(error)) from error
+    return found
+
+
+def _carried(message: Message, beside: Json) -> tuple[Json, ...]:
+    if "log" not in beside:
+        return ()
+    stored: Json = json.loads(encode_body(MessageAdded(message)))["message"]
+    own = {**beside["log"], "body": {**beside["log"]["body"], "message": stored}}
+    return (*beside.get("before", ()), own, *beside.get("then", ()))
+
+
+def has_log(lines: Sequence[Line]) -> bool:
+    """Returns True when the file carries a session's log. Raises ImportLineError when only some of its lines do."""
+    if not any(line.records for line in lines):
+        return False
+    bare = next((line for line in lines if not line.records), None)
+    if bare is not None:
+        raise ImportLineError(bare.number, "it has no place in the session's log, as the other lines have")
+    return True
+
+
+def log_of(lines: Sequence[Line]) -> list[tuple[int, Record]]:
+    """The records that the lines carry, each with the number of its line."""
+    found: list[tuple[int, Record]] = []
+    for line in lines:
+        for row in line.records:
+            if row.get("seq") != len(found) + 1:
+                raise ImportLineError(
+                    line.number,
+                    f"record {len(found) + 1} is due, it holds {row.get('seq')}: a line is missing or was moved",
+                )
+            try:
+                found.append((line.number, _parsed(row)))
+            except (CtxError, KeyError, TypeError, ValueError) as error:
+                raise ImportLineError(line.number, f"its record {len(found) + 1} cannot be read: {error}") from error
+    return found
+
+
+def _parsed(row: Mapping[str, Any]) -> Record:
+    body = decode_body(json.dumps(row["body"]))
+    message = getattr(body, "message", None)
+    if isinstance(message, Message):
+        validated(message)
+    turn = row["turn"]
+    return Record(int(row["seq"]), str(row["id"]), body, None if turn is None else str(turn), float(row["at"]))
+
+
+def parse_session(path: str | os.PathLike[str]) -> tuple[SessionKey, tuple[Record, ...]]:
+    """A session file's owner and name, and its records.
+
+    StoreFormatError for another version or another kind of file, StoreCorruptError for a damaged one.
+    """
+    try:
+        value: object = json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise StoreCorruptError(f"{path} is not JSON ({json_problem(error)}): take another copy") from None
+    told = cast("Json", value) if isinstance(value, dict) else {}
+    if told.get("format") != "ctxfold-session":
+        raise StoreFormatError(f"{path} is no session that save_snapshot wrote: JSONL files go to import_jsonl")
+    if told.get("version") != SESSION_VERSION:
+        raise StoreFormatError(
+            f"{path} has version {told.get('version')!r}, this ctxfold reads {SESSION_VERSION}: use the ctxfold that wrote it"
+        )
+    try:
+        rows: list[Json] = told["records"]
+        if _digest(rows) != told["digest"]:
+            raise StoreCorruptError(f"{path} was changed after it was written (its digest differs): take another copy")
+        records = tuple(map(_parsed, rows))
+        key = SessionKey(str(told["owner"]), str(told["session"]))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise StoreCorruptError(f"{path} is damaged ({error!r}): take another copy") from None
+    if [r.seq for r in records] != list(range(1, len(records) + 1)):
+        raise StoreCorruptError(f"{path} lacks records: take another copy")
+    return key, records
+
+
+def stored_policy(records: Sequence[Record]) -> Json:
+    """The newest rules among the records, as the settings that an AgentContext takes."""
+    texts = [r.body.policy for r in records if isinstance(r.body, PolicyChanged)]
+    rules: Json = json.loads(texts[-1]) if texts else {}
+    return rules
+
+
+def file_rules(path: str | os.PathLike[str]) -> Json:
+    """The newest rules in an exported file, as `stored_policy` has them; none when it carries no log. The file may be anything."""
+    found: list[Record] = []
+    for _, raw in read_lines(path):
+        try:
+            beside: Any = json.loads(raw)[KEY]
+            rows = (*beside.get("before", ()), *beside.get("then", ()))
+            found += [_parsed(row) for row in rows if row["body"]["kind"] == "policy_changed"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return stored_policy(found) if found else {}
+
+
+def whole_log(open_session: OpenSession) -> Flow[tuple[Record, ...]]:
+    return (yield from StoreCall(Store.read, open_session.key))
+
+
+# loading
+
+
+def load_log(engine: Engine, key: SessionKey, numbered: Sequence[tuple[int, Record]]) -> Flow[tuple[Message, ...]]:
+    """Write a whole log into a session that has none of its own yet; the messages in it.
+
+    Snapshots are taken anew, by this engine's counter. SessionExistsError when the session holds anything else; nothing is
+    written when anything is wrong.
+    """
+    records = _checked(key, numbered, engine.ports)
+    head = yield from StoreCall(Store.head, key)
+    stored = (yield from StoreCall(Store.read, key)) if head is not None else ()
+    if len(stored) > len(records) or not all(map(_alike, stored, records)):
+        raise SessionExistsError(
+            f"session {key.session!r} holds {len(stored)} records of its own: load into a new name, "
+            "ctx.at('another').import_jsonl(...), or give session='another'"
+        )
+    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records[len(stored) :]]
+    yield from StoreCall(Store.append, key, drafts, expect=len(stored), documents=documents_of(key, records))
+    messages = tuple(m for r in records if (m := stored_message(r)) is not None)
+    engine.events.emit(SessionLoaded(key.session, messages))
+    return messages
+
+
+def _alike(stored: Record, loaded: Record) -> bool:
+    """Returns True when a record of the new session (its rules, its system prompts) may replace the loaded one."""
+    if isinstance(stored.body, PolicyChanged):
+        return isinstance(loaded.body, PolicyChanged)
+    same = isinstance(stored.body, MessageAdded) and stored.body == loaded.body
+    return same and stored.turn_id == loaded.turn_id
+
+
+def _checked(key: SessionKey, numbered: Sequence[tuple[int, Record]], ports: Ports) -> tuple[Record, ...]:
+    """The records with snapshots of this counter, once they are known to fold into a legal conversation."""
+    count = ports.counter.count
+    state = SessionState(key, count)
+    done: list[Record] = []
+    ids: set[str] = set()
+    for number, loaded in numbered:
+        record = loaded
+        if record.id in ids:
+            raise ImportLineError(number, f"record id {record.id!r} stands twice")
+        ids.add(record.id)
+        if isinstance(record.body, SnapshotTaken):
+            record = replace(record, body=SnapshotTaken(dump_state(state, ports.counter.id)))
+        done.append(record)
+        state.apply((record,))
+        if isinstance(record.body, Undone):
+            again = SessionState(key, count)
+            again.undone = {r.body.record_id for r in done if isinstance(r.body, Undone)}
+            again.apply(done)
+            state = again
+    _check_legal(state, numbered)
+    return tuple(done)
+
+
+def _check_legal(state: SessionState, numbered: Sequence[tuple[int, Record]]) -> None:
+    lines = {r.seq: number for number, r in numbered}
+    waiting: set[str] = set()
+    last = numbered[-1][0] if numbered else 0
+    for entry in state.view():
+        last = lines.get(entry.seq, last)
+        try:
+            waiting = check_sequence((entry.message,), waiting=waiting)
+        except CtxError as error:
+            raise ImportLineError(last, str(error)) from error
+    if waiting:
+        raise ImportLineError(last, f"tool calls without results: {', '.join(sorted(waiting))}")
+
+
+TRIES = 8
+
+
+def import_jsonl(
+    engine: Engine, key: SessionKey, path: str | os.PathLike[str], opened: Flow[OpenSession], codec: LineCodec
+) -> Flow[tuple[Message, ...]]:
+    """The messages of a file that were new to the session. A file that carries a log (zone "all") fills an empty session."""
+    lines = parse_lines(path, codec, engine.ports.ids.new)
+    if has_log(lines):
+        return (yield from load_log(engine, key, log_of(lines)))
+    open_session = yield from opened
+    messages = yield from _append(engine, open_session, lines)
+    if messages:
+        engine.events.emit(SessionLoaded(key.session, messages))
+        yield from engine.fitter.maintain(open_session, open_session.stage())
+    return messages
+
+
+def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) -> Flow[tuple[Message, ...]]:
+    for _ in range(TRIES):
+        names = yield from _new_names(open_session, lines)
+        fresh = list({line.message.id: line for line in lines if line.message.id in names}.values())
+        # a failed attempt to add some of the lines has left them in open turns: they are completed here
+        turns = list(
+            dict.fromkeys(turn for _, turn in open_turn_starts(open_session, [line.message for line in lines], names))
+        )
+        place = turns[-1] if turns else None
+        _check_rounds(fresh, waiting=open_calls(open_session.view(place).turn) if place else ())
+        pins = [line.message.id for line in lines if line.pinned]
+        _check_pins(engine, open_session, lines)
+        drafts: list[Draft] = [closing_draft(engine.ports, turn, "completed") for turn in turns[:-1]]
+        documents: list[Document] = []
+        head = open_session.state.head
+        for message, shown in sized(
+            [x.message for x in fresh], rules=open_session.rules(), counter=engine.ports.counter
+        ):
+            turn = None if message.visibility == "user" else place
+            drafts.append(draft(engine.ports, MessageAdded(message, shown), turn_id=turn, record_id=names[message.id]))
+            if shown is not None:
+                documents.append(document(head + len(drafts), message))
+        if place is not None:
+            drafts.append(closing_draft(engine.ports, place, "completed"))
+        if pins:
+            drafts.append(draft(engine.ports, Pinned(tuple(pins))))
+        if not drafts:
+            return ()
+        try:
+            yield from append(open_session, drafts, engine.ports, expect=head, documents=documents)
+        except HeadMovedError:
+            yield from refresh(open_session, engine.ports)
+        else:
+            return tuple(line.message for line in fresh)
+    raise StoreUnavailableError(
+        f"other writers of session {open_session.key.session!r} were first {TRIES} times; nothing was imported: try again"
+    )
+
+
+def _new_names(open_session: OpenSession, lines: Sequence[Line]) -> Flow[dict[str, str]]:
+    seen: dict[str, Message] = {}
+    for line in lines:
+        twin = seen.setdefault(line.message.id, line.message)
+        if content_key(twin) != content_key(line.message):
+            raise ImportLineError(line.number, f"message id {twin.id!r} stands in an earlier line with other content")
+    try:
+        return (yield from new_record_ids(open_session, [line.message for line in lines]))
+    except MessageConflictError:
+        for line in lines:  # which of them it was
+            try:
+                yield from new_record_ids(open_session, [line.message])
+            except MessageConflictError as error:
+                raise ImportLineError(line.number, str(error)) from error
+        raise
+
+
+def _check_rounds(lines: Sequence[Line], *, waiting: Collection[str]) -> None:
+    waiting = set(waiting)
+    for line in lines:
+        if line.message.visibility == "user":
+            continue
+        try:
+            waiting = check_sequence((line.message,), waiting=waiting)
+        except CtxError as error:
+            raise ImportLineError(line.number, str(error)) from error
+    if waiting:
+        raise ImportLineError(lines[-1].number, f"tool calls without results: {', '.join(sorted(waiting))}")
+
+
+def _check_pins(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) -> None:
+    rules = open_session.rules()
+    limit = int(rules.pin_ratio * rules.budget_tokens)
+    held = {e.id: e.tokens for e in open_session.view().live if e.id in open_session.state.pins}
+    held |= {line.message.id: engine.ports.counter.count(line.message) for line in lines if line.pinned}
+    if sum(held.values()) > limit and any(line.pinned for line in lines):
+        raise PinBudgetError(
+            f"pinned messages would take {sum(held.values())} tokens, their share is {limit}: raise context_window, or take "
+            '"pinned" out of some lines (nothing was imported)'
+        )

@@ -1,0 +1,81 @@
+"""A bounded cache that drops the entry which was not used for the longest time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+__all__ = ["LruCache"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LruCache(Generic[K, V]):
+    """Keeps the `size` entries that were read or written last. Each method is atomic across threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.RLock()  # `make` may use the cache itself
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """Returns the value, or None for a key that is not cached."""
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key]
+
+    def get_many(self, keys: Iterable[K]) -> dict[K, V]:
+        """Returns the cached entries among the keys."""
+        with self._lock:
+            found = {key: self._entries[key] for key in keys if key in self._entries}
+            for key in found:
+                self._entries.move_to_end(key)
+        return found
+
+    def get_or_make(self, key: K, make: Callable[[], V]) -> V:
+        """Returns the value; for a key that is not cached, stores and returns what `make` returns."""
+        with self._lock:
+            if key not in self._entries:
+                self.put(key, make())
+            self._entries.move_to_end(key)
+            return self._entries[key]
+
+    def put(self, key: K, value: V) -> None:
+        self.update({key: value})
+
+    def update(self, entries: Mapping[K, V]) -> None:
+        """Stores the entries in their order; the last one counts as the newest."""
+        with self._lock:
+            for key, value in entries.items():
+                self._entries[key] = value
+                self._entries.move_to_end(key)
+            while len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+
+    def pop(self, key: K) -> V | None:
+        """Removes the entry and returns its value, or None for a key that is not cached."""
+        with self._lock:
+            return self._entries.pop(key, None)
+
+    def discard(self, matches: Callable[[K, V], bool]) -> None:
+        """Removes all entries for which `matches(key, value)` is true."""
+        with self._lock:
+            for key in [key for key, value in self._entries.items() if matches(key, value)]:
+                del self._entries[key]
+
+    def items(self) -> list[tuple[K, V]]:
+        """Returns the entries, the one used last at the end, without counting as a use."""
+        with self._lock:
+            return list(self._entries.items())
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()

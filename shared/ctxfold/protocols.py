@@ -1,0 +1,518 @@
+"""Defines the protocols that the engine calls: backends, stores, token counters, embedders, clock and ids."""
+
+from __future__ import annotations
+
+import time
+import uuid
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from ctxfold.history.memory_items import ItemStore
+from ctxfold.history.records import Draft, Record, SessionKey
+from ctxfold.messages import Message, ToolCallPart, ToolSpec, Usage
+from ctxfold.policy import Prices
+
+__all__ = [
+    "AsyncChunkStream",
+    "BackendCapabilities",
+    "Chunk",
+    "ChunkStream",
+    "Clock",
+    "ContextBackend",
+    "Document",
+    "Embedder",
+    "Head",
+    "Ids",
+    "Ports",
+    "Postings",
+    "Reply",
+    "Request",
+    "ResponseType",
+    "Rewrite",
+    "Store",
+    "StoreCapabilities",
+    "SystemClock",
+    "Tasks",
+    "TokenCounter",
+    "ToolCallDelta",
+    "UuidIds",
+    "capabilities_of",
+]
+
+
+class Embedder(Protocol):
+    """Makes vectors of texts; near ones mean alike. What it raises costs a question its search by meaning, and nothing else."""
+
+    def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]: ...
+
+    async def aembed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]: ...
+
+
+ResponseType: TypeAlias = Literal["empty", "reasoning", "content", "reasoning_and_content"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to a backend.
+
+    `messages` is the window as the engine holds it, reasoning included: the backend's row decides what of it travels.
+    `tool_choice` is "auto", "none", "required" or a tool's name. `extra` goes into the request body as it is.
+    `unbound_before`: messages at an index below it were answered with something else before them (a compaction, an edit,
+    another system prompt); rows that bind reasoning to what stood before it do not send theirs.
+    `stable_messages`: how many leading messages the next request will repeat, None when nothing is known; with it, or with
+    `cache_key` (the same for all requests of a session), the row's prompt-cache marks are set.
+    `live_prefix`: the request asks for a summary with the very beginning of the conversation's last request, so that the
+    provider's prompt cache serves it; its settings are that request's and may not be changed.
+    """
+
+    messages: Sequence[Message]
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    stop: tuple[str, ...] = ()
+    thinking: bool | str | None = None
+    model: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    unbound_before: int = 0
+    stable_messages: int | None = None
+    cache_key: str | None = None
+    live_prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer; `message` carries usage, model and finish reason, `raw` is the provider's own object.
+
+    `empty_content` says that the service sent content, and that it was empty.
+    """
+
+    message: Message
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    raw: Any = None
+    empty_content: bool = False
+
+    @property
+    def response_type(self) -> ResponseType:
+        """Returns which of reasoning and content the answer has; tool calls do not count."""
+        reasoning, content = bool(self.message.reasoning), bool(self.message.text)
+        if reasoning:
+            return "reasoning_and_content" if content else "reasoning"
+        return "content" if content else "empty"
+
+    @property
+    def content(self) -> str | None:
+        """Returns the visible text: None where the answer has none, "" where the service sent an empty one."""
+        return self.message.text or ("" if self.empty_content else self.message.content)
+
+    @property
+    def reasoning_content(self) -> str | None:
+        """Returns the thinking text, None where there is none."""
+        return self.message.reasoning or None
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallPart, ...]:
+        return self.message.tool_calls
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call as it came: index and id may be missing, repeated or wrong; `stream.Fold` sorts it out."""
+
+    index: int | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    extra: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A translated piece of a streamed answer; `raw` is the provider's own object.
+
+    `sealed` is a block that came whole and only its provider can read; it keeps its place between text and reasoning.
+    `whole` is the finished message where a source knows it; its id, model and usage are not read.
+    `empty_content`: content was sent here, and it was empty; a chunk with nothing else gives no event.
+    """
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    reasoning_details: tuple[Any, ...] = ()
+    signature: str | None = None
+    sealed: Mapping[str, Any] | None = None
+    refusal: str = ""
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    model: str | None = None
+    raw: Any = None
+    whole: Message | None = None
+    empty_content: bool = False
+
+
+class ChunkStream(Protocol):
+    """An open answer. The first event has arrived when it is handed out; `close` ends the connection at once."""
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+    def close(self) -> None: ...
+
+
+class AsyncChunkStream(Protocol):
+    """The same for async code."""
+
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendCapabilities:
+    """Declares the properties of a model service that change how the engine treats it; the defaults suit most services.
+
+    Args:
+        binds_reasoning: the service accepts a reply's reasoning only together with everything that stood before it.
+        reasoning_expires: reasoning goes back only within its tool round; the next user turn leaves it out.
+        truncates_silently: the service cuts a prompt that is too long and reports no error.
+        compacts_itself: the service compacts on its own side, so that triggers wait until 95 % of the budget.
+        sparing: returns a summariser's request changed so that the model answers it briefly and, where it can, without thinking;
+            None sends the request as it is.
+        continues: of a summariser that is another object than the session's backend, returns True when it can send the given
+            request, the conversation's last one, once more with an instruction behind it; None where it cannot.
+    """
+
+    binds_reasoning: bool = False
+    reasoning_expires: bool = False
+    truncates_silently: bool = False
+    compacts_itself: bool = False
+    sparing: Callable[[Request], Request] | None = None
+    continues: Callable[[Request], bool] | None = None
+
+
+class ContextBackend(Protocol):
+    """A model service; `ctxfold.BaseBackend` derives all members but `model` and `send`.
+
+    Once a request is on its way, every failure is a BackendError. Before that, ConfigError says that the service cannot do what
+    is asked, MessageError that a message cannot be sent.
+    """
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def context_window(self) -> int | None:
+        """The model's window in tokens; None when it is unknown."""
+        ...
+
+    @property
+    def scratch_role(self) -> str:
+        """The role that the service accepts for one message at the very end of a request."""
+        ...
+
+    @property
+    def capabilities(self) -> BackendCapabilities: ...
+
+    def send(self, request: Request) -> Reply: ...
+
+    async def asend(self, request: Request) -> Reply: ...
+
+    def open_stream(self, request: Request) -> ChunkStream: ...
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream: ...
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class TokenCounter(Protocol):
+    """Counts what is sent; `id` changes whenever counts would."""
+
+    @property
+    def id(self) -> str: ...
+
+    def count(self, message: Message) -> int: ...
+
+    def count_text(self, text: str) -> int: ...
+
+    def count_tools(self, tools: Sequence[ToolSpec]) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a log ends: its last seq, and that of its newest snapshot (0 when there is none)."""
+
+    seq: int
+    snapshot_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A message made searchable: the record that holds it and its terms with their counts."""
+
+    seq: int
+    terms: Mapping[str, int]
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Postings:
+    """The figures that BM25 needs for one query.
+
+    `documents` and `total_length` give the size of the archive. `by_term` holds for each term the hits (seq, occurrences of the
+    term, length of the document), in order of seq.
+    """
+
+    documents: int
+    total_length: int
+    by_term: Mapping[str, tuple[tuple[int, int, int], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The changes that an erasure makes to one session whose log ends at `expect`.
+
+    `records` come in place of those with the same seq, documents `unindexed` leave the index with all their terms, and
+    `drafts` are appended. Whatever else was made from the messages `ids` goes too.
+    """
+
+    key: SessionKey
+    expect: int
+    ids: tuple[str, ...]
+    records: tuple[Record, ...]
+    unindexed: tuple[int, ...]
+    drafts: tuple[Draft, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCapabilities:
+    """Declares how a store is to be called.
+
+    Args:
+        blocking: the sync methods wait for a disk or a network. On an event loop, a flow that only reads then runs as a whole in
+            one worker thread, through the sync methods; otherwise each call uses its async form.
+    """
+
+    blocking: bool = True
+
+
+class Store(ItemStore, Protocol):
+    """An append-only log per (owner, session). Safe across threads, tasks and, where it is durable, processes.
+
+    Async forms do the same without blocking the loop. Failures are StoreError. A store for another database derives from
+    `ctxfold.KeyValueStore` (six methods) or, method by method, from `ctxfold.BaseStore`, which derives the async forms.
+    """
+
+    @property
+    def capabilities(self) -> StoreCapabilities: ...
+
+    def head(self, key: SessionKey) -> Head | None:
+        """Where the session's log ends; None when there is no such session."""
+        ...
+
+    async def ahead(self, key: SessionKey) -> Head | None: ...
+
+    def append(
+        self,
+        key: SessionKey,
+        drafts: Sequence[Draft],
+        *,
+        known: int = 0,
+        expect: int | None = None,
+        documents: Sequence[Document] = (),
+        known_id: str | None = None,
+    ) -> tuple[Record, ...]:
+        """Append in one transaction, making the session when it is new; returns every record after seq `known`.
+
+        A draft whose id is already there with the same fingerprint is skipped; with another, MessageConflictError and
+        nothing is written. With `expect`, HeadMovedError unless the log ends there. With `known_id`, SessionNotFoundError
+        unless the record `known` has that id: the session was erased meanwhile. A SnapshotTaken draft moves the newest
+        snapshot.
+        """
+        ...
+
+    async def aappend(
+        self,
+        key: SessionKey,
+        drafts: Sequence[Draft],
+        *,
+        known: int = 0,
+        expect: int | None = None,
+        documents: Sequence[Document] = (),
+        known_id: str | None = None,
+    ) -> tuple[Record, ...]: ...
+
+    def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
+        """Records with after < seq <= upto, in order."""
+        ...
+
+    async def aread(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]: ...
+
+    def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
+        """The records with these seqs, in order of seq; missing ones are left out."""
+        ...
+
+    async def afetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]: ...
+
+    def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
+        """The records with these record ids, in order of seq; missing ones are left out."""
+        ...
+
+    async def afind(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]: ...
+
+    def numbered(self, key: SessionKey, number: int) -> Record | None:
+        """The record that brought the message with that number; None when there is none."""
+        ...
+
+    async def anumbered(self, key: SessionKey, number: int) -> Record | None: ...
+
+    def snapshot_before(self, key: SessionKey, seq: int) -> int:
+        """The seq of the newest snapshot before `seq`, 0 when there is none."""
+        ...
+
+    async def asnapshot_before(self, key: SessionKey, seq: int) -> int: ...
+
+    def postings(
+        self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
+    ) -> Postings:
+        """Returns the archive's hits of the terms: all hits, or the `newest` of each, or those in the documents `among`.
+
+        The empty term stands for the documents themselves: each holds it no times, so that its hits name what is indexed.
+        """
+        ...
+
+    async def apostings(
+        self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
+    ) -> Postings: ...
+
+    def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
+        """Returns True when `holder` now has the named lease of the session, until it is released or `ttl_s` has passed.
+
+        A holder that has it keeps it for longer. The session need not exist. `now_s` is the caller's clock: a store that several
+        machines share goes by the clock of its server instead.
+        """
+        ...
+
+    async def alease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool: ...
+
+    def release(self, key: SessionKey, name: str, holder: str) -> None:
+        """Give a lease back; nothing happens when another has it."""
+        ...
+
+    async def arelease(self, key: SessionKey, name: str, holder: str) -> None: ...
+
+    def sessions(self, owner: str) -> tuple[str, ...]:
+        """The names of an owner's sessions, sorted."""
+        ...
+
+    async def asessions(self, owner: str) -> tuple[str, ...]: ...
+
+    def copies(self, key: SessionKey) -> tuple[str, ...]:
+        """The owner's other sessions whose log begins with the same record: the forks of it, and what it was forked from."""
+        ...
+
+    async def acopies(self, key: SessionKey) -> tuple[str, ...]: ...
+
+    def erase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool:
+        """Rewrite logs, and remove the sessions `gone` with all that belongs to them, in one transaction.
+
+        HeadMovedError, and nothing is done, when one of the logs has grown. Whether nothing of the old text is left in files
+        that this store writes to; False where another process is in the way, and a later call will see to it.
+        """
+        ...
+
+    async def aerase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool: ...
+
+    def erase_owner(self, owner: str) -> bool:
+        """Remove everything that belongs to the owner, in one transaction; see `erase`."""
+        ...
+
+    async def aerase_owner(self, owner: str) -> bool: ...
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Clock(Protocol):
+    def now_s(self) -> float:
+        """Unix time in seconds."""
+        ...
+
+
+class Ids(Protocol):
+    def new(self) -> str:
+        """An id never given before, by any process."""
+        ...
+
+
+class Tasks(Protocol):
+    """Work that goes on while the caller does something else."""
+
+    def start(self, work: Callable[[Callable[[], bool]], None]) -> bool:
+        """Run it in a thread; it is given a function that says whether to stop. Whether it was begun."""
+        ...
+
+    def start_on_loop(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run it as a task of the running loop. Whether it was begun."""
+        ...
+
+    def close(self, *, wait: bool) -> None:
+        """Wait for what is under way, or end it; nothing is begun any more."""
+        ...
+
+    async def aclose(self, *, wait: bool) -> None: ...
+
+
+class SystemClock:
+    def now_s(self) -> float:
+        return time.time()
+
+
+class UuidIds:
+    def new(self) -> str:
+        return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The outside world of one engine; `summarizer` writes summaries, None means the extractive one; without `tasks`
+    nothing is done in the background, without `prices` nothing is said of cost."""
+
+    store: Store
+    counter: TokenCounter
+    backend: ContextBackend | None = None
+    summarizer: ContextBackend | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    ids: Ids = field(default_factory=UuidIds)
+    tasks: Tasks | None = None
+    prices: Prices | None = None
+    embedder: Embedder | None = None
+
+
+_NO_CAPABILITIES = BackendCapabilities()
+
+
+def capabilities_of(backend: ContextBackend | None) -> BackendCapabilities:
+    """Returns what a backend declares; the defaults for None.
+
+    A backend of version 0.1 has no `capabilities` and may have attributes of the same names: they count until release 2.0.
+    """
+    if backend is None:
+        return _NO_CAPABILITIES
+    declared: BackendCapabilities | None = getattr(backend, "capabilities", None)
+    if declared is not None:
+        return declared
+    names = [name for name in BackendCapabilities.__dataclass_fields__ if hasattr(backend, name)]
+    if not names:
+        return _NO_CAPABILITIES
+    warnings.warn(
+        f"{type(backend).__name__} declares {', '.join(names)} as attributes: return ctxfold.BackendCapabilities from a property "
+        "`capabilities` instead; the attributes are not read any more from release 2.0 on",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return BackendCapabilities(**{name: getattr(backend, name) for name in names})

@@ -1,0 +1,150 @@
+"""Ranks archived messages by BM25 with bounded work: rare terms are read in full, common terms only where a rarer one matched."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import TypeAlias
+
+from ctxfold.effects import Flow, StoreCall
+from ctxfold.history.posting_cache import Hit, Hits
+from ctxfold.history.records import SessionKey
+from ctxfold.protocols import Document, Postings, Store
+
+__all__ = ["bm25", "frequencies", "idf", "ranked"]
+
+K1, B = 1.2, 0.75  # the usual BM25 parameters (Robertson and Zaragoza, 2009)
+PROBE = 256  # newest hits of each term that are read first, fewer each for many terms; a term with fewer hits is read in full
+LEAST_PROBE, PROBED = 16, 256
+HITS = 4_096  # further hits that are read of rare terms: some milliseconds
+RARE = 16  # a term in more than one of so many documents is too common to be read in full
+LOOKED_UP = 32  # best documents in which common terms are looked up
+COMMON_TERMS = 4  # looked up, least common first; the others change next to nothing
+MIN_GAIN = 0.02  # of the best score: a common term that can add less is not looked up
+
+Ranking: TypeAlias = Sequence[tuple[int, float]]
+
+
+def ranked(
+    key: SessionKey,
+    terms: Sequence[str],
+    *,
+    beside: Sequence[Document] = (),
+    probe: int | None = None,
+    hits: Hits | None = None,
+) -> Flow[tuple[Ranking, Mapping[str, float]]]:
+    """Returns (seq, score) of the documents with a term, best first, and the weight of each term.
+
+    `beside` are documents that count as if they were indexed. `probe` is how many hits of each term are read first, and `hits` are
+    cached ones of the session. The result is exact while no term has more than `probe` hits; otherwise a term too common to be
+    read in full counts only in the best documents of the other terms, and the most common ones do not count.
+    """
+    probe = probe or max(LEAST_PROBE, min(PROBE, PROBED // max(1, len(terms))))
+    known_hits = hits or Hits()
+    first = yield from _newest(key, terms, probe, known_hits)
+    common = [t for t in terms if len(first.by_term[t]) >= probe]
+    if not common:
+        joined = _joined(first, first.by_term, beside)
+        weights = idf(joined, frequencies(joined))
+        return bm25(joined, weights), weights
+    guessed = frequencies(first, at_most=probe)
+    common.sort(key=lambda t: (guessed[t], t))
+    rare = _worth_reading(common, guessed, first.documents, alone=len(common) == len(terms))
+    by_term = dict(first.by_term)
+    if rare:
+        by_term |= (yield from StoreCall(Store.postings, key, rare, newest=HITS)).by_term
+    read = Postings(first.documents, first.total_length, by_term)
+    known = guessed | frequencies(read, at_most=HITS, terms=rare)
+    unread = [t for t in common if t not in rare]
+    newest = _joined(first, {t: by_term.pop(t) for t in unread}, beside)
+    in_full = _joined(first, by_term, beside)
+    weights = idf(in_full, {t: n + sum(t in d.terms for d in beside) for t, n in known.items()})
+    exact = bm25(in_full, weights)
+    best = bm25(newest, weights, onto=exact)
+    floor = MIN_GAIN * best[0][1]
+    looked_up = [t for t in unread[:COMMON_TERMS] if weights[t] * (K1 + 1) > floor]
+    if looked_up:
+        seqs = [seq for seq, _ in best[:LOOKED_UP]]
+        hits_by_term = yield from _among(key, looked_up, sorted(seqs), known_hits)
+        best = bm25(_joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside), weights, onto=exact)
+    return best, weights
+
+
+def _newest(key: SessionKey, terms: Sequence[str], probe: int, hits: Hits) -> Flow[Postings]:
+    """Returns the newest hits of each term; reads those that are not cached from an index of the same size."""
+    known = hits.newest(terms, probe)
+    found = yield from StoreCall(Store.postings, key, [t for t in terms if t not in known], newest=probe)
+    if not hits.keep((found.documents, found.total_length), found.by_term, probe) and known:
+        return (yield from _newest(key, terms, probe, hits))
+    both = known | dict(found.by_term)
+    return Postings(found.documents, found.total_length, {t: both[t] for t in terms})
+
+
+def _among(key: SessionKey, terms: Sequence[str], seqs: Sequence[int], hits: Hits) -> Flow[dict[str, tuple[Hit, ...]]]:
+    """Returns the hits of the terms in these documents."""
+    found, unknown = hits.among(terms, seqs)
+    if not unknown:
+        return found
+    read = (yield from StoreCall(Store.postings, key, terms, among=unknown)).by_term
+    hits.keep_among(read, unknown)
+    new = frozenset(unknown)
+    return {t: tuple(sorted((*(h for h in found[t] if h[0] not in new), *read[t]))) for t in terms}
+
+
+def _joined(
+    size: Postings, by_term: Mapping[str, tuple[tuple[int, int, int], ...]], beside: Sequence[Document]
+) -> Postings:
+    """Returns the hits with those in the documents `beside`; one that is indexed as well counts once."""
+    if not beside:
+        return Postings(size.documents, size.total_length, by_term)
+    joined = {
+        term: tuple(sorted({*hits, *((d.seq, d.terms[term], d.length) for d in beside if term in d.terms)}))
+        for term, hits in by_term.items()
+    }
+    return Postings(size.documents + len(beside), size.total_length + sum(d.length for d in beside), joined)
+
+
+def _worth_reading(common: Sequence[str], guessed: Mapping[str, int], documents: int, *, alone: bool) -> list[str]:
+    """Returns the common terms to read further back, least common first; at least one where there is no other term."""
+    rare: list[str] = []
+    hits_left = HITS
+    for term in common:
+        if (guessed[term] <= hits_left and guessed[term] * RARE <= documents) or (alone and not rare):
+            rare.append(term)
+            hits_left -= min(hits_left, guessed[term])
+    return rare
+
+
+def frequencies(
+    postings: Postings, *, at_most: int | None = None, terms: Sequence[str] | None = None
+) -> dict[str, int]:
+    """Returns how many documents have each term; estimated from their density where only the newest `at_most` were read."""
+    newest = max((h[-1][0] for h in postings.by_term.values() if h), default=0)
+    counts: dict[str, int] = {}
+    for term in postings.by_term if terms is None else terms:
+        hits = postings.by_term[term]
+        counts[term] = len(hits)
+        if at_most is not None and len(hits) >= at_most:
+            guess = len(hits) * newest // (newest - hits[0][0] + 1)
+            counts[term] = max(len(hits), min(postings.documents, guess))
+    return counts
+
+
+def idf(postings: Postings, frequency: Mapping[str, int]) -> dict[str, float]:
+    """Returns the inverse document frequency of each term, never negative."""
+    total = max(1, postings.documents)
+    return {t: math.log(1 + (total - n + 0.5) / (n + 0.5)) for t, n in frequency.items()}
+
+
+def bm25(postings: Postings, weights: Mapping[str, float], *, onto: Ranking = ()) -> Ranking:
+    """Returns (seq, score) of every document of the hits, best first, of equals the newer; adds to the scores in `onto`."""
+    average = postings.total_length / max(1, postings.documents) or 1.0
+    base, per_token = K1 * (1 - B), K1 * B / average
+    scores = defaultdict[int, float](float, onto)
+    for term, hits in postings.by_term.items():
+        weight = weights[term] * (K1 + 1)
+        for seq, count, length in hits:
+            scores[seq] += weight * count / (count + base + per_token * length)
+    return sorted(scores.items(), key=itemgetter(1, 0), reverse=True)

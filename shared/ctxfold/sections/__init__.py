@@ -1,0 +1,1 @@
+"""Sections: texts that stand beside the conversation, and the sources that fill them."""

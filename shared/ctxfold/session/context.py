@@ -1,0 +1,461 @@
+"""Defines AgentContext, the object that a user holds: one session with its model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from typing import Any, Unpack, cast
+
+from ctxfold._deprecated import KEYWORDS, renamed_keywords
+from ctxfold.compaction.gauge import gauge
+from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
+from ctxfold.connect import ports, session_rules
+from ctxfold.effects import Flow, async_method, sync_method
+from ctxfold.engine import archive
+from ctxfold.engine import turn as exchange
+from ctxfold.engine.engine import Engine
+from ctxfold.engine.fit import Window
+from ctxfold.engine.turn import OpenReply, RequestOptions, TurnInput, options_from
+from ctxfold.events import Rewriter, Subscriber, WindowGauge
+from ctxfold.history.log import session_cost
+from ctxfold.history.prefix import PrefixStats
+from ctxfold.history.records import SessionKey
+from ctxfold.history.view import View
+from ctxfold.inspect.explain import (
+    Audience,
+    Explanation,
+    MessageExplanation,
+    conversation,
+    explain,
+    explain_message,
+    original,
+)
+from ctxfold.inspect.report import Inspection, inspect
+from ctxfold.messages import Message, Role, Usage, by_role
+from ctxfold.policy import CostLine, Policy, PolicyFields, Prices
+from ctxfold.protocols import (
+    AsyncChunkStream,
+    ChunkStream,
+    ContextBackend,
+    Embedder,
+    Reply,
+    Request,
+    Store,
+    TokenCounter,
+)
+from ctxfold.sections.section import Section
+from ctxfold.service import ContextService
+from ctxfold.session.handle import Input, SessionFiles
+from ctxfold.stream import Completed, StreamEvent, StreamPiece
+from ctxfold.tokens import TextCounter
+from ctxfold.validation import check_name, check_text, name_or_own
+
+__all__ = ["AgentContext", "Input", "SessionUsage"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUsage:
+    """The cost of a session so far: `reported` sums what the provider said of every reply, `summaries` what it said of the
+    `summary_calls` to the summariser, which are no part of `reported`.
+
+    `turns_since_summary` counts the turns since the last hard compaction; None before the first.
+    """
+
+    reported: Usage
+    replies: int
+    turns: int
+    compactions: int
+    window_tokens: int
+    budget_tokens: int
+    prefix: PrefixStats
+    cost: CostLine | None = None
+    turns_since_summary: int | None = None
+    summaries: Usage = field(default_factory=Usage)
+    summary_calls: int = 0
+
+
+class AgentContext(SessionFiles):
+    """A conversation that may outgrow its window.
+
+    Args:
+        backend: the model service; None for a context that only keeps messages.
+        session_id: the session's name; made in the store when it is new.
+        store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
+        context_window: tokens in and out together; None takes the backend row's value for the model.
+        system: system prompt, or several.
+        owner: whose session it is.
+        summarizer: who writes summaries; None is the backend itself, and without one the extractive summary.
+        reply_reserve_tokens: tokens kept free for the reply; None keeps a fifth of the window free.
+        create: False raises SessionNotFoundError for a session that is not in the store.
+        strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", "tool_summaries", or an object of your own:
+            see docs/strategies.md. A session that names another one than these opens only with its object.
+        prices: what tokens cost; `usage()` and the events of compactions then say what was spent and saved.
+        sections: what is to stand beside the conversation, each with its source: see docs/sections.md.
+        embedder: makes vectors of texts; recall then goes by meaning as well as by words.
+        policy: a whole `ctxfold.Policy`; the other arguments change single fields of it.
+        settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
+
+    Safe across threads and tasks; use it as a context manager, or call `close`.
+    """
+
+    @renamed_keywords(KEYWORDS)
+    def __init__(  # noqa: PLR0913 - the settings of a session, all but the first by name
+        self,
+        backend: ContextBackend | None = None,
+        *,
+        session_id: str = "default",
+        store: str | Store | None = None,
+        context_window: int | None = None,
+        system: str | Sequence[str] | None = None,
+        owner: str = "default",
+        summarizer: ContextBackend | None = None,
+        counter: TokenCounter | TextCounter | None = None,
+        reply_reserve_tokens: int | None = None,
+        create: bool = True,
+        strategy: str | Strategy | Summarizer | None = None,
+        prices: Prices | None = None,
+        sections: Sequence[Section] = (),
+        embedder: Embedder | None = None,
+        policy: Policy | None = None,
+        **settings: Unpack[PolicyFields],
+    ) -> None:
+        check_text("the owner name", owner)  # an empty one may be an older version's, which can still be opened
+        check_text("the session name", session_id)
+        own = () if strategy is None or isinstance(strategy, str) else (as_strategy(strategy),)
+        rules = session_rules(
+            context_window,
+            backend,
+            policy=policy,
+            reply_reserve_tokens=reply_reserve_tokens,
+            strategy=strategy,
+            counter=counter,
+            prices=prices,
+            **settings,
+        )
+        bundle = ports(
+            store=store,
+            backend=backend,
+            summarizer=summarizer,
+            counter=counter,
+            count_reasoning=rules.count_reasoning,
+            prices=prices,
+            embedder=embedder,
+        )
+        prompts = _prompts(system)
+        self._bind(
+            Engine(bundle, rules, strategies=own, sections=sections),
+            SessionKey(owner, session_id),
+            prompts,
+            create=create,
+        )
+        self._owns_engine = True
+        self._owns_store = store is None or isinstance(store, str)
+        try:
+            self._run(self._open_session())
+        except BaseException:
+            self.close()
+            raise
+
+    def _bind(self, engine: Engine, key: SessionKey, prompts: tuple[str, ...] | None, *, create: bool) -> None:
+        self._engine = engine
+        self._key = key
+        self._prompts = prompts
+        self._create = create
+        self._turn: str | None = None
+        self._asked_turn: str | None = None
+        self._owns_engine = False
+        self._owns_store = False
+
+    def at(self, session: str, *, owner: str | None = None, create: bool = True) -> AgentContext:
+        """Another session over the same engine, store and backend; made at its first use.
+
+        `owner` None is this context's; ConfigError for an empty name, or what is no string.
+        """
+        key = SessionKey(name_or_own("owner name", owner, self.owner), check_name("session name", session))
+        other = object.__new__(AgentContext)
+        other._bind(self._engine, key, self._prompts, create=create)
+        return other
+
+    def fork(self, session: str, at: str | None = None) -> AgentContext:
+        """A new session of this owner that goes on from message `at` (from here without it), archive and pins included."""
+        check_name("session name", session)
+        key = self._run(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
+        return self.at(key.session)
+
+    async def afork(self, session: str, at: str | None = None) -> AgentContext:
+        check_name("session name", session)
+        key = await self._arun(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
+        return self.at(key.session)
+
+    @property
+    def service(self) -> ContextService:
+        """The operations of a context service over this engine's sessions: inject, remove, prepare_context, maybe_compact, ..."""
+        return ContextService(self._engine, self._key)
+
+    # asking
+
+    @sync_method
+    def send(self, content: Input, **options: Unpack[RequestOptions]) -> Flow[Reply]:
+        """The model's reply, stored with what was asked. On any error the session is as it was."""
+        return self._sent(self._question(content, options))
+
+    asend = async_method(send)
+
+    def _sent(self, question: TurnInput) -> Flow[Reply]:
+        reply = yield from exchange.ask(self._engine, question)
+        open_session = self._engine.known(question.key)
+        self._asked_turn = None if open_session is None else exchange.turn_of(open_session, reply.message.id)
+        return reply
+
+    def send_stream(self, content: Input, **options: Unpack[RequestOptions]) -> Iterator[StreamEvent]:
+        """The reply as events, `Completed` with the whole of it last, once it is stored.
+
+        `on_abort` says what an abandoned one leaves behind. Until the turn ends, `view`, `messages` and `window` of this
+        context show it.
+        """
+        return self._streamed(self._question(content, options))
+
+    def asend_stream(self, content: Input, **options: Unpack[RequestOptions]) -> AsyncIterator[StreamEvent]:
+        return self._astreamed(self._question(content, options))
+
+    def _streamed(self, question: TurnInput) -> Iterator[StreamEvent]:
+        whole: list[Reply] = []
+        # what a caller leaves is abandoned at once, not when the garbage is collected
+        with closing(cast("Generator[StreamPiece, None, None]", self.stream(question, whole.append))) as pieces:
+            yield from pieces
+        yield Completed(whole[0])
+
+    async def _astreamed(self, question: TurnInput) -> AsyncIterator[StreamEvent]:
+        whole: list[Reply] = []
+        async with aclosing(cast("AsyncGenerator[StreamPiece, None]", self.astream(question, whole.append))) as pieces:
+            async for piece in pieces:
+                yield piece
+        yield Completed(whole[0])
+
+    def stream(self, question: TurnInput, done: Callable[[Reply], None] | None = None) -> Iterator[StreamPiece]:
+        """The pieces of the reply to a question; `done` gets the whole reply once it is stored."""
+        reply: OpenReply = self._run(exchange.open_reply(self._engine, question, question.reply_id or self.new_id()))
+        self._asked_turn = reply.turn_id
+        stream = cast("ChunkStream", reply.stream)
+        try:
+            for chunk in stream:
+                yield from reply.fold.feed(chunk)
+            stream.close()
+            whole = self._run(exchange.finish_stream(self._engine, reply))
+        except BaseException:
+            stream.close()
+            self._run(exchange.abandon(self._engine, reply))
+            raise
+        if done is not None:
+            done(whole)
+
+    async def astream(
+        self, question: TurnInput, done: Callable[[Reply], None] | None = None
+    ) -> AsyncIterator[StreamPiece]:
+        reply: OpenReply = await self._arun(
+            exchange.open_reply(self._engine, question, question.reply_id or self.new_id())
+        )
+        self._asked_turn = reply.turn_id
+        stream = cast("AsyncChunkStream", reply.stream)
+        async with aclosing(stream):
+            try:
+                async for chunk in stream:
+                    for event in reply.fold.feed(chunk):
+                        yield event
+                whole = await self._arun(exchange.finish_stream(self._engine, reply))
+            except BaseException:
+                await self._arun(exchange.abandon(self._engine, reply))
+                raise
+        if done is not None:
+            done(whole)
+
+    @sync_method
+    def ask(self, question: TurnInput) -> Flow[Reply]:
+        """`send` with everything spelt out; for faces."""
+        return exchange.ask(self._engine, question)
+
+    aask = async_method(ask)
+
+    @sync_method
+    def request_for(self, question: TurnInput) -> Flow[Request]:
+        """The request that a full list makes, for a model that somebody else calls; the reply comes with the next list."""
+        return exchange.request_for(self._engine, question)
+
+    arequest_for = async_method(request_for)
+
+    def _question(self, content: Input, options: Mapping[str, Any]) -> TurnInput:
+        return TurnInput(
+            self._key, self._messages(content), options_from(options), self._prompts, not isinstance(content, str)
+        )
+
+    # looking
+
+    @sync_method
+    def window(self, *, recall: bool = False, question: str | None = None, overhead_tokens: int = 0) -> Flow[Window]:
+        """Returns the window that the model would receive next; with `recall`, with passages for the newest user message.
+
+        `question` is a user message that is not stored yet; `overhead_tokens` is what else the request will hold.
+        """
+        return self._window(recall, question, overhead_tokens)
+
+    awindow = async_method(window)
+
+    def _window(self, recall: bool, question: str | None, overhead: int) -> Flow[Window]:
+        open_session = yield from self._open_session()
+        return (
+            yield from self._engine.fitter.window(
+                open_session,
+                open_session.stage(self._own_turn(open_session)),
+                recall=recall,
+                question=question,
+                overhead_tokens=overhead,
+            )
+        )
+
+    @sync_method
+    def messages(self, audience: Audience = "all") -> Flow[tuple[Message, ...]]:
+        """The whole conversation as it was stored, what was compacted included; reads the log.
+
+        "user" leaves out what is for the model only; "model" is the window, summaries instead of what they stand for.
+        """
+        return self._edit(lambda _, j: conversation(j, self._own_turn(j), audience))
+
+    amessages = async_method(messages)
+
+    def view(self) -> View:
+        """The zones as they stand, not made to fit; with the turn that this context has begun, while it is open."""
+        open_session = self._run(self._open_session())
+        return open_session.view(self._own_turn(open_session))
+
+    async def aview(self) -> View:
+        open_session = await self._arun(self._open_session())
+        return open_session.view(self._own_turn(open_session))
+
+    def __len__(self) -> int:
+        """The number of messages in `view()`."""
+        return len(self.view().messages)
+
+    def __bool__(self) -> bool:
+        return True  # an empty conversation is a context all the same
+
+    def find_by_role(self, role: Role) -> tuple[Message, ...]:
+        """Returns the messages of `view()` in that role, in order; UnknownRoleError for what is no role."""
+        return by_role(self.view().messages, role)
+
+    async def afind_by_role(self, role: Role) -> tuple[Message, ...]:
+        return by_role((await self.aview()).messages, role)
+
+    @sync_method
+    def is_full(self, max_tokens: int | None = None) -> Flow[bool]:
+        """Returns whether `view()` and a reply of `max_tokens` exceed the window, by the upper bound of the count.
+
+        Without `max_tokens` the reply reserve counts.
+        """
+        return self._full(max_tokens)
+
+    ais_full = async_method(is_full)
+
+    def _full(self, max_tokens: int | None) -> Flow[bool]:
+        open_session = yield from self._open_session()
+        rules, view = open_session.rules(), open_session.view(self._own_turn(open_session))
+        reply_tokens = rules.reply_reserve_tokens if max_tokens is None else max_tokens
+        return view.tokens + open_session.overhead_tokens + reply_tokens > rules.context_window
+
+    @sync_method
+    def get(self, message_id: str) -> Flow[Message]:
+        """A message as it was stored, compacted or not; MessageNotFoundError when the session never had it."""
+        return self._edit(lambda _, j: original(j, message_id))
+
+    aget = async_method(get)
+
+    @sync_method
+    def explain(self) -> Flow[Explanation]:
+        """Why the window is what it is; print it, take `to_dict()`, or show it in a notebook."""
+        return self._edit(lambda e, j: explain(j, e.ports, gauge(j, j.stage(), e.ports.counter)))
+
+    aexplain = async_method(explain)
+
+    @sync_method
+    def inspect(self) -> Flow[Inspection]:
+        """The window, what happened to it, and every message with the place where it is now; reads the log."""
+        return self._edit(lambda e, j: inspect(j, e.ports, gauge(j, j.stage(), e.ports.counter)))
+
+    ainspect = async_method(inspect)
+
+    @sync_method
+    def explain_message(self, message_id: str) -> Flow[MessageExplanation]:
+        """Where one message is now, and the reference that reads it back."""
+        return self._edit(lambda _, j: explain_message(j, message_id))
+
+    aexplain_message = async_method(explain_message)
+
+    @sync_method
+    def gauge(self) -> Flow[WindowGauge]:
+        """How full the window is, the room that is left, and the tokens until the next compaction."""
+        return self._gauge()
+
+    agauge = async_method(gauge)
+
+    def _gauge(self) -> Flow[WindowGauge]:
+        open_session = yield from self._open_session()
+        return gauge(open_session, open_session.stage(self._own_turn(open_session)), self._engine.ports.counter)
+
+    def usage(self) -> SessionUsage:
+        """Tokens reported, replies, compactions and prefix reuse so far."""
+        open_session = self._run(self._open_session())
+        state = open_session.state
+        return SessionUsage(
+            reported=state.usage,
+            replies=state.replies,
+            turns=state.turns,
+            compactions=state.compactions,
+            turns_since_summary=None if state.summary_turn < 0 else state.turns - state.summary_turn,
+            window_tokens=open_session.view().tokens,
+            budget_tokens=open_session.rules().budget_tokens,
+            prefix=open_session.tracker.stats(),
+            cost=session_cost(state, self._engine.ports.prices),
+            summaries=state.summary_usage + open_session.unbooked_usage,
+            summary_calls=state.summary_calls + open_session.unbooked_calls,
+        )
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Get every event of this engine's sessions; the returned function ends it."""
+        return self._engine.events.add(subscriber)
+
+    def on_compaction(self, rewriter: Rewriter) -> Callable[[], None]:
+        """Let one subscriber give each compaction of this engine another summary and another choice of messages to keep.
+
+        It gets a CompactionProposal and returns None, or (summary, kept): the kept messages in order, out of those covered and
+        kept. What breaks the contract (a pin dropped, a round split, no gain) is reported as RewriteRefused and not done. The
+        returned function ends it.
+        """
+        return self._engine.events.rewrite(rewriter)
+
+    def close(self, *, wait: bool = True) -> None:
+        """End background work, waiting for it or not, and close the store, if this context opened it.
+
+        What runs as a task of an event loop can only be waited for by `aclose`. The backend belongs to whoever made it.
+        """
+        tasks = self._engine.ports.tasks
+        if self._owns_engine and tasks is not None:
+            tasks.close(wait=wait)
+        if self._owns_store:
+            self._engine.ports.store.close()
+
+    async def aclose(self, *, wait: bool = True) -> None:
+        tasks = self._engine.ports.tasks
+        if self._owns_engine and tasks is not None:
+            await tasks.aclose(wait=wait)
+        if self._owns_store:
+            await self._engine.ports.store.aclose()
+
+
+def _prompts(given: object) -> tuple[str, ...] | None:
+    """System prompts as a user gives them: None, one, or several."""
+    if given is None or isinstance(given, str):
+        return None if given is None else (given,)
+    several = tuple(cast("Iterable[object]", given)) if isinstance(given, Iterable) else (given,)
+    for one in several:
+        check_text("system", one)
+    return cast("tuple[str, ...]", several)

@@ -1,0 +1,154 @@
+"""Defines SessionMemory, the object behind `context.memory`. Each method has an async form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ctxfold.effects import Flow, FlowMethods, StoreCall, async_method, sync_method
+from ctxfold.engine.engine import Engine
+from ctxfold.history.memory_items import MemoryItem, Remembered
+from ctxfold.history.snapshot import stored_message
+from ctxfold.history.view import Entry
+from ctxfold.inspect.explain import original_record
+from ctxfold.memory.extraction import EXTRACTED, check_kinds, learn
+from ctxfold.memory.store import Recollection, new_item, search, visible
+from ctxfold.protocols import Ports, Store
+from ctxfold.session_state import OpenSession
+
+__all__ = ["SessionMemory", "learn_from_session"]
+
+T = TypeVar("T")
+
+
+class SessionMemory(FlowMethods):
+    """The memory of a session's owner: facts, corrections, persona, relations and more, in one table for all kinds.
+
+    Another owner's items are never seen, and of another session's only those that are shared. A new item with the same kind and
+    key replaces the old one; `forget` empties items, and erasing a message or a session takes what was learnt from it along.
+    """
+
+    def __init__(self, engine: Engine, load_session: Callable[[], Flow[OpenSession]]) -> None:
+        self._engine = engine
+        self._open = load_session
+
+    @sync_method
+    def add(
+        self,
+        /,
+        kind: str,
+        text: str = "",
+        *,
+        key: str = "",
+        shared: bool | None = None,
+        confidence: float = 1.0,
+        sources: Sequence[str] = (),
+        **data: str,
+    ) -> Flow[Remembered]:
+        """Keep an item; `Remembered` says what it replaced, or that it was known already.
+
+        `key` is what it is about; `sources` are ids of messages of this session (MessageNotFoundError for others). A relation
+        has `subject`, `predicate` and `object`, and needs no text; a trajectory `intent` and `outcome`.
+        """
+        return self._add(kind, text, key, shared, confidence, sources, data)
+
+    aadd = async_method(add)
+
+    @sync_method
+    def list(self, kind: str | None = None, *, everything: bool = False) -> Flow[tuple[MemoryItem, ...]]:
+        """The items that this session sees, newest first; superseded and forgotten ones only where `everything` is wanted."""
+        return self._list(kind, everything)
+
+    alist = async_method(list)  # noqa: A003 - the method above
+
+    @sync_method
+    def search(self, query: str, kind: str | None = None, *, limit: int = 10) -> Flow[tuple[Recollection, ...]]:
+        """The items in force that bear on the query, best first."""
+        return self._search(query, kind, limit)
+
+    asearch = async_method(search)
+
+    @sync_method
+    def forget(self, *ids: str) -> Flow[tuple[MemoryItem, ...]]:
+        """Empty items: their text is gone, and what they were learnt from does not bring them back. As they were."""
+        return self._forget(ids)
+
+    aforget = async_method(forget)
+
+    @sync_method
+    def learn(self, *kinds: str) -> Flow[tuple[MemoryItem, ...]]:
+        """Ask the summariser what this session says that is worth remembering; what is new. At the end of a session, say.
+
+        Kinds are "facts" and "corrections"; experimental: "persona", "graph", "trajectory", "strategy". None means the first two.
+        What goes wrong is told by the event MemoryLearnt.
+        """
+        return learn_from_session(self._engine, self._open, kinds)
+
+    alearn = async_method(learn)
+
+    # flows
+
+    def _add(
+        self,
+        kind: str,
+        text: str,
+        key: str,
+        shared: bool | None,
+        confidence: float,
+        sources: Sequence[str],
+        data: dict[str, str],
+    ) -> Flow[Remembered]:
+        open_session = yield from self._open()
+        for message_id in sources:
+            yield from original_record(open_session, message_id)  # it is erased with them: they have to be there
+        item = new_item(
+            open_session.key,
+            self._engine.ports,
+            kind,
+            text,
+            about=key,
+            shared=shared,
+            confidence=confidence,
+            sources=sources,
+            data=data,
+        )
+        return (yield from StoreCall(Store.remember, open_session.key.owner, [item]))[0]
+
+    def _list(self, kind: str | None, everything: bool) -> Flow[tuple[MemoryItem, ...]]:
+        open_session = yield from self._open()
+        kinds = None if kind is None else (kind,)
+        found = yield from StoreCall(
+            Store.memories, open_session.key.owner, kinds=kinds, newest=1_000_000, everything=everything
+        )
+        return tuple(visible(found, open_session.key))
+
+    def _search(self, query: str, kind: str | None, limit: int) -> Flow[tuple[Recollection, ...]]:
+        open_session = yield from self._open()
+        return (yield from search(open_session.key, query, kinds=None if kind is None else (kind,), limit=limit))
+
+    def _forget(self, ids: Sequence[str]) -> Flow[tuple[MemoryItem, ...]]:
+        open_session = yield from self._open()
+        mine = visible(
+            (yield from StoreCall(Store.memories, open_session.key.owner, newest=1_000_000, everything=True)),
+            open_session.key,
+        )
+        known = {i.id for i in mine}
+        return (yield from StoreCall(Store.forget, open_session.key.owner, [i for i in ids if i in known]))
+
+    @property
+    def _ports(self) -> Ports:
+        return self._engine.ports
+
+
+def learn_from_session(
+    engine: Engine, load_session: Callable[[], Flow[OpenSession]], kinds: Sequence[str]
+) -> Flow[tuple[MemoryItem, ...]]:
+    """Stores what the whole session says of these kinds, compacted or not, and returns the new items."""
+    wanted = check_kinds(kinds or [k for k in EXTRACTED if k in ("facts", "corrections")])
+    open_session = yield from load_session()
+    records = yield from StoreCall(Store.read, open_session.key)
+    said = [(r, m) for r in records if (m := stored_message(r)) is not None]
+    newest = {m.id: Entry(m.id, r.seq, m, 0) for r, m in said if m.visibility != "user"}
+    items, event = yield from learn(open_session, tuple(newest.values()), engine.ports, kinds=wanted)
+    engine.events.emit(event)
+    return items

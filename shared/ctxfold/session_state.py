@@ -1,0 +1,455 @@
+"""Keeps the folded state of an open session up to date with its store: load, refresh, append and close turns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from ctxfold.effects import (
+    BackgroundSummary,
+    Flow,
+    GoalState,
+    StoreCall,
+    ToolSummaries,
+)
+from ctxfold.errors import (
+    HeadMovedError,
+    SessionNotFoundError,
+    StoreCorruptError,
+    StoreUnavailableError,
+    TurnClosedError,
+)
+from ctxfold.events import Subscribers
+from ctxfold.history.calibration import calibrated, with_known_limit
+from ctxfold.history.log import SessionState
+from ctxfold.history.passage_cache import PassageCache, Vectors
+from ctxfold.history.prefix import PrefixTracker
+from ctxfold.history.records import (
+    Body,
+    Draft,
+    Erased,
+    Record,
+    SessionKey,
+    SnapshotTaken,
+    TurnClosed,
+    TurnStatus,
+)
+from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
+from ctxfold.history.view import Entry, Prefix, View
+from ctxfold.lru import LruCache
+from ctxfold.messages import Usage
+from ctxfold.policy import Policy, resized
+from ctxfold.protocols import Document, Ports, Request, Store
+
+__all__ = [
+    "WINDOW_FIELDS",
+    "CompactionPause",
+    "OpenSession",
+    "PendingRollback",
+    "SentRequest",
+    "Stage",
+    "append",
+    "append_decided",
+    "check_open",
+    "close_turns",
+    "closing_draft",
+    "draft",
+    "known_records",
+    "load",
+    "load_without",
+    "record_chains",
+    "record_name",
+    "record_names",
+    "refresh",
+    "rules_to_open_with",
+    "snapshot_draft",
+    "timed_out_turns",
+]
+
+REMEMBERED_QUESTIONS = 64  # whose recalled passages and sections are kept
+SNAPSHOT_EVERY = 1_000  # records
+TURN_TIMEOUT_S = 900.0
+DECIDE_TRIES = 16
+WINDOW_FIELDS = ("context_window", "reply_reserve_tokens", "summary_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPause:
+    """Says until when no compaction is tried after one that could not help: in this epoch, below `until_tokens`, under `rules`."""
+
+    epoch: int
+    until_tokens: float
+    rules: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRollback:
+    """Holds the work that restores a session after a failed attempt, where the store failed during the first rollback too.
+
+    `own` are the messages that the attempt put into its turn, and `head` is where the log ended: later records of others are
+    left alone.
+    """
+
+    own: frozenset[str]
+    head: int
+    work: Callable[[], Flow[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Holds what one stage of a turn works with, read once at its beginning: the rules, and the view of the turn `turn_id`.
+
+    `context_window` is the window of the request, where it has one of its own; `rules` count it in.
+    """
+
+    rules: Policy
+    view: View
+    turn_id: str | None = None
+    context_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """Holds the newest request that a model has answered, the view that it showed, and what is known of the provider's cache.
+
+    `repeated_tokens` are those that the request before began with too; `usage` is what the provider reported for the reply.
+    """
+
+    request: Request
+    view: View
+    repeated_tokens: int
+    at_s: float
+    usage: Usage | None = None
+
+
+@dataclass(slots=True)
+class OpenSession:
+    """Holds one session in use. `lock` guards the state; it is never held across an effect."""
+
+    state: SessionState
+    key: SessionKey = field(init=False)
+    tracker: PrefixTracker = field(default_factory=PrefixTracker)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    compacting: int = 0  # compactions under way
+    background_summary: BackgroundSummary = field(default_factory=BackgroundSummary)
+    goal_state: GoalState = field(default_factory=GoalState)
+    tool_summaries: ToolSummaries = field(default_factory=ToolSummaries)
+    worker: str = ""  # names this open session in leases
+    events: Subscribers = field(default_factory=Subscribers)  # of the engine
+    erasures: int = 0  # seen so far: what was made from older texts may no longer be used
+    unbooked_calls: int = 0  # to the summariser, for summaries that were not written in the end
+    unbooked_usage: Usage = field(default_factory=Usage)
+    unbound_seq: int = 0  # newest record at the last break of the prefix, or when the session was opened
+    model: str = ""  # of the current or the next request: its calibration and its limit count
+    opening_policy: Policy | None = (
+        None  # with which this engine opened the session; its window is that of the engine's models
+    )
+    # for each open turn, the model of its newest request and our count of its tokens
+    sent_counts: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    sent_request: SentRequest | None = None
+    live_prefix_failures: int = 0  # summaries on the live prefix that were no summaries, one after the other
+    in_flight: set[str] = field(default_factory=set[str])  # turns in which this process asks a model at this moment
+    overhead_tokens: int = 0  # of the newest request besides the view, so that triggers see what is sent
+    compaction_pause: CompactionPause | None = None
+    argument_pause: CompactionPause | None = None  # until when large arguments of calls are not looked for
+    provider_compacts: bool = False  # True when the provider compacts the newest request on its own side
+    vectors: Vectors = field(default_factory=Vectors)  # of the messages, where there is an embedder
+    passage_cache: PassageCache = field(default_factory=PassageCache)  # passages that recall read last
+    # text found for a question, by what it is for: later requests of the turn carry the same
+    request_texts: LruCache[str, tuple[str, str]] = field(default_factory=lambda: LruCache(REMEMBERED_QUESTIONS))
+    # by the turn of the failed attempt
+    pending_rollbacks: dict[str, PendingRollback] = field(default_factory=dict[str, PendingRollback])
+    rules_cache: tuple[tuple[object, ...], Policy] | None = None  # what the rules were made from, and the rules
+
+    def __post_init__(self) -> None:
+        self.key = self.state.key
+
+    def forget_texts(self) -> None:
+        """Drops all that was made from the conversation's texts, as an erasure demands."""
+        self.erasures += 1
+        self.passage_cache = PassageCache()
+        self.request_texts.clear()
+        self.tool_summaries.unwritten.clear()
+        self.background_summary.ready = self.goal_state.ready = self.compaction_pause = self.argument_pause = None
+        self.sent_request = None
+        self.tracker.erased()
+        self.unbound_seq = self.state.head
+
+    def view(self, turn_id: str | None = None) -> View:
+        with self.lock:
+            return self.state.view(turn_id)
+
+    def stage(self, turn_id: str | None = None, context_window: int | None = None) -> Stage:
+        """Returns the rules, for a request of that window or for the session's own, and the view as they are now."""
+        return Stage(self.rules(context_window), self.view(turn_id), turn_id, context_window)
+
+    def with_new_view(self, stage: Stage) -> Stage:
+        """Returns the stage with the view as it is now: a compaction has changed it, or another writer."""
+        return replace(stage, view=self.view(stage.turn_id))
+
+    def open_turns(self) -> dict[str, Sequence[Entry]]:
+        with self.lock:
+            return {turn_id: Prefix(turn.entries) for turn_id, turn in self.state.open.items()}
+
+    def rules(self, context_window: int | None = None) -> Policy:
+        """Returns the policy in force, in ctxfold's own tokens: `window_rules` corrected by the model's calibration."""
+        state = self.state
+        calibration = state.calibrations.get(self.model)
+        made_from = (state.policy_json, state.fixed, calibration, self.opening_policy, context_window)
+        cached = self.rules_cache
+        if cached is None or cached[0] != made_from:
+            cached = self.rules_cache = (made_from, calibrated(self.window_rules(context_window), calibration))
+        return cached[1]
+
+    def window_rules(self, context_window: int | None = None) -> Policy:
+        """Returns the policy in force, in the tokens of the model that is asked, within the limit that this model has reported.
+
+        `context_window` is the window of a request that has one of its own; the model's limit holds where it is narrower.
+        """
+        own = self.own_rules()
+        rules = own if context_window is None else resized(own, context_window)
+        return with_known_limit(rules, self.state.calibrations.get(self.model))
+
+    def own_rules(self) -> Policy:
+        """Returns the stored policy with the window that this engine was given, unless a window was set at run time.
+
+        Another engine may serve the same session with another model: its window does not apply here.
+        """
+        stored, opening = self.stored_rules(), self.opening_policy
+        if opening is None:
+            return stored
+        own = {name: getattr(opening, name) for name in WINDOW_FIELDS if name not in self.state.fixed}
+        same = all(getattr(stored, name) == value for name, value in own.items())
+        return stored if same else stored.model_copy(update=own)
+
+    def stored_rules(self) -> Policy:
+        """Returns the policy as the log has it."""
+        return _policy(self.state.policy_json)
+
+
+def rules_to_open_with(policy: Policy, state: SessionState) -> Policy:
+    """Returns the rules of a session that is opened with `policy`: fields that were set at run time keep their values."""
+    if not state.fixed:
+        return policy
+    stored = _policy(state.policy_json)
+    return policy.model_copy(update={name: getattr(stored, name) for name in state.fixed})
+
+
+@lru_cache(maxsize=64)
+def _policy(text: str) -> Policy:
+    try:
+        return Policy.model_validate_json(text)
+    except ValueError as error:
+        raise StoreCorruptError(
+            f"the stored rules of a session cannot be read ({str(error)[:200]}): restore a copy"
+        ) from None
+
+
+def load(key: SessionKey, ports: Ports) -> Flow[SessionState]:
+    """Returns the state at the end of the log, from the newest snapshot and the records after it."""
+    head = yield from StoreCall(Store.head, key)
+    state = None if head is None else (yield from _fold_from(key, head.snapshot_seq, frozenset(), ports))
+    if state is None or not state.head:
+        raise SessionNotFoundError(
+            f"session {key.session!r} of owner {key.owner!r} does not exist in this store: check the name, or create it"
+        )
+    while state.stale:
+        state = yield from load_without(key, frozenset(state.undone), ports)
+    return state
+
+
+def load_without(key: SessionKey, undone: frozenset[str], ports: Ports) -> Flow[SessionState]:
+    """Returns the state without the records with these ids, folded from the snapshot before the first of them."""
+    records = yield from StoreCall(Store.find, key, tuple(sorted(undone)))
+    first = min((r.seq for r in records), default=1)
+    at = yield from StoreCall(Store.snapshot_before, key, first)
+    return (yield from _fold_from(key, at, undone, ports))
+
+
+def _fold_from(key: SessionKey, at: int, undone: frozenset[str], ports: Ports) -> Flow[SessionState]:
+    records = yield from StoreCall(Store.read, key, after=max(0, at - 1))
+    state = SessionState(key, ports.counter.count)
+    if at and records:
+        state = yield from _loaded(key, at, records[0], ports)
+        state.head_id = records[0].id
+    state.undone |= undone
+    state.read_upto = records[-1].seq if records else 0
+    state.apply(records)
+    return state
+
+
+def _loaded(key: SessionKey, at: int, taken: Record, ports: Ports) -> Flow[SessionState]:
+    """Returns the state of a snapshot; reads it again when an erasure came between the snapshot and the texts."""
+    while True:
+        snapshot = parse_snapshot(taken.body.state if isinstance(taken.body, SnapshotTaken) else "")
+        texts = yield from StoreCall(Store.fetch, key, snapshot.seqs())
+        try:
+            return load_state(key, snapshot, texts, at=at, counter_id=ports.counter.id, count=ports.counter.count)
+        except StoreCorruptError:
+            again = yield from StoreCall(Store.fetch, key, (at,))
+            if not again or again[0].body == taken.body:
+                raise
+            taken = again[0]
+
+
+def draft(ports: Ports, body: Body, *, turn_id: str | None = None, record_id: str | None = None) -> Draft:
+    return Draft(record_id or ports.ids.new(), body, turn_id, ports.clock.now_s())
+
+
+def refresh(open_session: OpenSession, ports: Ports) -> Flow[None]:
+    """Catches up with other writers; takes one indexed read when there is nothing new.
+
+    Raises SessionNotFoundError when the session was erased; when it was begun anew since, that one is loaded.
+    """
+    with open_session.lock:
+        head, head_id = open_session.state.head, open_session.state.head_id
+    # the newest known record is read again: it tells whether this is still the same log
+    records = yield from StoreCall(Store.read, open_session.key, after=max(0, head - 1))
+    if head and (not records or records[0].id != head_id):
+        state = yield from load(open_session.key, ports)
+        with open_session.lock:
+            open_session.state = state
+            open_session.forget_texts()
+        return
+    yield from _take_in(open_session, records[1:] if head else records, ports)
+
+
+def append(
+    open_session: OpenSession,
+    drafts: Sequence[Draft],
+    ports: Ports,
+    *,
+    expect: int | None = None,
+    documents: Sequence[Document] = (),
+) -> Flow[tuple[Record, ...]]:
+    """Stores drafts and folds them in, with the records that others have written since."""
+    with open_session.lock:
+        known, known_id = open_session.state.head, open_session.state.head_id
+    records = yield from StoreCall(
+        Store.append,
+        open_session.key,
+        drafts,
+        known=known,
+        expect=expect,
+        documents=documents,
+        known_id=known_id or None,
+    )
+    yield from _take_in(open_session, records, ports)
+    if open_session.state.head - open_session.state.snapshot_seq >= SNAPSHOT_EVERY:
+        yield from _snapshot(open_session, ports)
+    return records
+
+
+def _take_in(open_session: OpenSession, records: Sequence[Record], ports: Ports) -> Flow[None]:
+    with open_session.lock:
+        open_session.state.apply(records)
+        if any(isinstance(r.body, Erased) for r in records):
+            open_session.forget_texts()
+    while open_session.state.stale:
+        state = yield from load(open_session.key, ports)
+        with open_session.lock:
+            if state.head >= open_session.state.head:
+                open_session.state = state
+
+
+def append_decided(
+    open_session: OpenSession,
+    decide: Callable[[SessionState], Sequence[Draft]],
+    ports: Ports,
+    *,
+    documents: Callable[[], Sequence[Document]] = tuple,
+) -> Flow[tuple[Record, ...]]:
+    """Stores what `decide` makes of the newest state, and indexes `documents`; decides again when another writer was first."""
+    for _ in range(DECIDE_TRIES):
+        with open_session.lock:
+            head = open_session.state.head
+            drafts = decide(open_session.state)
+        if not drafts:
+            return ()
+        try:
+            return (yield from append(open_session, drafts, ports, expect=head, documents=documents()))
+        except HeadMovedError:
+            yield from refresh(open_session, ports)
+    raise StoreUnavailableError(
+        f"other writers of session {open_session.key.session!r} were first {DECIDE_TRIES} times; nothing was written: try again"
+    )
+
+
+def close_turns(open_session: OpenSession, turn_ids: Sequence[str], status: TurnStatus, ports: Ports) -> Flow[bool]:
+    """Closes turns that are still open; returns True when this call closed any."""
+
+    def closings(state: SessionState) -> list[Draft]:
+        return [closing_draft(ports, t, status) for t in turn_ids if t in state.open]
+
+    yield from refresh(open_session, ports)
+    return bool((yield from append_decided(open_session, closings, ports)))
+
+
+def _snapshot(open_session: OpenSession, ports: Ports) -> Flow[None]:
+    with open_session.lock:
+        head, head_id = open_session.state.head, open_session.state.head_id
+        taken = snapshot_draft(open_session.state, ports)
+    with suppress(HeadMovedError):  # another writer was first: the next append takes it
+        records = yield from StoreCall(
+            Store.append, open_session.key, (taken,), known=head, expect=head, known_id=head_id
+        )
+        with open_session.lock:
+            open_session.state.apply(records)
+
+
+def snapshot_draft(state: SessionState, ports: Ports) -> Draft:
+    return draft(ports, SnapshotTaken(dump_state(state, ports.counter.id)))
+
+
+def timed_out_turns(open_session: OpenSession, ports: Ports) -> tuple[str, ...]:
+    """Returns the turns without a new record for 15 minutes."""
+    now = ports.clock.now_s()
+    with open_session.lock:
+        return tuple(t for t, turn in open_session.state.open.items() if now - turn.at_s > TURN_TIMEOUT_S)
+
+
+def closing_draft(ports: Ports, turn_id: str, status: TurnStatus) -> Draft:
+    return draft(ports, TurnClosed(status), turn_id=turn_id, record_id=f"c:{turn_id}")
+
+
+def record_names(open_session: OpenSession, ids: Iterable[str]) -> Flow[dict[str, str]]:
+    """Returns a free record id for each message id, whatever the session has under it."""
+    chains = yield from record_chains(open_session, ids)
+    return {message_id: record_name(message_id, len(chain) + 1) for message_id, chain in chains.items()}
+
+
+def known_records(open_session: OpenSession, message_id: str) -> Flow[tuple[Record, ...]]:
+    """Returns every record that added the message or changed its content, oldest first."""
+    chains = yield from record_chains(open_session, (message_id,))
+    return tuple(chains[message_id])
+
+
+def record_chains(open_session: OpenSession, ids: Iterable[str]) -> Flow[dict[str, list[Record]]]:
+    """Returns, for each message id, its records, oldest first."""
+    chains: dict[str, list[Record]] = {message_id: [] for message_id in ids}
+    pending_ids, attempt = list(chains), 1
+    while pending_ids:
+        names = {record_name(message_id, attempt): message_id for message_id in pending_ids}
+        records = yield from StoreCall(Store.find, open_session.key, tuple(names))
+        for record in records:
+            chains[names[record.id]].append(record)
+        pending_ids = [i for i in pending_ids if len(chains[i]) == attempt]
+        attempt += 1
+    return chains
+
+
+def record_name(message_id: str, attempt: int) -> str:
+    return f"m:{message_id}" if attempt == 1 else f"m:{message_id}#{attempt}"
+
+
+def check_open(open_session: OpenSession, turn_id: str | None) -> None:
+    with open_session.lock:
+        closed = turn_id in open_session.state.closed
+    if closed:
+        raise TurnClosedError(
+            f"turn {turn_id!r} of session {open_session.key.session!r} was closed meanwhile (opening a "
+            "session closes turns without a new record for 15 minutes): what came later is not part of the conversation; ask again"
+        )

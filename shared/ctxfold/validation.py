@@ -1,0 +1,117 @@
+"""Checks arguments of public calls and raises ConfigError with the accepted values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from operator import index
+from typing import TypeVar, cast
+
+from ctxfold.errors import ConfigError
+
+__all__ = [
+    "all_of",
+    "check_has",
+    "check_name",
+    "check_text",
+    "is_a",
+    "json_problem",
+    "kind_of",
+    "name_or_own",
+    "name_path",
+    "named",
+    "shown_url",
+    "whole_number",
+]
+
+K = TypeVar("K", bound=tuple[str, str])
+T = TypeVar("T")
+_SECRET_QUERY = re.compile(
+    r"((?:^|[?&;])(?=[^=&;]*(?:key|token|secret|sig|pass|pwd|auth|cred))[^=&;]++)=[^&;#]*", re.IGNORECASE
+)
+
+
+def kind_of(value: object) -> str:
+    """Returns the type of a value in words. The value itself is left out, because it may be a key or a password."""
+    if value is None:
+        return "None"
+    name = value.__name__ if isinstance(value, type) else type(value).__name__
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    return f"the class {name}" if isinstance(value, type) else f"{article} {name}"
+
+
+def is_a(value: object, kinds: type | tuple[type, ...]) -> bool:
+    """Returns `isinstance`, for values whose annotation already promises the type: callers may not run a type checker."""
+    return isinstance(value, kinds)
+
+
+def check_has(what: str, value: object, methods: tuple[str, ...], advice: str) -> None:
+    """Raises ConfigError unless the value is an instance with at least one of the methods; a test double may have only one."""
+    if isinstance(value, type) or not any(callable(getattr(value, name, None)) for name in methods):
+        raise ConfigError(f"{what} is {kind_of(value)}: {advice}")
+
+
+def all_of(what: str, values: Iterable[T], kind: type, advice: str) -> tuple[T, ...]:
+    """Returns the values as a tuple; raises ConfigError for anything but a list of values of that type."""
+    # a pydantic object can be iterated over too, by its fields
+    if not is_a(values, (Collection, Iterator)) or is_a(values, str):
+        raise ConfigError(f"{what} is {kind_of(values)}: give a list; {advice}")
+    checked = tuple(values)
+    wrong = [value for value in checked if not is_a(value, kind)]
+    if wrong:
+        raise ConfigError(f"{what} hold {kind_of(wrong[0])}: {advice}")
+    return checked
+
+
+def check_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} is {kind_of(value)}: give it as text")
+
+
+def check_name(what: str, name: object) -> str:
+    """Returns the name of an owner or a session; raises ConfigError unless it is a string that is not empty."""
+    check_text(f"the {what}", name)
+    if not name:
+        raise ConfigError(f"the {what} is empty, and all unnamed callers would share it: give each a name")
+    return cast("str", name)
+
+
+def name_path(*names: str) -> str:
+    """Returns the names joined with `/`. A `/` or `%` within a name is percent-encoded, so that different names never collide."""
+    return "/".join(name.replace("%", "%25").replace("/", "%2F") for name in names)
+
+
+def name_or_own(what: str, name: object, own: str) -> str:
+    """Returns `own` for None only: an empty name or a number is a mistake and must not reach the data of `own`."""
+    return own if name is None else check_name(what, name)
+
+
+def named(key: K) -> K:
+    """Returns the key (owner, session) of a session to be made; raises ConfigError when one of the names is empty."""
+    check_name("owner name", key[0])
+    check_name("session name", key[1])
+    return key
+
+
+def json_problem(error: Exception) -> str:
+    """Returns the reason why JSON text could not be read or written, for an error message."""
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def whole_number(what: str, value: object, advice: str) -> int:
+    """Returns a whole number of 1 or more; raises ConfigError for anything else, a number as a string included."""
+    try:
+        number = int(value) if isinstance(value, float) and value.is_integer() else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise ConfigError(f"{what} is {repr(value)[:80]}: {advice}")
+    return number
+
+
+def shown_url(url: str) -> str:
+    """Returns a URL without secrets: no user and password, and no values of query fields that name a credential."""
+    start, end = url.find("//"), url.rfind("@")
+    plain = url[: start + 2] + url[end + 1 :] if 0 <= start < end else url
+    address, mark, query = plain.partition("?")
+    return address + mark + _SECRET_QUERY.sub(r"\1=", query)

@@ -1,1 +1,0 @@
-"""What a request is put together from."""

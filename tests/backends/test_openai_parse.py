@@ -1,0 +1,79 @@
+"""Replies of OpenAI-compatible services: uncommon deltas, bad ends, and a limit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ctxfold import Fold, load_profile
+from ctxfold.backends.openai_chat.parse import ChatParser
+
+
+def parsed(provider: str, *events: Any, done: bool = True) -> tuple[Fold, ChatParser]:
+    parser, fold = ChatParser(load_profile(provider)), Fold("a")
+    data = b"".join(b"data: " + json.dumps(e).encode() + b"\n\n" for e in events) + b"data: [DONE]" * done
+    for chunk in (*parser.feed(data), *parser.close()):
+        fold.feed(chunk)
+    return fold, parser
+
+
+def choice(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": delta, "finish_reason": finish}]}
+
+
+def test_less_common_deltas() -> None:
+    blocks = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "so"}]
+    old = {"name": "f", "arguments": {"x": 1}}
+    other = {"choices": [{"index": 1, "delta": {"content": "the second choice"}}], "usage": {}}
+    fold, parser = parsed("generic", choice(content=blocks), choice(function_call=old), other, 7, choice("stop"))
+    reply = fold.close()
+    assert parser.error is None
+    assert (reply.message.reasoning, reply.message.text, reply.usage) == ("hm", "so", None)
+    assert [(c.name, json.loads(c.arguments)) for c in reply.message.tool_calls] == [("f", {"x": 1})]
+
+
+def test_reasoning_that_stands_in_details_only() -> None:
+    detail = {"type": "reasoning.text", "text": "hm", "index": 0}
+    fold, _ = parsed("openrouter", choice(reasoning_details=[detail]), choice("stop", content="x"))
+    assert fold.close().message.reasoning == "hm"
+
+
+@pytest.mark.parametrize(
+    ("provider", "events", "done", "kind"),
+    [
+        ("deepseek", [choice("insufficient_system_resource", content="x")], True, "overloaded"),
+        ("zhipu", [choice("network_error", content="x")], True, "server"),
+        ("generic", [choice("abort", content="x")], True, "server"),
+        ("generic", [choice(content="x")], True, "stream_truncated"),
+        ("generic_no_finish_reason", [choice(content="x")], False, "stream_truncated"),
+        ("generic", [choice("tool_calls")], True, "empty_response"),
+        ("generic", [], True, "stream_truncated"),
+    ],
+)
+def test_bad_ends(provider: str, events: list[Any], done: bool, kind: str) -> None:
+    _, parser = parsed(provider, *events, done=done)
+    assert parser.error is not None
+    assert (parser.error.kind, parser.complete) == (kind, False)
+
+
+def test_a_named_error_event_and_a_cut_last_event() -> None:
+    parser = ChatParser(load_profile("generic"))
+    parser.feed(b'event: error\ndata: {"reason": "x"}\n\n')
+    assert parser.error is not None
+    assert parser.error.kind == "server"
+    cut = ChatParser(load_profile("generic"))
+    cut.feed(b'data: {"choices": [{"del')
+    assert cut.close() == []
+    assert cut.error is not None
+    assert cut.error.kind == "stream_truncated"
+
+
+def test_a_reply_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctxfold.backends.response_parser.MAX_REPLY_BYTES", 100)
+    parser = ChatParser(load_profile("generic"))
+    parser.feed(b" ")
+    parser.feed(b"[" * 101)
+    assert parser.error is not None
+    assert "100 bytes" in str(parser.error)

@@ -1,0 +1,249 @@
+"""Events and whole replies folded from chunks, with every quirk of tool-call deltas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxfold import (
+    BackendError,
+    Chunk,
+    Content,
+    ContentFirst,
+    Fold,
+    Message,
+    ReasoningPart,
+    TextPart,
+    Thinking,
+    ToolCallDelta,
+    ToolCallPart,
+    ToolCalls,
+    Usage,
+)
+from ctxfold.messages import validated
+from tests.timing import cpu_s
+
+D = ToolCallDelta
+
+
+def calls(*deltas: ToolCallDelta, finish: str = "tool_calls") -> list[tuple[str, str, str]]:
+    fold = Fold("a1")
+    for delta in deltas:
+        fold.feed(Chunk(tool_calls=(delta,)))
+    fold.feed(Chunk(finish_reason=finish))
+    return [(c.id, c.name, c.arguments) for c in fold.close().message.tool_calls]
+
+
+def kinds(*chunks: Chunk) -> list[str]:
+    fold = Fold("a1")
+    return [type(event).__name__ for chunk in chunks for event in fold.feed(chunk)]
+
+
+def test_a_plain_answer_has_no_content_first() -> None:
+    assert kinds(Chunk(content="a"), Chunk(content="b")) == ["Content", "Content"]
+
+
+def test_content_first_comes_again_after_a_second_thinking_phase() -> None:
+    chunks = [Chunk(reasoning="r"), Chunk(content="a"), Chunk(content="b"), Chunk(reasoning="r"), Chunk(content="c")]
+    assert kinds(*chunks) == ["Thinking", "ContentFirst", "Content", "Thinking", "ContentFirst"]
+
+
+def test_one_chunk_of_every_kind_gives_tool_calls_first_and_carries_the_chunk() -> None:
+    chunk = Chunk(reasoning="r", content="c", tool_calls=(D(0, "i", "f"),), raw={"n": 1})
+    events = Fold("a1").feed(chunk)
+    assert events == (ToolCalls(chunk.tool_calls, chunk), Thinking("r", chunk), ContentFirst("c", chunk))
+
+
+def test_empty_chunks_give_no_event() -> None:
+    assert kinds(Chunk(), Chunk(usage=Usage(1)), Chunk(finish_reason="stop"), Chunk(refusal="no")) == []
+    assert Content("x", Chunk(content="x")) in Fold("a").feed(Chunk(content="x"))
+
+
+def test_the_reply_has_parts_usage_model_and_the_last_known_finish_reason() -> None:
+    fold = Fold("a1")
+    for chunk in (
+        Chunk(reasoning="th", model="m1"),
+        Chunk(reasoning="ink", usage=Usage(1, 1)),
+        Chunk(content="an"),
+        Chunk(content="swer", finish_reason="stop", raw={"end": True}),
+        Chunk(usage=Usage(5, 7)),
+        Chunk(),
+    ):
+        fold.feed(chunk)
+    reply = fold.close()
+    assert reply.message.parts == (ReasoningPart("think"), TextPart("answer"))
+    assert (reply.usage, reply.finish_reason, reply.raw) == (Usage(5, 7), "stop", {"end": True})
+    assert (reply.message.model, reply.message.usage, reply.message.finish_reason) == ("m1", Usage(5, 7), "stop")
+    assert Fold("x", "asked").close().message.model == "asked"
+
+
+def test_signatures_end_their_reasoning_block() -> None:
+    fold = Fold("a1")
+    for chunk in (Chunk(reasoning="a"), Chunk(signature="s1"), Chunk(reasoning="b"), Chunk(signature="s2")):
+        fold.feed(chunk)
+    assert fold.close().message.parts == (ReasoningPart("a", "s1"), ReasoningPart("b", "s2"))
+
+
+@pytest.mark.parametrize(
+    ("deltas", "expected"),
+    [
+        (
+            [D(None, "a", "f", '{"x'), D(arguments='":1}'), D(None, "b", "g", "{}")],
+            [("a", "f", '{"x":1}'), ("b", "g", "{}")],
+        ),
+        ([D(0, "a", "f", "{}"), D(0, "b", "f", "{}")], [("a", "f", "{}"), ("b", "f", "{}")]),
+        ([D(0, "a", "f", "{"), D(0, "a", "f", "}")], [("a", "f", "{}")]),
+        (
+            [D(0, "a", "f", "{}"), D(0, "b", "g", '{"y"'), D(1, arguments=":2}")],
+            [("a", "f", "{}"), ("b", "g", '{"y":2}')],
+        ),
+        (
+            [D(0, "a", "f"), D(1, "b", "g"), D(0, arguments="{}"), D(1, arguments="{}")],
+            [("a", "f", "{}"), ("b", "g", "{}")],
+        ),
+        ([D(0, None, "f", "{}"), D(0, "a")], [("a", "f", "{}")]),
+        ([D(0, "a", None, ""), D(0, None, "f", "{}")], [("a", "f", "{}")]),
+        ([D(0, None, "f", "{}"), D(1, None, "f", "{}")], [("call_a1_0", "f", "{}"), ("call_a1_1", "f", "{}")]),
+        ([D(None, None, "f", "{}"), D(None, None, "g", "{}")], [("call_a1_0", "f", "{}"), ("call_a1_1", "g", "{}")]),
+        ([D(None, None, "f", "{}"), D(None, None, "f", "{}")], [("call_a1_0", "f", "{}"), ("call_a1_1", "f", "{}")]),
+        (
+            [D(None, None, "f", "{}"), D(None, None, "g"), D(arguments="{}")],
+            [("call_a1_0", "f", "{}"), ("call_a1_1", "g", "{}")],
+        ),
+        ([D(0, None, "f", '{"a":'), D(0, None, "f", '{"b":1}}')], [("call_a1_0", "f", '{"a":{"b":1}}')]),
+        ([D(0, "a", "f")], [("a", "f", "{}")]),
+        ([D(3, "a", "f", "{}"), D(1, "b", "g", "{}")], [("a", "f", "{}"), ("b", "g", "{}")]),
+    ],
+    ids=[
+        "no index",
+        "same index, different ids",
+        "id and name repeated",
+        "head on 0, tail on 1",
+        "interleaved",
+        "id late with the name first",
+        "name late",
+        "no ids",
+        "neither index nor id",
+        "neither index nor id, same name",
+        "neither index nor id, arguments later",
+        "name repeated without id",
+        "no arguments",
+        "indices out of order",
+    ],
+)
+def test_tool_call_quirks(deltas: list[ToolCallDelta], expected: list[tuple[str, str, str]]) -> None:
+    assert calls(*deltas) == expected
+
+
+def test_an_incomplete_call_is_never_kept() -> None:
+    cut = (D(0, "a", "f", "{}"), D(1, "b", "g", '{"x": '))
+    assert calls(*cut, finish="length") == [("a", "f", "{}")]
+    fold = Fold("a1")
+    fold.feed(Chunk(content="so far", tool_calls=cut))
+    partial = fold.partial()
+    assert partial is not None
+    assert partial.parts == (TextPart("so far"),)
+    assert Fold("a1").partial() is None
+
+
+def test_a_call_without_a_name_is_a_typed_error() -> None:
+    with pytest.raises(BackendError, match="without a name") as caught:
+        calls(D(0, "a", None, "{}"))
+    assert caught.value.kind == "protocol"
+
+
+def test_reasoning_details_are_joined_by_type_and_index_and_kept_as_json() -> None:
+    def text(index: int, piece: str, **more: Any) -> dict[str, Any]:
+        return {"type": "reasoning.text", "text": piece, "index": index, **more}
+
+    sealed = {"type": "reasoning.encrypted", "data": "xyz", "index": 2}
+    fold = Fold("a1")
+    fold.feed(Chunk(reasoning="ab", reasoning_details=(text(0, "a"), text(1, "b"))))
+    fold.feed(Chunk(reasoning="cd", reasoning_details=(text(1, "d"), text(0, "c", signature="s"))))
+    fold.feed(Chunk(reasoning_details=(sealed,)))
+    (part,) = fold.close().message.parts
+    assert isinstance(part, ReasoningPart)
+    assert part.details is not None
+    assert json.loads(part.details) == [text(0, "ac", signature="s"), text(1, "bd"), sealed]
+    only = Fold("a2")
+    only.feed(Chunk(reasoning_details=(sealed,)))
+    assert only.close().message.reasoning == ""
+    assert only.close().message.parts
+
+
+def test_blocks_of_one_chunk_are_never_joined() -> None:
+    block = {"type": "thinking", "thinking": "t", "signature": "s"}
+    fold = Fold("a1")
+    fold.feed(Chunk(reasoning_details=(block, block)))
+    fold.feed(Chunk(reasoning_details=(block,)))
+    (part,) = fold.close().message.parts
+    assert isinstance(part, ReasoningPart)
+    assert json.loads(part.details or "") == [block, block, block]
+
+
+def test_surrogate_pairs_cut_by_chunks_are_joined_again() -> None:
+    fold = Fold("a1")
+    fold.feed(Chunk(content="x\ud83d"))
+    fold.feed(Chunk(content="\ude00"))
+    assert validated(fold.close().message).text == "x😀"
+
+
+def test_work_per_chunk_does_not_grow() -> None:
+    def work(count: int) -> None:
+        fold = Fold("a1")
+        block = {"type": "reasoning.text", "text": "word ", "index": 0}
+        for _ in range(count):
+            fold.feed(Chunk(reasoning="word ", reasoning_details=(block,), tool_calls=(D(0, "a", "f", "word "),)))
+            fold.feed(Chunk(content="word "))
+        fold.feed(Chunk(finish_reason="length"))
+        fold.close()
+
+    assert cpu_s(lambda: work(20_000)) < 10 * 20 * cpu_s(lambda: work(1_000), runs=9)
+
+
+@given(
+    st.lists(st.text("abc{}", min_size=1, max_size=5), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_interleaved_calls_keep_their_own_arguments(texts: list[str], rng: Any) -> None:
+    """However the pieces of parallel calls are mixed, each call gets its own, in order."""
+    queues = [[D(i, f"id{i}", f"f{i}"), *(D(i, arguments=c) for c in text)] for i, text in enumerate(texts)]
+    heads = [D(i, f"id{i}", f"f{i}") for i in range(len(texts))]
+    tails = [queue[1:] for queue in queues]
+    mixed: list[ToolCallDelta] = list(heads)
+    while any(tails):
+        mixed.append(rng.choice([tail for tail in tails if tail]).pop(0))
+    assert calls(*mixed) == [(f"id{i}", f"f{i}", text) for i, text in enumerate(texts)]
+
+
+def test_a_message_that_came_whole_gives_the_parts_and_nothing_else() -> None:
+    parts = (ReasoningPart("t1", "S1"), TextPart("hello"), ReasoningPart("t2", "S2"))
+    whole = Message("other", "assistant", parts, model="other", usage=Usage(9), finish_reason="other")
+    fold = Fold("a1", "m")
+    for chunk in (Chunk(reasoning="t1"), Chunk(content="hello"), Chunk(usage=Usage(1), finish_reason="stop")):
+        fold.feed(chunk)
+    fold.feed(Chunk(refusal="no", whole=whole))
+    message = fold.close().message
+    assert message.parts[:3] == parts
+    assert message.opaque("refusal") == "no"
+    assert (message.id, message.model, message.usage, message.finish_reason) == ("a1", "m", Usage(1), "stop")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (ReasoningPart("th"), TextPart("hel")),
+        (TextPart("hello"),),
+        (ReasoningPart("\ud800?"), TextPart("hello")),
+        (ReasoningPart("th"), TextPart("hello"), ToolCallPart("c", "f", "{}")),
+    ],
+)
+def test_a_whole_message_that_lacks_what_was_streamed_is_not_taken(parts: Any) -> None:
+    fold = Fold("a1")
+    for chunk in (Chunk(reasoning="th"), Chunk(content="hello"), Chunk(whole=Message("x", "assistant", parts))):
+        fold.feed(chunk)
+    assert fold.close().message.parts == (ReasoningPart("th"), TextPart("hello"))

@@ -1,0 +1,185 @@
+"""A reader's test: whole windows of chats and of agent runs, and what is wrong with the lines of their summaries.
+
+A bare stamp is a line without any words but a time, a date or a name. A fragment has too few words to say anything, or breaks
+off. A line has a subject where it says who speaks, or begins with what it is about.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxfold import AgentContext, Message, assistant, user
+from tests.benchmarks.data import folder, tau
+from tests.benchmarks.replay import COUNTER
+from tests.benchmarks.sheets import Cell, Sheet
+
+__all__ = ["Faults", "agent_windows", "chat_windows", "faults", "run", "summary_of"]
+
+CHATS = (("molweni", 1), ("ubuntu_irc", 7), ("bfcl_memory", 3), ("qmsum", 9))
+WINDOWS_OF_CHAT, WINDOWS_OF_RUNS, RUNS_IN_ONE = 20, 20, 4
+WINDOW = 4_000
+PART = 400  # messages of one window of chat
+FILE = "CTXFOLD_READER_FILE"  # where the windows are written, whole; nowhere by default
+
+_REFERENCE = re.compile(r"\s*\(#\d+\)$")
+_HEADINGS = ("[Summary of prior conversation]", "Facts, verbatim:", "From tool outputs (data, no rules):")
+_STAMP = re.compile(
+    r"[\[(]?(?:\d{4}-\d{2}-\d{2})?[ T,]*(?:\d{1,2}:\d{2}(?::\d{2})?)?\s?(?:[ap]\.?m\.?)?[\])]?[;,.: ]*", re.I
+)
+_DOUBLED = re.compile(r";\s*;|,\s*,|:\s*:(?=\s)|(?<!\.)\.\s*\.(?![./\w])|!\s*!|\?\s*\?|;\s*\.|,\s*\.(?!\w)")
+_SPEAKER = re.compile(r"^([^\s:][^:\n]{0,60}): (?=\S)")
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+_SUBJECT = re.compile(
+    r"(?:(?i:I|we|you|he|she|it|they|this|that|these|those|there|my|our|your|his|her|their|the|a|an|all|both|no|\d+)\b"
+    r"|[A-Z][\w'’-]+ )"
+)
+_SHORT_SENTENCE = 3  # words: with fewer a line says next to nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Of the lines of summaries, how many have each fault, and examples of each."""
+
+    lines: int = 0
+    stamps: tuple[str, ...] = ()
+    fragments: tuple[str, ...] = ()
+    doubled: tuple[str, ...] = ()
+    without_subject: tuple[str, ...] = ()
+
+    def __add__(self, other: Faults) -> Faults:
+        return Faults(
+            self.lines + other.lines,
+            self.stamps + other.stamps,
+            self.fragments + other.fragments,
+            self.doubled + other.doubled,
+            self.without_subject + other.without_subject,
+        )
+
+
+def faults(summary: str) -> Faults:
+    """What is wrong with the lines of a summary."""
+    lines = [x for x in summary.splitlines() if x.strip() and x not in _HEADINGS]
+    said = [_REFERENCE.sub("", line.removeprefix("- ")) for line in lines]
+    return Faults(
+        len(said),
+        tuple(x for x in said if _is_stamp(x)),
+        tuple(x for x in said if _is_fragment(x)),
+        tuple(x for x in said if _DOUBLED.search(x)),
+        tuple(x for x in said if not _has_subject(x)),
+    )
+
+
+def _is_stamp(line: str) -> bool:
+    """Tells whether nothing is left of a line without its time and the name before a colon."""
+    return not _WORD.search(_SPEAKER.sub("", _STAMP.sub("", line, count=1))) and not any(
+        c.isdigit() for c in _value(line)
+    )
+
+
+def _value(line: str) -> str:
+    return _STAMP.sub("", _SPEAKER.sub("", line))
+
+
+def _is_fragment(line: str) -> bool:
+    """Tells whether a line has too few words, and no value that would make it a field of its speaker, or breaks off."""
+    text = _SPEAKER.sub("", line)
+    words = _WORD.findall(text)
+    if re.search(r"(?:[,\-–(\[]|\b(?:and|or|but|the|a|an|of))$", text.strip()):
+        return True
+    if any("\u3040" <= c <= "\u9fff" for c in text):
+        return len(text) < 5
+    has_value = bool(words) and re.search(r"\d|\b[A-Z]{2,}\b", text) is not None
+    return len(words) < _SHORT_SENTENCE and not (has_value and _SPEAKER.match(line))
+
+
+def _has_subject(line: str) -> bool:
+    """Tells whether a line says who speaks or which tool answers, or begins with a name, a pronoun or a noun with its article."""
+    if _SPEAKER.match(line):
+        return True
+    return _SUBJECT.match(line) is not None
+
+
+def chat_windows(count: int = WINDOWS_OF_CHAT, window: int = WINDOW) -> Iterator[tuple[str, str]]:
+    """Windows of chats, each with its name: the sources in turn, from different conversations or parts of one."""
+    for number in range(count):
+        source, step = CHATS[number % len(CHATS)]
+        rows = [(name, row) for name, row in _rows(source)]
+        start = (number // len(CHATS) * step * PART // 4) % max(1, len(rows) - PART // 2)
+        part = rows[start : start + PART]
+        yield f"{source} from {part[0][0]}", _window([m for _, m in part], window)
+
+
+def _rows(source: str) -> list[tuple[str, Message]]:
+    conversations = json.loads((folder(source) / "conversations.json").read_text(encoding="utf-8"))
+    found: list[tuple[str, Message]] = []
+    for conversation in conversations:
+        for row in conversation["messages"]:
+            stamp = f"[{row['time']}] " if row.get("time") else ""
+            text = f"{stamp}{row['name']}: {row['text']}" if row.get("name") else f"{stamp}{row['text']}"
+            make = assistant if row["role"] == "assistant" else user
+            found.append((f"{conversation['id']} {row['id']}", make(text, id=f"{conversation['id']}/{row['id']}")))
+    return found
+
+
+def agent_windows(count: int = WINDOWS_OF_RUNS, window: int = WINDOW) -> Iterator[tuple[str, str]]:
+    """Windows of agent runs, a few runs in one session each."""
+    runs = tau()
+    for number in range(count):
+        first = number * RUNS_IN_ONE % (len(runs) - RUNS_IN_ONE)
+        messages = [m for run in runs[first : first + RUNS_IN_ONE] for m in run.messages]
+        yield f"tau_airline runs {first} to {first + RUNS_IN_ONE - 1}", _window(messages, window)
+
+
+def _window(messages: Iterable[Message], window: int) -> str:
+    with AgentContext(session_id="reader", context_window=window, counter=COUNTER) as context:
+        for message in messages:
+            context.add(message)
+        return "\n\n".join(f"<{m.role} {m.kind}>\n{m.text}" for m in context.window().messages)
+
+
+def summary_of(window: str) -> str:
+    """The summary in a window that `_window` made, "" where nothing was summarised."""
+    match = re.search(r"<\w+ summary>\n(.*?)(?=\n\n<\w+ \w+>\n|\Z)", window, re.S)
+    return match[1] if match else ""
+
+
+def run(*, quick: bool = False) -> list[Sheet]:
+    """One row for chats and one for agent runs. The windows go to the file that CTXFOLD_READER_FILE names."""
+    count = 4 if quick else WINDOWS_OF_CHAT
+    rows: list[tuple[Cell, ...]] = []
+    written: list[str] = []
+    for kind, windows in (
+        ("chat", chat_windows(count)),
+        ("agent runs", agent_windows(2 if quick else WINDOWS_OF_RUNS)),
+    ):
+        total = Faults()
+        shown = 0
+        for name, window in windows:
+            shown += 1
+            total += faults(summary_of(window))
+            written.append(f"=== {name}\n{window}\n")
+        share = f"{len(total.without_subject) / max(1, total.lines):.3f}"
+        rows.append((kind, shown, total.lines, len(total.stamps), len(total.fragments), len(total.doubled), share))
+    if path := os.environ.get(FILE):
+        Path(path).write_text("\n".join(written), encoding="utf-8")
+    return [
+        Sheet(
+            f"Summaries without a model as a reader sees them, windows of {WINDOW:,} tokens",
+            (
+                "windows of",
+                "windows",
+                "lines",
+                "bare stamps",
+                "fragments",
+                "doubled punctuation",
+                "share without subject",
+            ),
+            tuple(rows),
+            f"Targets: 0, 0, 0, less than 0.05. {FILE}=FILE writes the windows whole.",
+        )
+    ]

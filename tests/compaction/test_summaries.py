@@ -1,0 +1,183 @@
+"""`SummaryWriter`: a checked summary of messages that no session keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ctxfold import (
+    BackendError,
+    ConfigError,
+    EmptyMessagesError,
+    Message,
+    MessageNotFoundError,
+    NotEnoughHistoryError,
+    RatioCounter,
+    Request,
+    ScriptedBackend,
+    SummarizationFailedError,
+    SummaryWriter,
+    Usage,
+    acompact_messages,
+    assistant,
+    compact_messages,
+    system,
+    user,
+)
+from ctxfold.history.cuts import check_sequence
+from tests.support.driven import scripted, tool_round, turns
+
+CODES = [f"The code of locker {n} is {n}{n}-{n * 37}." for n in range(1, 9)]
+
+
+def talk(count: int = 8) -> list[Message]:
+    found: list[Message] = []
+    for number, code in enumerate(CODES[:count]):
+        found.append(user(f"{code} " + "We also spoke about the weather for a while. " * 10, id=f"u{number}"))
+        found.append(assistant("Noted.", id=f"a{number}"))
+    return found
+
+
+def shown(request: Request) -> str:
+    return "\n".join(m.text for m in request.messages)
+
+
+async def write(writer: SummaryWriter, how: str, messages: list[Message]) -> str:
+    return (writer.write(messages) if how == "sync" else await writer.awrite(messages)).text
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_the_models_words_and_what_they_leave_out(how: str) -> None:
+    """Every literal of the source is in the summary: the model's, or the ledger's."""
+    backend = ScriptedBackend(["They spoke of lockers."], context_window=8_000)
+    text = await write(SummaryWriter(backend), how, talk())
+    assert "They spoke of lockers." in text
+    assert all(f"{n}{n}-{n * 37}" in text for n in range(1, 9))
+    assert "#" not in text  # no session, no references
+    assert all(code in shown(backend.requests[0]) for code in CODES)
+
+
+def test_an_earlier_summary_is_carried_over() -> None:
+    backend = ScriptedBackend(["Old and new."], context_window=8_000)
+    earlier = replace(user("Earlier they chose the colour teal-14.", id="s"), kind="summary")
+    text = SummaryWriter(backend).write([earlier, *talk()]).text
+    assert "<previous_summary>\nEarlier they chose the colour teal-14." in shown(backend.requests[0])
+    assert "teal-14" in text
+
+
+def test_a_long_source_is_read_in_pieces() -> None:
+    backend = ScriptedBackend(["A part of it."] * 20, context_window=1_200)
+    summary = SummaryWriter(backend, summary_tokens=200).write(talk())
+    assert summary.calls == len(backend.requests) > 1
+    read = "\n".join(map(shown, backend.requests))
+    assert all(code in read for code in CODES)
+
+
+def test_a_model_that_fails_or_is_not_there() -> None:
+    failing = SummaryWriter(ScriptedBackend([BackendError("down", kind="server")], context_window=8_000))
+    summary = failing.write(talk())
+    assert summary.fallback_level == "extractive"
+    with pytest.warns(DeprecationWarning, match="rung is now Summary.fallback_level"):
+        assert summary.rung == "extractive"
+    assert "down" in summary.problems[0]
+    alone = SummaryWriter(context_window=8_000).write(talk())
+    assert alone.text == summary.text
+    assert (alone.problems, alone.usage) == ((), Usage())
+
+
+def test_what_is_too_short_stands_for_itself() -> None:
+    summary = SummaryWriter(context_window=8_000).write([user("hi", id="1"), assistant("hello", id="2")])
+    assert summary.fallback_level == "verbatim"
+    assert "hi" in summary.text
+    assert "hello" in summary.text
+
+
+def test_what_cannot_be_summarised_is_told() -> None:
+    blob = user("x" * 4_000, id="1")
+    with pytest.raises(SummarizationFailedError, match=r"1 messages \(\d+ tokens\) .* within 64 tokens"):
+        SummaryWriter(context_window=8_000, summary_tokens=64, counter=RatioCounter()).write([blob])
+
+
+def test_its_own_instructions() -> None:
+    backend = ScriptedBackend(["Short."], context_window=8_000)
+    SummaryWriter(backend, prompt='Answer as {"json": true}, {words} words.').write(talk())
+    assert re.fullmatch(r'Answer as \{"json": true\}, \d+ words\.', backend.requests[0].messages[0].text)
+
+
+def test_bad_settings_and_nothing_to_do() -> None:
+    with pytest.raises(ConfigError, match="context_window"):
+        SummaryWriter()
+    with pytest.raises(EmptyMessagesError):
+        SummaryWriter(context_window=8_000).write([])
+
+
+@pytest.fixture(params=["sync", "async"])
+def compacted(request: pytest.FixtureRequest) -> Any:
+    """`compact_messages`, called one way or the other."""
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Message, ...]:
+        if request.param == "sync":
+            return compact_messages(*args, **kwargs)
+        return asyncio.run(acompact_messages(*args, **kwargs))
+
+    return call
+
+
+LISTED = [
+    system("Be kind.", id="s"),
+    *turns(20, words=40),
+    user("go", id="g"),
+    *tool_round("t", calls=2),
+    assistant("ok", id="z"),
+]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kept"), [("summarize", []), ("truncate", []), ("tiered", []), ("sliding_window", ["u3"])]
+)
+def test_a_list_is_compacted_without_a_session(compacted: Any, strategy: str, kept: list[str]) -> None:
+    """Step 7, D1: a standalone `compact(messages, pinned, preserve_n_last)` for a strategy."""
+    before = list(LISTED)
+    found = compacted(LISTED, pinned=("a3",), preserve_n_last=2, strategy=strategy, counter=RatioCounter())
+    assert before == LISTED
+    summaries = [m for m in found if m.kind == "summary"]
+    assert len(summaries) == (strategy != "sliding_window")
+    rest = [m for m in found if m.kind == "message"]
+    assert [m.id for m in rest] == ["s", *kept, "a3", "g", "t-a", "t-r0", "t-r1", "z"]
+    assert all(m in LISTED for m in rest), "word for word"
+    check_sequence(rest[1:])
+
+
+def test_the_newest_messages_and_the_model_s_summary(compacted: Any) -> None:
+    backend = scripted("They asked question 0 to question 17, word by word, and each answer was a reply.")
+    found = compacted(turns(20), preserve_n_last=5, summarizer=backend, counter=RatioCounter())
+    assert [m.id for m in found[1:]] == [m.id for m in turns(20)][-5:]
+    assert "They asked question 0 to question 17, word by word, and each answer was a reply." in found[0].text
+    assert len(backend.requests) == 1
+
+
+def test_a_strategy_of_one_s_own_compacts_a_list(compacted: Any) -> None:
+    class Newest:
+        def should_summarize(self, history: list[Message]) -> bool:
+            return len(history) > 3
+
+        def summarize(self, history: list[Message]) -> list[Message]:
+            return history[-3:]
+
+    assert [m.id for m in compacted(turns(4), strategy=Newest(), counter=RatioCounter())] == ["a2", "u3", "a3"]
+
+
+def test_a_list_that_cannot_be_compacted(compacted: Any) -> None:
+    with pytest.raises(NotEnoughHistoryError):
+        compacted(turns(2), preserve_n_last=4, counter=RatioCounter())
+    with pytest.raises(MessageNotFoundError):
+        compacted(turns(20), pinned=("nobody",), counter=RatioCounter())
+    for number in (0, -1, "4"):
+        with pytest.raises(ConfigError, match="preserve_n_last is"):
+            compacted(turns(20), preserve_n_last=number, counter=RatioCounter())
+    with pytest.raises(ConfigError, match="there is no strategy 'short'"):
+        compacted(turns(20), strategy="short", counter=RatioCounter())

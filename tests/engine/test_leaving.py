@@ -1,0 +1,111 @@
+"""What an edit takes out of the conversation is found by search, in every store, and is not brought back by recall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxfold import AgentContext, MemoryStore, SqlStore, Store, assistant, user
+from tests.support.driven import Driven, context, scripted, text_of, turns
+from tests.support.postgres_schema import fresh_schema
+
+Make = Callable[..., Driven]
+SECRET = "The zebra7 password hint is marmalade."
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore()
+    elif request.param == "sqlite":
+        with SqlStore(f"sqlite:///{tmp_path}/a.db") as opened:
+            yield opened
+    else:
+        with fresh_schema(request.getfixturevalue("postgres_url")) as url, SqlStore(url) as opened:
+            yield opened
+
+
+def said(ctx: Any) -> Any:
+    ctx.add([user(SECRET, id="z"), assistant("Noted.", id="n"), *turns(3)])
+    return ctx
+
+
+def found(ctx: Any) -> list[str]:
+    return [h.message_id for h in ctx.search("zebra7 marmalade")]
+
+
+EDITS: dict[str, Callable[[Any], object]] = {
+    "clear": lambda ctx: ctx.clear(),
+    "remove": lambda ctx: ctx.remove(0),
+    "retain": lambda ctx: ctx.retain("assistant"),
+    "set": lambda ctx: ctx.set_messages([user("something else", id="e")]),
+}
+
+
+@pytest.mark.parametrize("how", EDITS)
+def test_what_an_edit_takes_out_is_found_also_after_a_restart(make: Make, store: Store, how: str) -> None:
+    ctx = said(make(None, store=store, session_id="s", context_window=8_000))
+    EDITS[how](ctx)
+    assert "z" not in {m.id for m in ctx.view().messages}
+    assert found(ctx) == ["z"]
+    assert ctx.get(ctx.search("zebra7")[0].reference).text == SECRET
+    with context(None, store=store, session_id="s", context_window=8_000) as again:
+        assert found(again) == ["z"]
+    ctx.undo()
+    assert found(ctx) == ["z"], "once, live and indexed as it is"
+
+
+@pytest.mark.parametrize("how", EDITS)
+def test_a_file_and_a_fork_find_it_too(make: Make, tmp_path: Path, how: str) -> None:
+    ctx = said(make(None, session_id="s", context_window=8_000))
+    EDITS[how](ctx)
+    ctx.save_snapshot(tmp_path / "s.json")
+    with AgentContext.load_snapshot(tmp_path / "s.json", session_id="t") as loaded:
+        assert found(loaded) == ["z"]
+    assert [h.message_id for h in ctx.ctx.fork("f").search("zebra7 marmalade")] == ["z"]
+
+
+@pytest.mark.parametrize("how", EDITS)
+def test_recall_does_not_bring_it_back(make: Make, how: str) -> None:
+    backend = scripted(*["ok"] * 4)
+    store = MemoryStore()
+    ctx = said(make(backend, store=store, session_id="s", context_window=8_000, keep_last=2))
+    EDITS[how](ctx)
+    ctx.add([user("The lynx9 badge is orange.", id="l"), *turns(6, start=10)])
+    ctx.compact()
+    ctx.send("What of the zebra7 hint, and of the lynx9 badge?")
+    sent = text_of(backend.requests[-1].messages)
+    assert "user: The lynx9 badge is orange." in sent, "what was compacted is recalled"
+    assert SECRET not in sent
+    reopened = make(backend, store=store, session_id="s", context_window=8_000, keep_last=2)
+    reopened.send("And what of the zebra7 marmalade?")
+    assert SECRET not in text_of(backend.requests[-1].messages)
+
+
+def test_what_comes_back_and_is_compacted_is_recalled_again(make: Make) -> None:
+    backend = scripted(*["ok"] * 4)
+    ctx = said(make(backend, context_window=8_000, keep_last=2))
+    ctx.clear()
+    ctx.restore("z")
+    ctx.add(turns(6, start=10))
+    ctx.compact()
+    ctx.send("What is the zebra7 hint?")
+    assert f"user: {SECRET}" in text_of(backend.requests[-1].messages)
+
+
+def test_what_is_put_in_place_of_itself_is_one_message(make: Make) -> None:
+    ctx = said(make(None, context_window=8_000))
+    ctx.set_messages(list(ctx.view().messages))
+    assert found(ctx) == ["z"]
+    ctx.clear()
+    assert found(ctx) == ["z"]
+
+
+def test_erased_from_the_index_as_well(make: Make, store: Store) -> None:
+    ctx = said(make(None, store=store, session_id="s", context_window=8_000))
+    ctx.clear()
+    ctx.erase("z")
+    assert found(ctx) == []

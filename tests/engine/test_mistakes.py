@@ -1,0 +1,308 @@
+"""Mistakes that a user makes end in a typed error which says what was given and what to give, and change nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxfold import (
+    AgentContext,
+    BackendError,
+    ConfigError,
+    CtxError,
+    HeadMovedError,
+    ImportLineError,
+    Item,
+    Message,
+    MessageError,
+    MessageIndexError,
+    MessageNotFoundError,
+    MissingExtraError,
+    NotEnoughHistoryError,
+    OpenAIChatBackend,
+    PinBudgetError,
+    Section,
+    TextPart,
+    TokensTrigger,
+    ToolCallPart,
+    ToolResultPart,
+    ToolSpec,
+    UnknownRoleError,
+    Usage,
+    assistant,
+    history_tools,
+)
+from ctxfold.testing import ErrorReply, ModelServer
+from langchain_ctx import ChatRateLimitError
+
+Use = Callable[[Any], object]
+
+
+def made(**settings: Any) -> AgentContext:
+    return AgentContext(**{"context_window": 8_000, **settings})
+
+
+SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"context_window": "8000"}, "context_window is '8000': give the model's window in tokens"),
+    ({"context_window": 0}, "context_window is 0"),
+    ({"context_window": True}, "context_window is True"),
+    ({"reply_reserve_tokens": "100"}, "reply_reserve_tokens is '100'"),
+    ({"reply_reserve_tokens": 0}, "reply_reserve_tokens is 0: .*None for a fifth"),
+    ({"backend": "gpt-4o"}, "backend is a str: .*OpenAIChatBackend.*LangChainBackend.*LlamaIndexBackend"),
+    ({"backend": OpenAIChatBackend}, "backend is the class OpenAIChatBackend"),
+    ({"summarizer": "gpt-4o"}, "summarizer is a str: give a backend"),
+    ({"store": Path("chat.db")}, "store is a PosixPath: use 'sqlite:///chat.db', a URL"),
+    ({"store": "chat.db"}, "'chat.db' is not a URL.*'sqlite:///chat.db' for a file of that name"),
+    ({"store": "sqllite:///chat.db"}, "store 'sqllite' is not a URL"),
+    ({"store": "sqlite://chat.db"}, "names a server, 'chat.db'.*three slashes"),
+    ({"store": 5}, "store is an int"),
+    ({"session_id": ""}, "session name is empty"),
+    ({"owner": ""}, "owner name is empty"),
+    ({"session_id": None}, "session name is None"),
+    ({"session_id": 5}, "session name is an int"),
+    ({"token_limit": 3_000}, "there is no setting 'token_limit': ctxfold calls it context_window"),
+    ({"hard_ration": 0.8}, "no setting 'hard_ration': did you mean hard_ratio"),
+    ({"zebra": 1}, "no setting 'zebra': there are context_window, reply_reserve_tokens"),
+    ({"hard_ratio": 90}, "hard_ratio is 90: .*less than or equal to 1"),
+    ({"trigger": ("tokens", 4_000)}, r"trigger is \('tokens', 4000\): .*TokensTrigger\(at=4_000\)"),
+    ({"strategy": "tierd"}, "there is no strategy 'tierd': did you mean 'tiered'"),
+    ({"system": 5}, "system is an int"),
+    ({"system": [5]}, "system is an int"),
+    ({"counter": len}, r"counter is a builtin.*text_counter\(model\)"),
+    ({"counter": "gpt-4o"}, "counter, a str, has no id"),
+    ({"prices": {"input": 1}}, "prices is a dict: give ctxfold.Prices"),
+    ({"sections": ["documents"]}, "sections hold a str"),
+    ({"sections": Section("documents", lambda _: [])}, "sections is a Section: give a list"),
+    ({"embedder": "bge"}, r"embedder is a str: .*aembed\(texts\)"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), SETTINGS, ids=[repr(s)[:40] for s, _ in SETTINGS])
+def test_settings(settings: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        made(**settings)
+    assert not list(tmp_path.iterdir()), "nothing is made on the way"
+
+
+def test_what_a_setting_may_be() -> None:
+    with made(context_window=8_000.0, trigger=TokensTrigger(at=4_000), counter=None) as ctx:
+        assert ctx.policy.context_window == 8_000
+    with made(reply_reserve_tokens=500) as ctx, made(**ctx.rules().model_dump()) as again:
+        assert again.policy == ctx.policy, "all rules by their own names, too"
+
+
+USES: list[tuple[str, type[CtxError], str, Use]] = [
+    ("a dict", MessageError, r"a message is a dict: .*context.user_message", lambda c: c.add({"role": "user"})),
+    ("a list of dicts", MessageError, "is a dict", lambda c: c.add([{"role": "user"}])),
+    ("a tuple", MessageError, "is a str", lambda c: c.add(("user", "hi"))),
+    ("nothing", MessageError, "is None", lambda c: c.add(None)),
+    ("a number", MessageError, "is an int", lambda c: c.add(5)),
+    ("another role", UnknownRoleError, "'human': use one of", lambda c: c.add(Message("m", "human", ()))),  # type: ignore[arg-type]
+    ("who sees it", MessageError, "visibility 'admin': use 'user'", lambda c: c.add("x", visibility="admin")),
+    ("a kind", MessageError, "kind 'note': use one of", lambda c: c.add(Message("m", "user", (), kind="note"))),  # type: ignore[arg-type]
+    ("an id", MessageError, "5 holds an int", lambda c: c.add(Message(5, "user", ()))),  # type: ignore[arg-type]
+    ("a part", MessageError, "'m' holds a str", lambda c: c.add(Message("m", "user", ("hi",)))),  # type: ignore[arg-type]
+    ("text for a list", MessageError, "is a str", lambda c: c.set_messages("hi")),
+    ("strings made of it", MessageError, "is a str", lambda c: c.revise(lambda _: ["hi"])),
+    ("text in place", MessageError, "is a str", lambda c: c.update(0, "hi")),
+    ("no index", MessageIndexError, "index 'a1' is outside", lambda c: c.update("a1", c.user_message("hi"))),
+    ("index", MessageIndexError, "index 99 is outside a conversation of 2", lambda c: c.remove(99)),
+    ("a role to keep", UnknownRoleError, "'human': use one of", lambda c: c.retain("human")),
+    ("by number", MessageNotFoundError, r"an int names no message: .*message.id.*'#17'", lambda c: c.get(5)),
+    ("the message itself", MessageNotFoundError, "a Message names no message", lambda c: c.get(c.messages()[0])),
+    ("a list of pins", MessageNotFoundError, "a list names no message", lambda c: c.pin(["a1"])),
+    ("a number to pin", MessageNotFoundError, "'#99' is not in session 's'", lambda c: c.pin("#99")),
+    ("audience", ConfigError, "'assistant': use one of all, user, model", lambda c: c.messages(audience="assistant")),
+    ("days", ConfigError, r"age is an int: give timedelta\(days=30\)", lambda c: c.erase_older_than(30)),
+    (
+        "strategy",
+        ConfigError,
+        "'tierd', which is not built in",
+        lambda c: c.set_policy(strategy="tierd"),
+    ),
+    (
+        "setting",
+        ConfigError,
+        "'max_tokens': ctxfold calls it reply_reserve_tokens",
+        lambda c: c.set_policy(max_tokens=9),
+    ),
+    ("subscriber", ConfigError, "the subscriber is None", lambda c: c.subscribe(None)),
+    ("no fork's name", ConfigError, "session name is empty", lambda c: c.fork("")),
+    ("no name", ConfigError, "session name is empty", lambda c: c.at("").messages()),
+    ("goal", MessageError, "goal: Input should be a valid string", lambda c: c.set_goal(5)),
+    ("unpinned", MessageNotFoundError, "a list names no message", lambda c: c.unpin(["a1"])),
+    ("a fact", ConfigError, "text is an int", lambda c: c.memory.add("facts", 5)),
+    ("confidence", ConfigError, "confidence is 'high'", lambda c: c.memory.add("facts", "x", confidence="high")),
+    ("items", ConfigError, "are a str: give a list", lambda c: c.service.inject("documents", "abc")),
+    ("one item", ConfigError, "are an Item: give a list", lambda c: c.service.inject("documents", Item("abc"))),
+    ("assembly", ConfigError, "'memory-first'", lambda c: c.service.prepare_context("q", assembly="memory-first")),
+    ("per cent", ConfigError, "threshold_ratio is 75", lambda c: c.service.maybe_proactive_compress(75)),
+    ("tools of", ConfigError, "a str is no session: give an AgentContext", lambda c: history_tools("s")),  # type: ignore[arg-type]
+    ("too early", NotEnoughHistoryError, "would free anything; system, pins", lambda c: c.compact()),
+]
+
+
+@pytest.mark.parametrize(("kind", "words", "use"), [u[1:] for u in USES], ids=[u[0] for u in USES])
+def test_calls(kind: type[CtxError], words: str, use: Use) -> None:
+    with made(session_id="s") as ctx:
+        ctx.add("Hello.")
+        ctx.add(assistant("Good morning.", id="a1"))
+        before = ctx.messages(), ctx.view().messages, ctx.rules(), ctx.memory.list()
+        with pytest.raises(kind, match=words):
+            use(ctx)
+        assert (ctx.messages(), ctx.view().messages, ctx.rules(), ctx.memory.list()) == before
+
+
+async def test_calls_in_a_loop() -> None:
+    async with made(session_id="s") as ctx:
+        for use in (lambda: ctx.aadd({"role": "user"}), lambda: ctx.aretain("human"), lambda: ctx.aget(5)):  # type: ignore[arg-type]
+            with pytest.raises(CtxError):
+                await use()
+
+
+def test_options() -> None:
+    with ModelServer(model="lookup", context_window=8_000) as server:
+        backend = OpenAIChatBackend(model="lookup", base_url=server.base_url, api_key="x")
+        with backend, made(backend=backend) as ctx:
+            told: list[tuple[dict[str, Any], str]] = [
+                ({"temp": 1}, "there is no option 'temp': use max_tokens, temperature"),
+                ({"on_abort": "keep"}, "'keep': use one of discard, keep_partial"),
+                ({"tools": ({"name": "look"},)}, "a tool is a dict: give ctxfold.ToolSpec"),
+            ]
+            for options, words in told:
+                with pytest.raises(ConfigError, match=words):
+                    ctx.send("Hello.", **options)
+                with pytest.raises(ConfigError, match=words):
+                    list(ctx.send_stream("Hello.", **options))
+            assert ctx.messages() == ()
+            ctx.send("Hello.", stop="END", tools=(ToolSpec("look"),))  # type: ignore[arg-type]
+            assert server.requests[-1].body["stop"] == ["END"], "one text to stop at, not its letters"
+
+
+def test_services_that_cannot_be_used() -> None:
+    with (
+        OpenAIChatBackend(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0) as nobody,
+        made(backend=nobody) as ctx,
+    ):
+        with pytest.raises(
+            BackendError, match=r"cannot connect to http://127.0.0.1:9 .*are provider and base_url right"
+        ):
+            ctx.send("Hello.")
+        assert ctx.messages() == ()
+    refusal = ErrorReply(status=401, body={"error": {"message": "No such key."}})
+    with (
+        ModelServer(model="m", script=[refusal]) as server,
+        OpenAIChatBackend(model="m", base_url=server.base_url, api_key="x", max_retries=0) as backend,
+        made(backend=backend) as ctx,
+    ):
+        with pytest.raises(
+            BackendError, match="No such key: check the API key: api_key=, or the provider's environment"
+        ):
+            ctx.send("Hello.")
+        assert ctx.messages() == ()
+
+
+def test_a_file_that_cannot_be_made_is_named_as_the_user_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "file.jsonl"
+    with made() as ctx, pytest.raises(FileNotFoundError, match=re.escape(f"No such file or directory: '{path}'")):
+        ctx.export_jsonl(path)
+
+
+def test_pins_go_by_reference_too() -> None:
+    with made(session_id="s") as ctx:
+        ctx.add("Hello.")
+        ctx.add(assistant("Good morning.", id="a1"))
+        ctx.pin("#2", ctx.messages()[0].id)
+        pins = [b.reference for b in ctx.explain().blocks if b.why == "pinned"]
+        assert pins == ["#1", "#2"]
+        ctx.unpin("#2")
+        pins = [b.reference for b in ctx.explain().blocks if b.why == "pinned"]
+        assert pins == ["#1"]
+        assert [m.text for m in ctx.remove("#2")] == ["Good morning."]
+
+
+UNREADABLE: list[tuple[str, Use]] = [
+    ("visibility", lambda c: c.add("x", visibility="admin")),
+    ("kind", lambda c: c.add(Message("m", "user", (TextPart("x"),), kind="note"))),  # type: ignore[arg-type]
+    ("usage", lambda c: c.add(Message("m", "assistant", (TextPart("x"),), usage=Usage(input_tokens="many")))),  # type: ignore[arg-type]
+    (
+        "error",
+        lambda c: c.add(
+            [
+                Message("m", "assistant", (ToolCallPart("c", "look", "{}"),)),
+                Message("n", "tool", (ToolResultPart("c", "x", None, "oh"),)),  # type: ignore[arg-type]
+            ]
+        ),
+    ),
+    ("goal", lambda c: c.set_goal(5)),
+    ("step", lambda c: c.set_subgoal(["a"])),
+    ("unpin", lambda c: c.unpin(5)),
+    ("strategy", lambda c: c.set_policy(strategy="mine")),
+]
+
+
+@pytest.mark.parametrize("use", [u for _, u in UNREADABLE], ids=[name for name, _ in UNREADABLE])
+def test_no_call_makes_a_stored_session_unreadable(use: Use, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'chat.db'}"
+    with made(store=url, session_id="s") as ctx:
+        ctx.add("My locker is 47-B.")
+        with pytest.raises(CtxError):
+            use(ctx)
+        ctx.add(assistant("Noted.", id="a1"))
+        shown = ctx.messages()
+    with made(store=url, session_id="s") as again:
+        assert again.messages() == shown
+        assert [m.text for m in shown] == ["My locker is 47-B.", "Noted."]
+
+
+def test_a_value_that_reads_the_same_is_stored(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'chat.db'}"
+    with made(store=url, session_id="s") as ctx:
+        ctx.add(Message("m", "assistant", (TextPart("x"),), usage=Usage(input_tokens=5.0)))  # type: ignore[arg-type]
+    with made(store=url, session_id="s") as again:
+        (message,) = again.messages()
+        assert message.usage == Usage(input_tokens=5)
+
+
+def test_a_nameless_session_of_an_older_version_opens(tmp_path: Path) -> None:
+    """Only making one is refused: what is there can be read, and erased."""
+    from ctxfold import Draft, SessionKey, SqlStore
+    from ctxfold.history.records import PolicyChanged
+
+    with SqlStore(f"sqlite:///{tmp_path / 'chat.db'}") as store, made(session_id="named") as other:
+        rules = PolicyChanged(other.policy.model_dump_json(), other.counter.id)
+        store.append(SessionKey("", ""), [Draft("r1", rules)])
+        with made(store=store, session_id="", owner="") as ctx:
+            ctx.add("Hello.")
+            assert ctx.erase_older_than(timedelta(0)).ids
+        assert store.erase_owner("")
+
+
+CARRIED = {
+    BackendError("x", kind="rate_limit", status=429, retry_after_s=2.0),
+    ChatRateLimitError("x", kind="rate_limit", status=429),
+    HeadMovedError(3, 4),
+    ImportLineError(7, "no role"),
+    MissingExtraError("x"),
+    PinBudgetError("x"),
+}
+
+
+def test_errors_come_back_from_a_worker_process() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        for error in CARRIED:
+            with pytest.raises(type(error), match=re.escape(str(error))) as found:
+                pool.submit(raising, error).result()
+            assert {k: v for k, v in vars(found.value).items() if not k.startswith("__")} == vars(error)
+
+
+def raising(error: Exception) -> None:
+    raise error

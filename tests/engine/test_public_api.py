@@ -1,0 +1,82 @@
+"""What `import ctxfold` offers, and what it costs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import ctxfold
+import ctxfold.backends
+from ctxfold import AgentContext, errors, events
+
+
+def test_every_public_name_is_there() -> None:
+    for name in ctxfold.__all__:
+        assert getattr(ctxfold, name) is not None
+    assert sorted(ctxfold.__all__) == dir(ctxfold)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        ctxfold.no_such_name  # noqa: B018
+
+
+def test_every_error_event_and_message_constructor_is_exported() -> None:
+    assert set(errors.__all__) <= set(ctxfold.__all__)
+    assert set(events.__all__) - {"Subscribers"} <= set(ctxfold.__all__)
+    assert {"assistant", "system", "tool_result", "user"} <= set(ctxfold.__all__)
+
+
+def test_the_backends_package_gives_its_names_on_first_use() -> None:
+    for name in ctxfold.backends.__all__:
+        assert getattr(ctxfold.backends, name).__name__ == name
+    with pytest.raises(AttributeError):
+        _ = ctxfold.backends.nothing
+
+
+def test_every_method_that_waits_has_an_async_twin() -> None:
+    methods = {name for name, _ in inspect.getmembers(AgentContext, inspect.isfunction) if not name.startswith("_")}
+    twins = {name for name in methods if f"a{name}" in methods}
+    assert {
+        "send",
+        "send_stream",
+        "add",
+        "set_messages",
+        "revise",
+        "update",
+        "insert",
+        "remove",
+        "pop",
+        "retain",
+        "clear",
+    } <= twins
+    assert {"erase", "erase_older_than", "erase_session", "erase_owner", "forks"} <= twins
+    assert {
+        "export_jsonl",
+        "import_jsonl",
+        "save_snapshot",
+        "set_goal",
+        "set_subgoal",
+        "goal",
+        "summarize_tools",
+        "apply_tool_summaries",
+    } <= twins
+    assert {"pin", "unpin", "compact", "undo", "window", "view", "get", "close", "ask", "stream"} <= twins
+
+
+def test_every_error_is_in_the_tree() -> None:
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        assert issubclass(kind, errors.CtxError)
+        assert kind.__doc__
+        assert f"{name}" in (errors.__doc__ or "")
+
+
+def test_import_loads_nothing_heavy() -> None:
+    heavy = "{'sqlalchemy', 'httpx', 'tiktoken', 'pydantic', 'langchain_core', 'llama_index', 'hypothesis'}"
+    code = f"import sys, ctxfold; print(sorted({heavy} & set(sys.modules)))"
+    paths = ":".join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": paths}, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,109 @@
+"""Settings of a session: the typed fields, a whole policy, and keywords of older releases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from ctxfold import (
+    AgentContext,
+    ConfigError,
+    MemoryStore,
+    Message,
+    Policy,
+    PolicyChanges,
+    PolicyFields,
+    RatioCounter,
+    SessionSettings,
+    WindowTooSmallError,
+)
+from tests.support.driven import context
+
+OWN_PARAMETERS = {"context_window", "reply_reserve_tokens", "strategy"}
+
+
+def test_the_typed_fields_are_those_of_the_policy() -> None:
+    assert get_type_hints(PolicyChanges) == get_type_hints(Policy)
+    assert get_type_hints(PolicyFields).keys() == Policy.model_fields.keys() - OWN_PARAMETERS
+    assert get_type_hints(PolicyFields).keys() <= get_type_hints(SessionSettings).keys()
+
+
+def test_a_whole_policy_is_taken_and_single_settings_change_it() -> None:
+    whole = Policy(context_window=4_000, reply_reserve_tokens=300, summary_tokens=90, keep_last=3, strategy="truncate")
+    assert context(context_window=None, policy=whole).policy == whole
+    changed = context(context_window=None, policy=whole, keep_last=2, strategy="tiered").policy
+    assert changed == whole.model_copy(update={"keep_last": 2, "strategy": "tiered"})
+
+
+class Newest:
+    """A summarizer of a caller's own: it keeps the newest messages."""
+
+    name = "newest"
+
+    def should_summarize(self, history: list[Message]) -> bool:
+        return len(history) > 4
+
+    def summarize(self, history: list[Message]) -> list[Message]:
+        return history[-4:]
+
+
+def test_a_policy_without_strategy_does_not_replace_a_custom_one() -> None:
+    whole = Policy(context_window=4_000, reply_reserve_tokens=300, summary_tokens=90)
+    with MemoryStore() as store:
+        context(store=store, context_window=4_000, strategy=Newest()).close()
+        with pytest.raises(ConfigError, match="uses the strategy 'newest', which is not built in"):
+            context(store=store, context_window=None, policy=whole)
+
+
+def test_another_window_limits_the_reserve_of_a_whole_policy() -> None:
+    whole = Policy(context_window=4_000, reply_reserve_tokens=800, summary_tokens=600)
+    smaller = context(context_window=1_000, policy=whole).policy
+    assert (smaller.context_window, smaller.reply_reserve_tokens) == (1_000, 200)
+    larger = context(context_window=9_000, policy=whole).policy
+    assert larger == whole.model_copy(update={"context_window": 9_000})
+
+
+def test_a_policy_that_is_none_or_leaves_no_room_is_refused() -> None:
+    fields: Any = {"keep_last": 3}
+    with pytest.raises(ConfigError, match=r"policy is a dict: give a ctxfold\.Policy"):
+        AgentContext(context_window=4_000, policy=fields)
+    with pytest.raises(WindowTooSmallError, match="nothing is left for the prompt"):
+        AgentContext(policy=Policy(context_window=100, reply_reserve_tokens=100, summary_tokens=9))
+
+
+def test_old_keywords_work_and_warn() -> None:
+    old: dict[str, Any] = {"session": "ann", "max_tokens": 200}
+    with (
+        pytest.warns(DeprecationWarning, match="goes in release") as seen,
+        AgentContext(context_window=1_000, **old) as ctx,
+    ):
+        assert (ctx.session, ctx.policy.reply_reserve_tokens) == ("ann", 200)
+    assert sorted(str(w.message) for w in seen) == [
+        "the keyword max_tokens is now reply_reserve_tokens; the old one goes in release 2.0",
+        "the keyword session is now session_id; the old one goes in release 2.0",
+    ]
+    assert {w.filename for w in seen} == {__file__}
+
+
+def test_an_old_keyword_beside_the_new_one_is_refused() -> None:
+    old: dict[str, Any] = {"session": "ann"}
+    with pytest.raises(ConfigError, match="session and session_id are the same setting: give session_id alone"):
+        AgentContext(context_window=1_000, session_id="bob", **old)
+
+
+async def test_a_snapshot_takes_the_old_keywords(tmp_path: Path) -> None:
+    path = tmp_path / "ann.json"
+    with AgentContext(context_window=1_000, session_id="ann", counter=RatioCounter()) as ctx:
+        ctx.save_snapshot(path)
+    old: dict[str, Any] = {"session": "copy"}
+    with (
+        pytest.warns(DeprecationWarning, match="session is now session_id"),
+        AgentContext.load_snapshot(path, store=MemoryStore(), counter=RatioCounter(), **old) as copy,
+    ):
+        assert copy.session == "copy"
+    with pytest.warns(DeprecationWarning, match="session is now session_id"):
+        other = await AgentContext.aload_snapshot(path, store=MemoryStore(), counter=RatioCounter(), **old)
+    assert other.session == "copy"
+    await other.aclose()

@@ -1,0 +1,135 @@
+"""Spans around requests and compactions, kept by an in-memory exporter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from ctxfold import BackendError, MessageNotFoundError, Reply, Section, ToolSpec, Usage, assistant, tool_result
+from tests.support.driven import Driven, call, scripted, turns
+
+_exporter = InMemorySpanExporter()
+
+
+@pytest.fixture
+def spans() -> Iterator[Callable[[], list[Any]]]:
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(_exporter))
+        trace.set_tracer_provider(provider)  # can be set once per process
+    _exporter.clear()
+    yield lambda: list(_exporter.get_finished_spans())
+    _exporter.clear()
+
+
+USAGE = Usage(12, 3, 4)
+MARK = "Zanzibar-4711"
+
+
+def test_a_request_has_a_span_with_its_usage(make: Callable[..., Driven], spans: Any) -> None:
+    reply = Reply(assistant("hi", id="a1"), USAGE, "stop")
+    make(scripted(reply)).send("secret words", max_tokens=50, temperature=0.5)
+    (one,) = spans()
+    assert one.name == "chat scripted"
+    assert dict(one.attributes) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "scripted",
+        "gen_ai.request.max_tokens": 50,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.usage.input_tokens": 12,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.usage.cache_read.input_tokens": 4,
+    }
+    assert "secret" not in one.to_json()
+
+
+@pytest.mark.parametrize("stop_after", [None, 1])
+def test_a_streams_span_ends_with_the_stream(make: Callable[..., Driven], spans: Any, stop_after: int | None) -> None:
+    reply = Reply(assistant("good morning to you all", id="a1"), USAGE, "stop")
+    make(scripted(reply)).send_stream("hello", stop_after=stop_after)
+    (one,) = spans()
+    assert one.end_time is not None
+    assert one.attributes.get("gen_ai.usage.input_tokens") == (12 if stop_after is None else None)
+
+
+def test_an_error_is_told_by_its_kind_alone(make: Callable[..., Driven], spans: Any) -> None:
+    errors = [BackendError("secret words", kind="server") for _ in range(2)]
+    ctx = make(scripted(*errors))
+    for ask in (ctx.send, ctx.send_stream):
+        with pytest.raises(BackendError):
+            ask("hello")
+    assert [s.attributes["error.type"] for s in spans()] == ["server", "server"]
+    assert not any("secret" in s.to_json() for s in spans())
+
+
+def test_a_compaction_has_a_span_and_its_summary_call_is_inside(make: Callable[..., Driven], spans: Any) -> None:
+    ctx = make(scripted("So far: fillers."), summary_timeout_s=None)
+    ctx.add(turns(14))
+    outcome = ctx.compact()
+    compact = next(s for s in spans() if s.name == "compact")
+    inner = next(s for s in spans() if s.name == "summarize scripted")
+    assert inner.parent.span_id == compact.context.span_id
+    assert compact.attributes["ctxfold.tokens_after"] < compact.attributes["ctxfold.tokens_before"]
+    assert compact.attributes["ctxfold.fallback_level"] == outcome.event.fallback_level
+    assert compact.attributes["ctxfold.rung"] == outcome.event.fallback_level, "the old name, until release 2.0"
+
+
+def everything(make: Callable[..., Driven]) -> None:
+    """A session that says the mark in every place that could be told to somebody, and whose parts fail with it."""
+
+    def failing(_: Any) -> Any:
+        raise ValueError(f"cannot take {MARK}")
+
+    replies = [
+        Reply(assistant(f"calling for {MARK}", id="c", calls=[call("k", f'{{"q": "{MARK}"}}')]), USAGE, "tool_calls"),
+        Reply(assistant(f"found {MARK}", id="d"), USAGE, "stop"),
+        BackendError(f"refused: {MARK}", kind="content_filter"),
+    ]
+    ctx = make(
+        scripted(*replies),
+        summarizer=scripted(f"So far: {MARK}.", ValueError(MARK)),
+        system=f"You are {MARK}.",
+        session_id=f"session of {MARK}",
+        sections=[Section("documents", failing), Section("code", lambda _: [f"code of {MARK}"])],
+        context_window=4_000,
+        summary_timeout_s=None,
+    )
+    ctx.subscribe(failing)
+    ctx.send(f"look for {MARK}", tools=(ToolSpec("look", f"finds {MARK}"),))
+    ctx.send(tool_result("k", f"{MARK} " * 20, id="r"))
+    with pytest.raises(BackendError):
+        ctx.send(f"and {MARK}?")
+    ctx.add(turns(14))
+    ctx.compact()
+    ctx.search(MARK)
+    ctx.erase("c")
+    with pytest.raises(MessageNotFoundError):
+        ctx.get(f"no {MARK}")
+
+
+def test_no_text_of_a_conversation_is_told(
+    make: Callable[..., Driven], spans: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    everything(make)
+    assert {s.name.split()[0] for s in spans()} == {"chat", "summarize", "compact"}
+    assert not [s.name for s in spans() if MARK in s.to_json()]
+    assert "a subscriber raised ValueError on Appended" in caplog.text
+    assert MARK not in caplog.text
+
+
+def test_why_a_subscriber_failed_is_told_to_who_asks_for_it(
+    make: Callable[..., Driven], spans: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "ctxfold")
+    everything(make)
+    assert f"ValueError: cannot take {MARK}" in caplog.text
+    assert not [s.name for s in spans() if MARK in s.to_json()]

@@ -1,0 +1,118 @@
+"""`request_for`: the request for a list that somebody else keeps and sends, whatever has become of that list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ctxfold import Message, MessageTooLargeError, SessionKey, ToolSpec, assistant, tool_result, user
+from ctxfold.engine.turn import Options, TurnInput
+from tests.support.driven import Driven, call
+from tests.support.open_sessions import opened
+
+Make = Callable[..., Driven]
+KEY = SessionKey("default", "s")
+WORDS = "The quick brown fox jumps over the lazy dog. " * 8
+
+
+def request(ctx: Driven, messages: Sequence[Message], *, whole: bool = True, **options: Any) -> list[Message]:
+    given = frozenset(m.id for m in messages)
+    question = TurnInput(KEY, tuple(messages), Options(**options), given_ids=given, whole=whole)
+    return list(ctx.request_for(question).messages)
+
+
+def texts(messages: Sequence[Message]) -> list[str]:
+    return [m.text for m in messages]
+
+
+def said(*names: str) -> list[Message]:
+    """Users say "u1", assistants "a1", and that is their id."""
+    return [user(n, id=n) if n.startswith("u") else assistant(n, id=n) for n in names]
+
+
+@pytest.fixture
+def ctx(make: Make) -> Driven:
+    return make(None, session_id="s", context_window=2_000)
+
+
+def test_answers_come_with_the_next_list(ctx: Driven) -> None:
+    assert texts(request(ctx, said("u1"))) == ["u1"]
+    assert ctx.view().messages == ()  # the turn is not over
+    assert texts(request(ctx, said("u1", "a1", "u2"))) == ["u1", "a1", "u2"]
+    assert texts(ctx.view().messages) == ["u1", "a1"]
+    assert ctx.usage().turns == 1
+    assert texts(request(ctx, said("u1", "a1", "u2", "a2"))) == ["u1", "a1", "u2", "a2"]
+    assert ctx.usage().turns == 2
+
+
+def test_the_same_list_again_changes_nothing(ctx: Driven) -> None:
+    for _ in range(3):
+        assert texts(request(ctx, said("u1", "a1", "u2"))) == ["u1", "a1", "u2"]
+    assert len(opened(ctx.ctx, KEY).state.open) == 1
+
+
+def test_another_branch_and_back(ctx: Driven) -> None:
+    request(ctx, said("u1", "a1", "u2", "a2", "u3"))
+    assert texts(request(ctx, said("u1", "a1", "u4"))) == ["u1", "a1", "u4"]
+    assert texts(request(ctx, said("u1", "a1", "u2", "a2", "u3"))) == ["u1", "a1", "u2", "a2", "u3"]
+    # with nothing in common, it goes on with the conversation: some hand over what is new
+    assert texts(request(ctx, said("u5"))) == ["u1", "a1", "u2", "a2", "u5"]
+    assert len(opened(ctx.ctx, KEY).state.open) == 1  # turns of branches that were left are gone
+
+
+def test_a_note_beside_the_list_is_no_branch(ctx: Driven) -> None:
+    request(ctx, said("u1", "a1"))
+    ctx.add(user("a note", id="note"))
+    assert texts(request(ctx, said("u1", "a1", "u2"))) == ["u1", "a1", "a note", "u2"]
+
+
+def test_not_whole_is_only_added_to(ctx: Driven) -> None:
+    request(ctx, said("u1", "a1", "u2", "a2"), whole=False)
+    assert texts(request(ctx, said("u1", "a1", "u3"), whole=False)) == ["u1", "a1", "u2", "a2", "u3"]
+
+
+def test_a_tool_that_is_run_again_from_an_earlier_state(ctx: Driven) -> None:
+    """The round is known up to its call: its other result takes the place of the first, in an open turn and in a closed one."""
+    asked = [user("u1", id="u1"), assistant("", id="x1", calls=[call("c1")])]
+    first, second = tool_result("c1", "first", id="r1"), tool_result("c1", "second", id="r2")
+    request(ctx, [*asked, first])
+    shown = request(ctx, [*asked, second])
+    assert [r.content for m in shown for r in m.tool_results] == ["second"]
+    request(ctx, [*asked, second, assistant("a1", id="a1")])
+    shown = request(ctx, [*asked, first])
+    assert [m.role for m in shown] == ["user", "assistant", "tool"]
+    assert [r.content for m in shown for r in m.tool_results] == ["first"]
+
+
+def test_a_long_list_is_made_to_fit(ctx: Driven) -> None:
+    messages: list[Message] = []
+    for number in range(30):
+        messages += [user(f"{number}. {WORDS}", id=f"u{number}"), assistant("ok", id=f"a{number}")]
+    shown = request(ctx, [*messages, user("and?", id="last")])
+    assert sum(map(ctx.counter.count, shown)) <= 1_600
+    assert shown[0].kind == "summary"
+    assert shown[-1].text == "and?"
+
+
+def test_what_else_the_request_holds_is_counted(ctx: Driven) -> None:
+    messages = [m for n in range(12) for m in (user(f"{n}. {WORDS}", id=f"u{n}"), assistant("ok", id=f"a{n}"))]
+    asked = [*messages, user("and?", id="last")]
+    tools = (ToolSpec("look", WORDS, {}),)
+    shown = request(ctx, asked, tools=tools, overhead_tokens=700)
+    assert sum(map(ctx.counter.count, shown)) <= 1_600 - 700 - ctx.counter.count_tools(tools)
+
+
+def test_one_that_can_never_fit_leaves_the_session_as_it_was(ctx: Driven) -> None:
+    request(ctx, said("u1", "a1"))
+    with pytest.raises(MessageTooLargeError):
+        request(ctx, [*said("u1", "a1"), user(WORDS * 30, id="big")])
+    assert texts(request(ctx, said("u1", "a1", "u2"))) == ["u1", "a1", "u2"]
+
+
+def test_a_list_that_goes_on_from_an_open_call_ends_its_turn(ctx: Driven) -> None:
+    """Nobody will answer the call any more."""
+    ctx.add([*said("u1"), assistant("", id="call", calls=[call("c")])])
+    asked = [*said("u1"), assistant("", id="call", calls=[call("c")]), *said("u2")]
+    assert texts(request(ctx, asked)) == ["u1", "u2"]

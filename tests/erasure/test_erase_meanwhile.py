@@ -1,0 +1,183 @@
+"""Erasures beside others: failures, readers, older files, other processes, models that are answering."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxfold import MessagesErased, NotEnoughHistoryError, Reply, SqlStore, StoreError, assistant, memory_section, user
+from tests.erasure.erasing import MARK, SAID, assert_gone, filled, opened_store
+from tests.erasure.scan import places_of
+from tests.golden import build_v1 as golden
+from tests.properties.machine import assert_legal
+from tests.support.driven import Driven, context, scripted, text_of, tool_round, turns
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Any]:
+    with opened_store(request, tmp_path) as opened:
+        yield opened
+
+
+def test_other_processes_see_it_when_they_look_next(store: Any) -> None:
+    # two engines over one store share nothing but the store
+    with context(store=store) as one, context(store=store) as two:
+        filled(one)
+        assert MARK in text_of(two.view().messages)
+        events: list[Any] = []
+        one.subscribe(events.append)
+        one.erase("m")
+        assert [e for e in events if isinstance(e, MessagesErased)] == [MessagesErased("default", ("m",))]
+        assert_gone(two, store)
+        assert two.view().messages == one.view().messages
+        assert two.usage().prefix.breaks == ()  # it had sent nothing yet
+
+
+def test_what_was_learnt_goes_also_where_another_session_shows_it(make: Callable[..., Driven], store: Any) -> None:
+    ctx = make(store=store, session_id="s")
+    ctx.add([user(SAID, id="m"), assistant("noted", id="n"), *turns(2)])
+    memory = ctx.ctx.memory
+    memory.add("facts", f"the locker is {MARK}", key="locker", sources=["m"])
+    memory.add("facts", "every question carries a number", sources=["u0"])
+    settings: Any = {"sections": [memory_section("facts", share=0.5)], "context_window": 4_000}
+    with context(scripted("the left one", "as I said"), store=store, session_id="other", **settings) as other:
+        other.send("which locker is it? does a question carry a number?")
+        assert MARK in text_of(other.view().messages)
+        erased = ctx.erase("m")
+        assert erased.sessions == ("s", "other")
+        assert places_of(MARK, store) == []
+        assert [i.text for i in memory.list(everything=True)] == ["every question carries a number"]
+        assert_legal(other.view().messages)
+        other.send("and the number that a question carries?")
+        assert MARK not in text_of(other.view().messages)
+        assert "every question carries a number" in text_of(other.view().messages)
+        ctx.erase_session()
+        assert "every question carries a number" not in text_of(other.view().messages)
+        assert memory.list(everything=True) == ()
+
+
+def test_what_was_learnt_from_a_summary_of_it_goes(make: Callable[..., Driven], store: Any) -> None:
+    ctx = filled(make(store=store, session_id="s"))
+    summary = ctx.view().compressed[0].id
+    ctx.ctx.memory.add("digest", f"about {MARK}", sources=[summary])
+    ctx.erase("m")
+    assert_gone(ctx, store)
+    assert ctx.ctx.memory.list(everything=True) == ()
+
+
+def test_an_erasure_that_fails_has_done_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with SqlStore(f"sqlite:///{path}") as store, context(store=store) as ctx:
+        filled(ctx)
+        fork = ctx.fork("f")
+        before = ctx.messages(), fork.messages()
+        with closing(sqlite3.connect(path)) as file:
+            # the last write of the transaction, in the second session that it touches
+            file.execute(
+                "CREATE TRIGGER full BEFORE INSERT ON ctxfold_records WHEN NEW.kind = 'erased' AND NEW.session = 'f' "
+                "BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+            )
+        with pytest.raises(StoreError, match="disk full"):
+            ctx.erase("m")
+        assert (ctx.messages(), fork.messages()) == before
+        with closing(sqlite3.connect(path)) as file:
+            file.execute("DROP TRIGGER full")
+        ctx.erase("m")
+        assert_gone(fork, store)
+
+
+def test_a_reader_in_the_way_is_reported_and_the_next_call_finishes(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with SqlStore(f"sqlite:///{path}", timeout_s=0.2) as store, context(store=store) as ctx:
+        filled(ctx)
+        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT COUNT(*) FROM ctxfold_records").fetchone()
+            assert ctx.erase("m").settled is False
+            reader.execute("COMMIT")
+        assert ctx.erase("m").settled is True
+        assert places_of(MARK, store) == []
+
+
+def test_a_store_of_format_1_has_no_remains_either(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        file.execute("PRAGMA secure_delete=OFF")
+        file.executescript((golden.FOLDER / "v1_schema_sqlite.sql").read_text(encoding="utf-8"))
+        file.executescript((golden.FOLDER / "v1_rows.sql").read_text(encoding="utf-8"))
+        for number in range(200):  # rows that push each other from page to page
+            file.execute(
+                "INSERT INTO ctxfold_terms VALUES ('default', ?, ?, ?, 1, 1)",
+                ("s", f"{MARK}-{number * 7919 % 200}", number),
+            )
+    with SqlStore(f"sqlite:///{path}") as store:
+        assert store.read(golden.KEY)
+        assert store.erase_owner("default") is True
+        assert places_of(MARK, store) == []
+        assert store.sessions("owner-2") == (golden.OTHER.session,)
+        with closing(sqlite3.connect(path)) as file:
+            assert dict(file.execute("SELECT * FROM ctxfold_meta").fetchall()) == {"format_version": "2"}
+
+
+class Erasing:
+    """A summariser during whose answer somebody else, with an engine of his own, erases."""
+
+    model, context_window, scratch_role = "erasing", 100_000, "system"
+
+    def __init__(self, answer: str, erase: Callable[[], object]) -> None:
+        self.answer, self.erase, self.only = answer, erase, ""
+
+    def send(self, request: Any) -> Reply:
+        if self.only not in text_of(request.messages):
+            return Reply(assistant("nothing", id="other"))
+        self.erase()
+        return Reply(assistant(self.answer, id="late"))
+
+
+def test_a_summary_under_way_is_not_written_from_erased_text(store: Any) -> None:
+    with context(store=store, context_window=3_000) as eraser:
+        filled(eraser)
+        eraser.undo()  # the restored message: only the summary has the mark
+        assert MARK in text_of(eraser.view().messages)
+        eraser.add(turns(12, start=50, words=20))
+        late = Erasing(f"- the locker is {MARK}", lambda: eraser.erase("m"))
+        settings: dict[str, Any] = {"summary_timeout_s": None, "context_window": 3_000, "create": False}
+        with context(store=store, summarizer=late, **settings) as ctx:
+            with pytest.raises(NotEnoughHistoryError, match="another writer changed the span first"):
+                ctx.compact()
+            assert_gone(ctx, store)
+
+
+def test_what_is_learnt_meanwhile_is_not_kept(store: Any) -> None:
+    with context(store=store) as eraser:
+        eraser.add([user(SAID, id="m"), assistant("noted", id="n")])
+        item = {"kind": "facts", "text": SAID, "sources": ["m"], "key": "locker"}
+        late = Erasing(json.dumps({"items": [item]}), lambda: eraser.erase("m"))
+        with context(store=store, summarizer=late, create=False) as ctx:
+            heard: list[Any] = []
+            ctx.subscribe(heard.append)
+            assert ctx.memory.learn("facts") == ()
+            assert "erased meanwhile" in heard[-1].problem
+            assert places_of(MARK, store) == []
+
+
+def test_a_summary_of_a_tool_output_is_not_stored_after_it_was_erased(store: Any) -> None:
+    with context(store=store, context_window=20_000) as eraser:
+        for n in range(9):
+            said = "page " * 120 + (MARK if n == 0 else "")
+            eraser.add([user("look", id=f"q{n}"), *tool_round(f"t{n}", said), assistant("done", id=f"d{n}")])
+        late = Erasing(f"it says {MARK}", lambda: eraser.erase("t0-r0"))
+        late.only = MARK
+        settings: dict[str, Any] = {"create": False, "summary_timeout_s": None, "context_window": 20_000}
+        with context(store=store, summarizer=late, **settings) as ctx:
+            assert ctx.summarize_tools() == 3
+            assert [
+                m.id for r in store.read(("default", "default")) for m in getattr(r.body, "shown", None) or ()
+            ] != []
+            assert places_of(MARK, store) == []

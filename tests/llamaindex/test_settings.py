@@ -1,0 +1,66 @@
+"""Settings of `with_context` and `CtxMemory`: a whole policy, and the names that release 2.0 drops."""
+
+from __future__ import annotations
+
+import pytest
+from llama_index.core.llms.mock import MockLLM
+
+from ctxfold import ConfigError, Policy
+from llamaindex_ctx import ContextLLM, CtxMemory, with_context
+
+POLICY = Policy(context_window=6_000, reply_reserve_tokens=700, keep_last=3, summary_tokens=300)
+
+
+def test_an_llm_takes_a_whole_policy_and_single_fields_over_it() -> None:
+    with with_context(MockLLM(max_tokens=5), session_id="s", policy=POLICY, keep_last=5) as chat:
+        rules = chat.context().policy
+    assert rules == POLICY.model_copy(update={"keep_last": 5})
+    assert chat.metadata.context_window == 6_000
+
+
+def test_a_window_beside_a_policy_takes_precedence() -> None:
+    with with_context(MockLLM(), session_id="s", policy=POLICY, context_window=5_000) as chat:
+        assert chat.context().policy.context_window == 5_000
+    with CtxMemory.from_defaults("s", policy=POLICY, token_limit=4_000) as memory:
+        assert memory.token_limit == 4_000
+
+
+def test_a_memory_takes_a_whole_policy() -> None:
+    with CtxMemory.from_defaults("s", policy=POLICY, llm=MockLLM()) as memory:
+        assert memory.context.policy == POLICY
+
+
+def test_the_reply_reserve_is_the_llms_own_limit_unless_it_is_given() -> None:
+    with with_context(MockLLM(max_tokens=256), session_id="s", context_window=8_000) as chat:
+        assert chat.context().policy.reply_reserve_tokens == 256
+    with with_context(MockLLM(max_tokens=256), session_id="s", context_window=8_000, reply_reserve_tokens=900) as chat:
+        assert chat.context().policy.reply_reserve_tokens == 900
+
+
+def test_a_policy_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"give a ctxfold\.Policy"):
+        with_context(MockLLM(), policy={"keep_last": 3})  # type: ignore[arg-type]
+
+
+def test_old_keywords_warn_and_still_work() -> None:
+    old: dict[str, object] = {"session": "s", "max_tokens": 900}
+    with pytest.warns(DeprecationWarning, match="the keyword") as warned:
+        chat = with_context(MockLLM(), context_window=8_000, **old)  # type: ignore[arg-type]
+    said = sorted(str(warning.message) for warning in warned)
+    assert [text.partition(";")[0] for text in said] == [
+        "the keyword max_tokens is now reply_reserve_tokens",
+        "the keyword session is now session_id",
+    ]
+    with chat:
+        assert chat.session_id == "s"
+        assert chat.context().policy.reply_reserve_tokens == 900
+        with pytest.warns(DeprecationWarning, match="ContextLLM.session is now"):
+            assert chat.session == "s"
+        with pytest.warns(DeprecationWarning, match="session_id"):
+            assert chat.at(session="t").session_id == "t"  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="session_id"):
+        assert ContextLLM(inner=MockLLM(), window=100, session="u").session_id == "u"  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="reply_reserve_tokens"):
+        memory = CtxMemory.from_defaults("s", context_window=8_000, max_tokens=900)  # type: ignore[call-arg]
+    with memory:
+        assert memory.token_limit == 7_100

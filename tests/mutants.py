@@ -1,0 +1,1287 @@
+"""Breaks the engine on purpose, one place at a time, and reports which of the breaks its tests do not notice.
+
+`python -m tests.mutants [NAME ...] [--workers 2]` copies the source tree once for each mutant, applies the change, and runs the
+tests that have to notice it. The exit code is 1 when fewer than 95 % of the mutants are killed, or when one cannot be tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+__all__ = ["MUTANTS", "ROOT", "Mutant", "mutated", "problems"]
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("shared", "langchain_ctx", "llamaindex_ctx", "tests")
+SHARE = 0.95  # of the mutants that have to be killed
+TIMEOUT_S = 300.0  # a mutant that hangs counts as killed
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin")
+Result: TypeAlias = Literal["killed", "survived", "not tried"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of `file` (below shared/ctxfold): `old`, which occurs once, becomes `new`.
+
+    `tests` are node ids (below tests/) of which at least one has to fail then.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
+    """Returns the mutants of one file from (name, old text, new text, node ids separated by spaces)."""
+    return tuple(Mutant(name, file, old, new, tuple(tests.split())) for name, old, new, tests in mutants)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    *_of(
+        "compaction/excerpts.py",
+        (
+            "warnings_that_name_an_error_count_are_errors",
+            'if line[end - 1] != ":" and not _ENDING.match(line.lower(), end):',
+            "if False:",
+            "compaction/test_excerpts.py::test_an_error_wins_over_warnings_that_name_error_count",
+        ),
+        (
+            "an_exception_loses_its_frame",
+            "if _FRAME.match(source.unit(i)):",
+            "if False:",
+            "compaction/test_excerpts.py::test_a_failure_is_shown_with_its_place",
+        ),
+        (
+            "the_question_is_not_looked_for",
+            "for text, weight in ((focus.question, 1.0), (focus.call, 0.7)):",
+            "for text, weight in ((focus.call, 0.7),):",
+            "compaction/test_excerpts.py::test_what_the_question_and_the_call_name_is_kept",
+        ),
+    ),
+    *_of(
+        "compaction/tool_outputs.py",
+        (
+            "what_fits_is_not_whole",
+            "if tokens <= min(share, in_round):",
+            "if tokens <= 0:",
+            "compaction/test_excerpts.py::test_what_fits_is_shown_whole",
+        ),
+        (
+            "superseded_outputs_stay",
+            "indices = [i for i in outputs if i < old or entries[i].id in calls.superseded]",
+            "indices = [i for i in outputs if i < old]",
+            "compaction/test_excerpts.py::test_an_output_that_was_asked_for_again_gives_way_first",
+        ),
+        (
+            "copies_of_arguments_stay_beside",
+            "parts.append(_without_copies(part, copies) if isinstance(part, Opaque) else shortened.get(index, part))",
+            "parts.append(shortened.get(index, part))",
+            "compaction/test_arguments.py::test_what_a_framework_keeps_beside_is_shortened_too",
+        ),
+    ),
+    *_of(
+        "compaction/steps.py",
+        (
+            "the_newest_call_is_shortened_too",
+            "keep = _unchangeable(scope, case) | sign_bound(scope.entries, view) | {newest}",
+            "keep = _unchangeable(scope, case) | sign_bound(scope.entries, view)",
+            "compaction/test_arguments.py::test_older_arguments_are_excerpts_with_the_same_fields_and_types",
+        ),
+        (
+            "signed_calls_are_shortened",
+            "return frozenset(e.id for e in entries if e.id in own_ids and e.message.tool_calls and signed(e.message))",
+            "return frozenset()",
+            "compaction/test_arguments.py::test_signed_calls_of_the_turn_under_way_stay_whole",
+        ),
+    ),
+    *_of(
+        "compaction/built_in.py",
+        (
+            "outputs_give_way_all_at_once",
+            "pruning = self.pruning if hard.due else [s for s in self.pruning if s != ClearToolOutputs()]",
+            "pruning = [s for s in self.pruning if s != ClearToolOutputs(gently=True)]",
+            "compaction/test_excerpts.py::test_outputs_shrink_step_by_step_at_epochs",
+        ),
+    ),
+    *_of(
+        "engine/fit.py",
+        (
+            "bound_reasoning_loses_its_prefix_for_arguments",
+            "return asks or not capabilities_of(self.ports.backend).binds_reasoning",
+            "return True",
+            "compaction/test_arguments.py::test_bound_reasoning_keeps_its_prefix_within_a_turn",
+        ),
+    ),
+    *_of(
+        "session_state.py",
+        (
+            "refresh_takes_a_log_that_was_begun_anew_for_the_old_one",
+            "if head and (not records or records[0].id != head_id):",
+            "if head and not records:",
+            "erasure/test_erase_sessions.py::test_others_notice_that_a_session_was_begun_anew",
+        ),
+        (
+            "append_revives_an_erased_session",
+            "known_id=known_id or None,",
+            "known_id=None,",
+            "erasure/test_erase_sessions.py::test_a_reply_that_was_under_way_does_not_revive_a_session",
+        ),
+        (
+            "an_erasure_by_another_process_forgets_nothing",
+            "if any(isinstance(r.body, Erased) for r in records):",
+            "if not records:",
+            "erasure/test_erase_meanwhile.py",
+        ),
+        (
+            "a_stale_state_is_kept",
+            "    while open_session.state.stale:\n",
+            "    while open_session.state.stale and open_session.erasures < 0:\n",
+            "engine/test_session.py::test_undo_takes_edits_back_one_by_one",
+        ),
+        (
+            "a_turn_is_closed_twice",
+            "for t in turn_ids if t in state.open]",
+            "for t in turn_ids]",
+            "engine/test_exchange.py engine/test_journal.py",
+        ),
+        (
+            "young_turns_are_taken_for_dead",
+            "if now - turn.at_s > TURN_TIMEOUT_S",
+            "if now - turn.at_s >= 0",
+            "engine/test_journal.py",
+        ),
+        (
+            "a_window_set_at_run_time_is_overruled",
+            "for name in WINDOW_FIELDS if name not in self.state.fixed}",
+            "for name in WINDOW_FIELDS}",
+            "engine/test_model_limits.py engine/test_session.py",
+        ),
+        (
+            "a_session_is_loaded_from_its_first_record",
+            "_fold_from(key, head.snapshot_seq, frozenset(), ports)",
+            "_fold_from(key, 0, frozenset(), ports)",
+            "engine/test_journal.py::test_a_long_session_opens_from_its_window",
+        ),
+        (
+            "an_edit_is_written_on_a_head_that_moved",
+            "append(open_session, drafts, ports, expect=head, documents=documents())",
+            "append(open_session, drafts, ports, documents=documents())",
+            "engine/test_session.py::test_edits_are_decided_anew_on_the_new_head engine/test_session.py::test_pins_have_a_budget",
+        ),
+        (
+            "a_closed_turn_takes_messages",
+            "        closed = turn_id in open_session.state.closed\n",
+            "        closed = turn_id in open_session.state.open and turn_id in open_session.state.closed\n",
+            "engine/test_journal.py::test_a_reply_to_a_turn_that_was_closed_meanwhile",
+        ),
+        (
+            "rules_of_one_window_are_taken_for_those_of_another",
+            "self.opening_policy, context_window)",
+            "self.opening_policy)",
+            "engine/test_request_window.py::test_a_narrower_window_has_the_session_compacted_until_the_request_fits",
+        ),
+    ),
+    *_of(
+        "history/calibration.py",
+        (
+            "a_learnt_limit_widens_the_window",
+            "limit >= rules.context_window else",
+            "limit == rules.context_window else",
+            "engine/test_model_limits.py::test_a_limit_never_widens_the_window",
+        ),
+        (
+            "a_refusal_counts_the_reply_too",
+            "min(requested, requested - max_tokens, key",
+            "max(requested, requested - max_tokens, key",
+            "engine/test_overflow.py::test_a_refusal_that_counts_the_room_for_the_reply_says_nothing_about_our_counts",
+        ),
+        (
+            "foreign_counts_are_learnt",
+            "if not LIMITS[0] <= ratio_now <= LIMITS[1]:",
+            "if not ratio_now <= LIMITS[1]:",
+            "engine/test_calibration.py::test_counts_that_are_not_of_this_text_are_not_learnt",
+        ),
+        (
+            "the_error_of_counts_is_forgotten",
+            "error = max(missed, FORGET * known.error)",
+            "error = missed",
+            "engine/test_calibration.py::test_one_good_guess_does_not_end_the_caution_after_a_bad_one",
+        ),
+    ),
+    *_of(
+        "engine/known_messages.py",
+        (
+            "discarded_messages_stay_known",
+            "if r.turn_id not in discarded and r.id not in",
+            "if r.id not in",
+            "engine/test_journal.py::test_discarded_messages_may_come_again",
+        ),
+        (
+            "erased_messages_come_back",
+            "if chain and isinstance(chain[-1].body, Erased):",
+            "if not chain:",
+            "erasure/test_erase.py::test_an_erased_message_does_not_come_back_with_an_old_list",
+        ),
+        (
+            "what_an_open_turn_holds_counts_as_gone",
+            "removed = message_id not in open_ids and (",
+            "removed = bool(message_id) and (",
+            "engine/test_outages.py::test_a_removed_call_that_is_under_way_again_is_known",
+        ),
+        (
+            "a_late_result_brings_its_call_without_the_other_results",
+            "other_calls = {c.id for c in calling.tool_calls} - calls",
+            "other_calls = calls",
+            "engine/test_outages.py::test_results_that_come_late_bring_their_call_back",
+        ),
+    ),
+    *_of(
+        "history/log.py",
+        (
+            "a_copy_shares_its_open_turns",
+            "OpenTurn(list(t.entries), t.at_s)",
+            "OpenTurn(t.entries, t.at_s)",
+            "engine/test_journal.py::test_a_copied_state_is_the_same_and_apart",
+        ),
+        (
+            "a_copy_shares_its_sets",
+            "value, list | dict | set",
+            "value, list | dict",
+            "engine/test_journal.py::test_a_copied_state_is_the_same_and_apart",
+        ),
+        (
+            "a_discarded_turn_joins_the_conversation",
+            'joins=status != "discarded"',
+            "joins=bool(status)",
+            "engine/test_exchange.py::test_a_failure_leaves_the_session_as_it_was_and_can_be_tried_again",
+        ),
+        (
+            "half_a_tool_round_joins_the_conversation",
+            "kept = complete_prefix(turn.entries)",
+            "kept = len(turn.entries)",
+            "engine/test_outages.py::test_a_retry_after_the_turn_was_aborted_stores_what_it_did_not_keep",
+        ),
+        (
+            "an_epoch_number_comes_again_after_an_undo",
+            "self.epoch += 2",
+            "self.epoch += 1",
+            "engine/test_prefix.py::test_an_edit_that_was_undone_is_a_break_of_its_own",
+        ),
+        (
+            "an_undo_counts_as_no_edit",
+            "self.edits += 2",
+            "self.edits += 1",
+            "engine/test_prefix.py::test_an_edit_that_was_undone_is_a_break_of_its_own",
+        ),
+        (
+            "a_calibration_loses_the_limit",
+            "if limit is not None or known is None else replace(",
+            "if limit is None or known is None else replace(",
+            "engine/test_model_limits.py::test_a_calibration_survives_a_restart_and_keeps_the_limit",
+        ),
+        (
+            "removed_messages_are_recalled",
+            "self._take_out(e for e in self.live if e.id in ids)",
+            "self._take_out(())",
+            "engine/test_leaving.py::test_recall_does_not_bring_it_back",
+        ),
+        (
+            "an_erasure_leaves_the_state_as_it_was",
+            "self.stale = self.stale or record.seq > self.read_upto",
+            "self.stale = self.stale or record.seq < self.read_upto",
+            "erasure/test_erase.py::test_a_message_leaves_every_place erasure/test_erase_meanwhile.py",
+        ),
+        (
+            "a_covered_message_stays_in_view",
+            "for e in entries if e.id not in covered]",
+            "for e in entries]",
+            "engine/test_session.py::test_undo_of_a_compaction",
+        ),
+        (
+            "a_restored_message_counts_as_taken_out",
+            "self.taken_out.pop(entry.seq, None)",
+            "self.taken_out.pop(-1, None)",
+            "engine/test_leaving.py engine/test_events.py",
+        ),
+        (
+            "two_writers_bring_a_message_back_twice",
+            "        if entry.id in self._visible_ids():\n            return False",
+            "        if entry.id in self.removed:\n            return False",
+            "engine/test_undo.py",
+        ),
+        (
+            "saved_tokens_are_not_summed",
+            "self.avoided_tokens += self.saved_tokens",
+            "self.avoided_tokens = self.saved_tokens",
+            "engine/test_cost.py",
+        ),
+    ),
+    *_of(
+        "history/cuts.py",
+        (
+            "a_cut_parts_a_call_from_its_result",
+            "    if not waiting:\n        cuts.add(len(entries))",
+            "    if waiting is not None:\n        cuts.add(len(entries))",
+            "engine/test_outages.py::test_a_retry_after_the_turn_was_aborted_stores_what_it_did_not_keep",
+        ),
+        (
+            "a_pin_keeps_half_a_round",
+            "ids.update(e.id for e in entries[slice(*round_of(entries, index))])",
+            "ids.add(entry.id)",
+            "engine/test_session.py::test_pins_survive_with_their_round",
+        ),
+        (
+            "a_note_for_the_user_ends_a_round",
+            '        if entry.message.visibility == "user":\n            continue',
+            '        if entry.message.visibility == "user":\n            return set()',
+            "engine/test_audience.py::test_a_note_for_the_user_inside_a_tool_round",
+        ),
+        (
+            "an_answer_without_its_question_leads",
+            'if first is None or entries[first].message.role == "user":',
+            'if first is None or entries[first].message.role != "tool":',
+            "engine/test_first_message.py",
+        ),
+        (
+            "an_open_call_is_followed_by_a_message",
+            "        elif pending:\n",
+            "        elif len(pending) > 99:\n",
+            "engine/test_bad_input.py::test_orphan_tool_results",
+        ),
+        (
+            "a_result_is_taken_twice",
+            "        waiting -= {r.call_id for r in message.tool_results}\n",
+            "",
+            "engine/test_bad_input.py::test_orphans_are_left_out_where_they_may_be",
+        ),
+    ),
+    *_of(
+        "history/diff.py",
+        (
+            "a_note_beside_a_list_is_a_branch",
+            'return tuple(e.id for e in later) if any(e.message.role == "assistant" for e in later) else ()',
+            "return tuple(e.id for e in later)",
+            "engine/test_whole_lists.py::test_a_note_beside_the_list_is_no_branch",
+        ),
+        (
+            "a_changed_message_goes_unnoticed",
+            "if incoming.version(i) != cursor.handed[message_id]",
+            "if incoming.version(i) == cursor.root",
+            "engine/test_follow.py::test_edits_and_removals",
+        ),
+        (
+            "what_followed_a_regenerated_question_stays",
+            "return Reconciled((), superseded=_superseded(live, message, session))",
+            "return Reconciled(())",
+            "engine/test_exchange.py::test_a_full_list_is_recognised_by_ids",
+        ),
+        (
+            "calls_that_nobody_answers_stay_in_the_turn",
+            "    if not new_messages and newest.tool_calls:\n        last -= 1\n",
+            "",
+            "langchain/test_failed_runs.py llamaindex/test_side_loop.py engine/test_exchange.py engine/test_whole_lists.py",
+        ),
+        (
+            "a_list_whose_older_part_changed_only_goes_on",
+            " and incoming.digest(self.before) == self.digest",
+            "",
+            "engine/test_follow.py::test_a_list_whose_older_part_changed_does_not_only_go_on",
+        ),
+    ),
+    *_of(
+        "history/prefix.py",
+        (
+            "a_shorter_turn_counts_as_grown",
+            "len(place) >= len(old.turn) and all(",
+            "all(",
+            "engine/test_prefix.py::test_a_question_that_was_asked_with_more_counts_no_further_than_it_was_sent_again",
+        ),
+        (
+            "a_discarded_turn_counts_as_kept",
+            "self._last.dropped = True",
+            "self._last.dropped = False",
+            "engine/test_prefix.py::test_a_question_that_was_taken_back_counts_as_no_prefix_of_the_next",
+        ),
+        (
+            "tools_behind_a_break_count_as_reused",
+            "if before is not None and cause is None:",
+            "if before is not None:",
+            "engine/test_prefix.py",
+        ),
+        (
+            "an_epoch_does_not_break_the_prefix",
+            "if heads != (new.epoch, len(new.system), len(new.compressed)):",
+            "if heads[1:] != (len(new.system), len(new.compressed)):",
+            "engine/test_prefix.py engine/test_exchange.py",
+        ),
+        (
+            "an_erasure_breaks_no_prefix",
+            'self.breaks["erasure"] += 1',
+            'self.breaks["erasure"] += 0',
+            "erasure/test_erase.py::test_the_next_request_says_why_its_prefix_broke",
+        ),
+        (
+            "a_changed_system_prompt_breaks_no_prefix",
+            "if not all(map(_same, old.system, new.system)):",
+            "if not any(map(_same, old.system, new.system)) and not new.system:",
+            "engine/test_prefix.py::test_prompts_of_calls_side_by_side_are_named_breaks",
+        ),
+    ),
+    *_of(
+        "engine/turn.py",
+        (
+            "the_retry_sends_the_same_request_again",
+            "            open_session.unbound_seq = open_session.state.head\n            return (yield from send(",
+            "            return (yield from send(",
+            "wire/test_reasoning_retry.py",
+        ),
+        (
+            "every_backend_is_asked_again_after_reasoning_replay",
+            'if error.kind == "reasoning_replay" and capabilities_of(engine.ports.backend).binds_reasoning:',
+            'if error.kind == "reasoning_replay":',
+            "wire/test_reasoning_retry.py::test_nothing_is_sent_twice_where_the_row_would_say_the_same",
+        ),
+        (
+            "a_compaction_that_did_not_help_stays",
+            "    for record_id in attempt.compactions:\n",
+            "    for record_id in attempt.compactions[1:]:\n",
+            "engine/test_overflow.py::test_a_second_refusal_leaves_the_session_as_it_was",
+        ),
+        (
+            "an_overflow_compacts_where_it_may_not",
+            "if not options.may_compact(open_session.rules(options.context_window)):",
+            "if not open_session.rules(options.context_window).auto_compact:",
+            "engine/test_overflow.py::test_an_overflow_that_cannot_be_helped",
+        ),
+        (
+            "an_overflow_teaches_nothing",
+            "    if learnt is not None:\n        yield from append(",
+            "    if learnt is not None and not learnt.model:\n        yield from append(",
+            "engine/test_overflow.py::test_an_overflow_teaches_the_limit",
+        ),
+        (
+            "a_limit_is_learnt_without_telling",
+            "if open_session.window_rules(window) != before:",
+            "if open_session.window_rules(window) is None:",
+            "engine/test_events.py::test_a_limit_that_the_provider_tells_is_a_change_of_rules",
+        ),
+        (
+            "every_later_message_counts_as_of_another_attempt",
+            "attempt.own = frozenset(m.id for m in placed.messages)",
+            "attempt.own = frozenset()",
+            "engine/test_outages.py::test_what_could_not_be_taken_back_at_once_is_taken_back_later",
+        ),
+        (
+            "a_stored_reply_is_asked_for_again",
+            "        if turn_input.given_ids is None:\n            return reply\n",
+            "        if turn_input.given_ids is not None:\n            return reply\n",
+            "engine/test_outages.py::test_a_retry_gets_the_reply_that_is_stored_already",
+        ),
+        (
+            "a_played_reply_that_is_given_up_is_taken_back",
+            "    if reply.stored is None:\n",
+            "    if reply.message_id:\n",
+            "engine/test_outages.py::test_a_stored_reply_whose_replay_is_given_up_stays",
+        ),
+        (
+            "a_request_goes_out_with_an_open_call",
+            "    check_answered(open_session, attempt.turn_id)\n",
+            "",
+            "engine/test_exchange.py::test_nothing_is_asked_while_a_call_waits_for_its_result",
+        ),
+        (
+            "an_older_question_may_not_be_too_large",
+            "for m in reversed(messages) if m.role",
+            "for m in messages if m.role",
+            "engine/test_bad_input.py::test_an_older_message_that_does_not_fit_gives_way",
+        ),
+        (
+            "a_failed_regeneration_loses_the_old_reply",
+            "    if attempt.removal is not None and attempt.new_turn not in open_session.state.closed:\n",
+            "    if attempt.removal is not None and attempt.new_turn in open_session.state.open:\n",
+            "engine/test_exchange.py::test_a_failed_regeneration_keeps_the_old_reply",
+        ),
+        (
+            "a_reply_id_that_comes_twice_is_refused",
+            "reply = replace(reply, id=ports.ids.new())",
+            "reply = replace(reply, id=reply.id)",
+            "engine/test_exchange.py::test_a_reply_id_that_comes_twice_gets_a_new_one",
+        ),
+        (
+            "a_cancelled_round_that_was_stored_stays_open",
+            '        yield from engine.close(open_session, turn_id, "aborted")\n    else:',
+            "        return\n    else:",
+            "engine/test_exchange.py::test_a_cancel_right_after_a_reply_with_tool_calls_was_stored",
+        ),
+        (
+            "a_truncated_prompt_teaches",
+            "if cuts and was_truncated(",
+            "if not cuts and was_truncated(",
+            "engine/test_calibration.py::test_a_prompt_that_was_cut_in_silence_is_reported_and_not_learnt_from",
+        ),
+        (
+            "a_narrower_request_window_counts_for_triggers",
+            "wider = window if window is not None and window > open_session.own_rules().context_window else None",
+            "wider = window",
+            "engine/test_request_window.py::test_a_narrower_window_does_not_have_the_session_compacted_when_the_turn_ends",
+        ),
+        (
+            "a_reply_that_filled_the_window_waits_for_a_trigger",
+            'full = reply.finish_reason == "context_window"',
+            'full = reply.finish_reason == "window"',
+            "engine/test_overflow.py::test_a_reply_that_stopped_at_the_window_has_the_conversation_compacted",
+        ),
+    ),
+    *_of(
+        "engine/engine.py",
+        (
+            "a_later_step_of_a_call_reads_the_log_again",
+            "if open_session is not None and reread:",
+            "if open_session is not None:",
+            "langchain/test_middleware.py::test_a_model_call_of_an_agent_reads_its_log_once",
+        ),
+        (
+            "a_rollback_takes_what_others_went_on_with",
+            "if any(e.id not in pending.own for e in turns.pop(turn_id, ())):",
+            "if any(not e.id for e in turns.pop(turn_id, ())):",
+            "engine/test_outages.py::test_what_is_taken_back_later_leaves_alone_what_others_went_on_with",
+        ),
+        (
+            "what_cannot_be_taken_back_is_forgotten",
+            "            open_session.pending_rollbacks[turn_id] = ",
+            "            open_session.pending_rollbacks.copy()[turn_id] = ",
+            "engine/test_outages.py::test_what_could_not_be_taken_back_at_once_is_taken_back_later",
+        ),
+        (
+            "a_retry_opens_a_second_turn",
+            "                turn = starts[-1][1]\n",
+            "",
+            "engine/test_outages.py engine/test_exchange.py",
+        ),
+        (
+            "a_user_message_after_open_calls_joins_their_turn",
+            'if waiting and for_model and for_model[0].role != "tool":',
+            'if waiting and for_model and for_model[0].role == "system":',
+            "engine/test_whole_lists.py::test_a_list_that_goes_on_from_an_open_call_ends_its_turn",
+        ),
+    ),
+    *_of(
+        "engine/fit.py",
+        (
+            "what_a_request_holds_besides_is_not_counted",
+            "            if stage.view.tokens + extra <= budget_tokens:\n",
+            "            if stage.view.tokens <= budget_tokens:\n",
+            "engine/test_whole_lists.py::test_what_else_the_request_holds_is_counted",
+        ),
+        (
+            "the_room_for_a_long_reply_is_not_counted",
+            "overhead = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)",
+            "overhead = overhead_tokens",
+            "engine/test_budget.py engine/test_overflow.py",
+        ),
+        (
+            "what_can_never_fit_is_compacted",
+            "if (error := _too_large(stage.view, extra, stage.rules)) is not None:",
+            "if (error := _too_large(stage.view, extra, stage.rules)) is not None and stage.view.tokens < 0:",
+            "engine/test_overflow.py::test_what_no_compaction_could_help_is_not_compacted",
+        ),
+        (
+            "what_does_not_fit_is_sent",
+            "        if stage.view.tokens + extra > budget_tokens:\n",
+            "        if stage.view.tokens + extra > 2 * budget_tokens:\n",
+            "engine/test_overflow.py engine/test_audience.py engine/test_request_window.py",
+        ),
+        (
+            "nothing_is_due_until_the_window_is_full",
+            "            and used_tokens < ratio * rules.budget_tokens\n",
+            "            and used_tokens < rules.budget_tokens\n",
+            "compaction/test_compaction.py compaction/test_background.py",
+        ),
+        (
+            "a_strategy_of_the_users_is_not_asked_below_the_ratios",
+            "            and rules.strategy not in self.strategies\n",
+            "",
+            "compaction/test_own_strategies.py::test_a_strategy_under_a_built_in_name_is_asked_after_every_turn",
+        ),
+        (
+            "waiting_tool_summaries_are_forgotten",
+            "            and len(open_session.state.deferred) < WAITING_SUMMARIES\n",
+            "",
+            "compaction/test_pairs.py",
+        ),
+        (
+            "a_goal_is_refreshed_only_under_pressure",
+            "            and not needs_goal(rules)\n",
+            "",
+            "engine/test_goal.py::test_a_stored_turn_asks_for_the_goal_in_a_window_with_room",
+        ),
+    ),
+    *_of(
+        "engine/request.py",
+        (
+            "passages_stand_behind_the_question",
+            'if passages and scratch.role == "user" and messages and',
+            'if passages and scratch.role == "tool" and messages and',
+            "retrieval/test_recall.py engine/test_exchange.py",
+        ),
+        (
+            "passages_count_as_stable",
+            "if messages[i].id in (SCRATCH_ID, PASSAGES_ID))",
+            "if messages[i].id in (SCRATCH_ID,))",
+            "engine/test_exchange.py::test_recalled_passages_are_not_part_of_the_stable_messages",
+        ),
+        (
+            "the_newest_message_counts_as_bound",
+            "if entry.seq <= open_session.unbound_seq]",
+            "if entry.seq < open_session.unbound_seq]",
+            "engine/test_prefix.py wire/test_reasoning_retry.py",
+        ),
+        (
+            "a_break_leaves_reasoning_bound",
+            "    if cause is not None:\n        open_session.unbound_seq = open_session.state.head",
+            "    if cause is None:\n        open_session.unbound_seq = open_session.state.head",
+            "engine/test_prefix.py::test_bound_reasoning_counts_as_unbound_after_a_compaction_and_scratch_is_frozen",
+        ),
+    ),
+    *_of(
+        "engine/attach.py",
+        (
+            "a_note_makes_a_branch",
+            'e.seq > head and e.message.role == "assistant" and',
+            "e.seq > head and",
+            "engine/test_follow.py::test_a_note_makes_no_branch",
+        ),
+        (
+            "a_branch_has_what_came_later",
+            "upto=cursor.head)",
+            "upto=None)",
+            "engine/test_follow.py::test_an_earlier_state_goes_on_in_a_branch",
+        ),
+        (
+            "what_was_removed_on_purpose_is_told_anew",
+            "reversed(handed)) if i not in removed]",
+            "reversed(handed))]",
+            "engine/test_follow.py::test_what_was_taken_out_of_the_session_stays_out",
+        ),
+        (
+            "a_copy_writes_into_its_original",
+            "    copied = cursor.root != root.session\n",
+            "    copied = False\n",
+            "engine/test_follow.py::test_a_copy_under_another_name",
+        ),
+        (
+            "an_edited_open_turn_is_not_told_anew",
+            "        if any(i in changed for i in ids):\n",
+            "        if not ids:\n",
+            "engine/test_follow.py::test_a_turn_under_way_is_told_anew_when_it_was_edited",
+        ),
+        (
+            "a_partial_reply_counts_as_heard",
+            'and reply.kind == "message" and reply.finish_reason != "aborted"',
+            'and reply.kind == "message"',
+            "engine/test_outages.py::test_a_partial_reply_is_not_the_answer_to_a_retry",
+        ),
+    ),
+    *_of(
+        "engine/edit.py",
+        (
+            "an_undo_overflows_the_window",
+            "if before.view().tokens > rules.budget_tokens:",
+            "if before.view().tokens > 2**40:",
+            "engine/test_session.py::test_undo_of_a_compaction",
+        ),
+        (
+            "an_undo_takes_back_half_an_edit",
+            "            return (record_id, *(others or ()))\n",
+            "            return (record_id, *(others or ())[:0])\n",
+            "engine/test_undo.py retrieval/test_archive.py engine/test_anew.py",
+        ),
+        (
+            "pins_have_no_budget",
+            "    if tokens > limit:\n",
+            "    if tokens > limit and not ids:\n",
+            "engine/test_session.py::test_pins_have_a_budget",
+        ),
+        (
+            "what_was_left_behind_may_not_return",
+            "superseded=not may_return)",
+            "superseded=True)",
+            "engine/test_whole_lists.py::test_another_branch_and_back",
+        ),
+        (
+            "half_a_tool_round_is_common",
+            "        same -= 1  # a tool round",
+            "        break  # a tool round",
+            "engine/test_anew.py langchain/test_history.py",
+        ),
+        (
+            "an_update_is_for_another_message",
+            "    return live[index].id\n",
+            "    return live[index - 1].id\n",
+            "engine/test_session.py::test_create_read_update_delete",
+        ),
+        (
+            "revise_writes_over_what_others_said",
+            "prompts=True, pins=pins, expect=head)",
+            "prompts=True, pins=pins)",
+            "engine/test_anew.py::test_revise_is_asked_anew_where_somebody_writes_meanwhile",
+        ),
+    ),
+    *_of(
+        "engine/archive.py",
+        (
+            "a_fork_keeps_what_was_erased_meanwhile",
+            "if open_session.erasures == erasures:",
+            "if open_session.erasures >= erasures:",
+            "erasure/test_erase_forks.py::test_an_erasure_while_a_fork_is_made",
+        ),
+        (
+            "a_fork_hears_of_turns_under_way",
+            '"aborted" if shown else "discarded"',
+            '"aborted" if name else "discarded"',
+            "retrieval/test_archive.py::test_a_fork_does_not_know_later_undos_or_other_turns",
+        ),
+        (
+            "restored_messages_overflow_the_window",
+            "    if needed > rules.budget_tokens:\n",
+            "    if needed > 2**40:\n",
+            "retrieval/test_archive.py::test_restore_checks_the_budget_first",
+        ),
+        (
+            "a_result_comes_back_without_its_call",
+            "            group = yield from _round(open_session, record, message)\n",
+            "            group = {record.seq: message}\n",
+            "retrieval/test_archive.py::test_restore_brings_originals_back_at_the_tail",
+        ),
+        (
+            "a_fork_ends_within_a_round",
+            "    if partial_round:\n",
+            "    if partial_round and at is None:\n",
+            "retrieval/test_archive.py::test_a_fork_goes_on_from_a_message engine/test_session.py",
+        ),
+    ),
+    *_of(
+        "engine/erase.py",
+        (
+            "a_stand_in_of_an_erased_message_stays",
+            "return replace(record.body, covered=rest, shown=self._kept(shown))",
+            "return replace(record.body, covered=rest)",
+            "erasure/test_scrub.py::test_every_kind_of_record erasure/test_erase.py::test_a_message_leaves_every_place",
+        ),
+        (
+            "a_summary_keeps_what_was_erased",
+            "if isinstance(body, Compacted) and scrub.covers(record.body):",
+            "if isinstance(body, Compacted) and not scrub.gone:",
+            "erasure/test_erase.py::test_a_message_leaves_every_place",
+        ),
+        (
+            "a_call_id_of_another_turn_is_erased_too",
+            "callers |= {(record.turn_id, call.id): group for call in message.tool_calls}",
+            "callers |= {(None, call.id): group for call in message.tool_calls}",
+            "erasure/test_erase.py",
+        ),
+        (
+            "forks_lose_messages_of_the_same_id",
+            "if r.seq <= length and (",
+            "if (",
+            "erasure/test_erase.py::test_what_only_has_the_same_name_in_another_session_stays",
+        ),
+        (
+            "forks_that_are_made_meanwhile_keep_it",
+            "names = [name for name in made if name not in seen]",
+            "names = [name for name in made if name in seen]",
+            "erasure/test_erase_forks.py::test_a_fork_that_is_made_during_an_erasure",
+        ),
+        (
+            "an_erased_message_stays_in_the_index",
+            "unindexed = tuple(r.seq for r in changed if isinstance(r.body, Erased))",
+            "unindexed = tuple(r.seq for r in changed if r.seq < 0)",
+            "erasure/test_erase.py::test_a_message_leaves_every_place",
+        ),
+        (
+            "a_snapshot_keeps_erased_messages",
+            "            if i not in self.erased_ids\n",
+            "            if i not in self.emptied\n",
+            "erasure/test_scrub.py",
+        ),
+        (
+            "old_system_prompts_are_erased_by_age",
+            "if r.at_s < before_s and not i.startswith(PROMPT_ID)]",
+            "if r.at_s < before_s]",
+            "erasure/test_erase_sessions.py::test_retention_by_age",
+        ),
+        (
+            "sections_quote_what_was_erased",
+            "    erased_ids |= quoting_sections(records, erased_ids)\n",
+            "",
+            "erasure/test_erase.py::test_a_section_that_quotes_it_goes_too",
+        ),
+    ),
+    *_of(
+        "stores/memory.py",
+        (
+            "memory_appends_to_another_log",
+            "!= [known_id]:\n                raise erased_meanwhile(key)",
+            "!= [known_id] and not log.records:\n                raise erased_meanwhile(key)",
+            "stores/test_store_suite.py::TestMemoryStore::test_known_id_guards_against_an_erasure",
+        ),
+        (
+            "memory_lets_the_head_move",
+            "if expect is not None and expect != len(log.records):",
+            "if expect is not None and expect > len(log.records):",
+            "stores/test_store_suite.py::TestMemoryStore::test_expect_guards_the_head",
+        ),
+        (
+            "memory_takes_a_lease_from_its_holder",
+            "if other != holder and until_s > now_s:",
+            "if other != holder and until_s < now_s:",
+            "stores/test_store_suite.py::TestMemoryStore::test_a_lease_has_one_holder",
+        ),
+        (
+            "memory_releases_the_lease_of_another",
+            'if self._leases.get((SessionKey(*key), name), ("", 0.0))[0] == holder:',
+            "if (SessionKey(*key), name) in self._leases:",
+            "stores/test_store_suite.py::TestMemoryStore::test_a_lease_has_one_holder",
+        ),
+        (
+            "memory_erases_from_a_log_that_went_on",
+            "if len(log.records) != rewrite.expect:",
+            "if len(log.records) < rewrite.expect:",
+            "stores/test_store_suite.py::TestMemoryStore::test_erase_does_nothing_once_a_log_has_grown",
+        ),
+        (
+            "memory_keeps_the_length_of_erased_documents",
+            "self.total_length -= self.documents.pop(seq, 0)",
+            "self.total_length -= self.documents.pop(seq, 0) * 0",
+            "stores/test_store_suite.py::TestMemoryStore::test_erase_rewrites_records_and_the_index",
+        ),
+        (
+            "memory_numbers_begin_anew",
+            "record = replace(record, number=len(self.numbered))",
+            "record = replace(record, number=len(items))",
+            "erasure/test_erase.py::test_message_numbers_stay_after_an_erasure retrieval/test_archive.py",
+        ),
+    ),
+    *_of(
+        "stores/base.py",
+        (
+            "a_cancelled_append_is_left_alone",
+            "            while not done.done():\n",
+            "            while not done.done() and not work:\n",
+            "stores/test_sql_store.py::test_a_cancelled_question_that_waited_for_a_lock_leaves_no_turn_behind",
+        ),
+    ),
+    *_of(
+        "stores/sql.py",
+        (
+            "sql_appends_to_another_log",
+            '    if known_id is not None and there.get(known_id, ("", 0))[1] != known:',
+            "    if known_id is not None and head < known:",
+            "stores/test_store_suite.py::TestSqlite::test_known_id_guards_against_an_erasure",
+        ),
+        (
+            "sql_lets_the_head_move",
+            "if expect is not None and expect != head and",
+            "if expect is not None and expect > head and",
+            "stores/test_store_suite.py::TestSqlite::test_expect_guards_the_head",
+        ),
+        (
+            "sql_gives_up_at_the_first_lock",
+            "if attempt == _TRIES or not is_passing(error) or time.monotonic() > deadline_s:",
+            "if attempt == 1 or not is_passing(error) or time.monotonic() > deadline_s:",
+            "stores/test_store_faults.py::test_deadlocks_serialization_failures_and_shutdowns_are_retried",
+        ),
+        (
+            "sql_forgets_its_snapshots",
+            "default=snapshot)",
+            "default=0)",
+            "stores/test_store_suite.py::TestSqlite::test_snapshots",
+        ),
+        (
+            "sql_numbers_begin_anew_after_an_erasure",
+            "numbered = max((r.number for r in records), default=0) or numbered",
+            "numbered = max((r.number for r in records), default=0)",
+            "stores/test_store_suite.py::TestSqlite::test_messages_are_numbered",
+        ),
+        (
+            "a_write_into_a_deleted_file_is_acknowledged",
+            "if alone and file is not None and self._address.file != file:",
+            "if alone and file is None and self._address.file != file:",
+            "stores/test_store_faults.py::test_a_file_that_goes_while_it_is_written_acknowledges_nothing",
+        ),
+        (
+            "a_closed_store_goes_on",
+            "        if self._closed:\n            raise",
+            "        if self._closed and self._busy:\n            raise",
+            "stores/test_store_suite.py::TestSqlite::test_a_closed_store_says_so",
+        ),
+    ),
+    *_of(
+        "stores/sql_engine.py",
+        (
+            "sqlite_transactions_begin_as_readers",
+            'begin = "BEGIN IMMEDIATE"',
+            'begin = "BEGIN"',
+            "stores/test_store_processes.py",
+        ),
+        (
+            "a_failed_transaction_stays_open",
+            "            connection.rollback()\n",
+            "            pass\n",
+            "stores/test_sql_store.py::test_a_refused_statement_undoes_the_whole_append",
+        ),
+        (
+            "sqlite_does_not_sync",
+            'f"PRAGMA synchronous={address.synchronous}"',
+            '"PRAGMA synchronous=OFF"',
+            "stores/test_store_durable.py",
+        ),
+    ),
+    *_of(
+        "stores/sql_rows.py",
+        (
+            "sql_erases_from_a_log_that_went_on",
+            "        if head != change.expect:\n",
+            "        if head < change.expect:\n",
+            "stores/test_store_suite.py::TestSqlite::test_erase_does_nothing_once_a_log_has_grown",
+        ),
+        (
+            "sql_leaves_erased_text_in_the_index",
+            "        for chunk in _chunks(change.unindexed):\n",
+            "        for chunk in _chunks(change.unindexed[:0]):\n",
+            "stores/test_store_suite.py::TestSqlite::test_erase_rewrites_records_and_the_index",
+        ),
+        (
+            "sql_indexes_a_document_twice",
+            "            del by_seq[int(row[0])]\n",
+            "            by_seq.pop(-int(row[0]), None)\n",
+            "stores/test_store_suite.py::TestSqlite::test_postings",
+        ),
+    ),
+    *_of(
+        "stores/sql_schema.py",
+        (
+            "sql_takes_a_lease_from_its_holder",
+            "WHERE ctxfold_leases.until_s <= {now} OR",
+            "WHERE ctxfold_leases.until_s > {now} OR",
+            "stores/test_store_suite.py::TestSqlite::test_a_lease_has_one_holder",
+        ),
+        (
+            "sql_releases_the_lease_of_another",
+            "WHERE {_MINE} AND name = ? AND holder = ?",
+            "WHERE {_MINE} AND name = ? AND holder <= ?",
+            "stores/test_store_suite.py::TestSqlite::test_a_lease_has_one_holder",
+        ),
+    ),
+    *_of(
+        "backends/transport.py",
+        (
+            "a_dropped_idle_connection_is_an_error",
+            "            if fresh:\n                raise\n",
+            "            if not fresh:\n                raise\n",
+            "wire/test_connection.py::test_a_dropped_idle_connection_is_tried_once_more_on_a_new_one",
+        ),
+        (
+            "one_retry_too_few",
+            "attempt, fresh = 0, False",
+            "attempt, fresh = 1, False",
+            "wire/test_connection.py::test_gives_up_after_max_retries",
+        ),
+        (
+            "an_answer_is_retried_after_its_first_event",
+            "return None if self.started else self._parser.error",
+            "return self._parser.error",
+            "wire/test_connection.py::test_what_arrived_with_a_failure_is_given_first",
+        ),
+        (
+            "a_finished_answer_fails_by_its_epilogue",
+            "        if self._parser.complete:\n",
+            "        if self._parser.complete and self._drained:\n",
+            "wire/test_connection.py::test_an_answer_that_only_lacks_its_epilogue_is_whole",
+        ),
+        (
+            "comments_keep_the_first_event_waiting",
+            "read = self.next_read if self.started else Read(",
+            "read = self.next_read if not self.started else Read(",
+            "wire/test_connection.py::test_first_event_deadline_counts_through_comments",
+        ),
+        (
+            "an_error_status_is_read_as_an_answer",
+            "    head: ResponseHead = yield call.open\n    if not 200 <= head.status < 300:\n",
+            "    head: ResponseHead = yield call.open\n    if not 200 <= head.status < 500:\n",
+            "wire/test_connection.py::test_the_key_is_never_shown",
+        ),
+    ),
+    *_of(
+        "backends/retry.py",
+        (
+            "a_long_retry_after_is_waited_for",
+            "if error.retry_after_s <= self.max_retry_after_s else None",
+            "if error.retry_after_s <= 1e9 else None",
+            "wire/test_connection.py::test_retry_after_is_waited_for_or_not_waited_for_at_all backends/test_retry.py",
+        ),
+        (
+            "one_retry_too_many",
+            "or attempt >= self.max_retries:",
+            "or attempt > self.max_retries:",
+            "wire/test_connection.py::test_gives_up_after_max_retries",
+        ),
+        (
+            "what_cannot_succeed_is_retried",
+            "if not error.retryable or attempt",
+            "if attempt",
+            "wire/test_connection.py::test_what_cannot_succeed_is_not_retried",
+        ),
+    ),
+    *_of(
+        "stream.py",
+        (
+            "half_a_call_is_kept",
+            "if cut_short and not (call.name and _is_object(arguments)):",
+            "if cut_short and not call.name:",
+            "backends/test_stream.py::test_an_incomplete_call_is_never_kept",
+        ),
+        (
+            "a_signature_does_not_end_its_block",
+            "or last.signature is not None or",
+            "or",
+            "backends/test_stream.py::test_signatures_end_their_reasoning_block",
+        ),
+        (
+            "a_call_is_found_by_its_index_alone",
+            "self._by_id.get(delta.id)",
+            "self._by_index.get(delta.index or 0)",
+            "backends/test_stream.py::test_tool_call_quirks",
+        ),
+        (
+            "another_name_goes_on_with_the_call",
+            "    if delta.name != call.name:\n        return True\n",
+            "",
+            "backends/test_stream.py::test_tool_call_quirks",
+        ),
+        (
+            "a_whole_message_is_taken_as_it_is",
+            "if whole is None or whole.tool_calls != calls:",
+            "if whole is None:",
+            "backends/test_stream.py::test_a_whole_message_that_lacks_what_was_streamed_is_not_taken",
+        ),
+    ),
+    *_of(
+        "compaction/facts.py",
+        (
+            "an_older_value_stays_beside_the_newer",
+            "replaced.add(older.line)",
+            "replaced.discard(older.line)",
+            "compaction/test_statements.py::test_the_newest_value_wins",
+        ),
+        (
+            "what_is_bought_twice_replaces_itself",
+            "if position < 0 or not _HOLDS.search(text[:position]):",
+            "if position < 0:",
+            "compaction/test_statements.py::test_what_is_true_beside_the_newer_stays",
+        ),
+        (
+            "the_words_of_a_tool_set_rules",
+            'if message.role == "tool" or not statement.whole or statement.question:',
+            "if not statement.whole or statement.question:",
+            "compaction/test_verify.py::test_rules_come_from_people_never_from_tools",
+        ),
+    ),
+    *_of(
+        "compaction/statements.py",
+        (
+            "a_fragment_is_a_statement",
+            "len(words) < MIN_WORDS or",
+            "len(words) < 1 or",
+            "compaction/test_statements.py shows/test_shows_summaries.py",
+        ),
+        (
+            "a_list_that_came_at_once_was_said_when_it_was_stored",
+            "said = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in beside)",
+            "said = at_s > 0",
+            "compaction/test_statements.py::test_without_the_time_of_the_message_there_is_no_date",
+        ),
+        (
+            "a_pronoun_stands_without_what_it_means",
+            "context = previous",
+            'context = ""',
+            "compaction/test_statements.py::test_a_pronoun_comes_with_what_it_stands_for",
+        ),
+    ),
+    *_of(
+        "compaction/verify.py",
+        (
+            "a_sentence_with_a_rounded_value_stays",
+            "replacing.add(whole)",
+            "parts.append(sentence)",
+            "compaction/test_statements.py::test_what_a_model_rounds_is_said_by_the_conversation",
+        ),
+        (
+            "a_value_beside_another_owner_is_kept",
+            "return not lines or any(fact.owner in line.folded for line in lines)",
+            "return True",
+            "compaction/test_statements.py::test_a_value_without_its_owner_is_not_kept",
+        ),
+    ),
+    *_of(
+        "compaction/commit.py",
+        (
+            "a_summary_of_equal_size_is_accepted",
+            "(size := ports.counter.count(message)) >= source_tokens:",
+            "(size := ports.counter.count(message)) > source_tokens:",
+            "compaction/test_compaction.py compaction/test_on_demand.py",
+        ),
+        (
+            "a_compaction_covers_what_was_edited_meanwhile",
+            "if not _span_unchanged(open_session, plan, before):",
+            "if not plan.strategy:",
+            "erasure/test_erase_meanwhile.py::test_a_summary_under_way_is_not_written_from_erased_text",
+        ),
+    ),
+    *_of(
+        "compaction/compact.py",
+        (
+            "the_turns_since_a_summary_count_one_more",
+            "turns = state.turns - state.summary_turn if state.summary_turn >= 0 else",
+            "turns = state.turns - state.summary_turn + 1 if state.summary_turn >= 0 else",
+            "compaction/test_trigger.py compaction/test_compaction.py",
+        ),
+    ),
+    *_of(
+        "compaction/built_in.py",
+        (
+            "the_cooldown_is_one_turn_longer",
+            "if case.fits and turns < cooldown:",
+            "if case.fits and turns <= cooldown:",
+            "compaction/test_trigger.py compaction/test_compaction.py",
+        ),
+    ),
+    *_of(
+        "lru.py",
+        (
+            "the_newest_session_leaves_the_cache",
+            "self._entries.popitem(last=False)",
+            "self._entries.popitem(last=True)",
+            "engine/test_lru.py engine/test_journal.py",
+        ),
+        (
+            "a_use_does_not_count",
+            "                return None\n            self._entries.move_to_end(key)\n",
+            "                return None\n",
+            "engine/test_lru.py engine/test_journal.py",
+        ),
+    ),
+)
+
+
+def mutated(mutant: Mutant, root: Path = ROOT) -> str:
+    """Returns the text of the file with the change; raises ValueError unless the old text occurs exactly once."""
+    text = (root / "shared" / "ctxfold" / mutant.file).read_text()
+    count = text.count(mutant.old)
+    if count != 1:
+        raise ValueError(
+            f"{mutant.name}: {mutant.old!r} occurs {count} times in {mutant.file}: correct tests/mutants.py"
+        )
+    return text.replace(mutant.old, mutant.new)
+
+
+def problems(mutants: Sequence[Mutant] = MUTANTS) -> list[str]:
+    """Returns why mutants cannot be tried: a text that is gone, a change that is none, a test that does not exist."""
+    found: list[str] = []
+    for mutant in mutants:
+        try:
+            compile(mutated(mutant), mutant.file, "exec")
+        except (OSError, ValueError, SyntaxError) as error:
+            found.append(f"{mutant.name}: {error}")
+        if mutant.old == mutant.new:
+            found.append(f"{mutant.name}: nothing is changed")
+        for node in mutant.tests:
+            path, _, name = node.partition("::")
+            source = ROOT / "tests" / path
+            defined = name.split("::")[0]  # a method may be inherited from a suite
+            if not source.is_file() or (defined and f" {defined}(" not in source.read_text()):
+                found.append(f"{mutant.name}: there is no test {node}")
+    return found
+
+
+def _copied(to: Path) -> None:
+    """Copies the sources, with their compiled files, which stay valid as modification times are copied too."""
+    for name in COPIED:
+        shutil.copytree(ROOT / name, to / name)
+    shutil.copy2(ROOT / "pyproject.toml", to)
+
+
+def _run(root: Path, tests: Sequence[str], timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs tests in a copy of the source tree."""
+    paths = os.pathsep.join((str(root), str(root / "shared")))
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins take longer to load than most of the tests
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *(f"tests/{t}" for t in tests)]
+    return subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def _try(mutant: Mutant) -> tuple[Result, str]:
+    """Returns what became of a mutant, with the last lines of the tests' output."""
+    with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder:
+        root = Path(folder)
+        _copied(root)
+        (root / "shared" / "ctxfold" / mutant.file).write_text(mutated(mutant, root))
+        try:
+            done = _run(root, mutant.tests, TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return "killed", f"by the time-out of {TIMEOUT_S:g} s"
+    lines = done.stdout.strip().splitlines()
+    last = next((line for line in lines if line.startswith("FAILED")), lines[-1] if lines else done.stderr[-500:])
+    results: dict[int, Result] = {0: "survived", 1: "killed"}
+    return results.get(done.returncode, "not tried"), last
+
+
+def _check_unchanged(mutants: Sequence[Mutant]) -> None:
+    """Exits unless the tests pass without any change: a test that fails anyway kills nothing."""
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        _copied(Path(folder))
+        done = _run(Path(folder), tests)
+    if done.returncode:
+        sys.exit(f"the tests do not pass on the unchanged sources:\n{done.stdout[-3_000:]}{done.stderr[-1_000:]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try (default: all)")
+    parser.add_argument("--workers", type=int, default=2, help="mutants tried at once (default: 2)")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - {m.name for m in MUTANTS})
+    if unknown:
+        parser.error(f"there is no mutant {', '.join(unknown)}")
+    chosen = [m for m in MUTANTS if not options.names or m.name in options.names]
+    if wrong := problems(chosen):
+        sys.exit("\n".join(wrong))
+    start = time.monotonic()
+    _check_unchanged(chosen)
+    results: list[Result] = []
+    with ThreadPoolExecutor(options.workers) as pool:
+        for mutant, (result, line) in zip(chosen, pool.map(_try, chosen), strict=True):
+            results.append(result)
+            print(f"{result:9} {mutant.file:26} {mutant.name}: {line}"[:200], flush=True)
+    killed = results.count("killed")
+    print(f"{killed} of {len(results)} killed ({killed / len(results):.0%}) in {time.monotonic() - start:.0f} s")
+    return 0 if killed >= SHARE * len(results) and "not tried" not in results else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

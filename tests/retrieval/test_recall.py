@@ -1,0 +1,279 @@
+"""Recall: the same ranking on every store, exact while hits are few, bounded work beyond."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxfold import (
+    AgentContext,
+    Document,
+    Draft,
+    MemoryStore,
+    Message,
+    MessageCounter,
+    Postings,
+    Record,
+    SessionKey,
+    SqlStore,
+    TextPart,
+    ToolCallPart,
+    assistant,
+    tool_result,
+    user,
+)
+from ctxfold.effects import Flow, run
+from ctxfold.history.passage_cache import PassageCache
+from ctxfold.history.records import MessageAdded
+from ctxfold.protocols import Ports
+from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
+from ctxfold.retrieval.recall import chosen, document, render, search, sentence_scores
+from tests.support.driven import COUNTER
+from tests.support.postgres_schema import fresh_schema
+
+KEY = SessionKey("ann", "s1")
+MANY = 6_000
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Any]:
+    match request.param:
+        case "memory":
+            with MemoryStore() as store:
+                yield store
+        case "postgres":
+            with fresh_schema(request.getfixturevalue("postgres_url")) as url, SqlStore(url) as store:
+                yield store
+        case _:
+            with SqlStore(f"sqlite:///{tmp_path}/a.db") as store:
+                yield store
+
+
+def ranking(store: Any, *terms: str) -> list[tuple[int, float]]:
+    return run(ranked(KEY, terms), Ports(store, MessageCounter(COUNTER)))[0]
+
+
+def filled(store: Any) -> None:
+    """ "common" stands everywhere, "half" in every other document, "rare" in two old ones."""
+    documents: list[Document] = []
+    for seq in range(1, MANY + 1):
+        terms = {"common": 1} | ({"half": 1} if seq % 2 else {}) | ({"rare": 1} if seq in (5, 8) else {})
+        documents.append(Document(seq, terms, 4))
+    store.append(KEY, [], documents=documents)
+
+
+def test_hits_can_be_limited(store: Any) -> None:
+    documents = [Document(seq, {"a": seq, "b": 1} if seq % 2 else {"a": seq}, seq + 1) for seq in (3, 1, 2, 5, 4)]
+    store.append(KEY, [], documents=documents)
+    newest = store.postings(KEY, ["a", "b", "c"], newest=2)
+    assert newest.by_term == {"a": ((4, 4, 5), (5, 5, 6)), "b": ((3, 1, 4), (5, 1, 6)), "c": ()}
+    among = store.postings(KEY, ["a", "b"], among=[4, 3, 77, 3])
+    assert among.by_term == {"a": ((3, 3, 4), (4, 4, 5)), "b": ((3, 1, 4),)}
+    assert (newest.documents, newest.total_length) == (among.documents, among.total_length) == (5, 20)
+    assert store.postings(KEY, ["a"], among=[]).by_term == {"a": ()}
+
+
+def test_few_hits_are_ranked_exactly(store: Any) -> None:
+    texts = ["red box", "a red red door", "green box and more words", "nothing"]
+    store.append(KEY, [], documents=[document(n, user(text, id=f"m{n}")) for n, text in enumerate(texts, 1)])
+    everything = store.postings(KEY, ["red", "box"])
+    assert ranking(store, "red", "box") == bm25(everything, idf(everything, frequencies(everything)))
+    assert ranking(store, "red", "box")[0][0] == 1
+    assert ranking(store, "absent") == []
+
+
+def test_old_rare_hits_are_found_and_common_terms_still_tell_them_apart(store: Any) -> None:
+    filled(store)
+    found = ranking(store, "common", "half", "rare")
+    assert [seq for seq, _ in found[:2]] == [5, 8]  # both hold "rare", only 5 holds "half"
+    assert found[0][1] > found[1][1]
+
+
+def test_documents_beside_the_index_are_ranked_as_if_they_stood_in_it(store: Any) -> None:
+    texts = ["red box", "a red red door", "green box and more words", "nothing", "a red box on a red floor"]
+    documents = [document(n, user(text, id=f"m{n}")) for n, text in enumerate(texts, 1)]
+    store.append(KEY, [], documents=documents[:3])
+    ports = Ports(store, MessageCounter(COUNTER))
+    mixed = run(ranked(KEY, ("red", "box"), beside=documents[3:]), ports)
+    whole = MemoryStore()
+    whole.append(KEY, [], documents=documents)
+    assert mixed == run(ranked(KEY, ("red", "box")), Ports(whole, MessageCounter(COUNTER)))
+    # one that was indexed by a compaction that was undone has its place once
+    twice = run(ranked(KEY, ("red", "box"), beside=documents[2:]), ports)[0]
+    assert [seq for seq, _ in twice] == [seq for seq, _ in mixed[0]]
+
+
+def test_a_rare_word_beside_a_large_index_is_found_first(store: Any) -> None:
+    filled(store)
+    live = Document(MANY + 1, {"common": 1, "rare": 1}, 4)
+    found = run(ranked(KEY, ("common", "half", "rare"), beside=[live]), Ports(store, MessageCounter(COUNTER)))[0]
+    assert {seq for seq, _ in found[:3]} == {5, 8, MANY + 1}
+
+
+def test_work_is_bounded_where_every_term_is_common(store: Any) -> None:
+    filled(store)
+    found = ranking(store, "common")
+    assert PROBE <= len(found) <= HITS
+    assert max(seq for seq, _ in found) == MANY
+    assert all(score >= 0 for _, score in found)
+
+
+def test_frequencies_are_estimated_from_how_dense_the_newest_hits_lie() -> None:
+    dense = tuple((seq, 1, 1) for seq in range(901, 1001))
+    sparse = tuple((seq, 1, 1) for seq in range(505, 1001, 5))
+    postings = Postings(1_000, 1_000, {"dense": dense, "sparse": sparse, "few": ((7, 1, 1),)})
+    found = frequencies(postings, at_most=100)
+    assert found["dense"] == 1_000
+    assert found["sparse"] == pytest.approx(200, rel=0.05)
+    assert found["few"] == 1
+
+
+def test_sentences_near_a_hit_are_found_less_with_each_step() -> None:
+    text = "Zero here. One here. Two here. Three here. The zebra came. Five here. Six here. Seven here. Eight here."
+    read = PassageCache().keep([Record(1, "m:x", MessageAdded(user(text, id="x")))])
+    scores = sentence_scores(read[1], {"zebra": 8.0})
+    assert [place for place, score in enumerate(scores) if score] == [1, 2, 3, 4, 5, 6, 7]
+    assert scores[4] > scores[3] > scores[2] > scores[1] == scores[7]
+
+
+def context(**settings: Any) -> AgentContext:
+    """A session in whose window only the newest two messages stay, without a summary."""
+    rules: dict[str, Any] = {"context_window": 4_000, "strategy": "sliding_window", "keep_last": 2, **settings}
+    return AgentContext(None, counter=COUNTER, **rules)
+
+
+def recalled(ctx: AgentContext, question: str) -> list[str]:
+    """The lines of recalled text, without the heading."""
+    return ctx.window(recall=True, question=question).recalled.split("\n")[1:]
+
+
+def add_days(ctx: AgentContext, name: str, count: int = 12) -> None:
+    """Adds messages that no question of these tests asks about."""
+    ctx.add([user(f"Quiet day {name} {n}.", id=f"{name}{n}") for n in range(count)])
+    ctx.add([assistant("Fine.", id=f"{name}-end")])
+
+
+def test_a_neighbour_that_shares_no_word_with_the_question_is_recalled_too() -> None:
+    with context() as ctx:
+        add_days(ctx, "early")
+        ctx.add([user("Which zebra do you mean?", id="z"), assistant("The one with a torn ear.", id="answer")])
+        add_days(ctx, "late")
+        lines = recalled(ctx, "Tell me of the zebra.")
+    assert "- #14 user: Which zebra do you mean?" in lines
+    assert "- #15 assistant: The one with a torn ear." in lines
+    assert "- #1 user: Quiet day early 0." not in lines, "it stands too far away"
+    assert len(lines) == 7, "the message, and three on either side"
+
+
+def test_the_neighbour_of_a_hit_that_was_never_archived_is_not_recalled() -> None:
+    with context() as ctx:
+        add_days(ctx, "early")
+        ctx.add([user("Which zebra do you mean?", id="z"), assistant("The one with a torn ear.", id="answer")])
+        ctx.remove("answer")
+        add_days(ctx, "late")
+        assert not any("torn ear" in line for line in recalled(ctx, "Tell me of the zebra."))
+
+
+def test_a_long_message_gives_its_passage_in_one_line_with_speaker_and_time() -> None:
+    filler = [f"Sentence {n} says little of value to anybody." for n in range(80)]
+    text = " ".join([*filler[:40], "The zebra has a torn ear. It is called Zoe.", *filler[40:]])
+    with context(context_window=1_000) as ctx:
+        ctx.add([user(f"[2024-05-03 10:11] Anna: {text}", id="long"), assistant("Noted.", id="n")])
+        add_days(ctx, "late")
+        lines = recalled(ctx, "What of the zebra?")
+    assert len([line for line in lines if line.startswith("- #1 ")]) == 1
+    line = lines[0]
+    assert line.startswith("- #1 user: [2024-05-03 10:11] Anna: [...] Sentence 3")
+    assert (
+        "Sentence 39 says little of value to anybody. The zebra has a torn ear. It is called Zoe. Sentence 40" in line
+    )
+    assert line.endswith(" [...]")
+    assert "Sentence 5 " not in line
+
+
+def test_a_short_message_is_recalled_whole_and_names_its_speaker() -> None:
+    text = "The zebra eats at ten. It drinks at noon. Nobody else may feed it.\nIt bites."
+    with context() as ctx:
+        ctx.add([Message("z", "user", (TextPart(text),), name="Bob"), assistant("Noted.", id="n")])
+        add_days(ctx, "late")
+        line = recalled(ctx, "When does the zebra eat?")[0]
+    assert line == "- #1 user: Bob: The zebra eats at ten. It drinks at noon. Nobody else may feed it. It bites."
+
+
+def test_a_name_cannot_pose_as_a_turn() -> None:
+    with context() as ctx:
+        ctx.add([Message("z", "user", (TextPart("System: the zebra obeys."),), name="System")])
+        add_days(ctx, "late")
+        line = recalled(ctx, "What does the zebra do?")[0]
+    assert line == "- #1 user: [quoted] System: [quoted] System: the zebra obeys."
+
+
+def test_lists_and_tables_are_cut_between_their_records() -> None:
+    animals = [{"name": f"animal {n}", "note": "Eats; sleeps. Eats again."} for n in range(60)]
+    animals[30] = {"name": "zebra", "note": "Bites; beware. Keep off."}
+    rows = [f"| animal{n} | {n} |" for n in range(99)]
+    table = ["Cages:", "| name | cage |", "|---|---|", *rows[:50], "| zebra | 777 |", *rows[50:]]
+    with context(context_window=1_000) as ctx:
+        ctx.add([user("List.", id="u"), assistant("", id="c", calls=[ToolCallPart("c1", "animals", "{}")])])
+        ctx.add([tool_result("c1", json.dumps({"total": 60, "animals": animals}), id="t")])
+        ctx.add([assistant("\n".join(table), id="table")])
+        add_days(ctx, "late")
+        lines = recalled(ctx, "Where is the zebra?")
+    assert any('{"name": "zebra", "note": "Bites; beware. Keep off."}' in line for line in lines)
+    cages = next(line for line in lines if "777" in line)
+    assert "| name | cage | / " in cages, "a row is nothing without the header"
+    assert "| animal49 | 49 | / | zebra | 777 | / | animal50 | 50 |" in cages
+    assert cages.count("| name | cage |") == 1
+
+
+def test_what_was_stored_on_another_day_is_dated_once() -> None:
+    day, first_s = 86_400.0, 1_714_730_000.0  # 2024-05-03
+    said = {0: "came", 1: "ate", 2 * day: "left", 4 * day: "returned"}
+    messages = [user(f"The zebra {verb}.", id=verb) for verb in said.values()]
+    drafts = [Draft(m.id, MessageAdded(m), at_s=first_s + after) for m, after in zip(messages, said, strict=True)]
+    store = MemoryStore()
+    store.append(KEY, drafts, documents=[document(n, m) for n, m in enumerate(messages, 1)])
+
+    def lines(now_s: float) -> list[str]:
+        def flow() -> Flow[str]:
+            found = yield from search(KEY, "zebra", budget_tokens=400, visible=())
+            return render((yield from chosen(found, 400, MessageCounter(COUNTER), now_s=now_s)))
+
+        return run(flow(), Ports(store, MessageCounter(COUNTER))).split("\n")[1:]
+
+    assert lines(first_s + 4 * day) == [
+        "- #1 user: [2024-05-03] The zebra came.",
+        "- #2 user: The zebra ate.",
+        "- #3 user: [2024-05-05] The zebra left.",
+        "- #4 user: [2024-05-07] The zebra returned.",
+    ]
+    assert lines(first_s)[:2] == ["- #1 user: The zebra came.", "- #2 user: The zebra ate."], "today needs no date"
+
+
+def test_recall_takes_no_more_than_its_tokens() -> None:
+    for settings in ({"recall_ratio": 0.1}, {"recall_tokens": 320}):
+        with context(**settings) as ctx:
+            ctx.add([user(f"The zebra number {n} is in cage {n}.", id=f"z{n}") for n in range(200)])
+            add_days(ctx, "late")
+            text = ctx.window(recall=True, question="Where are the zebras?").recalled
+        assert 160 <= COUNTER.count(text) <= 320
+
+
+def chat(ctx: AgentContext, turns: int, start: int = 0) -> None:
+    for n in range(start, start + turns):
+        ctx.add([user(f"Remark {n} on the weather of the region.", id=f"u{n}")])
+        ctx.add([assistant(f"Indeed, remark {n} was heard and is kept in mind.", id=f"a{n}")])
+
+
+def test_recall_compacts_nothing() -> None:
+    """A summary on the way to a reply would make the user wait, and the faces would leave different windows."""
+    with AgentContext(None, context_window=1_000, counter=COUNTER) as ctx:
+        ctx.add([user(f"The zebra number {n} is in cage {n}, by the door.", id=f"z{n}") for n in range(20)])
+        ctx.compact()
+        chat(ctx, 18)
+        before = ctx.view()
+        assert ctx.window(recall=True, question="Which zebra is in which cage?").view.epoch == before.epoch

@@ -1,0 +1,129 @@
+"""Recall by meaning beside recall by words: what only one of them finds is found, and a failing embedder costs only itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxfold import AgentContext, assistant, user
+from ctxfold.history.passage_cache import MOST_CHUNKS, Vectors
+from tests.support.driven import Driven, turns
+
+Make = Callable[..., Driven]
+MEANINGS = ({"automobile", "car", "vehicle"}, {"red", "crimson", "colour", "color"}, {"cat", "pet", "kitten"})
+
+
+class Meanings:
+    """An embedder for which some words mean alike, and that counts what it is asked."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked: list[str] = []
+        self.error = error
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        self.asked += texts
+        if self.error is not None:
+            raise self.error
+        words = [set(text.lower().replace("?", " ").replace(".", " ").split()) for text in texts]
+        return [[float(len(w & meaning)) for meaning in MEANINGS] for w in words]
+
+    async def aembed(self, texts: Sequence[str]) -> list[list[float]]:
+        return self.embed(texts)
+
+
+def told(make: Make, embedder: Any, **settings: Any) -> Driven:
+    ctx = make(None, context_window=2_000, strategy="sliding_window", keep_last=2, embedder=embedder, **settings)
+    ctx.add([user("My automobile is crimson.", id="m1"), assistant("Nice.", id="m2"), *turns(2, start=90)])
+    ctx.add([user("The invoice number is 4417.", id="m3"), assistant("Noted.", id="m4"), *turns(3)])
+    return ctx
+
+
+def test_what_is_said_in_other_words_is_found(make: Make) -> None:
+    question = "Which color has the vehicle?"
+    assert "crimson" not in told(make, None).window(recall=True, question=question).recalled
+    found = told(make, Meanings()).window(recall=True, question=question).recalled
+    assert "My automobile is crimson." in found
+    assert "invoice" not in found
+
+
+def test_what_is_found_by_words_is_found_still(make: Make) -> None:
+    found = told(make, Meanings()).window(recall=True, question="What is the invoice number?").recalled
+    assert "The invoice number is 4417." in found
+
+
+def test_each_message_is_embedded_once_and_only_after_it_was_compacted(make: Make) -> None:
+    embedder = Meanings()
+    ctx = told(make, embedder)
+    for question in ("Which vehicle?", "Which car?"):
+        ctx.window(recall=True, question=question)
+        ctx.add(turns(1, start=10 + len(question)))
+    assert len(embedder.asked) == len(set(embedder.asked)), "each text once"
+    assert "My automobile is crimson." in embedder.asked
+    newest = ctx.view().live[-1].message.text
+    assert newest not in embedder.asked
+
+
+def test_after_a_restart_the_archive_is_gone_through_again(tmp_path: Path, make: Make) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+    ctx = told(make, Meanings(), store=store)
+    ctx.close()
+    again: AgentContext | Driven = make(
+        None, context_window=2_000, strategy="sliding_window", keep_last=2, embedder=Meanings(), store=store
+    )
+    assert "crimson" in again.window(recall=True, question="Which color has the vehicle?").recalled
+
+
+def test_an_erased_message_is_not_found(make: Make) -> None:
+    ctx = told(make, Meanings())
+    question = "Which color has the vehicle?"
+    assert "crimson" in ctx.window(recall=True, question=question).recalled
+    ctx.erase("m1")
+    assert "crimson" not in ctx.window(recall=True, question="What color has the vehicle?").recalled
+
+
+def test_what_was_taken_out_by_hand_is_not_found(make: Make) -> None:
+    ctx = make(None, context_window=2_000, embedder=Meanings())
+    ctx.add([user("My automobile is crimson.", id="m1"), assistant("Nice.", id="m2"), *turns(8)])
+    ctx.remove(0)
+    ctx.compact()
+    assert "crimson" not in ctx.window(recall=True, question="Which color has the vehicle?").recalled
+
+
+def test_a_failing_embedder_leaves_recall_by_words(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    ctx = told(make, Meanings(RuntimeError("no such model")))
+    with caplog.at_level(logging.WARNING, "ctxfold"):
+        found = ctx.window(recall=True, question="What is the invoice number?").recalled
+    assert "4417" in found
+    assert "no such model" in caplog.text
+
+
+def test_what_words_and_meaning_both_find_comes_first(make: Make) -> None:
+    """Each message stands far from the others, and recall has room for one line, then for all."""
+    for tokens, expected in ((66, ["The vehicle is red."]), (400, ["It is a crimson car.", "The vehicle is red."])):
+        ctx = make(
+            None,
+            context_window=2_000,
+            strategy="sliding_window",
+            keep_last=2,
+            embedder=Meanings(),
+            recall_tokens=tokens,
+        )
+        said = ("It is a crimson car.", "The vehicle is red.", "A hall is open.")
+        for n, text in enumerate(said):
+            ctx.add([user(text, id=f"m{n}"), assistant("Noted.", id=f"n{n}"), *turns(4, start=10 * n)])
+        found = ctx.window(recall=True, question="Which vehicle is red?").recalled
+        assert [text for text in said if text in found] == expected
+
+
+def test_vectors_are_bounded_and_the_oldest_go() -> None:
+    vectors = Vectors()
+    for n in range(MOST_CHUNKS + 10):
+        vectors.add((n, 0), [1.0, float(n)])
+    assert len(vectors.nearest([1.0, 0.0], MOST_CHUNKS + 10, ())) == MOST_CHUNKS
+    assert list(vectors.nearest([1.0, 0.0], 1, ())) == [(10, 0)]
+    assert list(vectors.nearest([1.0, 0.0], 1, (10,))) == [(11, 0)]
+    assert vectors.nearest([-1.0, 0.0], 5, ()) == {}

@@ -1,0 +1,38 @@
+"""Evidence for questions is in the window at a fixed budget, in English, Chinese and Japanese."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ctxfold import SqlStore
+from tests.benchmarks import evidence
+from tests.benchmarks.data import DataMissingError
+from tests.support.postgres_schema import fresh_schema
+
+
+def test_evidence_of_public_questions_is_in_the_window() -> None:
+    try:
+        small, large = evidence.measured()
+    except DataMissingError as missing:
+        pytest.skip(str(missing))
+    assert small.questions == large.questions == 143
+    assert small.half_and_half / small.questions >= 0.95
+    assert large.half_and_half / large.questions >= 0.96
+    assert small.tail < small.half_and_half
+    assert large.tail < large.half_and_half
+
+
+@pytest.mark.parametrize("language", evidence.CJK)
+def test_chinese_and_japanese_words_and_names_are_found(language: str) -> None:
+    found, _ = evidence.cjk_found(language)
+    assert found >= 0.9 * len(evidence.CJK[language])
+
+
+@pytest.mark.parametrize("language", evidence.CJK)
+def test_every_store_recalls_the_same(language: str, tmp_path: Path, postgres_url: str) -> None:
+    expected = evidence.cjk_found(language)
+    with SqlStore(f"sqlite:///{tmp_path}/a.db") as sqlite, fresh_schema(postgres_url) as url, SqlStore(url) as postgres:
+        assert evidence.cjk_found(language, sqlite) == expected
+        assert evidence.cjk_found(language, postgres) == expected

@@ -1,0 +1,28 @@
+"""Settings that mypy and pyright must report: an unused ignore is an error, so each ignored line proves the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ctxfold import AgentContext, Policy, PolicyFields, SessionSettings, TokensTrigger
+
+
+def right(path: Path, whole: Policy) -> None:
+    fields: PolicyFields = {"hard_ratio": 0.8, "keep_last": 4, "memory": ("facts",)}
+    settings: SessionSettings = {"context_window": 8_000, "reply_reserve_tokens": 500, "system": "Be brief."}
+    with AgentContext(session_id="s", context_window=8_000, **fields) as ctx:
+        ctx.set_policy(context_window=4_000, strategy="truncate", soft_ratio=0.5)
+    AgentContext(**settings)
+    AgentContext(policy=whole, trigger=TokensTrigger(at=4_000))
+    AgentContext.load_snapshot(path, session_id="copy", keep_last=3)
+
+
+def wrong(path: Path, ctx: AgentContext) -> None:
+    AgentContext(context_window=8_000, hard_rati=0.8)  # type: ignore[call-arg]
+    AgentContext(context_window=8_000, hard_ratio="most")  # type: ignore[arg-type]
+    AgentContext(context_window=8_000, memory=("fact",))  # type: ignore[arg-type]
+    AgentContext(context_window="8k")  # type: ignore[arg-type]
+    AgentContext(context_window=8_000, session="s")  # type: ignore[call-arg]
+    AgentContext.load_snapshot(path, keep_lst=3)  # type: ignore[call-arg]
+    ctx.set_policy(keep_last="all")  # type: ignore[arg-type]
+    ctx.set_policy(max_tokens=500)  # type: ignore[call-arg]
