@@ -125,6 +125,18 @@ class SentRequest:
     usage: Usage | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RequestText:
+    """Holds what was found for a question, so that it stays the same all turn long.
+
+    `hidden` are the messages (by seq) that give way to it.
+    """
+
+    question: str
+    text: str
+    hidden: frozenset[int] = frozenset()
+
+
 @dataclass(slots=True)
 class OpenSession:
     """Holds one session in use. `lock` guards the state; it is never held across an effect."""
@@ -159,7 +171,7 @@ class OpenSession:
     vectors: Vectors = field(default_factory=Vectors)  # of the messages, where there is an embedder
     passage_cache: PassageCache = field(default_factory=PassageCache)  # passages that recall read last
     # text found for a question, by what it is for: later requests of the turn carry the same
-    request_texts: LruCache[str, tuple[str, str]] = field(default_factory=lambda: LruCache(REMEMBERED_QUESTIONS))
+    request_texts: LruCache[str, RequestText] = field(default_factory=lambda: LruCache(REMEMBERED_QUESTIONS))
     # by the turn of the failed attempt
     pending_rollbacks: dict[str, PendingRollback] = field(default_factory=dict[str, PendingRollback])
     rules_cache: tuple[tuple[object, ...], Policy] | None = None  # what the rules were made from, and the rules

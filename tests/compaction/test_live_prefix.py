@@ -119,7 +119,7 @@ def test_the_provider_cache_serves_all_but_the_end() -> None:
     with (
         ModelServer(context_window=WINDOW) as server,
         OpenAIChatBackend(provider="generic", model="lookup", base_url=server.base_url) as backend,
-        backend_context(backend) as ctx,
+        backend_context(backend, recall_ratio=0) as ctx,
     ):
         events = watched(Driven(ctx, None))
         for number in range(30):
@@ -164,7 +164,7 @@ def test_another_answer_leads_to_a_transcript(make: Make, answer: Any, problem: 
 
 def test_a_model_that_writes_no_summary_so_is_not_asked_so_for_ever(make: Make) -> None:
     backend = answering(lambda request: CALLS if request.live_prefix else SUMMARY)
-    ctx = make(backend, context_window=WINDOW)
+    ctx = make(backend, context_window=WINDOW, recall_ratio=0)
     events = watched(ctx)
     talked(ctx, 60)
     assert len(events) > 3

@@ -128,4 +128,4 @@ def test_the_evidence_is_in_the_window_of_each_face(face: Opened) -> None:
     except DataMissingError as missing:
         pytest.skip(str(missing))
     assert tuple(through(face, BUDGETS[:1])) == own
-    assert all(s.half_and_half / s.questions >= 0.96 for s in own)
+    assert all(s.half_and_half / s.questions >= 0.95 for s in own)

@@ -155,7 +155,9 @@ async def test_the_status_is_live_in_the_custom_stream(face: str, how: str) -> N
     with ModelServer(model="m", script=script, strict="deepseek", context_window=2_000) as server:
         model, agent, _ = agent_on(server)
         if face != "ContextMiddleware":
-            own: Any = with_context(model_on(server, "ChatDeepSeek"), store="memory://", context_window=2_000)
+            await closed(model)
+            model = model_on(server, "ChatDeepSeek")
+            own: Any = with_context(model, store="memory://", context_window=2_000)
             if face == "ChatCtx":
                 settings: Any = {"provider": "deepseek", "base_url": server.base_url, "api_key": "x"}
                 own = ChatCtx(model="m", store="memory://", context_window=2_000, **settings)

@@ -11,7 +11,7 @@ from typing import Any, cast
 from ctxfold.compaction.excerpts import Focus, excerpt_of
 from ctxfold.history.cuts import round_tokens
 from ctxfold.history.prompt_safety import strip_control_chars
-from ctxfold.history.records import OWN_REFERENCE
+from ctxfold.history.records import OWN_REFERENCE, with_own_reference
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Opaque, Part, ReasoningPart, ToolCallPart, ToolResultPart
 from ctxfold.policy import Policy
@@ -357,7 +357,8 @@ class _Arrivals:
         self._count = counter.count
         self._view = None if after is None else after.view
         self._used = 0 if after is None else after.view.tokens + after.overhead_tokens
-        self._round = 0 if after is None else round_tokens(after.view.turn)
+        self._round = 0 if after is None else round_tokens(after.view.turn or after.view.live)
+        self._next_number = 1 + next((e.number for e in self._stored() if e.number), 0)
         self._excerpts: int | None = None  # since the newest question, counted when that is needed first
 
     def pairs(self, messages: Sequence[Message]) -> list[tuple[Message, Message | None]]:
@@ -371,7 +372,8 @@ class _Arrivals:
             tokens = self._count(message)
             if message.role == "tool":
                 shown = self._shown(message, tokens, messages[:position])
-                tokens = tokens if shown is None else self._count(shown)
+                if shown is not None:
+                    tokens = self._count(with_own_reference(shown, self._next_number + position))
                 self._round += tokens
             self._used += tokens
             pairs.append((message, shown))

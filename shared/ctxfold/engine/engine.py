@@ -214,21 +214,12 @@ class Engine:
         """
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
-        checked: Sequence[Message] = [validated(m) for m in messages]
-        yield from self.count_long(checked)
-        record_ids = {m.id: f"m:{m.id}" for m in checked}
-        if known_ids:
-            checked, record_ids = yield from _matched(open_session, checked)
-        checked = self.without_orphans(open_session, checked, turn_id) if skip_orphans else checked
-        new_messages: Sequence[Message] = [m for m in {m.id: m for m in checked}.values() if m.id in record_ids]
-        if skip_orphans and len(new_messages) < len(
-            checked
-        ):  # a call may be known from a turn that ended without its result
-            new_messages = self.without_orphans(open_session, new_messages, turn_id)
+        checked, new_messages, record_ids = yield from self._unstored(
+            open_session, messages, turn_id, known_ids=known_ids, skip_orphans=skip_orphans
+        )
         turn = waiting_turn(open_session.open_turns(), new_messages) or turn_id
-        if known_ids and len(new_messages) < len(
-            checked
-        ):  # a retry continues the turn that an earlier attempt left open
+        if known_ids and len(new_messages) < len(checked):
+            # a retry continues the turn that an earlier attempt left open
             if expect is not None:
                 yield from refresh(open_session, self.ports)
             starts = open_turn_starts(open_session, checked, record_ids)
@@ -273,8 +264,32 @@ class Engine:
                 options=options,
             )
         if makes_room and open_turn is None and new_messages[-1].role in ("user", "tool"):
-            yield from self.fitter.make_room(open_session, open_session.stage(None, options.context_window))
+            stage = open_session.stage(None, options.context_window)
+            if not open_calls(stage.view.live):  # no request is made before all results of a round are there
+                yield from self.fitter.make_room(open_session, stage)
         return Added(tuple(new_messages), open_turn)
+
+    def _unstored(
+        self,
+        open_session: OpenSession,
+        messages: Sequence[Message],
+        turn_id: str | None,
+        *,
+        known_ids: bool,
+        skip_orphans: bool,
+    ) -> Flow[tuple[Sequence[Message], Sequence[Message], Mapping[str, str]]]:
+        """Returns the messages checked, those of them that are not stored yet, and the record ids of these."""
+        checked: Sequence[Message] = [validated(m) for m in messages]
+        yield from self.count_long(checked)
+        record_ids = {m.id: f"m:{m.id}" for m in checked}
+        if known_ids:
+            checked, record_ids = yield from _matched(open_session, checked)
+        checked = self.without_orphans(open_session, checked, turn_id) if skip_orphans else checked
+        new_messages: Sequence[Message] = [m for m in {m.id: m for m in checked}.values() if m.id in record_ids]
+        if skip_orphans and len(new_messages) < len(checked):
+            # a call may be known from a turn that ended without its result
+            new_messages = self.without_orphans(open_session, new_messages, turn_id)
+        return checked, new_messages, record_ids
 
     def without_orphans(
         self, open_session: OpenSession, messages: Sequence[Message], turn_id: str | None, *, asks: bool = False

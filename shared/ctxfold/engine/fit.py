@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ctxfold.compaction.built_in import BUILT_IN, BY_RATIO, WAITING_SUMMARIES, EarlyArguments, Tiered
 from ctxfold.compaction.commit import Outcome, Postponed
@@ -17,17 +18,18 @@ from ctxfold.compaction.tool_summaries import prepare_pairs
 from ctxfold.effects import Flow, Start, StoreQuery
 from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError
 from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
+from ctxfold.history.cuts import kept, legal_cuts
 from ctxfold.history.passage_cache import Chunk
-from ctxfold.history.view import View
+from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.memory.extraction import EXTRACTED, learn, remember_summary
 from ctxfold.messages import Message, is_final, user
 from ctxfold.policy import Policy, needs_goal, needs_tool_summaries
 from ctxfold.protocols import Ports, capabilities_of
 from ctxfold.retrieval.embeddings import near_chunks
-from ctxfold.retrieval.recall import chosen, render, search
+from ctxfold.retrieval.recall import Passage, chosen, render, search
 from ctxfold.sections.fill import Filled, Sources, fill
 from ctxfold.sections.section import Section
-from ctxfold.session_state import CompactionPause, OpenSession, Stage
+from ctxfold.session_state import CompactionPause, OpenSession, RequestText, Stage
 
 __all__ = ["FRAME_TOKENS", "Window", "WindowFitter", "newest_question"]
 
@@ -39,6 +41,10 @@ ARGUMENT_STEP = (
 )
 PROVIDER_RATIO = 0.95  # of the budget: up to here a provider that compacts by itself is left to do so
 FRAME_TOKENS = 8  # role and gaps of the message in which recalled passages and sections travel
+GIVES_WAY_TOKENS = 8_192  # budget up to which the tail gives way to recall: what follows the break is new to the cache
+FREE_PART = (
+    8  # of the budget: this part stays free then, so that the request begins alike in the turn's next tool rounds
+)
 RECALL_ROUNDS = 8  # of tools; passages stand at the end, so they are new to the cache in every later request
 
 
@@ -118,10 +124,11 @@ class WindowFitter:
             beside = extra + (0 if texts else FRAME_TOKENS)
             kept_free = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
             room = rules.budget_tokens - stage.view.tokens - beside
-            passages = yield from self.recall_passages(open_session, stage, asking, room - kept_free)
-            texts.append(passages)
+            shown = yield from self._recalled(open_session, stage, asking, room - kept_free)
+            stage = replace(stage, view=shown.view)
+            texts.append(shown.recalled)
             if optional:
-                room -= count(passages)
+                room = rules.budget_tokens - stage.view.tokens - beside - count(shown.recalled)
                 texts.append((yield from self._section_text(open_session, stage, optional, asking, room)))
         return Window(stage.view, "\n\n".join(t for t in texts if t))
 
@@ -157,34 +164,83 @@ class WindowFitter:
             raise _overflow(stage.view, extra, stage.rules, reason)
         return stage
 
+    def _recalled(self, open_session: OpenSession, stage: Stage, question: Message, room_tokens: int) -> Flow[Window]:
+        """Returns the view with passages for the question, in whose place older messages of a short tail may give way.
+
+        In a small window the tail may leave less than half of recall's share. Where the archive then matches the question about as
+        well as the older messages of the tail, these compete with it for the room of both, in this request only: nothing is
+        compacted, and they are back in the next window.
+        """
+        rules, view = stage.rules, stage.view
+        older: Sequence[Entry] = ()
+        if room_tokens < rules.recall_share_tokens // 2 and rules.budget_tokens <= GIVES_WAY_TOKENS:
+            older = _older_tail(view, rules, tuple(open_session.state.pins))
+        freed_tokens = sum(e.tokens for e in older)
+        share = min(rules.recall_share_tokens, room_tokens + freed_tokens)
+        if not self._may_recall(open_session, stage, question) or share <= 0:
+            return Window(view)
+        known = _remembered(open_session, question.id, question)
+        if known is not None and known.hidden:
+            freed = sum(e.tokens for e in view.live if e.seq in known.hidden)
+            if self.ports.counter.count_text(known.text) <= min(rules.recall_share_tokens, room_tokens + freed):
+                return Window(_without(view, known.hidden), known.text)
+        if older and (known is None or known.hidden):
+            passages = yield from self._found(open_session, stage, question, share, older)
+            if passages:
+                room = room_tokens + freed_tokens - self.ports.counter.count_text(render(passages))
+                room -= rules.budget_tokens // FREE_PART
+                back = frozenset(_fitting(older, room))
+                hidden = frozenset(e.seq for e in older if e.seq not in back)
+                numbers = {e.number for e in older if e.seq in back and not e.shown_seq}
+                text = render(p for p in passages if p.number not in numbers)
+                open_session.request_texts.put(question.id, RequestText(question.text, text, hidden))
+                return Window(_without(view, hidden), text)
+        return Window(view, (yield from self.recall_passages(open_session, stage, question, room_tokens)))
+
+    def _may_recall(self, open_session: OpenSession, stage: Stage, question: Message) -> bool:
+        """Tells whether there is something to recall, and whether the turn has not outlived its passages.
+
+        They end once eight rounds of tools have followed the question: what a long run needs then, it has said or can look up.
+        """
+        state = open_session.state
+        return bool(state.compactions or state.excerpts) and _rounds_after(question, stage.view) < RECALL_ROUNDS
+
     def recall_passages(
         self, open_session: OpenSession, stage: Stage, question: Message, room_tokens: int
     ) -> Flow[str]:
         """Returns passages of compacted messages for the question, within the policy's share and the room left.
 
-        The passages stay the same all turn long, and end once eight rounds of tools have followed the question: what a long run
-        needs then, it has said or can look up.
+        They stay the same all turn long, unless less room is left for them.
         """
-        rules, state = stage.rules, open_session.state
-        share = min(rules.recall_share_tokens, room_tokens)
-        if share <= 0 or not (state.compactions or state.excerpts):
-            return ""
-        if _rounds_after(question, stage.view) >= RECALL_ROUNDS:
+        share = min(stage.rules.recall_share_tokens, room_tokens)
+        if share <= 0 or not self._may_recall(open_session, stage, question):
             return ""
         known = _remembered(open_session, question.id, question)
-        if known is not None and self.ports.counter.count_text(known) <= share:
-            return known
-        text = yield from self._found(open_session, stage, question, share)
-        open_session.request_texts.put(question.id, (question.text, text))
+        if known is not None and not known.hidden and self.ports.counter.count_text(known.text) <= share:
+            return known.text
+        text = render((yield from self._found(open_session, stage, question, share)))
+        open_session.request_texts.put(question.id, RequestText(question.text, text))
         return text
 
-    def _found(self, open_session: OpenSession, stage: Stage, question: Message, share_tokens: int) -> Flow[str]:
+    def _found(
+        self,
+        open_session: OpenSession,
+        stage: Stage,
+        question: Message,
+        share_tokens: int,
+        older: Sequence[Entry] = (),
+    ) -> Flow[tuple[Passage, ...]]:
+        """Returns the passages that bear on the question; with `older`, of those messages of the tail too.
+
+        Nothing where these are given and the tail matches the question better than what was compacted.
+        """
         view = stage.view
         visible = frozenset(e.seq for e in view if not e.shown_seq) | open_session.state.taken_out.keys()
-        likeness = yield from _near(open_session, question.text, self.ports, visible)
+        unseen = visible - {e.seq for e in older}
+        likeness = yield from _near(open_session, question.text, self.ports, unseen, older)
         now_s, counter = self.ports.clock.now_s(), self.ports.counter
 
-        def read() -> Flow[str]:
+        def read() -> Flow[tuple[Passage, ...]]:
             found = yield from search(
                 open_session.key,
                 question.text,
@@ -192,8 +248,9 @@ class WindowFitter:
                 visible=visible,
                 likeness=likeness,
                 readings=open_session.passage_cache,
+                older=older,
             )
-            return render((yield from chosen(found, share_tokens, counter, now_s=now_s)))
+            return (yield from chosen(found, share_tokens, counter, now_s=now_s))
 
         return (yield from StoreQuery(read()))
 
@@ -209,15 +266,15 @@ class WindowFitter:
         key = f"{question.id} {'required' if sections[0].required else 'sections'}"
         known = _remembered(open_session, key, question)
         unbounded = any(s.whole for s in sections)
-        if known is not None and (unbounded or self.ports.counter.count_text(known) <= room_tokens):
-            return known
+        if known is not None and (unbounded or self.ports.counter.count_text(known.text) <= room_tokens):
+            return known.text
         filled = yield from self.fill(
             open_session, stage, sections, question, room_tokens=room_tokens, required_tokens=room_tokens
         )
         for each in filled:
             self.events.emit(each.event(open_session.key.session))
         text = "\n\n".join(f.text for f in filled)
-        open_session.request_texts.put(key, (question.text, text))
+        open_session.request_texts.put(key, RequestText(question.text, text))
         return text
 
     def fill(
@@ -437,6 +494,39 @@ class WindowFitter:
             self.events.emit(event)
 
 
+def _older_tail(view: View, rules: Policy, pins: Sequence[str]) -> tuple[Entry, ...]:
+    """Returns the messages that may give way to recall: all but the newest half of the share `tail_ratio`, and the newest turn.
+
+    They are cut where a user message begins, without what has to stay. A turn of more than half the budget may give way too.
+    """
+    entries, _ = view.parted()
+    cuts = legal_cuts(entries)
+    starts = [at for at in sorted(cuts) if at < len(entries) and entries[at].message.role == "user"]
+    tokens = list(accumulate((e.tokens for e in reversed(entries)), initial=0))[::-1]  # from each place to the end
+    share, half = rules.tail_ratio * rules.budget_tokens / 2, rules.budget_tokens // 2
+    first = next((at for at in starts if tokens[at] <= share), len(entries))
+    if starts and tokens[starts[-1]] <= half:
+        first = min(first, starts[-1])
+    stay = kept(entries, pins=pins, question=False)
+    return tuple(e for e in entries[:first] if e.id not in stay)
+
+
+def _fitting(entries: Sequence[Entry], room_tokens: int) -> Iterator[int]:
+    """Returns the newest of the entries that fit, by seq."""
+    for entry in reversed(entries):
+        room_tokens -= entry.tokens
+        if room_tokens < 0:
+            return
+        yield entry.seq
+
+
+def _without(view: View, seqs: Collection[int]) -> View:
+    """Returns the view without these live messages."""
+    left = [e for e in view.live if e.seq not in seqs]
+    gone = sum(e.tokens for e in view.live) - sum(e.tokens for e in left)
+    return replace(view, live=Prefix(left), tokens=view.tokens - gone)
+
+
 def newest_question(view: View) -> Message | None:
     """Returns the newest user message that has no final answer yet; None when the view ends with a reply."""
     last = view.last()
@@ -466,16 +556,18 @@ def _question_id(open_session: OpenSession) -> str:
     return f"asked:{open_session.state.compactions}.{open_session.state.turns}"
 
 
-def _remembered(open_session: OpenSession, key: str, question: Message) -> str | None:
+def _remembered(open_session: OpenSession, key: str, question: Message) -> RequestText | None:
     """Returns the text found earlier for the question under that key; None when nothing was searched yet."""
     known = open_session.request_texts.get(key)
-    return known[1] if known is not None and known[0] == question.text else None
+    return known if known is not None and known.question == question.text else None
 
 
-def _near(open_session: OpenSession, query: str, ports: Ports, visible: frozenset[int]) -> Flow[Mapping[Chunk, float]]:
+def _near(
+    open_session: OpenSession, query: str, ports: Ports, visible: frozenset[int], older: Sequence[Entry]
+) -> Flow[Mapping[Chunk, float]]:
     """Returns passages near in meaning; none when the embedder fails, and recall goes by words alone."""
     try:
-        return (yield from near_chunks(open_session, query, ports, visible=visible))
+        return (yield from near_chunks(open_session, query, ports, visible=visible, older=older))
     except Exception as error:  # noqa: BLE001 - somebody else's embedder: reported, and the turn goes on
         _log.warning("recall goes by words alone, the embedder failed: %r", error)
         return {}

@@ -80,6 +80,9 @@ class Vectors:
     upto: int = 0
     _chunks: LruCache[Chunk, array[float]] = field(default_factory=lambda: LruCache(MOST_CHUNKS))
 
+    def __contains__(self, chunk: Chunk) -> bool:
+        return self._chunks.get(chunk) is not None
+
     def add(self, chunk: Chunk, vector: Sequence[float]) -> None:
         length = math.sqrt(sum(x * x for x in vector)) or 1.0
         self._chunks.put(chunk, array("f", (x / length for x in vector)))

@@ -48,6 +48,7 @@ __all__ = [
     "encode_body",
     "fingerprint",
     "shown_in",
+    "with_own_reference",
 ]
 
 TurnStatus: TypeAlias = Literal["completed", "aborted", "discarded"]
@@ -337,15 +338,18 @@ class Record:
 
 def shown_in(record: Record, body: MessageAdded) -> Message:
     """Returns what the model sees of an added message."""
-    if body.shown is None:
-        return body.message
+    return body.message if body.shown is None else with_own_reference(body.shown, record.number)
+
+
+def with_own_reference(shown: Message, number: int) -> Message:
+    """Returns the excerpt of a message with the message's number in place of `OWN_REFERENCE`."""
     parts = tuple(
-        replace(part, content=part.content.replace(OWN_REFERENCE, f"#{record.number}"))
+        replace(part, content=part.content.replace(OWN_REFERENCE, f"#{number}"))
         if isinstance(part, ToolResultPart)
         else part
-        for part in body.shown.parts
+        for part in shown.parts
     )
-    return replace(body.shown, parts=parts)
+    return replace(shown, parts=parts)
 
 
 @cache

@@ -8,6 +8,7 @@ recalled.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from ctxfold.history.passage_cache import Chunk, PassageCache, Reading
 from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.records import Body, Cleared, MessageRemoved, SessionKey
 from ctxfold.history.terms import term_counts
-from ctxfold.history.view import View
+from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message
 from ctxfold.protocols import Document, Store, TokenCounter
 from ctxfold.retrieval.bm25 import ranked
@@ -45,6 +46,9 @@ HEADS = 48  # best messages whose neighbours are looked up
 REACH = 8  # records on either side in which the neighbours of a message are looked for
 NEXT_TO = (0.6, 0.4, 0.2)  # weights of the messages one, two and three steps away
 BY_MEANING = 0.5  # weight of the likeness of meaning, where there is an embedder; the rest goes by words
+REACHES_BACK = (
+    0.7  # of the best score among older messages of the tail: from here on a question is about the archive too
+)
 RECENCY = 0.2  # of the best score: what the newest archived message gains, and older ones less
 FLOOR = 0.1  # of the best score; weaker messages are noise
 NEIGHBOURS = 3  # sentences on either side that add to the score of one
@@ -138,20 +142,30 @@ def search(
     visible: Collection[int],
     likeness: Mapping[Chunk, float] | None = None,
     readings: PassageCache | None = None,
+    older: Sequence[Entry] = (),
 ) -> Flow[Found]:
     """Finds the archived messages that bear on `query`, as many as may fit, without the records in `visible`.
 
-    `likeness` are chunks found by meaning; `readings` caches messages of the session.
+    `likeness` are chunks found by meaning; `readings` caches messages of the session. With `older`, messages of the tail that
+    are searched too, nothing is found where one of them matches the query better than the archive.
     """
     query_terms, likeness = term_counts(query), likeness or {}
     if budget_tokens <= 0 or not (query_terms or likeness):
         return Found({}, {}, {}, {})
     readings = readings or PassageCache()
-    ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits)
+    tail = [document(e.seq, e.message) for e in older if not e.shown_seq and e.message.kind == "message"]
+    in_tail = {d.seq for d in tail}
+    ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=tail)
+    if tail:
+        best_in_tail = max((score for seq, score in ranking if seq in in_tail), default=0.0)
+        best_in_archive = max((score for seq, score in ranking if seq not in in_tail), default=0.0)
+        if best_in_archive < REACHES_BACK * best_in_tail:
+            return Found({}, {}, weights, {})
+        visible = frozenset(visible) - in_tail
     own = _mixed([(seq, score) for seq, score in ranking if seq not in visible], likeness)
     if not own:
         return Found({}, {}, weights, {})
-    scores = yield from _with_neighbours(key, own, budget_tokens, visible)
+    scores = yield from _with_neighbours(key, own, budget_tokens, visible, tail)
     known = readings.known(scores)
     if len(known) < len(scores):
         records = yield from StoreCall(Store.fetch, key, tuple(sorted(scores.keys() - known.keys())))
@@ -175,13 +189,17 @@ def _mixed(ranking: Sequence[tuple[int, float]], likeness: Mapping[Chunk, float]
 
 
 def _with_neighbours(
-    key: SessionKey, own: Mapping[int, float], budget_tokens: int, visible: Collection[int]
+    key: SessionKey,
+    own: Mapping[int, float],
+    budget_tokens: int,
+    visible: Collection[int],
+    tail: Sequence[Document] = (),
 ) -> Flow[dict[int, float]]:
     """Returns the scores with what neighbours and recency add, the best first: as many messages as the budget may hold."""
     heads = list(own)[:HEADS]
     around = {seq + step for seq in heads for step in range(-REACH, REACH + 1) if seq + step > 0}
     index = yield from StoreCall(Store.postings, key, [""], among=sorted(around))
-    lengths = {seq: length for seq, _, length in index.by_term[""]}
+    lengths = {seq: length for seq, _, length in index.by_term[""]} | {d.seq: d.length for d in tail}
     order = sorted(lengths)
     scores = dict(own)
     for place, seq in enumerate(order):
@@ -237,20 +255,25 @@ def _chosen(found: Found, budget_tokens: int, count: Callable[[str], int], now_s
     left = budget_tokens - _cost(HEADING, count) - 8
     picks: dict[int, set[int]] = {}
     texts: set[str] = set()
-    for _, seq, places in _candidates(found, budget_tokens):
-        if left < LEAST_LINE:
-            break
+    candidates = deque(_candidates(found, budget_tokens))
+    while candidates and left >= LEAST_LINE:
+        score, seq, places = candidates.popleft()
         each, known = found.readings[seq], picks.get(seq, set())
         new = [at for at in places if at not in known]
         whole = not places or len(new) == len(each.sentences)
         text = each.text.strip() if whole else "\n".join(each.sentences[at][0] for at in new)
-        if not text or text in texts or len(text) > CHARS_PER_TOKEN * left:
+        if not text or text in texts:
             continue
+        cost = left + 1
         day = _day(each.at_s) if today and not known else today
-        cost = count(text) + 2 if known else _line_cost(each, text, count) + (0 if day in days else DATE_TOKENS)
-        if not whole and not known:
-            cost += count(_stamp(each)) + 2 * GAP_TOKENS
+        if len(text) <= CHARS_PER_TOKEN * left:
+            cost = count(text) + 2 if known else _line_cost(each, text, count) + (0 if day in days else DATE_TOKENS)
+            if not whole and not known:
+                cost += count(_stamp(each)) + 2 * GAP_TOKENS
         if cost > left:
+            if not places and len(each.sentences) > 1:  # the sentence of it that matches best may fit
+                values = sentence_scores(each, found.weights)
+                candidates.appendleft((score, seq, (values.index(max(values)),)))
             continue
         left -= cost
         days.add(day)

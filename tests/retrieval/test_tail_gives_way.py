@@ -1,0 +1,123 @@
+"""In a small window, older messages of the tail give way to recall, in one request and where the question is about the archive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ctxfold import Request, ToolCallPart, assistant, tool_result, user
+from tests.support.driven import Driven, scripted
+
+Make = Callable[..., Driven]
+
+TOPICS = ("harbour", "orchard", "library", "station", "bakery", "museum", "garden", "theatre", "market", "bridge")
+FILLER = "and then we talked for a while about one thing and another, as people do on a long afternoon " * 4
+
+
+def said(number: int) -> list[Any]:
+    topic = TOPICS[number % len(TOPICS)]
+    text = f"The {topic} of visit {number} opens at {number + 6} with ticket code {topic[:3].upper()}{number}. {FILLER}"
+    return [user(text, id=f"u{number}"), assistant(f"Noted for visit {number}.", id=f"a{number}")]
+
+
+def talked(make: Make, backend: Any = None, visits: int = 20, fill: float = 0.75, **settings: Any) -> Driven:
+    """A conversation whose view leaves less than half of recall's share."""
+    given = {
+        "context_window": 2_000,
+        "soft_ratio": 0.9,
+        "summarizer": scripted(*["They plan visits."] * 99),
+        **settings,
+    }
+    ctx = make(backend, **given)
+    number = 0
+    while number < visits or ctx.view().tokens < fill * ctx.gauge().budget_tokens:
+        ctx.add(said(number))
+        number += 1
+    return ctx
+
+
+def old_question(ctx: Driven) -> str:
+    live = {m.id for m in ctx.view().messages}
+    archived = next(n for n in range(len(TOPICS)) if f"u{n}" not in live)
+    return f"With which ticket code does the {TOPICS[archived]} of visit {archived} open?"
+
+
+def shown_ids(request: Any) -> list[str]:
+    return [m.id for m in request.messages]
+
+
+def test_older_messages_give_way_in_one_request_only(make: Make) -> None:
+    ctx = talked(make)
+    before, question = ctx.view(), old_question(ctx)
+    window = ctx.window(recall=True, question=question)
+    live, shown = [m.id for m in before.messages], shown_ids(window)
+    hidden = [i for i in live if i not in shown]
+    assert hidden
+    assert [i for i in live if i in shown] == shown, "in order"
+    assert live[-2:] == shown[-2:], "the newest turn stays"
+    assert window.view.tokens < before.tokens
+    assert question.split()[6][:3].upper() in window.recalled, "the code that was asked for"
+    assert (ctx.view().epoch, shown_ids(ctx.view())) == (before.epoch, live), "nothing is compacted"
+    assert shown_ids(ctx.window()) == live, "and they are back"
+
+
+def test_without_recall_nothing_gives_way(make: Make) -> None:
+    ctx = talked(make, recall_ratio=0)
+    window = ctx.window(recall=True, question=old_question(ctx))
+    assert shown_ids(window) == [m.id for m in ctx.view().messages]
+    assert window.recalled == ""
+
+
+def test_a_question_about_the_tail_keeps_it(make: Make) -> None:
+    ctx = talked(make)
+    live = [m for m in ctx.view().messages if m.id.startswith("u")]
+    oldest = live[0]
+    number = int(oldest.id[1:])
+    window = ctx.window(
+        recall=True, question=f"Which code has visit {number}, {TOPICS[number % 10][:3].upper()}{number}?"
+    )
+    assert shown_ids(window) == [m.id for m in ctx.view().messages]
+
+
+def test_a_large_window_keeps_its_tail(make: Make) -> None:
+    """What follows a break of the prefix is new to the cache; in a large window that is too much."""
+    ctx = talked(make, visits=160, fill=0.87, context_window=16_000)
+    window = ctx.window(recall=True, question=old_question(ctx))
+    assert shown_ids(window) == [m.id for m in ctx.view().messages]
+    assert window.recalled
+
+
+def test_pinned_messages_stay(make: Make) -> None:
+    ctx = talked(make)
+    first = next(m.id for m in ctx.view().messages if m.id.startswith("u"))
+    ctx.pin(first)
+    window = ctx.window(recall=True, question=old_question(ctx))
+    shown = shown_ids(window)
+    assert first in shown
+    assert len(shown) < len(ctx.view().messages)
+
+
+def test_no_message_is_shown_twice(make: Make) -> None:
+    ctx = talked(make)
+    window = ctx.window(recall=True, question=old_question(ctx))
+    text = "\n".join([*(m.text for m in window.messages if m.kind == "message"), window.recalled])
+    for number in range(len(ctx.messages()) // 2):
+        assert text.count(f"of visit {number} opens") <= 1
+
+
+def test_the_request_begins_alike_all_turn_long(make: Make) -> None:
+    """What is not hidden leaves room for the results of tools."""
+    rounds = 2
+    asking = [assistant("", id=f"t{n}", calls=[ToolCallPart(f"c{n}", "look", "{}")]) for n in range(rounds)]
+    backend = scripted(*asking, "It opens early.")
+    ctx = talked(make, backend)
+    question = old_question(ctx)
+    before = [m.id for m in ctx.view().messages]
+    ctx.send(user(question, id="q"))
+    for n in range(rounds):
+        ctx.send(tool_result(f"c{n}", "nothing here " * 30, id=f"r{n}"))
+    requests: list[Request] = backend.requests
+    kept = [[m.id for m in r.messages if m.id in before] for r in requests]
+    assert len(kept[0]) < len(before)
+    assert all(each == kept[0] for each in kept)
+    assert {m.text for r in requests for m in r.messages if m.kind == "section"} == {requests[0].messages[-1].text}
