@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from ctxfold import AgentContext, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold import AgentContext, NotEnoughHistoryError, ScriptedBackend, ToolCallPart, assistant, tool_result, user
 from tests.benchmarks.sheets import Cell, Sheet
 
 __all__ = ["UNITS", "body", "pass_through", "run"]
@@ -83,7 +84,7 @@ def body(name: str, chars: int) -> str:
 def pass_through(text: str, role: Literal["user", "tool"], *, context_window: int = 8_000) -> tuple[str, ...]:
     """Store the text, compact the conversation, search it and build the next request; returns the texts of that request."""
     summarizer = ScriptedBackend([SUMMARY] * 4_000, context_window=200_000)
-    with AgentContext(context_window=context_window, summarizer=summarizer, min_free_ratio=0.01) as ctx:
+    with AgentContext(context_window=context_window, summarizer=summarizer, min_free_ratio=0.01, probe=True) as ctx:
         ctx.add(user("Please look at the error in a.py.", id="u0"))
         if role == "tool":
             call = assistant("", id="a1", calls=[ToolCallPart("c1", "look", "{}")])
@@ -94,6 +95,9 @@ def pass_through(text: str, role: Literal["user", "tool"], *, context_window: in
             ctx.add(
                 [user(f"Question {n} on error a id-1.", id=f"u{n + 10}"), assistant("word " * 300, id=f"a{n + 10}")]
             )
+        with contextlib.suppress(NotEnoughHistoryError):  # the scripted summary answers none of the probe's questions
+            ctx.compact()
+        ctx.set_policy(probe=False)
         ctx.compact()
         ctx.search("error name a 1")
         ctx.add(user("What about error a, name and id?", id="newest"))
