@@ -187,7 +187,10 @@ class CtxMemory(BaseMemory, Closing):
         self._check_room(initial_token_count)
         with self._asking(kwargs):
             window = self.context.window(
-                recall=self._looks, question=question(input), overhead_tokens=initial_token_count
+                recall=self._looks,
+                question=question(input),
+                overhead_tokens=initial_token_count,
+                whole_tail=True,  # the list may come back through `set`
             )
         self._feed()
         self._live.beside_text = window.recalled
@@ -200,7 +203,10 @@ class CtxMemory(BaseMemory, Closing):
         self._check_room(initial_token_count)
         with self._asking(kwargs, on_loop=True):
             window = await self.context.awindow(
-                recall=self._looks, question=question(input), overhead_tokens=initial_token_count
+                recall=self._looks,
+                question=question(input),
+                overhead_tokens=initial_token_count,
+                whole_tail=True,  # the list may come back through `set`
             )
         await self._afeed()
         self._live.beside_text = window.recalled

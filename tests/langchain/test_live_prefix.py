@@ -202,7 +202,7 @@ async def test_cached_tokens_of_summaries_are_told() -> None:
         from langchain_ctx import with_context
 
         plain = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
-        with with_context(plain, context_window=2_000, session_id="t") as model:
+        with with_context(plain, context_window=2_000, session_id="t", recall_ratio=0) as model:
             for number in range(30):
                 await model.ainvoke(said(number))
             usage = model.context("t").usage()

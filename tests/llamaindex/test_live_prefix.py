@@ -43,7 +43,7 @@ async def test_the_summary_repeats_the_call_that_needed_it(way: str) -> None:
     tools = [FunctionTool.from_defaults(look)]
     with ModelServer(model="m", script=play) as server:
         plain = llm_at(server)
-        llm = with_context(plain, session_id="t")
+        llm = with_context(plain, session_id="t", recall_ratio=0)
         for number in range(30):
             prepared = llm._prepare_chat_with_tools(tools, user_msg=said(number))
             messages = prepared.pop("messages")

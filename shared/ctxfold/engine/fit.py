@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from ctxfold.compaction.built_in import BUILT_IN, BY_RATIO, WAITING_SUMMARIES, EarlyArguments, Tiered
 from ctxfold.compaction.commit import Outcome, Postponed
@@ -81,12 +81,13 @@ class WindowFitter:
         recall: bool = True,
         question: str | None = None,
         sections: Sequence[Section] | None = None,
+        whole_tail: bool = False,
     ) -> Flow[Window]:
         """Returns what the next request may hold. Raises ContextOverflowError when it cannot, or may not, be made to fit.
 
         `question` is a user message that is not stored yet: it is counted, recall searches for it, and all sections (or those
         given) travel with the request, as none was stored with it. Without `recall` nothing is searched. Required sections are
-        filled first, and the view is made to fit beside them.
+        filled first, and the view is made to fit beside them. With `whole_tail`, no live message gives way to recall.
         """
         count, rules = self.ports.counter.count_text, stage.rules
         overhead = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
@@ -124,7 +125,8 @@ class WindowFitter:
             beside = extra + (0 if texts else FRAME_TOKENS)
             kept_free = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
             room = rules.budget_tokens - stage.view.tokens - beside
-            shown = yield from self._recalled(open_session, stage, asking, room - kept_free)
+            older = () if whole_tail else _older_tail(open_session, stage, room - kept_free)
+            shown = yield from self._recalled(open_session, stage, asking, room - kept_free, older)
             stage = replace(stage, view=shown.view)
             texts.append(shown.recalled)
             if optional:
@@ -164,34 +166,34 @@ class WindowFitter:
             raise _overflow(stage.view, extra, stage.rules, reason)
         return stage
 
-    def _recalled(self, open_session: OpenSession, stage: Stage, question: Message, room_tokens: int) -> Flow[Window]:
-        """Returns the view with passages for the question, in whose place older messages of a short tail may give way.
+    def _recalled(
+        self,
+        open_session: OpenSession,
+        stage: Stage,
+        question: Message,
+        room_tokens: int,
+        older: Sequence[Sequence[Entry]],
+    ) -> Flow[Window]:
+        """Returns the view with passages for the question, in whose place `older` turns of the tail may give way.
 
-        In a small window the tail may leave less than half of recall's share. Where the archive then matches the question about as
-        well as the older messages of the tail, these compete with it for the room of both, in this request only: nothing is
-        compacted, and they are back in the next window.
+        They do where the archive matches the question about as well as they do, in this request only: nothing is compacted, and
+        they are back in the next window. The newest of them that find room beside the passages stay.
         """
-        rules, view = stage.rules, stage.view
-        older: Sequence[Entry] = ()
-        if room_tokens < rules.recall_share_tokens // 2 and rules.budget_tokens <= GIVES_WAY_TOKENS:
-            older = _older_tail(view, rules, tuple(open_session.state.pins))
-        freed_tokens = sum(e.tokens for e in older)
-        share = min(rules.recall_share_tokens, room_tokens + freed_tokens)
-        if not self._may_recall(open_session, stage, question) or share <= 0:
-            return Window(view)
+        rules, view, count = stage.rules, stage.view, self.ports.counter.count_text
         known = _remembered(open_session, question.id, question)
-        if known is not None and known.hidden:
+        if known is not None and known.hidden and self._may_recall(open_session, stage, question):
             freed = sum(e.tokens for e in view.live if e.seq in known.hidden)
-            if self.ports.counter.count_text(known.text) <= min(rules.recall_share_tokens, room_tokens + freed):
+            if count(known.text) <= min(rules.recall_share_tokens, room_tokens + freed):
                 return Window(_without(view, known.hidden), known.text)
-        if older and (known is None or known.hidden):
-            passages = yield from self._found(open_session, stage, question, share, older)
+        if older and (known is None or known.hidden) and self._may_recall(open_session, stage, question):
+            room = room_tokens + sum(e.tokens for turn in older for e in turn)
+            share = min(rules.recall_share_tokens, room)
+            passages = yield from self._found(open_session, stage, question, share, [e for turn in older for e in turn])
             if passages:
-                room = room_tokens + freed_tokens - self.ports.counter.count_text(render(passages))
-                room -= rules.budget_tokens // FREE_PART
-                back = frozenset(_fitting(older, room))
-                hidden = frozenset(e.seq for e in older if e.seq not in back)
-                numbers = {e.number for e in older if e.seq in back and not e.shown_seq}
+                room -= count(render(passages)) + rules.budget_tokens // FREE_PART
+                staying = [e for turn in _fitting(older, room) for e in turn]
+                hidden = frozenset(e.seq for turn in older for e in turn) - {e.seq for e in staying}
+                numbers = {e.number for e in staying if not e.shown_seq}
                 text = render(p for p in passages if p.number not in numbers)
                 open_session.request_texts.put(question.id, RequestText(question.text, text, hidden))
                 return Window(_without(view, hidden), text)
@@ -494,30 +496,35 @@ class WindowFitter:
             self.events.emit(event)
 
 
-def _older_tail(view: View, rules: Policy, pins: Sequence[str]) -> tuple[Entry, ...]:
-    """Returns the messages that may give way to recall: all but the newest half of the share `tail_ratio`, and the newest turn.
+def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> list[Sequence[Entry]]:
+    """Returns the turns that may give way to recall: all but the newest one, and the newest half of the share `tail_ratio`.
 
-    They are cut where a user message begins, without what has to stay. A turn of more than half the budget may give way too.
+    None unless the window is small and leaves less than half of recall's share. A turn with a message that has to
+    stay is left whole. A newest turn of more than half the budget may give way too.
     """
+    view, rules = stage.view, stage.rules
+    if room_tokens >= rules.recall_share_tokens // 2 or rules.budget_tokens > GIVES_WAY_TOKENS:
+        return []
     entries, _ = view.parted()
     cuts = legal_cuts(entries)
     starts = [at for at in sorted(cuts) if at < len(entries) and entries[at].message.role == "user"]
     tokens = list(accumulate((e.tokens for e in reversed(entries)), initial=0))[::-1]  # from each place to the end
     share, half = rules.tail_ratio * rules.budget_tokens / 2, rules.budget_tokens // 2
-    first = next((at for at in starts if tokens[at] <= share), len(entries))
+    end = next((at for at in starts if tokens[at] <= share), len(entries))
     if starts and tokens[starts[-1]] <= half:
-        first = min(first, starts[-1])
-    stay = kept(entries, pins=pins, question=False)
-    return tuple(e for e in entries[:first] if e.id not in stay)
+        end = min(end, starts[-1])
+    stay = kept(entries, pins=tuple(open_session.state.pins), question=False)
+    turns = [entries[a:b] for a, b in pairwise([0, *(at for at in starts if 0 < at < end), end])]
+    return [turn for turn in turns if turn and not any(e.id in stay for e in turn)]
 
 
-def _fitting(entries: Sequence[Entry], room_tokens: int) -> Iterator[int]:
-    """Returns the newest of the entries that fit, by seq."""
-    for entry in reversed(entries):
-        room_tokens -= entry.tokens
+def _fitting(turns: Sequence[Sequence[Entry]], room_tokens: int) -> Iterator[Sequence[Entry]]:
+    """Returns the newest of the turns that fit."""
+    for turn in reversed(turns):
+        room_tokens -= sum(e.tokens for e in turn)
         if room_tokens < 0:
             return
-        yield entry.seq
+        yield turn
 
 
 def _without(view: View, seqs: Collection[int]) -> View:

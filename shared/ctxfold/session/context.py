@@ -292,16 +292,19 @@ class AgentContext(SessionFiles):
     # looking
 
     @sync_method
-    def window(self, *, recall: bool = False, question: str | None = None, overhead_tokens: int = 0) -> Flow[Window]:
+    def window(
+        self, *, recall: bool = False, question: str | None = None, overhead_tokens: int = 0, whole_tail: bool = False
+    ) -> Flow[Window]:
         """Returns the window that the model would receive next; with `recall`, with passages for the newest user message.
 
-        `question` is a user message that is not stored yet; `overhead_tokens` is what else the request will hold.
+        `question` is a user message that is not stored yet; `overhead_tokens` is what else the request will hold. With
+        `whole_tail`, no live message gives way to the passages: for a list that may be handed back.
         """
-        return self._window(recall, question, overhead_tokens)
+        return self._window(recall, question, overhead_tokens, whole_tail)
 
     awindow = async_method(window)
 
-    def _window(self, recall: bool, question: str | None, overhead: int) -> Flow[Window]:
+    def _window(self, recall: bool, question: str | None, overhead: int, whole_tail: bool) -> Flow[Window]:
         open_session = yield from self._open_session()
         return (
             yield from self._engine.fitter.window(
@@ -310,6 +313,7 @@ class AgentContext(SessionFiles):
                 recall=recall,
                 question=question,
                 overhead_tokens=overhead,
+                whole_tail=whole_tail,
             )
         )
 
