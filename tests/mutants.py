@@ -123,6 +123,45 @@ MUTANTS: tuple[Mutant, ...] = (
             "return True",
             "compaction/test_arguments.py::test_bound_reasoning_keeps_its_prefix_within_a_turn",
         ),
+        (
+            "the_tail_of_a_large_window_gives_way",
+            " or rules.budget_tokens > GIVES_WAY_TOKENS:",
+            ":",
+            "retrieval/test_tail_gives_way.py::test_a_large_window_keeps_its_tail",
+        ),
+        (
+            "pinned_turns_give_way",
+            "return [turn for turn in turns if turn and not any(e.id in stay for e in turn)]",
+            "return [turn for turn in turns if turn]",
+            "retrieval/test_tail_gives_way.py::test_pinned_messages_stay",
+        ),
+        (
+            "a_message_is_shown_and_recalled",
+            "text = render(p for p in passages if p.number not in numbers)",
+            "text = render(passages)",
+            "retrieval/test_tail_gives_way.py::test_no_message_is_shown_twice",
+        ),
+        (
+            "what_gave_way_changes_within_a_turn",
+            "        if known is not None and known.hidden and self._may_recall(open_session, stage, question):\n",
+            "        if False and known:\n",
+            "retrieval/test_tail_gives_way.py::test_the_request_begins_alike_all_turn_long",
+        ),
+        (
+            "nothing_stays_free_for_tool_rounds",
+            "room -= count(render(passages)) + rules.budget_tokens // FREE_PART",
+            "room -= count(render(passages))",
+            "retrieval/test_tail_gives_way.py::test_the_request_begins_alike_all_turn_long",
+        ),
+    ),
+    *_of(
+        "retrieval/recall.py",
+        (
+            "the_tail_gives_way_to_a_question_about_itself",
+            "if best_in_archive < REACHES_BACK * best_in_tail:",
+            "if False:",
+            "retrieval/test_tail_gives_way.py::test_a_question_about_the_tail_keeps_it",
+        ),
     ),
     *_of(
         "session_state.py",
