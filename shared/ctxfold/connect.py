@@ -63,7 +63,8 @@ def open_store(store: str | Store | None) -> Store:
         return store
     scheme, colon, _ = store.partition(":")
     if scheme.partition("+")[0] not in {"sqlite", "postgresql", "postgres"} or not colon:
-        file = f"'sqlite:///{store}' for a file of that name, or " if store and not colon else ""
+        drive = len(scheme) == 1  # C:\data\chat.db
+        file = f"'sqlite:///{store}' for a file of that name, or " if store and (drive or not colon) else ""
         raise ConfigError(f"store {scheme[:40]!r} is not a URL that ctxfold supports: use {file}{STORES}")
     from ctxfold.stores.sql import SqlStore
 

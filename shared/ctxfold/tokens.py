@@ -20,6 +20,7 @@ import time
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -233,7 +234,8 @@ def _store(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be a file, and on Windows a scanner may hold the temporary file open
+            temporary.unlink()
 
 
 def _build(name: str, file: _EncodingFile, data: bytes) -> Encoding:

@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -406,3 +409,34 @@ def test_connections_that_are_accepted_while_it_stops_are_closed() -> None:
                 clients.enter_context(socket.create_connection(("127.0.0.1", httpx.URL(server.base_url).port or 0)))
             server.close()
     gc.collect()
+
+
+_LOOP_OF_WINDOWS = """
+import asyncio, warnings
+import httpx
+from ctxfold.testing import ModelServer
+
+warnings.simplefilter("ignore", DeprecationWarning)
+
+class Loop(asyncio.SelectorEventLoop):
+    def add_reader(self, *arguments):  # as the ProactorEventLoop, which Windows takes by default
+        raise NotImplementedError
+
+class Policy(asyncio.DefaultEventLoopPolicy):
+    _loop_factory = Loop
+
+    def new_event_loop(self):
+        return Loop()
+
+asyncio.set_event_loop_policy(Policy())
+with ModelServer() as server:
+    print(httpx.get(f"{server.base_url}/models", trust_env=False).status_code)
+"""
+
+
+def test_it_runs_where_the_default_loop_cannot_watch_sockets() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOP_OF_WINDOWS], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (done.stdout, done.stderr) == ("200\n", "")

@@ -332,3 +332,21 @@ def test_without_its_packages_the_demo_says_what_to_install() -> None:
     code = "import runpy, sys; sys.modules['rich'] = None; runpy.run_module('examples.demo', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, 'error: the demo needs rich: pip install "ctxfold[all]"\n')
+
+
+# pipes with a small character set, as Windows has them
+
+
+@pytest.mark.parametrize("charset", ["cp1252", "ascii"])
+def test_text_that_the_pipe_cannot_show_is_escaped(tmp_path: Path, charset: str) -> None:
+    place = f"sqlite:///{tmp_path / 'chat.db'}"
+    with context(store=place, session_id="ann") as ann:
+        ann.add([user("the price is 20 \N{EURO SIGN}, \N{SNOWMAN}", id="m"), assistant("noted", id="n")])
+    command = [sys.executable, "-c", "from ctxfold.cli import main; main()"]
+    environment = {**os.environ, "PYTHONIOENCODING": charset, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*command, "show", "ann", "--store", place], capture_output=True, env=environment, check=False
+    )
+    euro = "\N{EURO SIGN}" if charset == "cp1252" else "\\u20ac"
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert f"the price is 20 {euro}, \\u2603" in done.stdout.decode(charset)

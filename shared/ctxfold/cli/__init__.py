@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 
@@ -18,6 +19,10 @@ def main() -> None:
         print('error: the command line needs two more packages: pip install "ctxfold[cli]"', file=sys.stderr)
         raise SystemExit(2) from None
     warnings.formatwarning = _in_one_line
+    for stream in (sys.stdout, sys.stderr):
+        # a pipe on Windows has a code page of 256 characters, and conversations have any
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     app()
 
 

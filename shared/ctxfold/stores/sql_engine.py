@@ -5,6 +5,7 @@ SQLAlchemy and the driver are imported here on first use, never at import.
 
 from __future__ import annotations
 
+import ntpath
 import os
 import re
 import sqlite3
@@ -29,6 +30,7 @@ __all__ = [
     "Driven",
     "Dropped",
     "StoreAddress",
+    "check_windows_path",
     "connected",
     "is_passing",
     "make_engine",
@@ -43,6 +45,9 @@ _TAKEN = "use sqlite:///file.db or postgresql+psycopg://user:password@host:5432/
 # OFF is not offered: an operating system that crashes may then leave a damaged file
 _SYNCHRONOUS = frozenset({"FULL", "NORMAL"})
 _PREPARE_THRESHOLD = 5  # the default of psycopg
+_DEVICES = frozenset({"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"}) | {
+    f"{port}{number}" for port in ("COM", "LPT") for number in "123456789\u00b9\u00b2\u00b3"
+}
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _LOCKED = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _OUT_OF_REACH = frozenset(
@@ -171,6 +176,8 @@ def _sqlite_address(url: URL) -> StoreAddress:
         return StoreAddress(url, "sqlite://", sqlite=True, in_memory=True)
     path = str(url.database)
     if not path.startswith("file:"):
+        if os.name == "nt":
+            check_windows_path(path)
         # a later chdir must not open another file
         path = os.path.abspath(path)
         folder = os.path.dirname(path)
@@ -178,6 +185,24 @@ def _sqlite_address(url: URL) -> StoreAddress:
             raise ConfigError(f"no folder {folder!r} for the store file {path!r}: create it or choose another path")
         url = url.set(database=path)
     return StoreAddress(url, f"sqlite:///{path}", sqlite=True, in_memory=False, synchronous=synchronous)
+
+
+def check_windows_path(path: str) -> None:
+    """Raises ConfigError for a path that Windows does not open as the file of that name.
+
+    A device such as NUL accepts every write and keeps nothing. A colon behind the drive names a stream within another file, so
+    that `sqlite:////C:/chat.db`, with one slash too many, would not be found.
+    """
+    _drive, rest = ntpath.splitdrive(path)
+    if ":" in rest:
+        raise ConfigError(
+            f"the store file {path!r} has a colon that is not its drive's: on Windows write three slashes before the drive, "
+            "sqlite:///C:/data/chat.db, and no colon in a name"
+        )
+    for part in filter(None, re.split(r"[\\/]", rest)):
+        # Windows takes the name up to the first dot, without the spaces before it: "nul .db" is the device, too
+        if part.partition(".")[0].rstrip(" ").upper() in _DEVICES:
+            raise ConfigError(f"the store file {path!r} names the device {part!r} of Windows: choose another name")
 
 
 def make_engine(address: StoreAddress, *, timeout_s: float, pool_size: int) -> Engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from http import HTTPStatus
 
 HEAD_LIMIT = 64 * 1024
 BODY_LIMIT = 256 * 1024 * 1024
+_LINGER = "hh" if os.name == "nt" else "ii"  # struct linger has two short fields on Windows, two int fields elsewhere
 
 
 class BadRequestError(Exception):
@@ -136,7 +138,7 @@ async def reset(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(0.02)  # a reset overtakes bytes the peer has not read yet
     raw: socket.socket | None = writer.get_extra_info("socket")
     if raw is not None and not writer.is_closing():
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack(_LINGER, 1, 0))
     writer.transport.abort()
 
 

@@ -160,7 +160,9 @@ class ModelServer:
 
     def _run(self, ready: concurrent.futures.Future[int]) -> None:
         try:
-            asyncio.run(self._serve(ready))
+            # the default loop of Windows cannot watch a listening socket
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                runner.run(self._serve(ready))
         except BaseException as error:
             if ready.done():
                 raise
