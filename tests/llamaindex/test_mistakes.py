@@ -42,7 +42,7 @@ MADE: list[tuple[str, str, Callable[[], object]]] = [
     ("a file's name", "no store is registered as 'chat.db'.*sqlite:///chat.db", lambda: opened(store="chat.db")),
     ("a path", "store is a PosixPath: use 'sqlite:///chat.db'", lambda: opened(store=Path("chat.db"))),
     ("two slashes", "names a server, 'chat.db'.*three slashes", lambda: opened(store="sqlite://chat.db")),
-    ("another driver", "sqlite.aiosqlite.*the same URL", lambda: opened(store="sqlite+aiosqlite:///chat.db")),
+    ("another driver", "sqlite.pysqlcipher.*the same URL", lambda: opened(store="sqlite+pysqlcipher:///chat.db")),
     ("nobody's session", "session name is empty", lambda: opened("")),
     ("a number's session", "session_id is an int: give the session's name", lambda: opened(5)),
     ("a chat store", "'chat_store': ctxfold calls it store", lambda: opened(chat_store=CtxChatStore())),

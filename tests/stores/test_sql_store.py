@@ -37,6 +37,7 @@ from ctxfold import (
     user,
 )
 from ctxfold.history.records import MessageAdded
+from ctxfold.stores.sql_engine import parse_url
 from tests.support.open_sessions import opened
 from tests.support.postgres_schema import fresh_schema
 
@@ -142,8 +143,8 @@ def test_a_forgotten_store_leaves_no_open_connection(url: str) -> None:
     ("url", "says"),
     [
         ("mysql://u:secret@h/d", "'mysql'"),
-        ("postgresql+asyncpg://u:secret@h/d", "postgresql\\+psycopg://"),
-        ("sqlite+aiosqlite:///a.db", "sqlite:///file.db"),
+        ("postgresql+pg8000://u:secret@h/d", "postgresql\\+psycopg://"),
+        ("sqlite+pysqlcipher:///a.db", "sqlite:///file.db"),
         ("secret nonsense", "cannot be read"),
         ("postgresql://u:secret@h:port/d", "cannot be read"),
         ("sqlite:////no/such/folder/a.db", "no folder '/no/such/folder'"),
@@ -153,6 +154,32 @@ def test_wrong_urls(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         SqlStore(url)
     assert "secret" not in str(caught.value)
+
+
+def test_urls_of_async_drivers_name_the_same_database(tmp_path: Path) -> None:
+    file = tmp_path / "chat.db"
+    with SqlStore(f"sqlite+aiosqlite:///{file}") as store:
+        store.append(KEY, [said("a")])
+    with SqlStore(f"sqlite:///{file}") as store:
+        assert store.head(KEY) is not None
+    with SqlStore("sqlite+aiosqlite:///:memory:") as store:
+        assert store.head(KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "threshold"),
+    [
+        ("", {}, 5),
+        ("?ssl=verify-full", {"sslmode": "verify-full"}, 5),
+        ("?ssl=true&statement_cache_size=100", {"sslmode": "require"}, 5),
+        ("?prepared_statement_cache_size=0", {}, 0),
+    ],
+)
+def test_options_of_asyncpg_have_counterparts(query: str, options: dict[str, str], threshold: int) -> None:
+    address = parse_url(f"postgresql+asyncpg://u:secret@h:5433/d{query}")
+    assert (address.url.drivername, address.url.host, address.url.port) == ("postgresql+psycopg", "h", 5433)
+    assert (dict(address.url.query), address.prepare_threshold) == (options, threshold)
+    assert "secret" not in address.name
 
 
 def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

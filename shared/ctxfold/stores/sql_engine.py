@@ -39,8 +39,12 @@ __all__ = [
     "translated",
 ]
 
-_SQLITE = frozenset({"sqlite", "sqlite+pysqlite"})
-_POSTGRES = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
+# an async driver's URL names the same database: the store has one driver for synchronous and async code
+_SQLITE = frozenset({"sqlite", "sqlite+pysqlite", "sqlite+aiosqlite"})
+_POSTGRES = frozenset(
+    {"postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg_async", "postgresql+asyncpg"}
+)
+_ASYNCPG_CACHES = ("prepared_statement_cache_size", "statement_cache_size")
 _TAKEN = "use sqlite:///file.db or postgresql+psycopg://user:password@host:5432/database"
 # OFF is not offered: an operating system that crashes may then leave a damaged file
 _SYNCHRONOUS = frozenset({"FULL", "NORMAL"})
@@ -138,6 +142,8 @@ def parse_url(text: str) -> StoreAddress:
         )
     if find_spec("psycopg") is None:
         raise MissingExtraError('PostgreSQL needs psycopg 3: pip install "ctxfold[postgres]"')
+    if url.drivername == "postgresql+asyncpg":
+        url = _without_asyncpg_options(url)
     threshold = _option(url, "prepare_threshold", str(_PREPARE_THRESHOLD))
     if not threshold.isdecimal():
         raise ConfigError(
@@ -149,6 +155,19 @@ def parse_url(text: str) -> StoreAddress:
     secrets = tuple(str(text) for text in hidden if text)
     shown = url.set(query={}).render_as_string(hide_password=True)
     return StoreAddress(url, shown, sqlite=False, in_memory=False, secrets=secrets, prepare_threshold=int(threshold))
+
+
+def _without_asyncpg_options(url: URL) -> URL:
+    """Returns the URL with the options of asyncpg under the names that psycopg has for them."""
+    options = {name: _option(url, name, "") for name in ("ssl", *_ASYNCPG_CACHES) if name in url.query}
+    url = url.difference_update_query([*options])
+    ssl = options.pop("ssl", None)
+    if ssl is not None:
+        modes = {"true": "require", "false": "disable"}
+        url = url.update_query_dict({"sslmode": modes.get(ssl.lower(), ssl)})
+    if any(size == "0" for size in options.values()):
+        url = url.update_query_dict({"prepare_threshold": "0"})
+    return url
 
 
 def _option(url: URL, name: str, default: str) -> str:
@@ -171,7 +190,7 @@ def _sqlite_address(url: URL) -> StoreAddress:
             f"synchronous={synchronous.lower()!r} in a store URL: give full (an acknowledged message survives a power loss) or "
             "normal (it survives the end of the process, but not of the machine)"
         )
-    url = url.difference_update_query(["synchronous"])
+    url = url.set(drivername="sqlite").difference_update_query(["synchronous"])
     if url.database in (None, "", ":memory:"):
         return StoreAddress(url, "sqlite://", sqlite=True, in_memory=True)
     path = str(url.database)
