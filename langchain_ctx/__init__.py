@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from langchain_ctx.summarizer import ChatModelSummarizer, ContextSummarizer
     from langchain_ctx.token_counting import token_counter
     from langchain_ctx.tools import history_tools
-    from langchain_ctx.wrapper import ContextChatModel, with_context
+    from langchain_ctx.wrapper import ConfigurableContextModel, ContextChatModel, with_context
 
 _WHERE = {
     "ChatAuthenticationError": "errors",
@@ -54,6 +54,7 @@ _WHERE = {
     "ChatRateLimitError": "errors",
     "ChatServiceError": "errors",
     "ChatTimeoutError": "errors",
+    "ConfigurableContextModel": "wrapper",
     "ContextChatModel": "wrapper",
     "ContextMiddleware": "middleware",
     "ContextNode": "node",
@@ -89,6 +90,7 @@ __all__ = [
     "ChatRateLimitError",
     "ChatServiceError",
     "ChatTimeoutError",
+    "ConfigurableContextModel",
     "ContextChatModel",
     "ContextMiddleware",
     "ContextNode",

@@ -20,12 +20,14 @@ from ctxfold.protocols import (
     Request,
     capabilities_of,
 )
+from langchain_ctx.models import model_window
 from langchain_ctx.summarizer import as_summarizer
 
 __all__ = [
     "Caller",
     "CallersModel",
     "CallersSummarizer",
+    "called_model",
     "calling",
     "keeps_sessions",
     "model_name",
@@ -77,12 +79,23 @@ def _caller() -> Caller:
     return caller
 
 
+def called_model() -> BaseChatModel | None:
+    """Returns the model of the call under way; None outside of a call."""
+    caller = _CALLER.get(None)
+    return None if caller is None else caller.model
+
+
 class CallersModel:
     """The backend of such a session."""
 
     scratch_role = "user"  # a system message at the end is refused by several services
     capabilities = BackendCapabilities()
-    context_window: int | None = None
+
+    @property
+    def context_window(self) -> int | None:
+        """Returns the window in the profile of the model that is being called; None outside of a call."""
+        caller = _CALLER.get(None)
+        return None if caller is None else model_window(caller.model)
 
     @property
     def model(self) -> str:
@@ -125,7 +138,7 @@ class CallersSummarizer(CallersModel):
         return replace(capabilities_of(self._own), continues=self._continues)
 
     @property
-    def context_window(self) -> int | None:  # type: ignore[override]
+    def context_window(self) -> int | None:
         return None if self._own is None else self._own.context_window
 
     @property

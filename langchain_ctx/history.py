@@ -67,8 +67,10 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
     Args:
         session_id: the session's name; made in the store when it is new.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
-        context_window: tokens in and out together.
-        summarizer: a LangChain chat model or a backend; None writes extractive summaries.
+        context_window: tokens in and out together; None takes that of `policy`: a history sees no model whose profile might say
+            it.
+        summarizer: a LangChain chat model, its name as `init_chat_model` takes it ("openai:gpt-5-mini"), or a backend; None
+            writes extractive summaries.
         owner: whose session it is.
         counter: counts tokens; None takes tiktoken.
         overhead_tokens: what the chain adds to the messages: its own prompt, tools and the new question.

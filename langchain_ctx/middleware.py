@@ -55,6 +55,7 @@ from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
 from langchain_ctx.message_lists import LangChainList, VersionCache, leading_count
 from langchain_ctx.messages import from_langchain
+from langchain_ctx.models import chosen_model, is_configurable
 from langchain_ctx.reasoning import returning
 from langchain_ctx.reporting import Report, annotated, reporting
 from langchain_ctx.session_routing import MADE_FROM, Address, first_id, placed, session_key
@@ -261,7 +262,7 @@ class AgentTurn:
         options = Options(
             tools=_tools(self._request),
             max_tokens=limit if isinstance(limit, int) else None,
-            context_window=settings.get(WINDOW),
+            context_window=settings.get(WINDOW) or visit.sessions.window_of(self._model),
         )
         leading = self._request.messages[: leading_count(self._request.messages)]
         prompts = (*(() if self._prompt is None else (self._prompt,)), *(m.text for m in leading))
@@ -299,6 +300,14 @@ def _tools(request: ModelRequest[Any]) -> tuple[ToolSpec, ...]:
     """Returns the tools to count; a tool that runs at the provider counts as its description, a structured answer as its schema."""
     schemas = getattr(request.response_format, "schema_specs", ())
     return (*counted(request.tools), *(ToolSpec(s.name, s.description, s.json_schema) for s in schemas))
+
+
+def _with_chosen_model(request: ModelRequest[Any]) -> ModelRequest[Any]:
+    """Returns the request with the model that the run's config chooses, where the agent's model is a configurable one."""
+    if not is_configurable(request.model):
+        return request
+    chosen = chosen_model(request.model, ensure_config())
+    return request.override(model=chosen) if isinstance(chosen, BaseChatModel) else request
 
 
 def reply_from(answer: ModelAnswer) -> Reply:
@@ -343,12 +352,14 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, Closing):
     request begins with, until a compaction. Reasoning is sent back, also for models that lose it (`with_reasoning`).
 
     Args:
-        context_window: tokens in and out together.
+        context_window: tokens in and out together; None takes `max_input_tokens` of the profile of the model that is asked, in
+            each request that of its own model.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
         session_id: the session's name; None takes the run's `thread_id` (a sub-agent's with its place in the graph), and without
             one the conversation's first message.
         owner: whose session it is; `configurable["owner"]` beats it.
-        summarizer: a chat model or a backend that writes summaries; None is the model of the call.
+        summarizer: who writes summaries: a chat model, its name as `init_chat_model` takes it ("openai:gpt-5-mini"), or a
+            backend; None is the model of the call.
         counter: a token counter; None is tiktoken's for the model.
         history_tools: the tools that the model gets for its own history: True for all (read_message, search_history,
             pin_message, unpin_message, compact_history), False for none, or their names.
@@ -366,7 +377,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, Closing):
     def __init__(
         self,
         *,
-        context_window: int,
+        context_window: int | None = None,
         store: str | Store | None = None,
         session_id: str | None = None,
         owner: str = "default",
@@ -387,6 +398,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, Closing):
             backend=CallersModel(),
             summarizer=self._writer,
             counter=counter,
+            of_model=True,
             settings=settings,
         )
 
@@ -411,7 +423,8 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, Closing):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
-        request, messages = self._with_usable_tools(request), AgentList.of(request)
+        request = self._with_usable_tools(_with_chosen_model(request))
+        messages = AgentList.of(request)
         if not messages.ids:
             return handler(request)
         root, model = self._root(request, messages), self._model(request)
@@ -435,7 +448,8 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, Closing):
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Any:
-        request, messages = self._with_usable_tools(request), AgentList.of(request)
+        request = self._with_usable_tools(_with_chosen_model(request))
+        messages = AgentList.of(request)
         if not messages.ids:
             return await handler(request)
         root, model = self._root(request, messages), self._model(request)

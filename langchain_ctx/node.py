@@ -54,10 +54,11 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, Closing):
     A leading system message becomes the session's; ContextOverflowError says what does not fit, and nothing is changed then.
 
     Args:
-        context_window: tokens in and out together.
+        context_window: tokens in and out together; None takes that of `policy`: a node sees no model whose profile might say it.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
         session_id: one session for every call; a conversation that goes back behind an answer is then not followed.
-        summarizer: a chat model or a backend that writes summaries; None writes extractive ones.
+        summarizer: who writes summaries: a chat model, its name as `init_chat_model` takes it ("openai:gpt-5-mini"), or a
+            backend; None writes extractive ones.
         counter: a token counter; None takes tiktoken.
         tools: what the model is given as tools: they are counted.
         overhead_tokens: what else the request will hold, such as a prompt that is put before the list later.
@@ -71,7 +72,7 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, Closing):
     def __init__(  # noqa: PLR0913 - settings, all by name
         self,
         *,
-        context_window: int,
+        context_window: int | None = None,
         store: str | Store | None = None,
         session_id: str | None = None,
         owner: str = "default",

@@ -15,16 +15,18 @@ from itertools import chain, count
 from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import BaseChatModel
 
 from ctxfold import Section
 from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.adapters.sessions import SessionPool
 from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.connect import check_overhead, message_counter, session_rules
-from ctxfold.effects import Flow
+from ctxfold.effects import Flow, in_thread
 from ctxfold.engine.attach import BRANCH, Attachment, Cursor, IncomingList, StartPoint, attach, cursor_at
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput
+from ctxfold.errors import ConfigError
 from ctxfold.history.diff import open_turn
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
@@ -34,6 +36,8 @@ from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemCloc
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens import TextCounter
 from ctxfold.validation import name_or_own
+from langchain_ctx.active_model import called_model
+from langchain_ctx.models import model_window, unknown_window
 from langchain_ctx.reporting import listen
 from langchain_ctx.retrieval import as_embedder
 from langchain_ctx.session_routing import Address, checked_session_id, key_or_own, sessions_of
@@ -53,6 +57,7 @@ __all__ = [
 
 
 _BRANCHES = re.compile(f"({BRANCH}[0-9a-f]{{8}})+$")
+ANY_WINDOW = 1_000_000  # in tokens, with which settings are checked as long as the window is not known
 CURSORS = 1024  # that are remembered, of all places; a place without any is looked up in the store
 
 
@@ -293,12 +298,13 @@ class Visit:
 class Sessions(SessionPool):
     """Hands out sessions over one engine, which is made with the first of them; safe across threads and tasks.
 
-    `max_tokens` is the reply reserve where the settings have none.
+    `max_tokens` is the reply reserve where the settings have none. With `of_model`, a window that is not given is the one in the
+    profile of the model that is asked: the sessions have that of the first one, and requests to other models have their own.
     `tools` and `overhead_tokens`, what each request will hold beside the messages, are checked against the window alone.
     Settings are checked at once: ConfigError, WindowTooSmallError. A store given as a URL is opened here and closed by `close`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings, all by name
         self,
         *,
         store: str | Store | None,
@@ -309,6 +315,7 @@ class Sessions(SessionPool):
         max_tokens: int | None = None,
         tools: Sequence[ToolSpec] = (),
         overhead_tokens: int = 0,
+        of_model: bool = False,
         settings: ContextSettings | Mapping[str, Any],
     ) -> None:
         rules: dict[str, Any] = dict(settings)
@@ -317,9 +324,9 @@ class Sessions(SessionPool):
         more["sections"] = checked_sections(more.get("sections", ()))
         reserve = rules.pop("reply_reserve_tokens", max_tokens)
         checked: dict[str, Any] = {name: more.get(name) for name in ("strategy", "policy", "prices")}
-        policy = session_rules(
-            context_window, backend, reply_reserve_tokens=reserve, counter=counter, **checked, **rules
-        )
+        self._of_model = of_model and context_window is None and more.get("policy") is None
+        window = ANY_WINDOW if self._of_model else context_window
+        policy = session_rules(window, backend, reply_reserve_tokens=reserve, counter=counter, **checked, **rules)
         model = backend.model if backend else None
         counts = message_counter(counter, model=model, backend=backend)
         check_overhead(policy, counts, tools=tools, overhead_tokens=overhead_tokens)
@@ -336,6 +343,47 @@ class Sessions(SessionPool):
         self._forgets = store is None or store == "memory://"
         self.subgraphs = SubgraphSessions()
         self.anonymous = AnonymousSessions(lambda key: self.store.erase((), gone=(key,)))
+        self._window: int | None = None  # of the model that was asked first
+
+    def open(self, **session: Any) -> AgentContext:
+        if not self._of_model or self._window is not None:
+            return super().open(**session)
+        window = self._settings["context_window"] = self._window_asked()
+        context = super().open(**session)
+        self._window = window
+        return context
+
+    def _window_asked(self) -> int:
+        """Returns the window of the model that is being called."""
+        model = called_model()
+        if model is None:
+            raise ConfigError(
+                "the context window is not known before the first call of a model whose profile has it: "
+                "give context_window=... in tokens"
+            )
+        window = model_window(model)
+        if window is None:
+            raise unknown_window(model)
+        return window
+
+    def window_of(self, model: BaseChatModel) -> int | None:
+        """Returns the window of a request to this model, None where it is the sessions' own.
+
+        ConfigError for a model without a window in its profile where nothing else names one.
+        """
+        if not self._of_model:
+            return None
+        window = model_window(model)
+        if window is None:
+            raise unknown_window(model)
+        return None if window == self._window else window
+
+    def _for_erasure(self, session_id: str, owner: str) -> AgentContext:
+        """Returns the session; before any model was asked it is opened aside, as an erasure depends on no window."""
+        if not self._of_model or self._window is not None:
+            return self.at(session_id, owner)
+        settings: dict[str, Any] = {**self._settings, "context_window": ANY_WINDOW}
+        return AgentContext(session_id=session_id, owner=owner, store=self.store, **settings)
 
     def run(self, key: SessionKey, flow: Callable[[Engine], Flow[T]]) -> T:
         """Runs a flow over the engine of the sessions; `key` is the session that is opened first."""
@@ -384,13 +432,13 @@ class Sessions(SessionPool):
         """Erase all that is stored of a thread past recovery: its session, branches, and those of its places; their names."""
         names = sessions_of(checked_session_id(thread), self.store.sessions(owner))
         for name in names:
-            self.at(name, owner).erase_session()
+            self._for_erasure(name, owner).erase_session()
         return tuple(names)
 
     async def aerase(self, thread: object, owner: str) -> tuple[str, ...]:
         names = sessions_of(checked_session_id(thread), await self.store.asessions(owner))
         for name in names:
-            await (await self.aat(name, owner)).aerase_session()
+            await (await in_thread(partial(self._for_erasure, name, owner))).aerase_session()
         return tuple(names)
 
 

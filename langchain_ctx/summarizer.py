@@ -41,6 +41,7 @@ from langchain_ctx.callbacks import listeners
 from langchain_ctx.errors import backend_error, translated
 from langchain_ctx.inner_model import asked
 from langchain_ctx.messages import from_langchain, to_langchain
+from langchain_ctx.models import model_window, named_model
 
 __all__ = [
     "ChatModelSummarizer",
@@ -80,8 +81,7 @@ class ChatModelSummarizer:
     def __init__(self, model: Runnable[Any, Any], options: Mapping[str, Any] | None = None) -> None:
         self._model = model
         self._options = dict(options or {})
-        profile = cast("Mapping[str, Any]", getattr(model, "profile", None) or {})
-        self.context_window: int | None = profile.get("max_input_tokens")
+        self.context_window = model_window(model)
 
     @property
     def model(self) -> str:
@@ -247,10 +247,12 @@ class _Whole:
         """Nothing is held."""
 
 
-def as_summarizer(summarizer: Any) -> ContextBackend | None:
-    """A backend from what a user gives: a LangChain model, a backend, or None."""
+def as_summarizer(summarizer: Any, setting: str = "summarizer") -> ContextBackend | None:
+    """Returns a backend for what a user gives: a LangChain model, its name for `init_chat_model`, a backend, or None."""
     if summarizer is None:
         return None
+    if isinstance(summarizer, str):
+        return ChatModelSummarizer(named_model(summarizer, setting=setting))
     own = None if isinstance(summarizer, type) else getattr(summarizer, "context_backend", None)
     if own is not None:  # a ChatCtx: its backend, so that no summary ends up in a session of its own
         return ReportedSummarizer(own)
@@ -259,7 +261,8 @@ def as_summarizer(summarizer: Any) -> ContextBackend | None:
     if hasattr(summarizer, "asend") and not isinstance(summarizer, type):
         return summarizer  # type: ignore[no-any-return]
     raise ConfigError(
-        f"summarizer is {kind_of(summarizer)}: give a LangChain chat model or a ctxfold backend such as OpenAIChatBackend"
+        f"summarizer is {kind_of(summarizer)}: give a LangChain chat model, its name such as 'openai:gpt-5-mini', "
+        "or a ctxfold backend such as OpenAIChatBackend"
     )
 
 
@@ -286,7 +289,7 @@ class ContextSummarizer(Runnable[Sequence[MessageLikeRepresentation], str]):
     the agent's turn goes on. Long lists are summarised in pieces that fit the model's window.
 
     Args:
-        model: who writes: a chat model or a backend; None writes extractive summaries.
+        model: who writes: a chat model, its name as `init_chat_model` takes it, or a backend; None writes extractive summaries.
         context_window: of that model, in tokens; None takes its profile's.
         summary_tokens: upper limit of a summary; one is never longer than half of its source.
         prompt: instructions in place of the built-in ones; {words} becomes the limit, other braces are text.
@@ -304,7 +307,7 @@ class ContextSummarizer(Runnable[Sequence[MessageLikeRepresentation], str]):
         on_summary: Callable[[Summary], object] | None = None,
     ) -> None:
         self._writer = SummaryWriter(
-            as_summarizer(model),
+            as_summarizer(model, "model"),
             context_window=context_window,
             summary_tokens=summary_tokens,
             counter=counter,

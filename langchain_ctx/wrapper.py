@@ -6,8 +6,9 @@ import builtins
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -47,13 +48,20 @@ from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import Pieces, asked, inner_stream
 from langchain_ctx.messages import from_langchain, given_ids
-from langchain_ctx.reasoning import check_reasoning, returning
+from langchain_ctx.models import chosen_model, is_configurable, model_window, unknown_window
+from langchain_ctx.reasoning import check_model, check_reasoning, returning
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
 from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ChatModelSummarizer
 from langchain_ctx.tools import counted, is_free
 
+if TYPE_CHECKING:
+    from langchain.chat_models.base import (
+        _ConfigurableModel,  # pyright: ignore[reportPrivateUsage] - what init_chat_model returns
+    )
+
 __all__ = [
+    "ConfigurableContextModel",
     "ContextChatModel",
     "aeach",
     "each",
@@ -129,7 +137,7 @@ def result_of(reply: Reply) -> ChatResult:
     return ChatResult(generations=[named, *result.generations[1:]], llm_output=result.llm_output)
 
 
-@renamed_keywords(KEYWORDS)
+@overload
 def with_context(
     model: BaseChatModel,
     *,
@@ -140,33 +148,86 @@ def with_context(
     summarizer: Any = None,
     counter: TokenCounter | TextCounter | None = None,
     **settings: Unpack[ContextSettings],
-) -> ContextChatModel:
+) -> ContextChatModel: ...
+
+
+@overload
+def with_context(
+    model: _ConfigurableModel,
+    *,
+    session_id: str | None = None,
+    store: str | Store | None = None,
+    context_window: int | None = None,
+    owner: str = "default",
+    summarizer: Any = None,
+    counter: TokenCounter | TextCounter | None = None,
+    **settings: Unpack[ContextSettings],
+) -> ConfigurableContextModel: ...
+
+
+@renamed_keywords(KEYWORDS)
+def with_context(
+    model: BaseChatModel | _ConfigurableModel,
+    *,
+    session_id: str | None = None,
+    store: str | Store | None = None,
+    context_window: int | None = None,
+    owner: str = "default",
+    summarizer: Any = None,
+    counter: TokenCounter | TextCounter | None = None,
+    **settings: Unpack[ContextSettings],
+) -> ContextChatModel | ConfigurableContextModel:
     """The model with its conversation kept in a session, and its reasoning sent back.
 
     It takes the model's place in a chain or agent: tools, structured output, profile, callbacks, streaming, cache and rate
     limiter are the model's. Each call may name its session: `config={"configurable": {"session_id": "s1", "owner": "ann"}}`
     (`thread_id` serves too), which beats `session_id`; a call without any is passed on as it is. `context_window` None takes the
-    profile's. ConfigError for a thinking model whose reasoning cannot be sent back.
+    `max_input_tokens` of the model's profile, unless a `policy` says more. ConfigError for a thinking model whose reasoning cannot
+    be sent back.
+
+    A model of `init_chat_model(configurable_fields=...)` is chosen by the config of each call; without `context_window`, each
+    request fits the window of the model that is chosen. `summarizer` is a chat model, its name as `init_chat_model` takes it
+    ("openai:gpt-5-mini"), or a backend; None is the model of the call.
     """
     check_fields({"session": session_id, "owner": owner})
-    check_reasoning(model)
-    if keeps_sessions(model):
-        raise ConfigError(f"this {type(model).__name__} keeps sessions of its own: use it as it is, or leave those out")
-    known: Any = (model.profile or {}).get("max_input_tokens")
+    configurable = is_configurable(model)
     writer = CallersSummarizer(None if summarizer is model else summarizer)
-    writer.seen(model)
+    if isinstance(model, BaseChatModel) or not configurable:
+        _check(model)
+        writer.seen(cast("BaseChatModel", model))
+        if context_window is None and settings.get("policy") is None:
+            context_window = model_window(model)
+            if context_window is None:
+                raise unknown_window(model)
+    sessions = Sessions(
+        store=store,
+        context_window=context_window,
+        backend=CallersModel(),
+        summarizer=writer,
+        counter=counter,
+        of_model=configurable,
+        settings=settings,
+    )
+    if configurable:
+        return ConfigurableContextModel(model, sessions=sessions, writer=writer, session=session_id, owner=owner)
+    return _in_sessions(cast("BaseChatModel", model), sessions, session_id, owner)
+
+
+def _check(model: object) -> None:
+    """Raises ConfigError for what is no chat model, and for one whose context cannot be managed."""
+    check_model("with_context", model)
+    chat = cast("BaseChatModel", model)
+    check_reasoning(chat)
+    if keeps_sessions(chat):
+        raise ConfigError(f"this {type(chat).__name__} keeps sessions of its own: use it as it is, or leave those out")
+
+
+def _in_sessions(model: BaseChatModel, sessions: Sessions, session: str | None, owner: str) -> ContextChatModel:
     return ContextChatModel(
         inner=returning(model),
-        session=session_id,
+        session=session,
         owner=owner,
-        sessions=Sessions(
-            store=store,
-            context_window=known if context_window is None else context_window,
-            backend=CallersModel(),
-            summarizer=writer,
-            counter=counter,
-            settings=settings,
-        ),
+        sessions=sessions,
         cache=False,  # the model's own is asked with the window; one by the chain's messages would answer for another state
         profile=model.profile,
         output_version=model.output_version,
@@ -241,20 +302,8 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
 
     def _in_place(self, chain: Any) -> Any:
         """Returns the chain that the inner model made, with this model in place of the inner one."""
-        known: Any = chain  # the patterns below would lose its type
-        match chain:
-            case RunnableBinding():
-                return known.model_copy(update={"bound": self._in_place(known.bound)})
-            case RunnableSequence():
-                return RunnableSequence[Any, Any](*(self._in_place(step) for step in known.steps))
-            case RunnableParallel():
-                return RunnableParallel[Any]({name: self._in_place(step) for name, step in known.steps__.items()})
-            case BaseChatModel() if known is self.inner:
-                return self
-            case BaseChatModel():  # a copy for another address or with other settings
-                return self.model_copy(update={"inner": known})
-            case _:
-                return known
+        # another than the inner one is a copy of it for another address or with other settings
+        return _placed(chain, lambda model: self if model is self.inner else self.model_copy(update={"inner": model}))
 
     # whose session
 
@@ -276,7 +325,10 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         if named is None:
             return None, Options(), kwargs
         rest = {name: value for name, value in kwargs.items() if name not in (SESSION, WINDOW)}
-        return Address.of(named), options_of(kwargs), rest
+        options = options_of(kwargs)
+        if options.context_window is None and self.sessions is not None:
+            options = replace(options, context_window=self.sessions.window_of(self.inner))
+        return Address.of(named), options, rest
 
     def _caller(self, options: Options, rest: builtins.dict[str, Any], **ways: Any) -> Caller:
         """Returns how this call asks the model; a summary on the live prefix gets the same arguments."""
@@ -432,3 +484,88 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
     async def aclose(self) -> None:
         if self.sessions is not None:
             await self.sessions.aclose()
+
+
+class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions, Closing):
+    """What `with_context` returns for a model that the config of each call chooses; all of them share the sessions."""
+
+    def __init__(
+        self,
+        configurable: Runnable[LanguageModelInput, Any],
+        *,
+        sessions: Sessions,
+        writer: CallersSummarizer,
+        session: str | None = None,
+        owner: str = "default",
+    ) -> None:
+        self._configurable = configurable
+        self._sessions = sessions
+        self._writer = writer
+        self._session = session
+        self._owner = owner
+
+    def _pool(self) -> PoolOf:
+        return PoolOf(self._sessions, self._session, self._owner)
+
+    def chosen(self, config: RunnableConfig | None = None) -> Runnable[LanguageModelInput, Any]:
+        """Returns the model that this config chooses, with its context managed, and with what was bound."""
+        return cast(
+            "Runnable[LanguageModelInput, Any]", _placed(chosen_model(self._configurable, config), self._managed)
+        )
+
+    def _managed(self, model: BaseChatModel) -> ContextChatModel:
+        _check(model)
+        self._writer.seen(model)
+        return _in_sessions(model, self._sessions, self._session, self._owner)
+
+    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return self.chosen(config).invoke(input, config, **kwargs)
+
+    async def ainvoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return await self.chosen(config).ainvoke(input, config, **kwargs)
+
+    def stream(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        return self.chosen(config).stream(input, config, **kwargs)
+
+    def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        return self.chosen(config).astream(input, config, **kwargs)
+
+    def bind_tools(
+        self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **kwargs: Any
+    ) -> ConfigurableContextModel:
+        """As the model binds them that a call chooses."""
+        return self._with(cast("Any", self._configurable).bind_tools(tools, **kwargs))
+
+    def with_structured_output(self, schema: dict[str, Any] | type, **kwargs: Any) -> ConfigurableContextModel:
+        """Returns the chain of the chosen model's own method, with its context managed."""
+        return self._with(cast("Any", self._configurable).with_structured_output(schema, **kwargs))
+
+    def _with(self, configurable: Runnable[LanguageModelInput, Any]) -> ConfigurableContextModel:
+        return ConfigurableContextModel(
+            configurable, sessions=self._sessions, writer=self._writer, session=self._session, owner=self._owner
+        )
+
+    def close(self) -> None:
+        """Close the store that was opened for the sessions; the models belong to LangChain."""
+        self._sessions.close()
+
+    async def aclose(self) -> None:
+        await self._sessions.aclose()
+
+
+def _placed(chain: Any, of: Callable[[BaseChatModel], BaseChatModel]) -> Any:
+    """Returns the chain that a model's methods made, with another model in place of each."""
+    known: Any = chain  # the patterns below would lose its type
+    match chain:
+        case RunnableBinding():
+            return known.model_copy(update={"bound": _placed(known.bound, of)})
+        case RunnableSequence():
+            return RunnableSequence[Any, Any](*(_placed(step, of) for step in known.steps))
+        case RunnableParallel():
+            return RunnableParallel[Any]({name: _placed(step, of) for name, step in known.steps__.items()})
+        case BaseChatModel():
+            return of(known)
+        case _:
+            return known

@@ -44,6 +44,6 @@ def misspelt(model: BaseChatModel) -> None:
     ContextMiddleware(context_window=8_000, hard_ratio="most")  # type: ignore[arg-type]
     ContextNode(context_window=8_000, session="s")  # type: ignore[call-arg]
     ContextNode(context_window=8_000, keep_last="all")  # type: ignore[arg-type]
-    with_context(model, session_id="s", sectoins=[])  # type: ignore[call-arg]
+    with_context(model, session_id="s", sectoins=[])  # type: ignore[call-overload]
     CtxChatMessageHistory("s", context_window=8_000, summary_tokens="few")  # type: ignore[arg-type]
     CtxChatMessageHistory.factory(context_window=8_000, memry=())  # type: ignore[call-arg]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
+from langchain.chat_models import init_chat_model
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, HumanMessage, trim_messages
@@ -11,6 +12,7 @@ from langchain_core.retrievers import BaseRetriever
 
 from ctxfold import AgentContext, Section, Summary, SummaryWriter
 from langchain_ctx import (
+    ConfigurableContextModel,
     ContextMiddleware,
     ContextNode,
     ContextSummarizer,
@@ -48,6 +50,14 @@ def wrapped(model: BaseChatModel, retriever: BaseRetriever) -> None:
     assert_type(chat.context(), AgentContext)
     assert_type(with_reasoning(model), BaseChatModel)
     ContextMiddleware(context_window=8_000).close()
+    ContextMiddleware(summarizer="openai:gpt-5-mini").close()
+
+
+def chosen_per_call() -> None:
+    chat = with_context(init_chat_model("openai:gpt-5-mini", configurable_fields=("model",)), session_id="s")
+    assert_type(chat, ConfigurableContextModel)
+    assert_type(chat.bind_tools([]), ConfigurableContextModel)
+    assert_type(chat.context(), AgentContext)
 
 
 def histories(old: BaseChatMessageHistory) -> None:

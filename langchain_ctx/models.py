@@ -1,0 +1,75 @@
+"""Finds chat models that are named by a string or chosen per call, and the windows that their profiles state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+
+from ctxfold.errors import ConfigError, MissingExtraError
+
+__all__ = ["chosen_model", "is_configurable", "model_window", "named_model", "unknown_window"]
+
+_OWN_KEYS = frozenset({"context_window", "owner", "session_id", "thread_id"})
+_GRAPH_KEYS = ("__pregel_", "checkpoint_")
+
+
+def model_window(model: object) -> int | None:
+    """Returns `max_input_tokens` of the model's profile; None where the model has no profile or the profile lacks it."""
+    profile: object = getattr(model, "profile", None)
+    if not isinstance(profile, Mapping):
+        return None
+    tokens = cast("Mapping[str, object]", profile).get("max_input_tokens")
+    return tokens if isinstance(tokens, int) and tokens > 0 else None
+
+
+def unknown_window(model: object) -> ConfigError:
+    """Returns the error for a model whose window nobody states."""
+    return ConfigError(
+        f"the context window of this {type(model).__name__} is not known, as its profile has no max_input_tokens: "
+        "give context_window=... in tokens"
+    )
+
+
+def named_model(name: str, *, setting: str) -> BaseChatModel:
+    """Returns the chat model that LangChain's `init_chat_model` makes of a name such as "openai:gpt-5-mini".
+
+    MissingExtraError, which names `setting`, where LangChain or the provider's package is not installed; ConfigError for a name
+    that `init_chat_model` does not know. What the provider's own class raises, such as for a missing key, is not changed.
+    """
+    try:
+        from langchain.chat_models import init_chat_model
+    except ImportError as error:
+        raise MissingExtraError(
+            f'{setting}={name!r} is made by LangChain\'s init_chat_model: pip install "ctxfold[langchain]"'
+        ) from error
+    try:
+        return init_chat_model(name)
+    except ImportError as error:
+        raise MissingExtraError(f"{setting}={name!r} needs the package of its provider: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{setting}={name!r} names no model that can be made: {error}") from error
+
+
+def is_configurable(model: object) -> bool:
+    """Returns True for what `init_chat_model(configurable_fields=...)` returns: its model is chosen by the config of a call."""
+    # by name, as LangChain's class is private
+    return type(model).__name__ == "_ConfigurableModel"
+
+
+def chosen_model(model: Any, config: RunnableConfig | None) -> Runnable[Any, Any]:
+    """Returns the model that this call's config chooses, with the tools or the schema that were bound to the configurable one.
+
+    Names of sessions are not passed on as settings of the model, unless its fields name them.
+    """
+    fields: object = getattr(model, "_configurable_fields", "any")
+    declared = frozenset(cast("list[str]", fields)) if isinstance(fields, list) else frozenset[str]()
+    configurable = {
+        name: value
+        for name, value in ensure_config(config).get("configurable", {}).items()
+        if name in declared or not (name in _OWN_KEYS or name.startswith(_GRAPH_KEYS))
+    }
+    chosen: Runnable[Any, Any] = model._model({"configurable": configurable})
+    return chosen
