@@ -29,6 +29,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_serializer, model_validator
 
 from ctxfold._closing import Closing
+from ctxfold._copying import lasts, not_pickled
 from ctxfold.connect import check_fits, message_counter, open_backend
 from ctxfold.engine.turn import Options, TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
@@ -404,6 +405,10 @@ class AnsweringChatModel(AddressedChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
+def _made_again(model: type[ChatCtx], fields: dict[str, Any]) -> ChatCtx:
+    return model(**fields)
+
+
 class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
     """A chat model whose conversation may outgrow its window.
 
@@ -465,6 +470,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     _token_counter: TokenCounter | None = PrivateAttr(default=None)
+    _derived: frozenset[str] = PrivateAttr(default=frozenset())
 
     if not TYPE_CHECKING:
 
@@ -479,8 +485,24 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         return shown_url(base_url) if base_url else base_url
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        shown = {"base_url": self._without_secrets(self.base_url)}
-        return [(name, shown.get(name or "", value)) for name, value in super().__repr_args__()]
+        yield from (("model", self.model), ("provider", self.provider))
+        yield "base_url", self._without_secrets(self.base_url)
+        if self._sessions is not None:
+            yield from (("session", self.session), ("owner", self.owner), ("store", self._sessions.store))
+        yield "context_window", self.context_window if self._sessions is None else self._sessions.context_window
+
+    def __deepcopy__(self, memo: builtins.dict[int, Any] | None = None) -> Self:
+        """Returns a copy over the same connections and sessions."""
+        return self.model_copy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Lets a model be pickled whose store is the URL of a file or a server; an `api_key` that was given goes with it."""
+        if self._sessions is not None and not (isinstance(self.store, str) and lasts(self.store)):
+            raise not_pickled(
+                self, "its sessions are in the memory of this process or behind an object, and not at a URL"
+            )
+        given = {name: getattr(self, name) for name in self.model_fields_set - self._derived}
+        return _made_again, (type(self), given)
 
     @model_validator(mode="after")
     def _set_ctxfold_version(self) -> Self:
@@ -502,10 +524,12 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         self.model = self.model or self._backend.model
         if self.profile is None:
             self.profile = self._resolve_model_profile()
+            self._derived |= {"profile"}
         profile = getattr(self._backend, "profile", None)
         variable = getattr(profile, "key_env", None)
         if self.api_key is None and variable:
             self.api_key = SecretStr(os.environ.get(variable, ""))
+            self._derived |= {"api_key"}
         if self.session is None and self.store is None:
             return
         if "cache" not in self.model_fields_set:

@@ -13,6 +13,7 @@ from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, message_to_dict
 
 from ctxfold._closing import Closing
+from ctxfold._copying import SharesSessions
 from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
@@ -25,7 +26,7 @@ from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals
 from langchain_ctx.messages import check_messages, from_langchain, named, to_langchain
 from langchain_ctx.session_routing import session_key
-from langchain_ctx.sessions import ContextSettings, Sessions
+from langchain_ctx.sessions import ContextSettings, PoolOf, Sessions
 
 __all__ = [
     "CtxChatMessageHistory",
@@ -56,7 +57,7 @@ class _Failures:
             raise error
 
 
-class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
+class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
     """A chat history whose `messages` always fit the window; what no longer fits is summarised, and nothing is lost.
 
     Works in `RunnableWithMessageHistory` in both of its modes. `messages` is a snapshot that stays the same from the first
@@ -113,6 +114,9 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
         except BaseException:
             sessions.close()
             raise
+
+    def __repr__(self) -> str:
+        return f"CtxChatMessageHistory({PoolOf(self._sessions, self._key.session, self._key.owner).shown})"
 
     @classmethod
     def over(
@@ -288,7 +292,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, Closing):
             await self._sessions.aclose()
 
 
-class HistoryFactory(Closing):
+class HistoryFactory(SharesSessions, Closing):
     """Gives a new history handle per call, all over one engine; close it when the chain is done.
 
     The parameters are those that `history_factory_config` names: `session_id`, and `owner` where users must be kept apart.
@@ -299,6 +303,10 @@ class HistoryFactory(Closing):
         self._overhead_tokens = overhead_tokens
         self._mirror = mirror
         self._failures = _Failures()
+
+    def __repr__(self) -> str:
+        sessions = self._sessions
+        return f"HistoryFactory(store={sessions.store!r}, context_window={sessions.context_window})"
 
     def __call__(self, session_id: str, owner: str = "default") -> CtxChatMessageHistory:
         key = session_key(session_id, owner)

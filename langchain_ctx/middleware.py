@@ -27,6 +27,7 @@ from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.types import Command
 
 from ctxfold._closing import Closing
+from ctxfold._copying import SharesSessions
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold.adapters.history_tools import HISTORY_TOOLS, HistoryTool, history_tools
 from ctxfold.adapters.model_calls import original_error
@@ -341,7 +342,7 @@ def _response(answer: ModelAnswer) -> ModelResponse[Any]:
             return answer
 
 
-class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, Closing):
+class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSessions, Closing):
     """Gives the model a window that fits; the agent's own messages stay as they are, and whole.
 
     ```python
@@ -401,6 +402,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, Closing):
             of_model=True,
             settings=settings,
         )
+
+    def __repr__(self) -> str:
+        return f"ContextMiddleware({self._pool().shown})"
 
     @property
     def name(self) -> str:

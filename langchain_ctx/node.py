@@ -12,6 +12,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from ctxfold._closing import Closing
+from ctxfold._copying import SharesSessions
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold.effects import Flow
 from ctxfold.engine.attach import Attachment, Cursor, cursor_at, follow
@@ -36,7 +37,7 @@ from langchain_ctx.tools import counted
 __all__ = ["ContextNode"]
 
 
-class ContextNode(Runnable[Any, Any], ErasesThreads, Closing):
+class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
     """Takes a whole conversation, gives what of it the model should be shown; the list itself stays as it is, and whole.
 
     ```python
@@ -98,6 +99,9 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, Closing):
             overhead_tokens=overhead_tokens,
             settings=settings,
         )
+
+    def __repr__(self) -> str:
+        return f"ContextNode({self._pool().shown})"
 
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
         """A session of this node: window, usage, pins, explain, export; the fixed one when none is named."""

@@ -343,10 +343,15 @@ class Sessions(SessionPool):
         self._forgets = store is None or store == "memory://"
         self.subgraphs = SubgraphSessions()
         self.anonymous = AnonymousSessions(lambda key: self.store.erase((), gone=(key,)))
-        self._window: int | None = None  # of the model that was asked first
+        self._window: int | None = None if self._of_model else policy.context_window
+
+    @property
+    def context_window(self) -> int | None:
+        """Returns the sessions' window; None before the first call where the model's profile names it."""
+        return self._window
 
     def open(self, **session: Any) -> AgentContext:
-        if not self._of_model or self._window is not None:
+        if self._window is not None:
             return super().open(**session)
         window = self._settings["context_window"] = self._window_asked()
         context = super().open(**session)
@@ -380,7 +385,7 @@ class Sessions(SessionPool):
 
     def _for_erasure(self, session_id: str, owner: str) -> AgentContext:
         """Returns the session; before any model was asked it is opened aside, as an erasure depends on no window."""
-        if not self._of_model or self._window is not None:
+        if self._window is not None:
             return self.at(session_id, owner)
         settings: dict[str, Any] = {**self._settings, "context_window": ANY_WINDOW}
         return AgentContext(session_id=session_id, owner=owner, store=self.store, **settings)
@@ -448,6 +453,14 @@ class PoolOf(NamedTuple):
     sessions: Sessions
     session_id: str | None
     owner: str
+
+    @property
+    def shown(self) -> str:
+        """Returns the names, the store and the window as they stand in a repr; stores show their address without secrets."""
+        return (
+            f"session_id={self.session_id!r}, owner={self.owner!r}, store={self.sessions.store!r}, "
+            f"context_window={self.sessions.context_window}"
+        )
 
 
 class ErasesThreads(ABC):

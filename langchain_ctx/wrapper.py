@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -27,6 +27,7 @@ from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field
 
 from ctxfold._closing import Closing
+from ctxfold._copying import SharesSessions, not_pickled
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold.adapters.model_calls import ModelStream, original_error
 from ctxfold.compaction.live_prefix import answers_freely
@@ -261,6 +262,20 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
 
     # what it is
 
+    def __repr__(self) -> str:
+        inner = f"{type(self.inner).__name__}({model_name(self.inner)!r})"
+        where = f"session_id={self.session!r}, owner={self.owner!r}" if self.sessions is None else self._pool().shown
+        return f"ContextChatModel({inner}, {where})"
+
+    __str__ = __repr__
+
+    def __deepcopy__(self, memo: builtins.dict[int, Any] | None = None) -> Self:
+        """Returns a copy over the same sessions and the same inner model, whose connections cannot be copied."""
+        return self.model_copy()
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self)
+
     @property
     def _llm_type(self) -> str:
         return f"ctx-{self.inner._llm_type}"
@@ -486,7 +501,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             await self.sessions.aclose()
 
 
-class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions, Closing):
+class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions, SharesSessions, Closing):
     """What `with_context` returns for a model that the config of each call chooses; all of them share the sessions."""
 
     def __init__(
@@ -506,6 +521,9 @@ class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions,
 
     def _pool(self) -> PoolOf:
         return PoolOf(self._sessions, self._session, self._owner)
+
+    def __repr__(self) -> str:
+        return f"ConfigurableContextModel({self._pool().shown})"
 
     def chosen(self, config: RunnableConfig | None = None) -> Runnable[LanguageModelInput, Any]:
         """Returns the model that this config chooses, with its context managed, and with what was bound."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack, cast
 
@@ -349,6 +349,10 @@ class CtxMemory(BaseMemory, Closing):
         return is_section(message) or bool(text and message.role == "user" and message.content == text)
 
     # serialising
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        yield from (("session_id", self.session_id), ("owner", self.owner), ("store", self.context.store))
+        yield "context_window", self.context.policy.context_window
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """Pure JSON that names session and store; the store by a registered name, never by its URL."""

@@ -351,3 +351,11 @@ def test_names_load_on_first_use() -> None:
         assert getattr(llamaindex_ctx, name).__module__.startswith("llamaindex_ctx.")
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = llamaindex_ctx.no_such_name
+
+
+def test_the_representation_names_session_store_and_window(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'chat.db'}"
+    with CtxMemory.from_defaults("s", store=url, context_window=4_000) as memory:
+        assert (
+            repr(memory) == f"CtxMemory(session_id='s', owner='default', store=SqlStore({url!r}), context_window=4000)"
+        )

@@ -7,6 +7,7 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from typing import Any, Unpack, cast
 
+from ctxfold._copying import SharesSessions
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold.compaction.gauge import gauge
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
@@ -75,7 +76,7 @@ class SessionUsage:
     summary_calls: int = 0
 
 
-class AgentContext(SessionFiles):
+class AgentContext(SessionFiles, SharesSessions):
     """A conversation that may outgrow its window.
 
     Args:
@@ -166,6 +167,12 @@ class AgentContext(SessionFiles):
         self._asked_turn: str | None = None
         self._owns_engine = False
         self._owns_store = False
+
+    def __repr__(self) -> str:
+        return (
+            f"AgentContext(session_id={self.session!r}, owner={self.owner!r}, store={self.store!r}, "
+            f"context_window={self.policy.context_window})"
+        )
 
     def at(self, session: str, *, owner: str | None = None, create: bool = True) -> AgentContext:
         """Another session over the same engine, store and backend; made at its first use.

@@ -1,0 +1,37 @@
+"""A mixin for objects that hold open sessions: copies share them, and pickling is a clear error."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, Self
+
+__all__ = ["SharesSessions", "lasts", "not_pickled"]
+
+
+class SharesSessions:
+    """Makes `copy.copy` and `copy.deepcopy` return an object over the same sessions and the same store.
+
+    The store is closed for all of them when one of them is closed.
+    """
+
+    def __copy__(self) -> Self:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(vars(self))
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self)
+
+
+def lasts(store: str) -> bool:
+    """Returns True for the URL of a store that another process can open: a file or a server, and no memory."""
+    return not (store.startswith("memory:") or ":memory:" in store or store.partition("//")[2] in ("", "/"))
+
+
+def not_pickled(instance: object, why: str = "it holds open sessions and a store's connections") -> TypeError:
+    """Returns the error for an object that cannot be pickled."""
+    return TypeError(
+        f"{type(instance).__name__} cannot be pickled, as {why}: construct it again where it is needed, over the same store"
+    )
