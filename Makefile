@@ -6,7 +6,7 @@ SOURCES := shared langchain_ctx llamaindex_ctx examples
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest test-newest lint types bench notebooks clean
+.PHONY: help setup demo test test-oldest test-newest lint types bench notebooks docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z%-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -64,6 +64,14 @@ bench: setup  ## engine time per turn beside its peers; ARGS="against COMMIT" co
 notebooks: setup  ## execute the notebooks in place, outputs stored
 	@$(BIN)/python -m tests.run_notebooks $(ARGS)
 
+docs: $(VENV)/.docs-stamp  ## the documentation site in site/, warnings as errors, without a network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
+	@echo "site/index.html"
+
+$(VENV)/.docs-stamp: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --group docs
+	@touch $@
+
 clean:  ## remove everything that was built
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage htmlcov
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

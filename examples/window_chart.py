@@ -34,8 +34,8 @@ TURNS: Final = 60
 CONTEXT_WINDOW: Final = 3_000
 CHART: Final = Path(__file__).resolve().parents[1] / "docs" / "images" / "window.svg"
 
-WIDTH, HEIGHT = 860, 430
-LEFT, RIGHT, TOP, BOTTOM = 64, 836, 84, 366
+WIDTH, HEIGHT = 640, 440
+LEFT, RIGHT, TOP, BOTTOM = 64, 620, 92, 368
 COLOURS: Final = {
     "system prompt": "#5b6770",
     "summary": "#c77d0a",
@@ -43,7 +43,7 @@ COLOURS: Final = {
     "recalled passages": "#2a9d5c",
 }
 REFUSED: Final = "#b3261e"
-FONT: Final = 'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="14"'
+FONT: Final = 'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="16"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def draw(measured: Measured) -> str:
         _text(
             RIGHT - 6,
             limit - 7,
-            f"the model's context window: {measured.context_window:,} tokens",
+            f"window: {measured.context_window:,} tokens",
             anchor="end",
             weight="600",
         ),
@@ -199,15 +199,15 @@ def _head(measured: Measured) -> list[str]:
         f"{measured.context_window:,} tokens; the whole list grows to {last:,} and no longer fits from turn "
         f"{measured.first_refused} on."
     )
-    title = f"Tokens in the request of each turn, {len(measured.whole)} turns of one conversation"
-    found = f"{measured.found_facts} with ctxfold, {measured.trimmed_facts} among the newest messages"
-    facts = f"Facts that are in the window of the question about them, of {measured.facts}: {found}."
+    title = f"Tokens in each request, over {len(measured.whole)} turns"
+    held = f"{measured.found_facts} with ctxfold, {measured.trimmed_facts} in the newest messages"
+    facts = f"{measured.facts} facts asked for later: {held}"
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="t d" {FONT}>',
         f'<title id="t">A context window over {len(measured.whole)} turns</title><desc id="d">{about}</desc>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
-        _text(LEFT, 28, title, weight="600", size=17),
-        _text(LEFT, 50, facts),
+        _text(16, 30, title, weight="600", size=20),
+        _text(16, 56, facts),
     ]
 
 
@@ -227,17 +227,17 @@ def _turn_labels(x: Callable[[int], float]) -> str:
 
 
 def _legend() -> str:
-    parts = [_text(LEFT, HEIGHT - 16, "with ctxfold:", weight="600")]
-    place = LEFT + 104
+    parts = [_text(16, HEIGHT - 16, "ctxfold:", weight="600")]
+    place = 92.0
     for name, colour in COLOURS.items():
-        parts.append(f'<rect x="{place}" y="{HEIGHT - 28}" width="14" height="14" fill="{colour}"/>')
+        parts.append(f'<rect x="{place:g}" y="{HEIGHT - 28}" width="14" height="14" fill="{colour}"/>')
         parts.append(_text(place + 20, HEIGHT - 16, name))
-        place += 46 + 8 * len(name)
+        place += 38 + 8.4 * len(name)
     return "\n".join(parts)
 
 
 def _text(
-    x: float, y: float, words: str, *, anchor: str = "start", fill: str = "#222", weight: str = "400", size: int = 14
+    x: float, y: float, words: str, *, anchor: str = "start", fill: str = "#222", weight: str = "400", size: int = 16
 ) -> str:
     style = f'text-anchor="{anchor}" fill="{fill}" font-weight="{weight}" font-size="{size}"'
     return f'<text x="{x:g}" y="{y:g}" {style}>{words}</text>'

@@ -1,0 +1,95 @@
+"""What mkdocs does beside rendering: pages from other files, the reference, checks of code blocks, and llms.txt."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+BORROWED: Final = {"contributing.md": ROOT / "CONTRIBUTING.md", "changelog.md": ROOT / "CHANGELOG.md"}
+PACKAGES: Final = {
+    "ctxfold": "The engine. [Every public name](../api.md) says which page explains what.",
+    "langchain_ctx": "The classes for LangChain. [Which one to use](../langchain.md).",
+    "llamaindex_ctx": "The classes for LlamaIndex. [Which one to use](../llamaindex.md).",
+}
+LINK: Final = re.compile(r"\[([^\]]*)\]\(((?!https?:|#)[^)\s]+)\)")
+BLOCK: Final = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+log = logging.getLogger("mkdocs.hooks.ctxfold")  # below "mkdocs", whose warnings stop a strict build
+pages: dict[str, tuple[str, str]] = {}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages that are made from files outside docs/, and those of the reference."""
+    from mkdocs.structure.files import File
+
+    for name, path in BORROWED.items():
+        files.append(File.generated(config, name, content=path.read_text(encoding="utf-8")))
+    for package, about in PACKAGES.items():
+        files.append(File.generated(config, f"reference/{package}.md", content=reference(package, about)))
+    return files
+
+
+def reference(package: str, about: str) -> str:
+    """Returns the page of a package's public names, each as an instruction to mkdocstrings."""
+    for place in (str(ROOT / "shared"), str(ROOT)):
+        if place not in sys.path:
+            sys.path.insert(0, place)
+    module = importlib.import_module(package)
+    where = _homes(package)
+    blocks = [f"::: {where[name]}.{name}" for name in sorted(module.__all__, key=str.casefold)]
+    return f"# `{package}`\n\n{about}\n\n" + "\n\n".join(blocks) + "\n"
+
+
+def _homes(package: str) -> dict[str, str]:
+    """Returns the module that each public name is imported from, as the package's own imports say."""
+    start = Path(str(importlib.import_module(package).__file__))
+    homes: dict[str, str] = {}
+    for node in ast.walk(ast.parse(start.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package):
+            homes |= {name.asname or name.name: str(node.module) for name in node.names}
+    return homes
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Leads links to files outside docs/ to their pages, and warns of Python blocks that do not compile."""
+    name = page.file.src_uri
+    for block in BLOCK.findall(markdown):
+        try:
+            compile(block, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        except SyntaxError as error:
+            log.warning("%s: a Python block does not compile: %s", name, error)
+    source = BORROWED.get(name, ROOT / "docs" / name)
+    text = LINK.sub(lambda match: _led(match, source, name), markdown)
+    pages[name] = (str(page.title), text)
+    return text
+
+
+def _led(match: re.Match[str], source: Path, name: str) -> str:
+    words, (target, _, heading) = match[1], match[2].partition("#")
+    found = (source.parent / target).resolve()
+    borrowed = {path: page for page, path in BORROWED.items()}
+    if found in borrowed:
+        inside = borrowed[found]
+    elif (name in BORROWED or name.startswith("reference/")) and found.is_relative_to(ROOT / "docs"):
+        inside = found.relative_to(ROOT / "docs").as_posix()
+    elif not found.is_relative_to(ROOT / "docs") and found.exists():
+        return f"{words} (`{found.relative_to(ROOT).as_posix()}` in the repository)"
+    else:
+        return match[0]
+    up = "../" * name.count("/")
+    return f"[{words}]({up}{inside}{'#' + heading if heading else ''})"
+
+
+def on_post_build(config: Any) -> None:
+    """Writes llms.txt, the list of pages, and llms-full.txt, their text without the reference."""
+    site = Path(config["site_dir"])
+    listed = [f"# {config['site_name']}", "", f"> {config['site_description']}", "", "## Pages", ""]
+    listed += [f"- [{title}]({name.removesuffix('.md')}.html)" for name, (title, _) in pages.items()]
+    (site / "llms.txt").write_text("\n".join(listed) + "\n", encoding="utf-8")
+    whole = [text for name, (_, text) in pages.items() if not name.startswith("reference/")]
+    (site / "llms-full.txt").write_text("\n\n".join(whole), encoding="utf-8")

@@ -1,0 +1,91 @@
+"""docs/troubleshooting.md has every error class and every message of the source."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ctxfold
+import langchain_ctx
+import llamaindex_ctx
+from ctxfold import AgentContext, CtxError, errors, tool_result
+from langchain_ctx import ContextMiddleware
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+ADVICE, _, LISTED = PAGE.partition("## Every message")
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+MESSAGES = module("messages")
+
+
+def test_every_message_of_the_source_is_listed() -> None:
+    collected = MESSAGES.collect()
+    assert sum(map(len, collected.values())) > 300
+    parts = {part.partition("\n")[0]: part for part in LISTED.split("\n### ")[1:]}
+    missing = [text for name, texts in collected.items() for text in texts if f"- `{text}`" not in parts.get(name, "")]
+    assert missing == [], "python docs/messages.py writes the list anew"
+
+
+def test_no_listed_message_is_gone_from_the_source() -> None:
+    listed = set(re.findall(r"^- `(.*)`$", LISTED, flags=re.M))
+    assert listed == {text for texts in MESSAGES.collect().values() for text in texts}
+
+
+def test_twelve_messages_at_random_are_found_by_their_words() -> None:
+    texts = [text for texts in MESSAGES.collect().values() for text in texts]
+    for text in random.Random(16).sample(texts, 12):
+        longest = max(text.split(MESSAGES.PLACEHOLDER), key=len)
+        assert longest in LISTED
+
+
+def test_every_public_error_class_has_its_advice() -> None:
+    public = {
+        name
+        for package in (ctxfold, langchain_ctx, llamaindex_ctx)
+        for name in package.__all__
+        if isinstance(getattr(package, name), type) and issubclass(getattr(package, name), CtxError)
+    }
+    assert len(public) > 40
+    told = set(re.findall(r"`(\w+)`", ADVICE.partition("## Classes of errors")[2]))
+    assert public | set(errors.__all__) <= told
+
+
+def found(message: str) -> bool:
+    """Whether one of the listed messages is this one, with its values filled in."""
+    for listed in re.findall(r"^- `(.*)`$", LISTED, flags=re.M):
+        pattern = ".*".join(re.escape(piece) for piece in listed.split(MESSAGES.PLACEHOLDER))
+        if len(listed) > 20 and re.fullmatch(pattern, message.replace("`", "'"), flags=re.S):
+            return True
+    return False
+
+
+def test_errors_that_a_user_makes_are_found() -> None:
+    with AgentContext(context_window=8_000) as ctx:
+        for mistake in (
+            lambda: AgentContext(),
+            lambda: AgentContext(context_window=10),
+            lambda: AgentContext(context_window=8_000, store="mysql://x"),
+            lambda: ctx.add([tool_result("c1", "x", id="t1")]),
+            lambda: ctx.undo(),
+            lambda: ctx.pin("nothing"),
+            lambda: ContextMiddleware(context_window=8_000, history_tools=["fly"]),
+        ):
+            with pytest.raises(CtxError) as raised:
+                mistake()
+            assert found(str(raised.value)), raised.value
+    assert not found("the moon is full: wait for a month")
