@@ -124,6 +124,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_arguments.py::test_bound_reasoning_keeps_its_prefix_within_a_turn",
         ),
         (
+            "an_agents_commands_bring_passages_too",
+            "reaching=bool(older) or _works_with_tools(view),",
+            "reaching=bool(older),",
+            "retrieval/test_reaching_back.py::test_a_command_about_something_new_brings_nothing",
+        ),
+        (
+            "a_chat_recalls_only_what_reaches_back",
+            "reaching=bool(older) or _works_with_tools(view),",
+            "reaching=True,",
+            "retrieval/test_reaching_back.py::test_without_tools_recall_is_generous",
+        ),
+        (
             "the_tail_of_a_large_window_gives_way",
             " or rules.budget_tokens > GIVES_WAY_TOKENS:",
             ":",
@@ -158,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "retrieval/recall.py",
         (
             "the_tail_gives_way_to_a_question_about_itself",
-            "if best_in_archive < REACHES_BACK * best_in_tail:",
+            "if best_in_archive < AS_WELL * best_in_tail:",
             "if False:",
             "retrieval/test_tail_gives_way.py::test_a_question_about_the_tail_keeps_it",
         ),

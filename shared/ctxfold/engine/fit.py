@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, islice, pairwise
 
 from ctxfold.compaction.built_in import BUILT_IN, BY_RATIO, WAITING_SUMMARIES, EarlyArguments, Tiered
 from ctxfold.compaction.commit import Outcome, Postponed
@@ -45,6 +45,7 @@ GIVES_WAY_TOKENS = 8_192  # budget up to which the tail gives way to recall: wha
 FREE_PART = (
     8  # of the budget: this part stays free then, so that the request begins alike in the turn's next tool rounds
 )
+NEWEST = 16  # messages among which a tool's result tells that the model works with tools
 RECALL_ROUNDS = 8  # of tools; passages stand at the end, so they are new to the cache in every later request
 
 
@@ -234,7 +235,8 @@ class WindowFitter:
     ) -> Flow[tuple[Passage, ...]]:
         """Returns the passages that bear on the question; with `older`, of those messages of the tail too.
 
-        Nothing where these are given and the tail matches the question better than what was compacted.
+        Nothing where these are given and match the question better than what was compacted. Nothing either where the conversation
+        works with tools and the question does not reach back: each round would send the passages anew.
         """
         view = stage.view
         visible = frozenset(e.seq for e in view if not e.shown_seq) | open_session.state.taken_out.keys()
@@ -251,6 +253,7 @@ class WindowFitter:
                 likeness=likeness,
                 readings=open_session.passage_cache,
                 older=older,
+                reaching=bool(older) or _works_with_tools(view),
             )
             return (yield from chosen(found, share_tokens, counter, now_s=now_s))
 
@@ -494,6 +497,12 @@ class WindowFitter:
         if learnt:
             _, event = yield from learn(open_session, covered, self.ports, kinds=learnt)
             self.events.emit(event)
+
+
+def _works_with_tools(view: View) -> bool:
+    """Tells whether one of the newest messages is a tool's result."""
+    newest = islice(chain(reversed(view.turn), reversed(view.live)), NEWEST)
+    return any(e.message.role == "tool" for e in newest)
 
 
 def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> list[Sequence[Entry]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import islice
 from math import exp, fsum
 from typing import NamedTuple
 
@@ -47,8 +48,10 @@ REACH = 8  # records on either side in which the neighbours of a message are loo
 NEXT_TO = (0.6, 0.4, 0.2)  # weights of the messages one, two and three steps away
 BY_MEANING = 0.5  # weight of the likeness of meaning, where there is an embedder; the rest goes by words
 REACHES_BACK = (
-    0.7  # of the best score among older messages of the tail: from here on a question is about the archive too
+    0.3  # of the weight of the query's terms: a question of which no archived message has so much is not about them
 )
+LOOKED_AT = 8  # best messages that are looked at for that
+AS_WELL = 0.7  # of the best score among older messages of the tail: from here on a question is about the archive too
 RECENCY = 0.2  # of the best score: what the newest archived message gains, and older ones less
 FLOOR = 0.1  # of the best score; weaker messages are noise
 NEIGHBOURS = 3  # sentences on either side that add to the score of one
@@ -143,11 +146,13 @@ def search(
     likeness: Mapping[Chunk, float] | None = None,
     readings: PassageCache | None = None,
     older: Sequence[Entry] = (),
+    reaching: bool = False,
 ) -> Flow[Found]:
     """Finds the archived messages that bear on `query`, as many as may fit, without the records in `visible`.
 
     `likeness` are chunks found by meaning; `readings` caches messages of the session. With `older`, messages of the tail that
-    are searched too, nothing is found where one of them matches the query better than the archive.
+    are searched too, nothing is found where one of them matches the query better than the archive. With `reaching`, nothing is
+    found for a question that does not reach back: of which no message has the terms that matter.
     """
     query_terms, likeness = term_counts(query), likeness or {}
     if budget_tokens <= 0 or not (query_terms or likeness):
@@ -159,7 +164,7 @@ def search(
     if tail:
         best_in_tail = max((score for seq, score in ranking if seq in in_tail), default=0.0)
         best_in_archive = max((score for seq, score in ranking if seq not in in_tail), default=0.0)
-        if best_in_archive < REACHES_BACK * best_in_tail:
+        if best_in_archive < AS_WELL * best_in_tail:
             return Found({}, {}, weights, {})
         visible = frozenset(visible) - in_tail
     own = _mixed([(seq, score) for seq, score in ranking if seq not in visible], likeness)
@@ -170,7 +175,18 @@ def search(
     if len(known) < len(scores):
         records = yield from StoreCall(Store.fetch, key, tuple(sorted(scores.keys() - known.keys())))
         known |= readings.keep(records)
-    return Found(scores, known, weights, likeness)
+    found = Found(scores, known, weights, likeness)
+    return Found({}, {}, weights, {}) if reaching and not likeness and _covered(found) < REACHES_BACK else found
+
+
+def _covered(found: Found) -> float:
+    """Returns which share of the weight of all query terms a message has at most, among the best ones."""
+    total, best = fsum(found.weights.values()), 0.0
+    for seq in islice(found.scores, LOOKED_AT):
+        if seq in found.readings:
+            held = frozenset[str]().union(*(terms for _, terms in found.readings[seq].sentences))
+            best = max(best, fsum(weight for term, weight in found.weights.items() if term in held))
+    return best / total if total else 0.0
 
 
 def _mixed(ranking: Sequence[tuple[int, float]], likeness: Mapping[Chunk, float]) -> dict[int, float]:
