@@ -6,7 +6,7 @@ SOURCES := shared langchain_ctx llamaindex_ctx examples
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest test-newest lint types bench notebooks docs clean
+.PHONY: help setup demo test test-oldest test-newest lint types bench notebooks docs dist sbom audit clean
 
 help:  ## show this list
 	@grep -hE '^[a-z%-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -71,6 +71,30 @@ docs: $(VENV)/.docs-stamp  ## the documentation site in site/, warnings as error
 $(VENV)/.docs-stamp: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --group docs
 	@touch $@
+
+THIN := packaging/langchain-ctxfold packaging/llama-index-memory-ctxfold
+
+dist: setup  ## wheels and source distributions in dist/, checked and installed in fresh environments
+	rm -rf dist
+	@# without isolation: hatchling is that of constraints-dev.txt, and building needs no network
+	@for project in . $(THIN); do $(BIN)/python -m build --no-isolation --outdir dist $$project >dist.log 2>&1 || \
+		{ cat dist.log; exit 1; }; done; rm -f dist.log; ls -1 dist
+	$(BIN)/python -m twine check --strict dist/*
+	@CTXFOLD_DIST=dist $(BIN)/python -m pytest -n $(WORKERS) tests/packaging $(ARGS)
+
+sbom: setup  ## dist/sbom.json: what ctxfold requires, as CycloneDX
+	@mkdir -p dist
+	@rm -rf $(VENV)/sbom && $(PYTHON) -m venv $(VENV)/sbom
+	@$(VENV)/sbom/bin/python -m pip install --quiet -c constraints-dev.txt ".[langchain,llamaindex,postgres,otel,cli]"
+	@$(BIN)/python -m cyclonedx_py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
+		--output-file dist/sbom.json $(VENV)/sbom/bin/python
+	@$(BIN)/python -c 'import json; print(len(json.load(open("dist/sbom.json"))["components"]), "components in dist/sbom.json")'
+
+audit: setup  ## known vulnerabilities of the pinned dependencies; ARGS="-s osv" asks another service
+	@# strict: a package that the service does not answer for fails the audit, as it was not checked
+	@$(BIN)/python -m pip_audit --strict --no-deps --disable-pip --progress-spinner off --timeout 15 -r constraints-dev.txt $(ARGS) || { \
+		echo "make audit: failed. Either vulnerabilities are listed above, or the service did not answer and nothing was checked" >&2; \
+		exit 1; }
 
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage htmlcov

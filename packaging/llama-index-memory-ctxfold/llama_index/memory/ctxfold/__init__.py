@@ -1,0 +1,5 @@
+"""Exports ctxfold's memory, and what it is set up with, under LlamaIndex's namespace for memories."""
+
+from llamaindex_ctx import CtxMemory, CtxMemoryBlock, LlmSummarizer, register_store
+
+__all__ = ["CtxMemory", "CtxMemoryBlock", "LlmSummarizer", "register_store"]
