@@ -418,10 +418,11 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
     Instantiate:
         ```python
         chat = ChatCtx(model="lookup", base_url="http://127.0.0.1:9000/v1", api_key="x",
-                       session="s1", store="sqlite:///chat.db", context_window=8_000)
+                       session_id="s1", store="sqlite:///chat.db", context_window=8_000)
         ```
         `provider` names a row ("deepseek", "openai", "anthropic", ...), which also says in which wire it is spoken to.
-        Without `session` and `store` it is a plain chat model. With `store`, each call may name its session and owner:
+        `session` is another name of `session_id`, and `policy` a dict of the settings that the other classes take by keyword.
+        Without `session_id` and `store` it is a plain chat model. With `store`, each call may name its session and owner:
         `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (`thread_id` serves too); these beat the fields.
         `chat.invoke(..., context_window=4_000)`, or that name in `configurable`, has one request fit a window of its own.
         What a session does with lists, batches, retries, fallbacks and caches stands in docs/langchain-sessions.md.
@@ -465,6 +466,8 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
     counter: Any = Field(default=None, exclude=True)
     on_abort: Literal["discard", "keep_partial"] = "discard"
     policy: builtins.dict[str, Any] = Field(default_factory=builtins.dict)
+    sections: Any = Field(default=(), exclude=True)
+    embedder: Any = Field(default=None, exclude=True)
     backend: Any = Field(default=None, exclude=True)
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -472,13 +475,24 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
     _token_counter: TokenCounter | None = PrivateAttr(default=None)
     _derived: frozenset[str] = PrivateAttr(default=frozenset())
 
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:
+        session_id: str | None = None
+    else:
 
         def __init__(self, **data: Any) -> None:
+            if "session_id" in data:
+                if data.get("session") is not None:
+                    raise ConfigError("session and session_id are the same setting: give session_id alone")
+                data["session"] = data.pop("session_id")
             check_fields(data)
             super().__init__(**data)
             # not in a validator: pydantic would wrap a ConfigError into an error of its own
             self._connect()
+
+        @property
+        def session_id(self) -> str | None:
+            """Returns `session`, by the name that it has in the other classes."""
+            return self.session
 
     @field_serializer("base_url")
     def _without_secrets(self, base_url: str | None) -> str | None:
@@ -534,6 +548,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
             return
         if "cache" not in self.model_fields_set:
             self.cache = False  # a cached answer would belong to another state of the session
+        beside = {name: value for name, value in (("sections", self.sections), ("embedder", self.embedder)) if value}
         self._sessions = Sessions(
             store=self.store,
             context_window=self.context_window,
@@ -541,7 +556,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
             summarizer=ReportedSummarizer(self._backend, answers=True) if self.summarizer is None else self.summarizer,
             counter=self.counter,
             max_tokens=self.max_tokens,
-            settings=self.policy,
+            settings={**self.policy, **beside},
         )
         if self.session is not None:
             try:

@@ -42,14 +42,30 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     store.add_documents([Document("The ferry leaves at 7:40.", metadata={"source": "timetable.pdf"})])
     with (
         ModelServer(model="lookup", context_window=64_000) as server,
-        ChatCtx(model="lookup", base_url=server.base_url, api_key="x") as model,
+        ChatCtx(model="lookup", base_url=server.base_url, api_key="x", context_window=64_000) as model,
     ):
         yield {"model": model, "tools": [], "saver": InMemorySaver(), "retriever": store.as_retriever()}
 
 
+def test_an_agent(names: dict[str, Any]) -> None:
+    run(names, "langchain.md", 0)
+    thread: Any = {"configurable": {"thread_id": "ann"}}
+    names["agent"].invoke({"messages": [TOLD]}, thread)
+    assert "47-B" in names["agent"].invoke({"messages": [ASKED]}, thread)["messages"][-1].text
+
+
+def test_a_model_in_its_context(names: dict[str, Any]) -> None:
+    run(names, "langchain.md", 1)
+    chat, config = names["chat"], {"configurable": {"session_id": "ann"}}
+    chat.invoke([TOLD], config)
+    assert "47-B" in chat.invoke([ASKED], config).text
+    assert chat.context("ann").policy.context_window == 64_000
+    chat.close()
+
+
 def test_a_node_in_a_chain(names: dict[str, Any]) -> None:
     names["messages"] = [TOLD, AIMessage("Noted."), ASKED]
-    run(names, "langchain.md", 0)
+    run(names, "langchain.md", 2)
     assert "47-B" in names["chain"].invoke(names["messages"], THREAD).text
     assert [m.text for m in names["fit"].context("ann").messages()] == [TOLD.content, "Noted."]
     names["fit"].close()
@@ -57,14 +73,14 @@ def test_a_node_in_a_chain(names: dict[str, Any]) -> None:
 
 def test_a_node_as_a_hook(names: dict[str, Any]) -> None:
     with pytest.warns(LangGraphDeprecatedSinceV10):
-        run(names, "langchain.md", 1)
+        run(names, "langchain.md", 3)
     names["agent"].invoke({"messages": [TOLD]}, THREAD)
     assert "47-B" in names["agent"].invoke({"messages": [ASKED]}, THREAD)["messages"][-1].text
     assert names["fit"].context("t").usage().turns == 1
 
 
 def test_documents(names: dict[str, Any]) -> None:
-    run(names, "langchain.md", 2)
+    run(names, "langchain.md", 4)
     assert "7:40" in names["chat"].invoke("When does the ferry leave?").text
 
 
@@ -73,7 +89,7 @@ def test_other_histories(names: dict[str, Any]) -> None:
         "old": InMemoryChatMessageHistory(messages=[TOLD, AIMessage("Noted.")]),
         "copy": InMemoryChatMessageHistory(),
     }
-    run(names, "langchain.md", 3)
+    run(names, "langchain.md", 5)
     assert [m.text for m in names["history"].context.messages()] == [TOLD.content, "Noted.", "And today?"]
     assert {m.text for m in names["copy"].messages} == {TOLD.content, "Noted.", "And today?"}
     names["history"].close()
@@ -89,7 +105,7 @@ def test_owners_of_a_history(names: dict[str, Any]) -> None:
 
 
 def test_every_example_is_run_and_every_name_exists() -> None:
-    assert len(examples("langchain.md")) == 4
+    assert len(examples("langchain.md")) == 6
     assert len(examples("langchain-sessions.md")) == 1
     named = set(re.findall(r"from langchain_ctx import ([^\n]+)", "\n".join(examples("langchain.md"))))
     assert {name for line in named for name in line.split(", ")} <= set(langchain_ctx.__all__)

@@ -10,6 +10,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelFallbackMiddleware
 from langchain.chat_models import init_chat_model
+from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import StrOutputParser
@@ -20,7 +21,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 
-from ctxfold import ConfigError, MissingExtraError, Policy
+from ctxfold import ConfigError, MissingExtraError, Policy, Section
 from ctxfold.policy import policy_for
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from ctxfold.tokens import text_counter
@@ -296,3 +297,53 @@ def test_an_agent_with_a_configurable_model(service: ModelServer) -> None:
 def test_a_model_with_settings_bound_is_refused(service: ModelServer) -> None:
     with pytest.raises(ConfigError, match="bind tools and settings to what comes back"):
         with_context(chat(service, "m", SMALL).bind(stop=["x"]))
+
+
+# names
+
+
+@pytest.mark.parametrize("entry", ["ChatCtx", "ContextMiddleware", "ContextNode", "with_context"])
+def test_the_same_names_in_every_entry(entry: str, service: ModelServer, tmp_path: Path) -> None:
+    class Vectors(Embeddings):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [[1.0, float(len(text))] for text in texts]
+
+        def embed_query(self, text: str) -> list[float]:
+            return [1.0, float(len(text))]
+
+    settings: dict[str, Any] = {
+        "session_id": "s",
+        "owner": "ann",
+        "store": f"sqlite:///{tmp_path / 'chat.db'}",
+        "context_window": SMALL,
+        "summarizer": FakeListChatModel(responses=["They asked."]),
+        "sections": [Section("notes", lambda query: "The ferry leaves at nine.")],
+        "embedder": Vectors(),
+    }
+    model = chat(service, "m", None)
+    question = [HumanMessage("When does the ferry leave?", id="q")]
+    match entry:
+        case "ChatCtx":
+            made: Any = ChatCtx(model="m", base_url=service.base_url, api_key="x", **settings)  # type: ignore[arg-type]
+            made.invoke(question)
+            assert made.session_id == made.session == "s"
+        case "ContextMiddleware":
+            made = ContextMiddleware(history_tools=False, **settings)
+            create_agent(model, [], middleware=[made]).invoke({"messages": question})  # type: ignore[arg-type]
+        case "ContextNode":
+            made = ContextNode(**settings)
+            (made | model).invoke(question)
+        case _:
+            made = with_context(model, **settings)
+            made.invoke(question)
+    assert "The ferry leaves at nine." in str(service.requests[-1].body["messages"])
+    assert repr(made.context("s").store) == f"SqlStore({settings['store']!r})"
+    assert made.context("s").owner == "ann"
+    made.close()
+
+
+def test_one_name_for_a_session() -> None:
+    with pytest.raises(ConfigError, match="session and session_id are the same setting"):
+        ChatCtx(
+            model="m", base_url="http://127.0.0.1:9/v1", api_key="x", session="a", session_id="b", context_window=SMALL
+        )  # type: ignore[arg-type]
