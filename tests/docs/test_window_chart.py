@@ -5,6 +5,10 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import Memory
+
+from ctxfold import Message, RatioCounter, ToolResultPart
 from examples import window_chart
 from examples.demo.story import load_story
 
@@ -27,3 +31,25 @@ def test_the_window_stays_below_its_limit_and_holds_the_facts_that_are_asked_for
     assert measured.whole[measured.first_refused - 1] > measured.context_window
     assert measured.whole[measured.first_refused - 2] <= measured.context_window
     assert measured.found_facts >= 20 > 5 >= measured.trimmed_facts
+
+
+async def test_llamaindex_memory_holds_the_newest_of_these_facts_only() -> None:
+    """The row of docs/comparison.md: the same turns in LlamaIndex's own memory, with the same budget and no memory blocks."""
+    story = load_story()
+    memory = Memory.from_defaults(token_limit=2_400, tokenizer_fn=lambda text: [0] * RatioCounter().count(text))
+    for number, turn in enumerate(story.turns[: window_chart.TURNS]):
+        told = window_chart.turn_messages(turn, number)
+        await memory.aput_messages(
+            [ChatMessage(role="user" if m.role == "user" else "assistant", content=words(m)) for m in told]
+        )
+    questions = [q for q in story.questions if q.turn < window_chart.TURNS]
+    held = 0
+    for question in questions:
+        shown = await memory.aget(input=question.question)
+        held += question.is_right("\n".join(str(m.content) for m in shown))
+    assert len(questions) == 22
+    assert held == 1
+
+
+def words(message: Message) -> str:
+    return message.text or "\n".join(part.content for part in message.parts if isinstance(part, ToolResultPart))
