@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import resource
 import shutil
 import sqlite3
 import subprocess
@@ -370,7 +370,7 @@ with AgentContext(store=sys.argv[1], context_window=100_000, counter=RatioCounte
 """
 
 
-@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no limit of file sizes on this system")
+@pytest.mark.skipif(importlib.util.find_spec("resource") is None, reason="no limit of file sizes on this system")
 def test_a_full_disk_is_told_and_the_session_goes_on(tmp_path: Path) -> None:
     """Step 7, C: a write that finds no room is a StoreUnavailableError; with room again the same session goes on."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
