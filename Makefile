@@ -85,7 +85,7 @@ dist: setup  ## wheels and source distributions in dist/, checked and installed 
 sbom: setup  ## dist/sbom.json: what ctxfold requires, as CycloneDX
 	@mkdir -p dist
 	@rm -rf $(VENV)/sbom && $(PYTHON) -m venv $(VENV)/sbom
-	@$(VENV)/sbom/bin/python -m pip install --quiet -c constraints-dev.txt ".[langchain,llamaindex,postgres,otel,cli]"
+	@$(VENV)/sbom/bin/python -m pip install --quiet --no-compile -c constraints-dev.txt ".[langchain,llamaindex,postgres,otel,cli]"
 	@$(BIN)/python -m cyclonedx_py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
 		--output-file dist/sbom.json $(VENV)/sbom/bin/python
 	@$(BIN)/python -c 'import json; print(len(json.load(open("dist/sbom.json"))["components"]), "components in dist/sbom.json")'
