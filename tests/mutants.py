@@ -125,13 +125,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_agents_commands_bring_passages_too",
-            "reaching=bool(older) or _works_with_tools(view),",
-            "reaching=bool(older),",
+            "reaching=_works_with_tools(view),",
+            "reaching=False,",
             "retrieval/test_reaching_back.py::test_a_command_about_something_new_brings_nothing",
         ),
         (
             "a_chat_recalls_only_what_reaches_back",
-            "reaching=bool(older) or _works_with_tools(view),",
+            "reaching=_works_with_tools(view),",
             "reaching=True,",
             "retrieval/test_reaching_back.py::test_without_tools_recall_is_generous",
         ),

@@ -253,7 +253,7 @@ class WindowFitter:
                 likeness=likeness,
                 readings=open_session.passage_cache,
                 older=older,
-                reaching=bool(older) or _works_with_tools(view),
+                reaching=_works_with_tools(view),
             )
             return (yield from chosen(found, share_tokens, counter, now_s=now_s))
 
