@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack, cast
 
@@ -13,22 +13,26 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory.types import BaseMemory
-from llama_index.core.storage.chat_store.base_db import MessageStatus
+from llama_index.core.storage.chat_store.base import BaseChatStore
+from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
+from llama_index.core.storage.chat_store.loading import load_chat_store  # pyright: ignore[reportUnknownVariableType]
 from pydantic import Field, PrivateAttr
 
 from ctxfold import Section
 from ctxfold._closing import Closing
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
-from ctxfold.adapters.sessions import EngineSettings
 from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallError
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens import TextCounter
-from ctxfold.validation import json_problem, kind_of
+from ctxfold.validation import is_a, json_problem, kind_of
+from llamaindex_ctx.chat_store import CtxChatStore
+from llamaindex_ctx.chat_store_copy import ChatStoreCopy
 from llamaindex_ctx.instrumentation import span
 from llamaindex_ctx.memory_blocks import Block, asking
 from llamaindex_ctx.memory_factory import FunctionCounter, Tokenizer, live_at, open_live, source_of, window_rules
+from llamaindex_ctx.memory_settings import StockSettings, place_of, placed, stock_rules, warn_unused
 from llamaindex_ctx.messages import (
     archive_stays,
     carry_ids,
@@ -66,10 +70,15 @@ class CtxMemory(BaseMemory, Closing):
 
     _live: Live = PrivateAttr()
 
-    def __init__(self, live: Live | None = None, *, recall: bool = True, **others: Any) -> None:
-        if not isinstance(live, Live):
+    def __init__(self, live: Live | None = None, *, recall: bool = True, **settings: Any) -> None:
+        history: Sequence[ChatMessage | str] | None = None
+        fresh = live is None
+        if live is None:
+            live, history = _opened(settings, recall=recall)
+        elif not is_a(live, Live) or settings:
             raise ConfigError(
-                "a memory is made with CtxMemory.from_defaults(session_id, store=..., context_window=...)"
+                "a memory takes keyword arguments: CtxMemory(session_id=..., token_limit=...), or "
+                "CtxMemory.from_defaults(session_id, store=..., context_window=...)"
             )
         context = live.context
         fields: dict[str, Any] = {
@@ -81,6 +90,10 @@ class CtxMemory(BaseMemory, Closing):
         }
         super().__init__(**fields)
         self._live = live
+        if history is not None:
+            self.set(history)
+        elif fresh and live.copy is not None:
+            self._set(live.copy.read())
 
     @classmethod
     def class_name(cls) -> str:
@@ -91,7 +104,7 @@ class CtxMemory(BaseMemory, Closing):
     def from_defaults(  # type: ignore[override]  # noqa: PLR0913 - LlamaIndex's own names beside ours
         cls,
         session_id: str | Sequence[ChatMessage] | None = None,
-        *,
+        *positional: Any,
         store: str | Store | None = None,
         context_window: int | None = None,
         llm: LLM | None = None,
@@ -104,15 +117,17 @@ class CtxMemory(BaseMemory, Closing):
         memory_blocks: Sequence[Block] | None = None,
         sections: Sequence[Section] = (),
         embedder: BaseEmbedding | Embedder | None = None,
-        **settings: Unpack[EngineSettings],
+        **settings: Unpack[StockSettings],
     ) -> CtxMemory:
         """Returns a memory over a session, which is made in the store when it is new.
 
         Args:
             session_id: the session's name; without it a new name is made up. A list of messages in its place is taken as
-                `chat_history`, which comes first in LlamaIndex's own memories.
+                `chat_history`, which comes first in LlamaIndex's buffers.
+            positional: what follows in `Memory.from_defaults`, or in the buffers' where their types tell so.
             store: `sqlite:///file.db`, `postgresql+psycopg://...`, a registered name, a Store, or None for memory.
-            context_window: in tokens, for input and output together; None takes that of `policy`, or the LLM's.
+            context_window: in tokens, for input and output together; None takes that of `policy`, or the LLM's, or else
+                LlamaIndex's default of 30,000 tokens for the history alone.
             llm: the LLM that writes summaries; None writes extractive ones.
             chat_history: replaces the messages of the session, as `set` does.
             token_limit: tokens that the history alone may take, without a reply reserve.
@@ -122,42 +137,28 @@ class CtxMemory(BaseMemory, Closing):
                 the registered store.
             sections: `ctxfold.Section`s, which stand beside the conversation too.
             embedder: makes vectors, so that `get` recalls passages by meaning too.
-            settings: fields of `ctxfold.Policy`, or a whole one as `policy`; `reply_reserve_tokens`, `strategy` and `prices`.
+            settings: fields of `ctxfold.Policy`, or a whole one as `policy`; `reply_reserve_tokens`, `strategy` and `prices`;
+                every other keyword of LlamaIndex's own memories. Those without a counterpart raise a CtxWarning.
         """
-        if session_id is not None and not isinstance(session_id, str):
-            if chat_history is not None or not isinstance(session_id, list | tuple):
-                raise ConfigError(
-                    f"session_id is {kind_of(session_id)}: give the session's name, or the messages once, as chat_history=[...]"
-                )
-            session_id, chat_history = None, session_id
-        history = None if chat_history is None else listed(chat_history)
-        if llm is not None:
-            check_llm("llm", llm)
-        source, session = source_of(store, llm), uuid.uuid4().hex if session_id is None else session_id
-        llm = llm or source.llm
-        rules: dict[str, Any] = {**settings}
-        if settings.get("policy") is None or context_window is not None or token_limit is not None:
-            rules |= window_rules(context_window, token_limit, llm)
-        if not recall:
-            rules.setdefault("recall_ratio", 0.0)  # sections are looked for all the same
-        if memory_blocks is None:
-            memory_blocks = source.memory_blocks(session) if source.memory_blocks else ()
-        live = open_live(
-            session,
-            owner,
-            source,
-            llm=llm,
-            counter=counter or (FunctionCounter(tokenizer_fn) if tokenizer_fn else None),
-            tokenizer_fn=tokenizer_fn,
-            blocks=memory_blocks,
-            sections=sections,
-            embedder=embedder,
-            rules=rules,
-        )
-        memory = cls(live, recall=recall)
-        if history is not None:
-            memory.set(history)
-        return memory
+        given: dict[str, Any] = {
+            "store": store,
+            "context_window": context_window,
+            "llm": llm,
+            "owner": owner,
+            "chat_history": chat_history,
+            "token_limit": token_limit,
+            "tokenizer_fn": tokenizer_fn,
+            "counter": counter,
+            "memory_blocks": memory_blocks,
+            "sections": sections,
+            "embedder": embedder,
+            **settings,
+        }
+        for name, value in placed(session_id, positional).items():
+            if given.get(name) is not None:
+                raise ConfigError(f"{name} is given twice, in its place and as a keyword: give it once")
+            given[name] = value
+        return cls(recall=recall, **given)
 
     @property
     def context(self) -> AgentContext:
@@ -168,6 +169,21 @@ class CtxMemory(BaseMemory, Closing):
     def token_limit(self) -> int:
         """Tokens that the history may take."""
         return self.context.policy.budget_tokens
+
+    @property
+    def memory_blocks(self) -> list[Block]:
+        """The memory blocks of the session."""
+        return [] if self._live.blocks is None else list(self._live.blocks.blocks)
+
+    @property
+    def chat_store(self) -> BaseChatStore | AsyncDBChatStore:
+        """The chat store that the memory was given, or the histories of its own store."""
+        return CtxChatStore(self.context.store, owner=self.owner) if self._live.copy is None else self._live.copy.store
+
+    @property
+    def chat_store_key(self) -> str:
+        """The session's name, under which the chat store has the history."""
+        return self.session_id
 
     def at(self, session_id: str, *, owner: str | None = None) -> CtxMemory:
         """The memory of another session over the same engine and store, which is made at its first use."""
@@ -265,27 +281,36 @@ class CtxMemory(BaseMemory, Closing):
     @span
     def put_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         """Store messages in one step: all of them, or on an error none."""
-        self._put(listed(messages))
+        added = self._put(listed(messages))
+        if self._live.copy is not None:
+            self._live.copy.add(added)
         self._feed()
 
-    def _put(self, messages: Sequence[ChatMessage | str]) -> None:
+    def _put(self, messages: Sequence[ChatMessage | str]) -> tuple[Message, ...]:
         view = self.context.view().messages if self._needs_view(messages) else ()
         fresh = without_own(self._taken(messages, unanswered(view)), view)
-        if fresh:
-            self._live.waiting = self.context.add(fresh, known_ids=carry_ids(messages)).turn_id is not None
+        if not fresh:
+            return ()
+        added = self.context.add(fresh, known_ids=carry_ids(messages))
+        self._live.waiting = added.turn_id is not None
+        return added.messages
 
     @span
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         messages = listed(messages)
-        await (asyncio.to_thread(self._put, messages) if heavy(messages) else self._aput(messages))
+        added = await (asyncio.to_thread(self._put, messages) if heavy(messages) else self._aput(messages))
+        if self._live.copy is not None:
+            await self._live.copy.aadd(added)
         await self._afeed()
 
-    async def _aput(self, messages: Sequence[ChatMessage | str]) -> None:
+    async def _aput(self, messages: Sequence[ChatMessage | str]) -> tuple[Message, ...]:
         view = (await self.context.aview()).messages if self._needs_view(messages) else ()
         fresh = without_own(self._taken(messages, unanswered(view)), view)
-        if fresh:
-            added = await self.context.aadd(fresh, known_ids=carry_ids(messages))
-            self._live.waiting = added.turn_id is not None
+        if not fresh:
+            return ()
+        added = await self.context.aadd(fresh, known_ids=carry_ids(messages))
+        self._live.waiting = added.turn_id is not None
+        return added.messages
 
     @span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
@@ -295,6 +320,8 @@ class CtxMemory(BaseMemory, Closing):
         list that goes on from `get_all` or `get` costs no more than putting what is new.
         """
         self._set(listed(messages))
+        if self._live.copy is not None:
+            self._live.copy.set(self.get_all())
         self._feed()
 
     def _set(self, messages: Sequence[ChatMessage | str]) -> None:
@@ -306,6 +333,8 @@ class CtxMemory(BaseMemory, Closing):
     async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
         messages = listed(messages)
         await (asyncio.to_thread(self._set, messages) if heavy(messages) else self._aset(messages))
+        if self._live.copy is not None:
+            await self._live.copy.aset(await self.aget_all())
         await self._afeed()
 
     async def _aset(self, messages: Sequence[ChatMessage | str]) -> None:
@@ -318,11 +347,15 @@ class CtxMemory(BaseMemory, Closing):
         archive_stays(status)
         self.context.clear(prompts=True)
         self._live.waiting = False
+        if self._live.copy is not None:
+            self._live.copy.clear()
 
     async def areset(self, status: MessageStatus | None = None) -> None:
         archive_stays(status)
         await self.context.aclear(prompts=True)
         self._live.waiting = False
+        if self._live.copy is not None:
+            await self._live.copy.aclear()
 
     def _needs_view(self, messages: Sequence[ChatMessage | str]) -> bool:
         """Returns True if tool calls wait for results, or a summary of a memory is among the messages."""
@@ -369,8 +402,11 @@ class CtxMemory(BaseMemory, Closing):
         """The memory again: on its live engine in the same process, else on the store registered under its name.
 
         Further keywords are those of `from_defaults`, such as `llm` or another `store`. ConfigError when the store's name is
-        not known, or is a URL: a dict may come from anywhere.
+        not known, or is a URL: a dict may come from anywhere. What `to_dict` of one of LlamaIndex's buffers returned is
+        taken too, with its messages.
         """
+        if "chat_store" in data or "chat_history" in data:
+            return cls.from_defaults(**{**_of_buffer(data), **kwargs})
         live = find_live(str(data.get("engine", "")))
         if live is not None and not kwargs:
             return cls(live, recall=bool(data.get("recall", True)))
@@ -419,3 +455,59 @@ class CtxMemory(BaseMemory, Closing):
             drop_live(self._live)
         if self._live.blocks is not None:
             self._live.blocks.side.close()
+        if self._live.copy is not None:
+            self._live.copy.side.close()
+
+
+def _opened(settings: Mapping[str, Any], *, recall: bool) -> tuple[Live, Sequence[ChatMessage | str] | None]:
+    """Opens the engine that the keywords of a memory describe. Returns it with the messages that replace the session's."""
+    rules = dict(settings)
+    session_id, history = rules.pop("session_id", None), rules.pop("chat_history", None)
+    if session_id is not None and not isinstance(session_id, str):
+        raise ConfigError(
+            f"session_id is {kind_of(session_id)}: give the session's name, or the messages once, as chat_history=[...]"
+        )
+    messages = None if history is None else listed(history)
+    place = place_of(session_id, rules.pop("owner", "default"), rules.pop("store", None), rules)
+    llm, blocks = rules.pop("llm", None), rules.pop("memory_blocks", None)
+    if llm is not None:
+        check_llm("llm", llm)
+    source = source_of(place.store, llm)
+    llm = llm or source.llm
+    window, limit = rules.pop("context_window", None), rules.pop("token_limit", None)
+    tokenizer_fn, counter = rules.pop("tokenizer_fn", None), rules.pop("counter", None)
+    sections, embedder = rules.pop("sections", ()), rules.pop("embedder", None)
+    warn_unused(rules)
+    rules = {**stock_rules(rules, limit), **rules}
+    if rules.get("policy") is None or window is not None or limit is not None:
+        rules |= window_rules(window, limit, llm)
+    if not recall:
+        rules.setdefault("recall_ratio", 0.0)  # sections are looked for all the same
+    if blocks is None:
+        blocks = source.memory_blocks(place.session_id) if source.memory_blocks else ()
+    live = open_live(
+        place.session_id,
+        place.owner,
+        source,
+        llm=llm,
+        counter=counter or (FunctionCounter(tokenizer_fn) if tokenizer_fn else None),
+        tokenizer_fn=tokenizer_fn,
+        blocks=blocks,
+        sections=sections,
+        embedder=embedder,
+        rules=rules,
+    )
+    if place.chat_store is not None:
+        live.copy = ChatStoreCopy(place.chat_store, place.session_id)
+        weakref.finalize(live, live.copy.side.close).atexit = False
+    return live, messages
+
+
+def _of_buffer(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keywords that describe a serialised ChatMemoryBuffer or ChatSummaryMemoryBuffer; its LLM is given beside."""
+    load = cast("Callable[[dict[str, Any]], BaseChatStore]", load_chat_store)
+    names = ("chat_store_key", "token_limit", "summarize_prompt", "count_initial_tokens")
+    settings = {name: data[name] for name in names if name in data}
+    if "chat_history" in data:  # the form of older releases
+        return {**settings, "chat_history": [ChatMessage.model_validate(m) for m in data["chat_history"]]}
+    return {**settings, "chat_store": load(dict(data["chat_store"]))}

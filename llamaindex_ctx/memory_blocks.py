@@ -27,7 +27,7 @@ from ctxfold.validation import all_of, name_path
 from llamaindex_ctx.messages import to_chat_messages
 from llamaindex_ctx.metadata import without_marks
 
-__all__ = ["Block", "Blocks", "asking"]
+__all__ = ["Block", "Blocks", "SideLoop", "asking"]
 
 _log = logging.getLogger("ctxfold")
 T = TypeVar("T")
@@ -76,7 +76,9 @@ class SideLoop:
         """Returns the coroutine's result. ConfigError in the loop's own thread, which would wait for itself."""
         if threading.current_thread() is self._thread:
             work.close()
-            raise ConfigError("a memory block called its memory synchronously: await aput, aget, ... there")
+            raise ConfigError(
+                "a memory block or chat store called its memory synchronously: await aput, aget, ... there"
+            )
         with self._lock:  # so that the work stands before the end in the loop's queue
             begun = asyncio.run_coroutine_threadsafe(work, self._running())
         return begun.result()

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any, TypeAlias
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms.llm import LLM
+from llama_index.core.memory.memory import DEFAULT_TOKEN_LIMIT
 
 from ctxfold import Section
 from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens import CtxWarning, TextCounter
 from ctxfold.validation import kind_of, whole_number
 from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_blocks import Block, Blocks
 from llamaindex_ctx.retrieval import as_embedder
 from llamaindex_ctx.store_registry import Live, Source, find_source, keep_live
-from llamaindex_ctx.summarizer import LlmSummarizer, known_window
+from llamaindex_ctx.summarizer import LlmSummarizer, told_window
 
-__all__ = ["FunctionCounter", "Tokenizer", "live_at", "open_live", "source_of", "window_rules"]
+__all__ = ["FunctionCounter", "Tokenizer", "live_at", "open_live", "source_of", "warn_caller", "window_rules"]
 
 Tokenizer: TypeAlias = Callable[[str], Sequence[Any]]
 
@@ -76,15 +80,32 @@ class FunctionCounter:
             return type(error).__name__
 
 
+def warn_caller(message: str) -> None:
+    """Warns at the line outside this package that led here, however many calls lie between."""
+    level = 1
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("llamaindex_ctx", "ctxfold"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, CtxWarning, stacklevel=level)
+
+
 def window_rules(context_window: int | None, token_limit: int | None, llm: LLM | None) -> dict[str, Any]:
-    """Window and reply reserve; `token_limit` is a budget, so the window is that and the reserve."""
+    """Returns the window and the reply reserve; `token_limit` is a budget, so the window is that and the reserve.
+
+    Without any of the three the limit is that of LlamaIndex's `Memory`.
+    """
     if token_limit is not None:
         token_limit = whole_number("token_limit", token_limit, "give the tokens that the history may take, 1 or more")
     window = context_window
     if window is None and token_limit is None and llm is not None:
-        window = known_window(llm)
+        window = told_window(llm)
+        if window is None:
+            warn_caller(
+                f"the window of {type(llm).__name__} is not known, so the history may take {DEFAULT_TOKEN_LIMIT} tokens, "
+                "LlamaIndex's default: give context_window=... or token_limit=..."
+            )
     if window is None and token_limit is None:
-        raise ConfigError("the context window is not known: give context_window=..., token_limit=... or llm=...")
+        token_limit = DEFAULT_TOKEN_LIMIT
     if token_limit is None:
         return {"context_window": window}
     if window is None:
@@ -161,6 +182,8 @@ def live_at(live: Live, session: str, owner: str | None) -> Live:
             "this memory has memory blocks, which belong to its session: open the other session with blocks of its own "
             "(CtxMemory.from_defaults(session_id, store=..., memory_blocks=[...]))"
         )
-    other = replace(live, key=uuid.uuid4().hex, context=live.context.at(session, owner=owner), waiting=False)
+    chat_copy = None if live.copy is None else replace(live.copy, key=session)
+    context = live.context.at(session, owner=owner)
+    other = replace(live, key=uuid.uuid4().hex, context=context, waiting=False, copy=chat_copy)
     keep_live(other)
     return other

@@ -16,6 +16,7 @@ from ctxfold.errors import ConfigError
 from ctxfold.lru import LruCache
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
+from llamaindex_ctx.chat_store_copy import ChatStoreCopy
 from llamaindex_ctx.memory_blocks import Block, Blocks
 
 __all__ = [
@@ -59,6 +60,7 @@ class Live:
     blocks: Blocks | None = None
     beside: bool = False  # whether anything is to stand beside the conversation
     waiting: bool = False  # whether the newest messages put are calls without results
+    copy: ChatStoreCopy | None = None  # another chat store that receives what is stored
     beside_text: str = ""  # what stood beside the conversation in the window given out last: never stored
 
 

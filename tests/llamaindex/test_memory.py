@@ -231,7 +231,6 @@ def test_from_defaults_takes_the_names_of_the_stock_memories() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "context_window="),
         ({"token_limit": 0}, "token_limit is 0"),
         ({"token_limit": 10, "context_window": 10}, "lower token_limit"),
         ({"context_window": -1}, "context_window is -1"),

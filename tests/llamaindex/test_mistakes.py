@@ -32,7 +32,7 @@ def opened(session: Any = "s", **settings: Any) -> CtxMemory:
 
 
 MADE: list[tuple[str, str, Callable[[], object]]] = [
-    ("as other memories are made", r"made with CtxMemory.from_defaults\(", lambda: CtxMemory(session_id="s", token_limit=3_000)),
+    ("a name in the first place", r"keyword arguments: CtxMemory\(session_id=", lambda: CtxMemory("s")),  # type: ignore[arg-type]
     ("limit as text", "token_limit is '3000'", lambda: CtxMemory.from_defaults("s", token_limit="3000")),  # type: ignore[arg-type]
     ("window as text", "context_window is '8000'", lambda: opened(context_window="8000")),
     ("both", "token_limit is 9000 and context_window 8000", lambda: opened(token_limit=9_000)),
@@ -45,8 +45,16 @@ MADE: list[tuple[str, str, Callable[[], object]]] = [
     ("another driver", "sqlite.pysqlcipher.*the same URL", lambda: opened(store="sqlite+pysqlcipher:///chat.db")),
     ("nobody's session", "session name is empty", lambda: opened("")),
     ("a number's session", "session_id is an int: give the session's name", lambda: opened(5)),
-    ("a chat store", "'chat_store': ctxfold calls it store", lambda: opened(chat_store=CtxChatStore())),
-    ("a prompt", "'summarize_prompt': ctxfold calls it summary_prompt", lambda: opened(summarize_prompt="Shorter!")),
+    ("a chat store", "chat_store is a str: give a chat store", lambda: opened(chat_store="chat.db")),
+    ("two places", "store and async_database_uri", lambda: opened(store="sqlite://", async_database_uri="sqlite://")),
+    ("a store and a chat store", "store and chat_store", lambda: opened(store="sqlite://", chat_store=CtxChatStore())),
+    ("two names", "session_id is 's' and chat_store_key 'ann'", lambda: opened(chat_store_key="ann")),
+    ("two prompts", "the same setting", lambda: opened(summarize_prompt="Shorter!", summary_prompt="Longer!")),
+    ("an engine's URL", "async_engine is a str", lambda: opened(async_engine="sqlite+aiosqlite:///a.db")),
+    ("a share in per cent", "chat_history_token_ratio is 70", lambda: opened(chat_history_token_ratio=70)),
+    ("a place of blocks", "insert_method is 'tail'", lambda: opened(insert_method="tail")),
+    ("in its place and by name", "token_limit is given twice", lambda: CtxMemory.from_defaults("s", None, 900, token_limit=900)),
+    ("too many", "19 positional arguments: there are 17", lambda: CtxMemory.from_defaults("s", *range(18))),
     ("text as history", "the messages are a str: give a list", lambda: opened(chat_history="Hello.")),
     ("dicts as history", "a message is a dict", lambda: opened(chat_history=[{"role": "user"}])),
     ("a tokenizer's name", "tokenizer_fn is a str", lambda: opened(tokenizer_fn="cl100k_base")),
