@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from llama_index.llms.openai_like import OpenAILike
 
-from ctxfold import AgentContext, ConfigError, ScriptedBackend
+from ctxfold import AgentContext, ConfigError, CtxWarning, ScriptedBackend
 from ctxfold.testing import Scripted
 from llamaindex_ctx import CtxLLM, CtxMemory, LlamaIndexBackend, with_context
 from tests.llamaindex.served_llm import HELLO, KEY, ask, served
@@ -58,9 +58,10 @@ async def test_no_window_is_guessed() -> None:
         assert (metadata.model_name, metadata.is_function_calling_model) == ("m", True)
         with pytest.raises(ConfigError, match=r"model 'm'.*give context_window="):
             _ = metadata.context_window
-        for take in (CtxMemory.from_defaults, with_context):
-            with pytest.raises(ConfigError, match=r"model 'm'.*give context_window="):
-                take(llm=llm)
+        with pytest.raises(ConfigError, match=r"model 'm'.*give context_window="):
+            with_context(llm=llm)
+        with pytest.warns(CtxWarning, match="the window of CtxLLM is not known.*30000"):  # LlamaIndex's own default
+            assert CtxMemory.from_defaults(llm=llm).token_limit == 30_000
         assert LlamaIndexBackend(llm).context_window is None
         with pytest.raises(ConfigError, match="context_window="):
             AgentContext(LlamaIndexBackend(llm))
@@ -72,8 +73,8 @@ async def test_no_window_is_guessed() -> None:
     bare = OpenAILike(model="m", api_base="http://127.0.0.1:9/v1", api_key="x")
     assert CtxMemory.from_defaults(llm=told).context.policy.context_window == 9_000
     assert LlamaIndexBackend(bare).context_window is None
-    with pytest.raises(ConfigError, match="OpenAILike was not told"):
-        CtxMemory.from_defaults(llm=bare)
+    with pytest.warns(CtxWarning, match="the window of OpenAILike is not known"):
+        assert CtxMemory.from_defaults(llm=bare).token_limit == 30_000
 
 
 async def test_the_key_is_in_no_repr_dict_json_pickle_or_payload_and_is_sent() -> None:
