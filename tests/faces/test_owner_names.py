@@ -16,6 +16,7 @@ from uuid import UUID
 
 import pytest
 from langchain.agents import create_agent
+from langchain.chat_models import init_chat_model
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import ConfigurableFieldSpec, RunnableLambda
@@ -113,6 +114,11 @@ def chat(w: World, **fields: Any) -> ChatCtx:
 
 def fake() -> GenericFakeChatModel:
     return GenericFakeChatModel(messages=iter([AIMessage("ok")] * 9))
+
+
+def configurable(w: World, **given: Any) -> Any:
+    model: Any = init_chat_model(configurable_fields=("model", "model_provider"))
+    return langchain_ctx.with_context(model, store=w.store, context_window=WINDOW, **given)
 
 
 def wrapped(w: World, **given: Any) -> ContextChatModel:
@@ -226,6 +232,12 @@ OWNED: dict[str, Entry] = {
     "langchain_ctx.ChatCtx.erase": lambda w, owner: chat(w).erase("t", owner=owner),
     "langchain_ctx.ChatCtx.aerase": lambda w, owner: chat(w).aerase("t", owner=owner),
     "langchain_ctx.with_context": lambda w, owner: wrapped(w, session_id="t", owner=owner),
+    "langchain_ctx.ConfigurableContextModel": lambda w, owner: configurable(w, session_id="t", owner=owner),
+    "langchain_ctx.ConfigurableContextModel.context": lambda w, owner: configurable(w, session_id="t").context(
+        owner=owner
+    ),
+    "langchain_ctx.ConfigurableContextModel.erase": lambda w, owner: configurable(w).erase("t", owner=owner),
+    "langchain_ctx.ConfigurableContextModel.aerase": lambda w, owner: configurable(w).aerase("t", owner=owner),
     "langchain_ctx.ContextChatModel": lambda w, owner: ContextChatModel(inner=fake(), owner=owner),
     "langchain_ctx.ContextChatModel.context": lambda w, owner: wrapped(w, session_id="t").context(owner=owner),
     "langchain_ctx.ContextChatModel.erase": lambda w, owner: wrapped(w).erase("t", owner=owner),
@@ -301,6 +313,10 @@ NAMED: dict[str, Entry] = {
     "langchain_ctx.ChatCtx.erase": lambda w, name: chat(w, session="t").erase(name),
     "langchain_ctx.ChatCtx.aerase": lambda w, name: chat(w, session="t").aerase(name),
     "langchain_ctx.with_context": lambda w, name: wrapped(w, session_id=name),
+    "langchain_ctx.ConfigurableContextModel": lambda w, name: configurable(w, session_id=name),
+    "langchain_ctx.ConfigurableContextModel.context": lambda w, name: configurable(w, session_id="t").context(name),
+    "langchain_ctx.ConfigurableContextModel.erase": lambda w, name: configurable(w, session_id="t").erase(name),
+    "langchain_ctx.ConfigurableContextModel.aerase": lambda w, name: configurable(w, session_id="t").aerase(name),
     "langchain_ctx.ContextChatModel": lambda w, name: ContextChatModel(inner=fake(), session=name),
     "langchain_ctx.ContextChatModel.context": lambda w, name: wrapped(w, session_id="t").context(name),
     "langchain_ctx.ContextChatModel.erase": lambda w, name: wrapped(w, session_id="t").erase(name),

@@ -74,8 +74,8 @@ def test_a_summariser_without_room_for_a_question() -> None:
 @FACES
 def test_the_hint_for_a_foreign_setting(make: Callable[..., object]) -> None:
     """Step 7, C: `table_name` got the hint "tail_ratio"."""
-    with pytest.raises(ConfigError, match="there is no setting 'table_name': there are context_window"):
-        make(context_window=4_000, table_name="messages")
+    with pytest.raises(ConfigError, match="there is no setting 'table': there are context_window"):
+        make(context_window=4_000, table="messages")
     with pytest.raises(ConfigError, match="there is no setting 'hard_rato': did you mean hard_ratio"):
         make(context_window=4_000, hard_rato=0.5)
 
