@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import warnings
@@ -108,6 +109,9 @@ def test_each_parameter_with_its_default_and_a_typical_value(
         assert all(Path(w.filename) == Path(__file__) for w in said)
         memory.put(bot("Noted."))
         assert memory.get_all()[-1] == bot("Noted.")
+    if isinstance(value, SQLAlchemyChatStore):
+        # a connection that aiosqlite's finalizer has to end leaves an event loop open
+        asyncio.run(value._async_engine.dispose())
 
 
 @pytest.mark.parametrize("stock", STOCK)
