@@ -665,7 +665,7 @@ def check_least(rules: Policy) -> None:
 # names of other libraries, and the settings that correspond to them
 _FOREIGN_NAMES = {
     "async_database_uri": "store",
-    "chat_history_token_ratio": "tail_ratio",
+    "chat_history_token_ratio": "hard_ratio",
     "chat_store": "store",
     "chat_store_key": "session_id",
     "connection": "store",
@@ -680,7 +680,7 @@ _FOREIGN_NAMES = {
     "thread": "session_id",
     "thread_id": "session_id",
     "token_counter": "counter",
-    "token_flush_size": "hard_ratio",
+    "token_flush_size": "min_free_ratio",
     "token_limit": "context_window",
 }
 

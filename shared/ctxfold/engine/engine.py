@@ -224,13 +224,7 @@ class Engine:
                 yield from refresh(open_session, self.ports)
             starts = open_turn_starts(open_session, checked, record_ids)
             if not hold and (parts := [at for at, _ in starts if at]):
-                add = partial(
-                    self.add,
-                    open_session,
-                    new_turn=new_turn,
-                    skip_orphans=skip_orphans,
-                    options=options,
-                )
+                add = partial(self.add, open_session, new_turn=new_turn, skip_orphans=skip_orphans, options=options)
                 return (yield from self._add_parts(checked, parts, turn_id, add))
             if starts:
                 turn = starts[-1][1]
@@ -242,27 +236,10 @@ class Engine:
         stage = open_session.stage(turn, options.context_window)
         makes_room = not hold and options.may_compact(stage.rules)
         pieces = self._pieces(open_session, stage, new_messages) if makes_room else (new_messages,)
-        if len(pieces) > 1:
-            open_turn = yield from self._add_in_turn(
-                open_session,
-                pieces,
-                turn,
-                record_ids=record_ids,
-                new_turn=new_turn,
-                expect=expect,
-                options=options,
-            )
-        else:
-            open_turn = yield from self._store(
-                open_session,
-                new_messages,
-                turn,
-                hold=hold,
-                record_ids=record_ids,
-                new_turn=new_turn,
-                expect=expect,
-                options=options,
-            )
+        in_turn = partial(self._add_in_turn, open_session, pieces)
+        at_once = partial(self._store, open_session, new_messages, hold=hold)
+        store = in_turn if len(pieces) > 1 else at_once
+        open_turn = yield from store(turn, record_ids=record_ids, new_turn=new_turn, expect=expect, options=options)
         if makes_room and open_turn is None and new_messages[-1].role in ("user", "tool"):
             stage = open_session.stage(None, options.context_window)
             if not open_calls(stage.view.live):  # no request is made before all results of a round are there
