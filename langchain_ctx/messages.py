@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, get_args
 
 from langchain_core.messages import (
@@ -20,6 +19,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
+from ctxfold.adapters.part_order import Place, arranged, cut_thoughts, order_note
 from ctxfold.errors import InvalidToolArgumentsError, MessageError, UnknownRoleError
 from ctxfold.messages import (
     Message,
@@ -42,58 +42,67 @@ __all__ = [
     "given_ids",
     "named",
     "reasoning_kwargs",
+    "reply_notes",
     "to_langchain",
     "usage_metadata",
-    "with_thoughts",
 ]
 
 
 _TEXT = "reasoning_content"
 _DETAILS = "reasoning_details"
+# under "ctxfold" in `additional_kwargs`
+_ORDER = "parts"
+_SIGNATURE = "signature"
+_CALLS = "calls"
 
 
-def reasoning_kwargs(message: Message, *, in_content: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A message's reasoning for `additional_kwargs`, and what of it goes under "ctxfold" there.
-
-    `in_content`: the content shows the texts too, as blocks, and with them their places.
-    """
-    places = list(_places(message))
-    parts = [part for _, part in places]
+def reasoning_kwargs(message: Message) -> dict[str, Any]:
+    """Returns a message's reasoning for `additional_kwargs`: its text, and the blocks of its provider."""
+    thoughts = [p for p in message.parts if isinstance(p, ReasoningPart)]
     kwargs: dict[str, Any] = {}
-    if any(p.text for p in parts):
-        kwargs[_TEXT] = "".join(p.text for p in parts)
-    details = [block for p in parts if p.details is not None for block in json.loads(p.details)]
+    if any(p.text for p in thoughts):
+        kwargs[_TEXT] = "".join(p.text for p in thoughts)
+    details = [block for p in thoughts if p.details is not None for block in json.loads(p.details)]
     if details:
         kwargs[_DETAILS] = details
-    if len(parts) <= 1 and all(at == 0 for at, _ in places):
-        signature = parts[0].signature if parts else None
-        return kwargs, {} if signature is None else {"signature": signature}
-    if in_content and not any(p.signature or p.details for p in parts):
-        return kwargs, {}
-    return kwargs, {"thoughts": [_place_note(at, part) for at, part in places]}
+    return kwargs
 
 
-def _places(message: Message) -> Iterator[tuple[int, ReasoningPart]]:
-    """Each thought, and how many characters of text stand before it."""
-    at = 0
-    for part in message.parts:
-        if isinstance(part, TextPart):
-            at += len(part.text)
-        elif isinstance(part, ReasoningPart):
-            yield at, part
+def reply_notes(message: Message, content: Sequence[Part]) -> dict[str, Any]:
+    """Returns what goes under "ctxfold" in `additional_kwargs` for a reply to come back as it was.
+
+    That is the order of its parts where `content`, the parts that the content shows, does not tell it, and of each call the text
+    of its arguments and what its provider sent beside it.
+    """
+    notes: dict[str, Any] = {}
+    thoughts = [p for p in message.parts if isinstance(p, ReasoningPart)]
+    shown = [*content, *sorted(message.tool_calls, key=lambda call: call.parsed() is None)]
+    signature = thoughts[0].signature if len(thoughts) == 1 else None
+    in_content = any(isinstance(p, ReasoningPart) for p in content)
+    if thoughts and not in_content:
+        details = reasoning_kwargs(message).get(_DETAILS)
+        shown.insert(0, ReasoningPart(message.reasoning, signature, None if details is None else _json(details)))
+    order = order_note(message.parts)
+    if order != order_note(shown):
+        notes[_ORDER] = order
+    elif signature is not None and not in_content:
+        notes[_SIGNATURE] = signature
+    calls = {call.id: own for call in message.tool_calls if (own := _call_note(call))}
+    if calls:
+        notes[_CALLS] = calls
+    return notes
 
 
-def _place_note(at: int, part: ReasoningPart) -> dict[str, Any]:
-    note: dict[str, Any] = {"at": at, "length": len(part.text)}
-    if part.signature is not None:
-        note["signature"] = part.signature
-    if part.details is not None:
-        note["details"] = len(json.loads(part.details))
+def _call_note(call: ToolCallPart) -> dict[str, str]:
+    args = call.parsed()
+    note = {} if call.extra is None else {"extra": call.extra}
+    if args is not None and json.dumps(args, ensure_ascii=False) != call.arguments:
+        note["arguments"] = call.arguments
     return note
 
 
-def with_thoughts(
-    parts: Sequence[Part], kwargs: dict[str, Any], ours: Mapping[str, Any], extras: dict[str, Any]
+def _with_thoughts(
+    parts: Sequence[Part], kwargs: dict[str, Any], ours: Mapping[str, Any], note: object, extras: dict[str, Any]
 ) -> list[Part]:
     """The content's parts with the reasoning out of `kwargs`, which loses what was taken; none of it twice."""
     text: Any = kwargs.get(_TEXT)
@@ -103,80 +112,49 @@ def with_thoughts(
     if blocks and not both:
         return list(parts)
     text = text if isinstance(text, str) else ""
-    detail_list = (
-        cast("list[object]", details) if isinstance(details, list) and _is_json_value(kwargs[_DETAILS]) else []
-    )
-    places = _read(ours, text, detail_list, alone=len(blocks) <= 1)
+    detail_list = cast("list[object]", details) if isinstance(details, list) and _fits_json(kwargs[_DETAILS]) else []
+    signed: Any = ours.get(_SIGNATURE)
+    signature = signed if isinstance(signed, str) and len(blocks) <= 1 else None
+    whole = ReasoningPart(text, signature, _json(detail_list) if detail_list else None)
+    thoughts: list[ReasoningPart] | None = None
+    if note is not None:
+        thoughts = cut_thoughts(note, text, detail_list)
+    elif signature is not None or (detail_list and len(blocks) == 1):
+        thoughts = [whole]
     if both:
         extras["both"] = True
         del kwargs[_TEXT]
-        if places is None:
+        if thoughts is None:
             return list(parts)
-    elif places is None:
-        places = (
-            [(0, ReasoningPart(text, None, _json(detail_list) if detail_list else None))] if text or detail_list else []
-        )
+    elif thoughts is None:
+        thoughts = [whole] if text or detail_list else []
     if text:
         kwargs.pop(_TEXT, None)
-    if any(part.details is not None for _, part in places):
-        del kwargs[_DETAILS]
-    return _woven([p for p in parts if not isinstance(p, ReasoningPart)], places)
+    if any(part.details is not None for part in thoughts):
+        kwargs.pop(_DETAILS, None)
+    return [*thoughts, *(p for p in parts if not isinstance(p, ReasoningPart))]
 
 
-def _read(
-    ours: Mapping[str, Any], text: str, details: Sequence[object], *, alone: bool
-) -> list[tuple[int, ReasoningPart]] | None:
-    """The thoughts as they were told; None when nothing was, or when it no longer fits the reasoning."""
-    noted: Any = ours.get("thoughts")
-    signature: Any = ours.get("signature")
-    if noted is None and isinstance(signature, str) and alone:
-        return [(0, ReasoningPart(text, signature, _json(details) if details else None))]
-    if not isinstance(noted, list):
-        return None
-    noted = cast("list[dict[str, Any]]", noted)
-    places: list[tuple[int, ReasoningPart]] = []
-    start = used = 0
-    for one in noted:
-        match one:
-            case {"at": int(at), "length": int(length)}:
-                end, count = start + length, one.get("details")
-                own = None if count is None else _json(details[used : used + count])
-                places.append((at, ReasoningPart(text[start:end], one.get("signature"), own)))
-                start, used = end, used + (count or 0)
-            case _:
-                return None
-    return places if (start, used) == (len(text), len(details)) else None
-
-
-def _woven(parts: Sequence[Part], places: Sequence[tuple[int, ReasoningPart]]) -> list[Part]:
-    """Each thought at its place among the texts."""
-    woven: list[Part] = []
-    waiting = list(places)
-    at = 0
-    for part in parts:
-        rest = part
-        while isinstance(rest, TextPart) and waiting and waiting[0][0] < at + len(rest.text):
-            cut = waiting[0][0] - at
-            if cut > 0:
-                woven.append(TextPart(rest.text[:cut]))
-                rest = replace(rest, text=rest.text[cut:])
-                at += cut
-            woven.append(waiting.pop(0)[1])
-        at += len(rest.text) if isinstance(rest, TextPart) else 0
-        woven.append(rest)
-    return [*woven, *(thought for _, thought in waiting)]
+def _order(ours: Mapping[str, Any], parts: Sequence[Part]) -> object:
+    """The note on the order of the parts; None where there is none. Release 0.1.0 noted the places of thoughts in the text."""
+    noted: object = ours.get("thoughts")
+    if _ORDER in ours or not isinstance(noted, list):
+        return ours.get(_ORDER)
+    places: list[Place] = []
+    at, end = 0, sum(len(p.text) for p in parts if isinstance(p, TextPart))
+    for one in cast("list[object]", noted):
+        thought = dict(_mapping(one))
+        start, length = thought.pop("at", None), thought.pop("length", None)
+        if not isinstance(start, int):
+            return None
+        places += [{"text": min(start, end) - at}] if min(start, end) > at else []
+        at = max(at, min(start, end))
+        places.append({"thought": length, **thought})
+    return [*places, {"text": end - at}] if end > at else places
 
 
 def _json(details: Sequence[object]) -> str:
     return json.dumps(details, ensure_ascii=False)
-
-
-def _is_json_value(value: object) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def named(messages: Iterable[BaseMessage]) -> list[BaseMessage]:
@@ -253,8 +231,8 @@ def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _uuid) -
         meta["finish_reason"] = finish
     usage: Usage | None = None
     if isinstance(message, AIMessage):
-        parts = with_thoughts(parts, kwargs, ours, extras)
-        parts += _calls(message, ours, identity)
+        note = _order(ours, parts)
+        parts = arranged(note, [*_with_thoughts(parts, kwargs, ours, note, extras), *_calls(message, ours, identity)])
         if message.invalid_tool_calls:
             extras["invalid"] = [_invalid_rest(c) for c in message.invalid_tool_calls]
         usage = _usage(message, extras)
@@ -315,7 +293,7 @@ def _fits_json(value: Any) -> bool:
 
 
 def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[Part]:
-    texts = _argument_texts(message, _mapping(ours.get("calls")))
+    texts = _argument_texts(message, _mapping(ours.get(_CALLS)))
     parts: list[Part] = []
     for number, call in enumerate(message.tool_calls):
         call_id = call["id"] or f"call_{identity}_{number}"
@@ -328,15 +306,20 @@ def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[P
                     f"tool call {call['name']!r} in message {identity!r} has arguments that JSON cannot hold "
                     f"({json_problem(error)}): give plain values"
                 ) from None
-        extra = _mapping(_mapping(ours.get("calls")).get(call_id)).get("extra")
-        parts.append(ToolCallPart(call_id, call["name"], text, extra if isinstance(extra, str) else None))
+        parts.append(ToolCallPart(call_id, call["name"], text, _extra(ours, call_id)))
     parts += [
-        ToolCallPart(str(c["id"]), c["name"] or "unknown", c["args"] or "")
+        ToolCallPart(str(c["id"]), c["name"] or "unknown", c["args"] or "", _extra(ours, str(c["id"])))
         for c in message.invalid_tool_calls
         if c["id"]
     ]
-    order = {str(name): n for n, name in enumerate(_list(ours.get("order")))}
+    order = {str(name): n for n, name in enumerate(_list(ours.get("order")))}  # noted by release 0.1.0
     return sorted(parts, key=lambda p: order.get(p.id, len(order)) if isinstance(p, ToolCallPart) else -1)
+
+
+def _extra(ours: Mapping[str, Any], call_id: str) -> str | None:
+    """Returns what the provider sent beside a call."""
+    extra = _mapping(_mapping(ours.get(_CALLS)).get(call_id)).get("extra")
+    return extra if isinstance(extra, str) else None
 
 
 def _invalid_rest(call: InvalidToolCall) -> dict[str, Any]:
@@ -470,39 +453,21 @@ def _tell(
     """Returns the fields that only an AIMessage has: calls, usage, reasoning, refusal."""
     calls: list[dict[str, Any]] = []
     invalid: list[dict[str, Any]] = []
-    argument_texts: dict[str, dict[str, str]] = {}
     kept_calls = [dict(_mapping(c)) for c in _list(extras.get("invalid"))]
     for call in message.tool_calls:
         args = call.parsed()
-        if args is None:
-            rest = next((c for c in kept_calls if c.get("id") == call.id), {"error": _NO_OBJECT})
-            invalid.append(
-                {"name": call.name, "args": call.arguments, "id": call.id, "type": "invalid_tool_call", **rest}
-            )
+        if args is not None:
+            calls.append({"name": call.name, "args": args, "id": call.id})
             continue
-        calls.append({"name": call.name, "args": args, "id": call.id})
-        own = {} if call.extra is None else {"extra": call.extra}
-        if json.dumps(args, ensure_ascii=False) != call.arguments:
-            own["arguments"] = call.arguments
-        if own:
-            argument_texts[call.id] = own
-    if argument_texts:
-        ours["calls"] = argument_texts
-    order = [call.id for call in message.tool_calls]
-    if order != [c["id"] for c in (*calls, *invalid)]:
-        ours["order"] = order
+        rest = next((c for c in kept_calls if c.get("id") == call.id), {"error": _NO_OBJECT})
+        invalid.append({"name": call.name, "args": call.arguments, "id": call.id, "type": "invalid_tool_call", **rest})
     fields |= {"tool_calls": calls, "invalid_tool_calls": [*invalid, *(c for c in kept_calls if not c.get("id"))]}
     if message.usage is not None:
         fields["usage_metadata"] = extras.get("usage") or usage_metadata(message.usage)
-    blocks = any(_is_thought(b) for b in _list(fields["content"]))
-    if not blocks or extras.get("both"):
-        thoughts, signed = reasoning_kwargs(message, in_content=blocks)
-        kwargs |= thoughts
-        ours |= signed
+    content, _ = parts_of(fields["content"], "assistant", [call.id for call in message.tool_calls])
+    if extras.get("both") or not any(isinstance(p, ReasoningPart) for p in content):
+        kwargs |= reasoning_kwargs(message)
+    ours |= reply_notes(message, content)
     refusal = message.opaque("refusal")
     if refusal is not None:
         kwargs["refusal"] = refusal
-
-
-def _is_thought(block: Any) -> bool:
-    return isinstance(block, dict) and cast("dict[str, Any]", block).get("type") in ("reasoning", "thinking")

@@ -1,4 +1,4 @@
-"""Tools between LangChain and the engine: their counting, the choice among them, and the history tools of a session."""
+"""Tools between LangChain and the engine: their counting, the choice among them, the history tools of a session; answer formats."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ctxfold.adapters.history_tools import HistoryTool, reading_media
 from ctxfold.adapters.history_tools import history_tools as neutral_tools
 from ctxfold.errors import ConfigError
 from ctxfold.messages import Message, ToolSpec
+from ctxfold.protocols import Wire
 from ctxfold.session.context import AgentContext
 from langchain_ctx.content import Content, plain_content
 
@@ -23,6 +24,7 @@ __all__ = [
     "history_tools",
     "is_free",
     "specs",
+    "with_answer_format",
 ]
 
 
@@ -33,6 +35,31 @@ def bound_tools(tools: Iterable[Any], *, strict: bool | None = None) -> list[dic
 
 def specs(tools: Sequence[Any] | None) -> tuple[ToolSpec, ...]:
     return tuple(_spec(tool) for tool in tools or ())
+
+
+def with_answer_format(wire: Wire, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a request with the format that its answer is to have, which chat completions call `response_format`.
+
+    Raises ConfigError for a wire without such a field.
+    """
+    if wire == "openai_chat":
+        return dict(body)
+    form = cast("Mapping[str, Any]", body["response_format"])
+    rest = {name: value for name, value in body.items() if name != "response_format"}
+    held = cast("Mapping[str, Any]", form.get("json_schema") or {})
+    match wire:
+        case "openai_responses":
+            text = cast("Mapping[str, Any]", rest.get("text") or {})
+            return {**rest, "text": {**text, "format": {"type": form.get("type"), **held}}}
+        case "gemini":
+            schema = {"responseJsonSchema": held["schema"]} if "schema" in held else {}
+            generation = cast("Mapping[str, Any]", rest.get("generationConfig") or {})
+            fields = {"responseMimeType": "application/json", **schema}
+            return {**rest, "generationConfig": {**generation, **fields}}
+        case "anthropic_messages" | "bedrock_converse":
+            raise ConfigError(
+                f"the wire {wire} has no response_format: use with_structured_output(method='function_calling')"
+            )
 
 
 def counted(tools: Sequence[Any] | None) -> tuple[ToolSpec, ...]:

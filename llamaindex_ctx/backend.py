@@ -26,6 +26,7 @@ from ctxfold.protocols import (
     ToolCallDelta,
 )
 from llamaindex_ctx.messages import to_chat_messages
+from llamaindex_ctx.metadata import without_marks
 from llamaindex_ctx.replies import field_of, noted, whole_reply
 from llamaindex_ctx.summarizer import check_llm, told_window
 
@@ -191,13 +192,13 @@ class LlamaIndexBackend:
     def _asked(self, request: Request) -> tuple[list[ChatMessage], dict[str, Any]]:
         if request.tools:
             self._calling()
-        return bare_messages(request.messages), self._options(request)
+        return bare_messages(request.messages, self.llm), self._options(request)
 
     def _options(self, request: Request) -> dict[str, Any]:
         fields = type(self.llm).model_fields
         limits = {"max_tokens": request.max_tokens, "temperature": request.temperature}
         options: dict[str, Any] = {n: v for n, v in limits.items() if v is not None and n in fields}
-        if getattr(self.llm, "backend", None) is not None and request.thinking is not None:
+        if _is_ours(self.llm) and request.thinking is not None:
             options["thinking"] = request.thinking  # only an LLM of ours knows the word
         if request.model is not None and request.model != self.model:
             options["model"] = request.model
@@ -226,12 +227,18 @@ class LlamaIndexBackend:
         return ModelStream(source, reader, self.model, self.translated)
 
 
-def bare_messages(messages: Sequence[Message]) -> list[ChatMessage]:
-    """The messages without our own marks, which some integrations would send along."""
+def bare_messages(messages: Sequence[Message], llm: LLM) -> list[ChatMessage]:
+    """The messages without our own marks, which some integrations would send along; an LLM of ours gets those that it sends."""
     values = to_chat_messages(messages)
+    if _is_ours(llm):
+        return [without_marks(message) for message in values]
     for message in values:
         message.additional_kwargs = dict(message.additional_kwargs)  # the marks stay behind
     return values
+
+
+def _is_ours(llm: LLM) -> bool:
+    return getattr(llm, "backend", None) is not None
 
 
 class _Schema(ToolMetadata):

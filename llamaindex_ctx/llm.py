@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Self, TypeVar, cast
+from typing import Annotated, Any, Self, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -25,18 +25,18 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools.types import BaseTool
-from pydantic import Field, PrivateAttr, SecretStr, field_serializer
+from pydantic import Field, PrivateAttr, SecretStr, SkipValidation, field_serializer
 
 from ctxfold import BackendError, ContextBackend, Message, Request, ToolSpec
-from ctxfold.connect import check_fits, message_counter, open_backend
+from ctxfold.connect import check_fits, message_counter, named_provider, open_backend
 from ctxfold.engine.turn import Options
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
 from ctxfold.messages import ToolCallPart
-from ctxfold.protocols import UuidIds
+from ctxfold.protocols import UuidIds, Wire
 from ctxfold.validation import shown_url
 from llamaindex_ctx.media import names_files, with_files
 from llamaindex_ctx.messages import chat_messages, from_chat_message
-from llamaindex_ctx.metadata import is_section
+from llamaindex_ctx.metadata import REPLY_KEY, is_section
 from llamaindex_ctx.replies import CumulativeReply, chat_response, noted, tool_selections
 from llamaindex_ctx.summarizer import UnknownWindow
 from llamaindex_ctx.tool_rounds import paired
@@ -80,8 +80,10 @@ def _sent(messages: Sequence[ChatMessage]) -> list[Message]:
 
 
 def _with_extras(message: Message, source: ChatMessage) -> Message:
-    """The message with what its provider sent beside each call, such as a signature, and wants back."""
-    rows: object = source.additional_kwargs.get("tool_calls") if message.tool_calls else None
+    """The message with what another LLM's provider sent beside each call, such as a signature, and wants back."""
+    rows: object = None
+    if message.tool_calls and REPLY_KEY not in source.additional_kwargs:
+        rows = source.additional_kwargs.get("tool_calls")
     extras: dict[str, str] = {}
     for row in cast("list[object]", rows) if isinstance(rows, list) else ():
         fields = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
@@ -142,9 +144,11 @@ def _completion_events(function: _F) -> _F:
 
 
 class CtxLLM(FunctionCallingLLM):
-    """A model behind chat completions, as `ctxfold.OpenAIChatBackend` speaks to it.
+    """A model of any provider with a row, spoken to as ctxfold's backends do.
 
-    `provider` names a row, `thinking` is True, False or an effort, `additional_kwargs` are options for every call,
+    `provider` names a row; `model="deepseek:deepseek-chat"` without `provider` is the same. `wire` picks one of the wire formats
+    that the provider speaks, where it has more than one: "openai_chat", "openai_responses", "anthropic_messages", "gemini" or
+    "bedrock_converse". `thinking` is True, False or an effort, `additional_kwargs` are options for every call,
     `extra_body` goes into every request body as it is. Errors are BackendError, and ContextOverflowError when the request does
     not fit. The key, and a password or key in `base_url`, stand in no repr, dict, JSON or pickle: give them again, or the key
     through the row's environment variable.
@@ -152,6 +156,9 @@ class CtxLLM(FunctionCallingLLM):
 
     model: str = Field(description="The model's name.")
     provider: str = Field(default="generic", description="Name of a provider's row, or the path of a file with one.")
+    wire: Annotated[Wire | None, SkipValidation] = Field(
+        default=None, description="The wire format to speak; the row's own when unset."
+    )
     base_url: str | None = Field(default=None, description="Where the service is; the row's address when unset.")
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
     temperature: float | None = Field(default=None)
@@ -176,7 +183,8 @@ class CtxLLM(FunctionCallingLLM):
         self,
         *,
         model: str,
-        provider: str = "generic",
+        provider: str | None = None,
+        wire: Wire | None = None,
         base_url: str | None = None,
         api_key: str | SecretStr | None = None,
         temperature: float | None = None,
@@ -190,9 +198,11 @@ class CtxLLM(FunctionCallingLLM):
         backend: ContextBackend | None = None,
         **kwargs: Any,
     ) -> None:
+        provider, model = named_provider(model, provider)
         settings: dict[str, Any] = {
             "model": model,
             "provider": provider,
+            "wire": wire,
             "base_url": base_url,
             "api_key": SecretStr(api_key) if isinstance(api_key, str) else api_key,
             "temperature": temperature,
@@ -235,6 +245,7 @@ class CtxLLM(FunctionCallingLLM):
         return open_backend(
             self.provider,
             self.model,
+            wire=self.wire,
             base_url=self.base_url,
             api_key=self.api_key,
             timeout_s=self.timeout,

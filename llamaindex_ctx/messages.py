@@ -22,6 +22,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from ctxfold.adapters.part_order import arranged, bound, order_note
 from ctxfold.errors import ConfigError, MessageError, UnknownRoleError
 from ctxfold.messages import (
     MediaPart,
@@ -37,7 +38,17 @@ from ctxfold.messages import (
 )
 from ctxfold.validation import is_a, json_problem, kind_of
 from llamaindex_ctx.media import MEDIA_BLOCKS, media_block, media_part, plain_media_block
-from llamaindex_ctx.metadata import ID_KEY, KIND_KEY, NAMESPACE, PRESERVE_KEY, REASONING_KEY, Json, Noted, section
+from llamaindex_ctx.metadata import (
+    ID_KEY,
+    KIND_KEY,
+    NAMESPACE,
+    PRESERVE_KEY,
+    REASONING_KEY,
+    REPLY_KEY,
+    Json,
+    Noted,
+    section,
+)
 from llamaindex_ctx.tool_rounds import calls_beside, paired
 
 __all__ = [
@@ -95,6 +106,8 @@ def to_chat_message(message: Message) -> ChatMessage:
         marks[KIND_KEY] = message.kind
     if message.preserve_reasoning is not None:
         marks[PRESERVE_KEY] = message.preserve_reasoning
+    if note := _reply_note(message):
+        marks[REPLY_KEY] = note
     blocks = None if beside is None else _restored(parts, cast("list[Json]", beside["blocks"]))
     if beside is None or blocks is None:
         made = _plain(message, parts)
@@ -108,7 +121,31 @@ def _only_text(message: Message) -> str | None:
     """The text of a message that is nothing else, as most are."""
     only = message.parts[0] if len(message.parts) == 1 else None
     marked = message.name or message.kind != "message" or message.preserve_reasoning is not None
-    return only.text if type(only) is TextPart and not marked else None
+    return only.text if type(only) is TextPart and only.extra is None and not marked else None
+
+
+def _reply_note(message: Message) -> Json:
+    """Returns what the blocks of a reply have no place for: which model made it, and what it sent beside texts and calls."""
+    if not bound(message):
+        return {}
+    note: Json = {} if message.model is None else {"model": message.model}
+    if any(isinstance(part, TextPart) and part.extra is not None for part in message.parts):
+        note["parts"] = order_note(message.parts)
+    if extras := {call.id: call.extra for call in message.tool_calls if call.extra is not None}:
+        note["calls"] = extras
+    return note
+
+
+def _with_texts_joined(parts: Iterable[Part]) -> list[Part]:
+    """Returns the parts with neighbouring texts as one, where a provider sent something beside them: its texts are one answer."""
+    joined: list[Part] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if isinstance(part, TextPart) and isinstance(last, TextPart) and (part.extra, last.extra) != (None, None):
+            joined[-1] = TextPart(last.text + part.text, part.extra or last.extra)
+        else:
+            joined.append(part)
+    return joined
 
 
 def _of_text(message: Message, block: TextBlock) -> ChatMessage:
@@ -137,7 +174,7 @@ def _plain(message: Message, parts: Sequence[Part]) -> ChatMessage:
     if message.reasoning:
         # streaming chat engines keep one text block and the kwargs, nothing else
         kwargs[REASONING_KEY] = message.reasoning
-    blocks = [b for p in parts if (b := _plain_block(p)) is not None]
+    blocks = [b for p in _with_texts_joined(parts) if (b := _plain_block(p)) is not None]
     return ChatMessage(role=MessageRole(message.role), blocks=blocks, additional_kwargs=kwargs)
 
 
@@ -172,7 +209,7 @@ def _restored(parts: Sequence[Part], spec: Sequence[Json]) -> list[ContentBlock]
     results = [p for p in parts if isinstance(p, ToolResultPart)]
     lengths = [n["n"] for n in spec if n["k"] == "slice" or n.get("told")]
     slices = _slices(results[0].content, lengths) if results else deque[str]()
-    queue = deque(p for p in parts if not isinstance(p, ToolResultPart))
+    queue = deque(_with_texts_joined(p for p in parts if not isinstance(p, ToolResultPart)))
     blocks: list[ContentBlock] = [TextBlock(text=results[0].content)] if slices is None else []
     for note in spec:
         if note["k"] == "slice" or note.get("told"):
@@ -296,7 +333,7 @@ def once(messages: Sequence[Message]) -> list[Message]:
     return list({m.id: m for m in messages}.values())
 
 
-_DROPPED: Final = frozenset({ID_KEY, KIND_KEY, PRESERVE_KEY, "thinking_delta", "images"})
+_DROPPED: Final = frozenset({ID_KEY, KIND_KEY, PRESERVE_KEY, REPLY_KEY, "thinking_delta", "images"})
 
 _ROLES: Final[Mapping[MessageRole, Role]] = {
     MessageRole.SYSTEM: "system",
@@ -350,20 +387,26 @@ def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
     carried = message.additional_kwargs.get(ID_KEY)
     marked = message.additional_kwargs.get(KIND_KEY)
     preserve: bool | None = message.additional_kwargs.get(PRESERVE_KEY)
-    text = None if kwargs or marked is not None or preserve is not None else _single_text_block(message)
+    noted: object = message.additional_kwargs.get(REPLY_KEY)
+    note = cast("Json", noted) if isinstance(noted, dict) else {}
+    text = None if kwargs or note or marked is not None or preserve is not None else _single_text_block(message)
     if text is not None and role != "tool" and message.role.value == role:
         return Message(str(carried) if carried else id, role, (TextPart(text),))
     reading = _Reading(str(carried) if carried else id, role, kwargs)
     for block in message.blocks:
         reading.take(block)
+    parts, model = reading.finish(), note.get("model")
+    if role == "assistant":
+        parts = _as_noted(parts, note)
     kind: MessageKind = marked if marked in {"summary", "section"} else "message"
     name = kwargs.get("name")
     plain = Message(
         reading.id,
         role,
-        reading.finish(),
+        parts,
         name if isinstance(name, str) else None,
         kind,
+        model if isinstance(model, str) else None,
         preserve_reasoning=preserve,
     )
     has_media = any(isinstance(p, MediaPart) for p in plain.parts)
@@ -371,6 +414,17 @@ def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
         return plain
     beside = json.dumps({"role": message.role.value, "kwargs": kwargs, "blocks": reading.spec})
     return replace(plain, parts=(*plain.parts, Opaque(NAMESPACE, beside)))
+
+
+def _as_noted(parts: Iterable[Part], note: Json) -> tuple[Part, ...]:
+    """Returns the parts as the reply had them, with what its provider sent beside them."""
+    extras: object = note.get("calls")
+    known = cast("Json", extras) if isinstance(extras, dict) else {}
+    with_extras = [
+        replace(p, extra=known[p.id]) if isinstance(p, ToolCallPart) and isinstance(known.get(p.id), str) else p
+        for p in parts
+    ]
+    return tuple(arranged(note.get("parts"), with_extras))
 
 
 def _single_text_block(message: ChatMessage) -> str | None:

@@ -16,6 +16,7 @@ __all__ = [
     "NAMESPACE",
     "PRESERVE_KEY",
     "REASONING_KEY",
+    "REPLY_KEY",
     "Json",
     "Noted",
     "is_section",
@@ -28,6 +29,7 @@ __all__ = [
 ID_KEY: Final = "ctxfold_id"
 KIND_KEY: Final = "ctxfold_kind"
 PRESERVE_KEY: Final = "ctxfold_preserve_reasoning"
+REPLY_KEY: Final = "ctxfold_reply"  # what a provider wants back of its reply, where the blocks have no place for it
 NAMESPACE: Final = "llama_index"
 REASONING_KEY: Final = "reasoning_content"  # where OpenAI-like integrations look for it
 Json: TypeAlias = dict[str, Any]
@@ -92,8 +94,8 @@ def section(text: str) -> ChatMessage:
 
 
 def without_marks(message: ChatMessage, *, keep_id: bool = False) -> ChatMessage:
-    """Returns the message without what was noted on it here, except what its author said of its reasoning."""
+    """Returns the message without what was noted on it here, except what its author said of it, and its provider beside it."""
     held: Json = message.additional_kwargs
-    kwargs = {k: v for k, v in held.items() if k not in (ID_KEY, KIND_KEY, PRESERVE_KEY)}
-    marks = {k: held[k] for k in (PRESERVE_KEY, *((ID_KEY,) if keep_id else ())) if k in held}
+    kwargs = {k: v for k, v in held.items() if k not in (ID_KEY, KIND_KEY, PRESERVE_KEY, REPLY_KEY)}
+    marks = {k: held[k] for k in (PRESERVE_KEY, REPLY_KEY, *((ID_KEY,) if keep_id else ())) if k in held}
     return message.model_copy(update={"additional_kwargs": Noted(kwargs, marks) if marks else kwargs})

@@ -21,6 +21,7 @@ from llama_index.core.llms.llm import ToolSelection
 from pydantic_core import from_json
 
 from ctxfold import Fold, Message, Reply, Usage
+from ctxfold.adapters.part_order import bound
 from ctxfold.errors import InvalidToolArgumentsError
 from ctxfold.messages import Part, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.protocols import Chunk, ToolCallDelta
@@ -58,12 +59,12 @@ def chat_response(reply: Reply, *, one_call: bool = False) -> ChatResponse:
 def _arranged(message: Message, calls: Sequence[ToolCallPart]) -> tuple[Part, ...]:
     """Thinking, one text (also when empty) and calls, as LlamaIndex expects them.
 
-    Where a signature or a provider's own blocks bind thinking to its place, everything stays where it came.
+    Where a provider sent something beside a part, such as a signature, everything stays where it came.
     """
     thinking = [part for part in message.parts if isinstance(part, ReasoningPart)]
     texts = [part for part in message.parts if isinstance(part, TextPart)]
-    bound = any(part.signature is not None or part.details is not None for part in thinking)
-    if bound and (texts or len(thinking) > 1):
+    ordered = bool(texts) or len(thinking) > 1 or (bool(thinking) and message.parts[0] is not thinking[0])
+    if ordered and bound(message):
         return tuple(part for part in message.parts if not isinstance(part, ToolCallPart) or part in calls)
     if len(thinking) > 1:
         thinking = [ReasoningPart("".join(part.text for part in thinking))]
@@ -82,11 +83,10 @@ def _counts(usage: Usage) -> dict[str, Any]:
 
 
 def _note_calls(message: ChatMessage, calls: Sequence[ToolCallPart]) -> None:
-    """The calls where structured streaming looks for them, with what their provider wants back beside them."""
+    """The calls where structured streaming looks for them."""
     if calls:
         message.additional_kwargs["tool_calls"] = [
             {
-                **(json.loads(call.extra) if call.extra is not None else {}),
                 "id": call.id,
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},

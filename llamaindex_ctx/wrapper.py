@@ -134,25 +134,25 @@ class CallersBackend(LlamaIndexBackend):
     def send(self, request: Request) -> Reply:
         call = _call(request)
         with self.translated():
-            response = self.llm.chat(bare_messages(request.messages), **call.arguments)
+            response = self.llm.chat(bare_messages(request.messages, self.llm), **call.arguments)
             return self._whole(response, call)
 
     async def asend(self, request: Request) -> Reply:
         call = _call(request)
         with self.translated():
-            response = await self.llm.achat(bare_messages(request.messages), **call.arguments)
+            response = await self.llm.achat(bare_messages(request.messages, self.llm), **call.arguments)
             return self._whole(response, call)
 
     def open_stream(self, request: Request) -> ChunkStream:
         call = _call(request)
         with self.translated():
-            source = self.llm.stream_chat(bare_messages(request.messages), **call.arguments)
+            source = self.llm.stream_chat(bare_messages(request.messages, self.llm), **call.arguments)
         return self.read_stream(source, _CallChunks(self.model, call)).begin()
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         call = _call(request)
         with self.translated():
-            source = await self.llm.astream_chat(bare_messages(request.messages), **call.arguments)
+            source = await self.llm.astream_chat(bare_messages(request.messages, self.llm), **call.arguments)
         return await self.read_stream(source, _CallChunks(self.model, call)).abegin()
 
     def _whole(self, response: ChatResponse, call: LlmCall) -> Reply:
@@ -197,13 +197,17 @@ class CallersSummarizer(LlmSummarizer):
         if not request.live_prefix:
             return super().send(request)
         with self.marked():
-            return whole_reply(self.llm.chat(bare_messages(request.messages), **_arguments(request)), self.model)
+            return whole_reply(
+                self.llm.chat(bare_messages(request.messages, self.llm), **_arguments(request)), self.model
+            )
 
     async def asend(self, request: Request) -> Reply:
         if not request.live_prefix:
             return await super().asend(request)
         with self.marked():
-            return whole_reply(await self.llm.achat(bare_messages(request.messages), **_arguments(request)), self.model)
+            return whole_reply(
+                await self.llm.achat(bare_messages(request.messages, self.llm), **_arguments(request)), self.model
+            )
 
 
 def _call(request: Request) -> LlmCall:

@@ -74,13 +74,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "compaction/tool_outputs.py",
         (
             "what_fits_is_not_whole",
-            "if tokens <= min(share, in_round):",
+            "if tokens <= min(share, in_round, most):",
             "if tokens <= 0:",
             "compaction/test_excerpts.py::test_what_fits_is_shown_whole",
         ),
         (
             "superseded_outputs_stay",
-            "indices = [i for i in outputs if i < old or entries[i].id in calls.superseded]",
+            "indices = [i for i in outputs if i < old or entries[i].id in first]",
             "indices = [i for i in outputs if i < old]",
             "compaction/test_excerpts.py::test_an_output_that_was_asked_for_again_gives_way_first",
         ),
@@ -173,6 +173,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "if best_in_archive < AS_WELL * best_in_tail:",
             "if False:",
             "retrieval/test_tail_gives_way.py::test_a_question_about_the_tail_keeps_it",
+        ),
+        (
+            "a_message_is_whole_in_a_third_of_the_room_only",
+            "WHOLE_RATIO * budget_tokens - OTHERS_TOKENS",
+            "0",
+            "retrieval/test_recall.py::test_a_message_of_nearly_half_of_the_room_is_shown_whole",
+        ),
+        (
+            "a_message_is_whole_in_half_of_a_small_room",
+            "OTHERS_TOKENS = 100",
+            "OTHERS_TOKENS = 0",
+            "retrieval/test_recall.py::test_a_message_of_nearly_half_of_the_room_is_shown_whole",
         ),
     ),
     *_of(
@@ -494,13 +506,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine/turn.py",
         (
             "the_retry_sends_the_same_request_again",
-            "            open_session.unbound_seq = open_session.state.head\n            return (yield from send(",
-            "            return (yield from send(",
+            "unbound_seq = open_session.refused_seq = open_session.state.head\n            return (yield from send(",
+            "unbound_seq = open_session.unbound_seq\n            return (yield from send(",
             "wire/test_reasoning_retry.py",
         ),
         (
             "every_backend_is_asked_again_after_reasoning_replay",
-            'if error.kind == "reasoning_replay" and capabilities_of(engine.ports.backend).binds_reasoning:',
+            'if error.kind == "reasoning_replay" and (abilities.binds_reasoning or abilities.reasoning_optional):',
             'if error.kind == "reasoning_replay":',
             "wire/test_reasoning_retry.py::test_nothing_is_sent_twice_where_the_row_would_say_the_same",
         ),
@@ -695,8 +707,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_newest_message_counts_as_bound",
-            "if entry.seq <= open_session.unbound_seq]",
-            "if entry.seq < open_session.unbound_seq]",
+            "enumerate(window.view) if entry.seq <= seq)",
+            "enumerate(window.view) if entry.seq < seq)",
             "engine/test_prefix.py wire/test_reasoning_retry.py",
         ),
         (
@@ -1070,8 +1082,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_error_status_is_read_as_an_answer",
-            "    head: ResponseHead = yield call.open\n    if not 200 <= head.status < 300:\n",
-            "    head: ResponseHead = yield call.open\n    if not 200 <= head.status < 500:\n",
+            (
+                "    if not 200 <= head.status < 300:\n"
+                "        raise (yield from _refusal(call, head, deadline_s))\n    answer"
+            ),
+            (
+                "    if not 200 <= head.status < 500:\n"
+                "        raise (yield from _refusal(call, head, deadline_s))\n    answer"
+            ),
             "wire/test_connection.py::test_the_key_is_never_shown",
         ),
     ),
@@ -1097,6 +1115,42 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "backends/openai_responses/request.py",
+        (
+            "reasoning_goes_without_the_item_that_followed_it",
+            "torn = bool(others) and (others[0].whole is None or others[0].after not in {None, *ids})",
+            "torn = False",
+            "wire/test_responses_replies.py::test_a_rewritten_turn_sends_neither_its_reasoning_nor_an_id",
+        ),
+        (
+            "an_item_keeps_its_id_without_its_reasoning",
+            "item = entry.whole if entry.after is None or entry.after in kept else entry.bare",
+            "item = entry.whole",
+            "wire/test_responses_replies.py::test_without_its_reasoning_an_item_has_no_id",
+        ),
+        (
+            "a_call_before_a_compaction_is_dropped",
+            'if any(item.get("type") == "function_call" for item in run[:place]):',
+            "if False:",
+            "wire/test_responses_replies.py::test_a_call_before_a_compaction_stays_with_its_result",
+        ),
+    ),
+    *_of(
+        "backends/openai_responses/parse.py",
+        (
+            "the_stub_of_encrypted_reasoning_goes_back",
+            'final.pop("encrypted_content", None)',
+            "pass",
+            "wire/test_responses_replies.py::test_without_an_end_and_an_output_a_stub_does_not_go_back",
+        ),
+        (
+            "a_call_does_not_wait_for_the_one_before_it",
+            "return item.index <= self._next_index or item.kind in _LIVE",
+            "return True",
+            "wire/test_responses_replies.py::test_calls_begun_in_another_order_come_in_that_of_the_output",
+        ),
+    ),
+    *_of(
         "stream.py",
         (
             "half_a_call_is_kept",
@@ -1106,8 +1160,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_signature_does_not_end_its_block",
-            "or last.signature is not None or",
-            "or",
+            "return self.signature is not None or self.sealed",
+            "return self.sealed",
             "backends/test_stream.py::test_signatures_end_their_reasoning_block",
         ),
         (

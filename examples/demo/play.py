@@ -18,7 +18,7 @@ from ctxfold import AgentContext, CtxError, text_counter
 from ctxfold.testing import ModelServer
 from examples.demo.application import Application, Settings, Tool
 from examples.demo.examine import ask_memory, ask_trimmed
-from examples.demo.report import Run, print_event, print_table
+from examples.demo.report import Run, print_event, print_start, print_table
 from examples.demo.story import Question, Story, Turn, load_story, playing
 
 __all__ = ["main"]
@@ -59,6 +59,7 @@ def play(settings: Settings, story: Story, console: Console, *, turns: int | Non
     context = application.model.context()
     tokens, requests, unmanaged = 0, 0, 0
     played = story.turns[:turns]
+    print_start(console, len(played), settings.context_window)
     with Progress(console=console, transient=True) as progress:
         unsubscribe = context.subscribe(lambda event: print_event(progress.console, event))
         task = progress.add_task("conversation", total=len(played))

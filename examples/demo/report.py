@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +12,7 @@ from rich.table import Table
 from ctxfold import CompactionHeld, Event, HistoryCompacted, SessionUsage
 from examples.demo.examine import Score
 
-__all__ = ["Run", "print_event", "print_table"]
+__all__ = ["Run", "print_event", "print_start", "print_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,16 @@ class Run:
     trimmed: Score
     store: str
     session: str
+
+
+def print_start(console: Console, turns: int, window: int) -> None:
+    """Prints what the lines of `print_event` are about."""
+    console.print(
+        f"{turns} turns go through a window of {window:,} tokens. Each line is a compaction: older messages are replaced "
+        "after a turn that leaves the window nearly full, or before a request that would not fit. The percentage is that of "
+        "the budget: the window less the room for the reply.",
+        highlight=False,
+    )
 
 
 def print_event(console: Console, event: Event) -> None:
@@ -70,7 +82,8 @@ def print_table(console: Console, run: Run) -> None:
     console.print("without = the whole list each time; for the questions, trim_messages to the same window.")
     for question, answer in run.managed.wrong:
         console.print(f"wrong: {question} -> {answer}", highlight=False, style="yellow")
-    console.print(f"The session {run.session!r} is in {run.store}", highlight=False)
+    command = f"{Path(sys.executable).with_name('ctxfold')} window --store {run.store} {run.session}"
+    console.print(f"To look at the session: {command}", highlight=False, soft_wrap=True)
 
 
 def _score_rows(table: Table, managed: Score, trimmed: Score) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ctxfold.compaction.built_in import BUILT_IN
@@ -15,17 +16,16 @@ from ctxfold.errors import BackendError, ConfigError, ContextOverflowError, Wind
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.policy import (
     LEAST_BUDGET_TOKENS,
-    MessageCounter,
     Policy,
     PolicyFields,
-    Prices,
     check_least,
     policy_for,
     policy_from,
 )
-from ctxfold.protocols import ContextBackend, Embedder, Ports, Request, Store, TokenCounter
+from ctxfold.protocols import ContextBackend, Embedder, Ports, Request, Store, TokenCounter, Wire
 from ctxfold.sections.section import Section
-from ctxfold.tokens import TextCounter, text_counter
+from ctxfold.tokens import MessageCounter, TextCounter, text_counter
+from ctxfold.triggers import Prices
 from ctxfold.validation import check_has, is_a, kind_of, whole_number
 
 OPENAI = "openai_chat"
@@ -46,6 +46,7 @@ __all__ = [
     "check_overhead",
     "foreign_failure",
     "message_counter",
+    "named_provider",
     "open_backend",
     "open_store",
     "ports",
@@ -77,18 +78,39 @@ def _memory() -> MemoryStore:
     return MemoryStore()
 
 
-def open_backend(provider: str, model: str, **settings: Any) -> HttpBackend:
-    """Returns a backend for a built-in provider, or for `profile=`, with the wire format that the profile names."""
+BACKENDS: Mapping[Wire, str] = {
+    "anthropic_messages": "AnthropicBackend",
+    "bedrock_converse": "BedrockBackend",
+    "gemini": "GeminiBackend",
+    "openai_chat": "OpenAIChatBackend",
+    "openai_responses": "OpenAIResponsesBackend",
+}
+
+
+def open_backend(provider: str, model: str, *, wire: Wire | None = None, **settings: Any) -> HttpBackend:
+    """Returns a backend for a built-in provider, or for `profile=`, with the wire format that the profile names, or with `wire`.
+
+    Raises ConfigError when the provider does not speak that wire.
+    """
     from ctxfold.backends.profile import load_profile
 
-    row = load_profile(settings.pop("profile", None) or provider)
-    if row.wire == "anthropic_messages":
-        from ctxfold.backends.anthropic.backend import AnthropicBackend
+    row = load_profile(settings.pop("profile", None) or provider).for_wire(wire)
+    backend: type[HttpBackend] = getattr(import_module("ctxfold.backends"), BACKENDS[row.wire])
+    return backend(model=model, profile=row, **settings)
 
-        return AnthropicBackend(model=model, profile=row, **settings)
-    from ctxfold.backends.openai_chat.backend import OpenAIChatBackend
 
-    return OpenAIChatBackend(model=model, profile=row, **settings)
+def named_provider(model: str, provider: str | None = None) -> tuple[str, str]:
+    """Returns the provider and the model's name; without a provider, a name such as "gemini:gemini-3-pro" begins with it.
+
+    Only the name of a built-in provider is taken from the model's: other names have colons of their own. Without any, the
+    provider is "generic".
+    """
+    from ctxfold.backends.profile import provider_names
+
+    first, _, rest = model.partition(":") if is_a(model, str) else ("", "", "")
+    if provider is None and rest and first in provider_names():
+        return first, rest
+    return provider or "generic", model
 
 
 def foreign_failure(error: Exception, name: str, *, kind: str | None = None) -> BackendError:
@@ -297,4 +319,4 @@ class LineCodec:
         if model is None or own_model is None or model.startswith(own_model) or own_model.startswith(model):
             return own_wire
         rows = (load_profile(name) for name in provider_names())
-        return next((row.wire for row in rows if any(model.lower().startswith(p.lower()) for p in row.models)), OPENAI)
+        return next((row.wire for row in rows if row.prefix_of(model) is not None), OPENAI)

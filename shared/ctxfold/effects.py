@@ -40,7 +40,7 @@ from ctxfold.protocols import (
     Request,
     capabilities_of,
 )
-from ctxfold.telemetry import Noted, record_reply, request_attributes, span, traced, traced_async
+from ctxfold.telemetry import Noted, record_reply, request_span, traced, traced_async
 
 __all__ = [
     "LONG_CHARS",
@@ -523,8 +523,7 @@ class Complete(Effect[Reply]):
         return self.request if sparing is None else sparing(self.request)
 
     def _span(self, backend: ContextBackend) -> AbstractContextManager[Noted]:
-        operation = "summarize" if self.summarizer else "chat"
-        return span(f"{operation} {backend.model}", request_attributes(self.request, backend.model, operation))
+        return request_span(self.request, backend.model, "summarize" if self.summarizer else "chat")
 
     def perform(self, ports: Ports) -> Reply:
         backend = self._backend(ports)

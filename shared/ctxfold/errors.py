@@ -147,7 +147,7 @@ class WindowTooSmallError(BudgetError, ValueError):
 
 
 class MessageTooLargeError(BudgetError):
-    """The newest user message alone does not fit; nothing was sent."""
+    """The newest user message, or an output that `exclude_tools` keeps whole, does not fit alone; nothing was sent."""
 
 
 class PinBudgetError(BudgetError):
@@ -237,7 +237,8 @@ class BackendError(_CarryingError):
     kind: "connect" (no connection was made), "connection" (it broke), "timeout", "rate_limit", "overloaded", "unavailable",
     "server", "auth", "quota", "rejected", "context_overflow", "reasoning_replay", "content_filter", "stream_truncated",
     "empty_response", "protocol".
-    limit_tokens and requested_tokens are set when an overflow message names them, retry_after_s when the service names it.
+    limit_tokens and requested_tokens are set when an overflow message names them, and reply_tokens when it says how much of
+    requested_tokens is room for the reply; retry_after_s when the service names it.
     """
 
     def __init__(
@@ -251,6 +252,7 @@ class BackendError(_CarryingError):
         limit_tokens: int | None = None,
         requested_tokens: int | None = None,
         retry_after_s: float | None = None,
+        reply_tokens: int | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
@@ -259,4 +261,5 @@ class BackendError(_CarryingError):
         self.code = code
         self.limit_tokens = limit_tokens
         self.requested_tokens = requested_tokens
+        self.reply_tokens = reply_tokens
         self.retry_after_s = retry_after_s

@@ -32,6 +32,7 @@ __all__ = [
     "Visibility",
     "assistant",
     "by_role",
+    "check_role",
     "content_key",
     "is_final",
     "system",
@@ -51,9 +52,10 @@ VISIBLE = frozenset({*get_args(Visibility), None})
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Visible text."""
+    """Visible text. `extra` is a JSON object: what a provider sent beside the text and wants back with it, such as a signature."""
 
     text: str
+    extra: str | None = None
     type: Literal["text"] = "text"
 
 
@@ -244,9 +246,15 @@ def tool_result(
 
 def by_role(messages: Iterable[Message], role: Role) -> tuple[Message, ...]:
     """Returns the messages with a role; raises UnknownRoleError for any other value."""
+    check_role(role)
+    return tuple(m for m in messages if m.role == role)
+
+
+def check_role(role: object) -> Role:
+    """Returns the role; raises UnknownRoleError for any other value."""
     if role not in ROLES:
         raise UnknownRoleError(f"role is {role!r}: use one of {', '.join(sorted(ROLES))}")
-    return tuple(m for m in messages if m.role == role)
+    return cast("Role", role)
 
 
 def is_final(message: Message) -> bool:
@@ -340,6 +348,8 @@ def _check_part(part: Part, message: Message) -> None:
         if isinstance(value, str):
             _check_text(value, message.id)
     match part:
+        case TextPart():
+            _check_json("the extra fields of a text", part.extra, message.id)
         case ToolCallPart():
             _check_arguments(part, message.id)
             _check_json("the extra fields of a tool call", part.extra, message.id)

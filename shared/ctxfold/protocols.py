@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ctxfold.history.memory_items import ItemStore
 from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.messages import Message, ToolCallPart, ToolSpec, Usage
-from ctxfold.policy import Prices
+from ctxfold.triggers import Prices
 
 __all__ = [
     "AsyncChunkStream",
@@ -38,6 +38,7 @@ __all__ = [
     "TokenCounter",
     "ToolCallDelta",
     "UuidIds",
+    "Wire",
     "capabilities_of",
 ]
 
@@ -50,6 +51,7 @@ class Embedder(Protocol):
     async def aembed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]: ...
 
 
+Wire: TypeAlias = Literal["openai_chat", "openai_responses", "anthropic_messages", "gemini", "bedrock_converse"]
 ResponseType: TypeAlias = Literal["empty", "reasoning", "content", "reasoning_and_content"]
 
 
@@ -61,6 +63,7 @@ class Request:
     `tool_choice` is "auto", "none", "required" or a tool's name. `extra` goes into the request body as it is.
     `unbound_before`: messages at an index below it were answered with something else before them (a compaction, an edit,
     another system prompt); rows that bind reasoning to what stood before it do not send theirs.
+    `refused_before`: the service has refused the reasoning of messages at an index below it, so that none of theirs is sent.
     `stable_messages`: how many leading messages the next request will repeat, None when nothing is known; with it, or with
     `cache_key` (the same for all requests of a session), the row's prompt-cache marks are set.
     `live_prefix`: the request asks for a summary with the very beginning of the conversation's last request, so that the
@@ -77,6 +80,7 @@ class Request:
     model: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     unbound_before: int = 0
+    refused_before: int = 0
     stable_messages: int | None = None
     cache_key: str | None = None
     live_prefix: bool = False
@@ -86,7 +90,9 @@ class Request:
 class Reply:
     """A whole answer; `message` carries usage, model and finish reason, `raw` is the provider's own object.
 
-    `empty_content` says that the service sent content, and that it was empty.
+    `empty_content` says that the service sent content, and that it was empty. A service that shortened the context on its own side
+    says so: `usage` is what the answer's context held, `billed` all that was spent, the service's summary included (None where
+    both are the same), `applied_edits` the provider's reports of what it cleared.
     """
 
     message: Message
@@ -94,6 +100,8 @@ class Reply:
     finish_reason: str | None = None
     raw: Any = None
     empty_content: bool = False
+    billed: Usage | None = None
+    applied_edits: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def response_type(self) -> ResponseType:
@@ -134,8 +142,12 @@ class Chunk:
     """A translated piece of a streamed answer; `raw` is the provider's own object.
 
     `sealed` is a block that came whole and only its provider can read; it keeps its place between text and reasoning.
+    `reasoning_block` is the provider's own form of the reasoning that came just before, `text_extra` what it sent beside the text
+    that came just before; each ends that part, or makes an empty one where there is none.
+    `own_part`: text, reasoning and calls of the chunk are parts of their own, in the place where they came.
     `whole` is the finished message where a source knows it; its id, model and usage are not read.
-    `empty_content`: content was sent here, and it was empty; a chunk with nothing else gives no event.
+    `empty_content`: content was sent here, and it was empty; a chunk with nothing else gives no event. `billed` and
+    `applied_edits` are as in `Reply`.
     """
 
     reasoning: str = ""
@@ -144,6 +156,9 @@ class Chunk:
     reasoning_details: tuple[Any, ...] = ()
     signature: str | None = None
     sealed: Mapping[str, Any] | None = None
+    reasoning_block: Mapping[str, Any] | None = None
+    text_extra: Mapping[str, Any] | None = None
+    own_part: bool = False
     refusal: str = ""
     usage: Usage | None = None
     finish_reason: str | None = None
@@ -151,6 +166,8 @@ class Chunk:
     raw: Any = None
     whole: Message | None = None
     empty_content: bool = False
+    billed: Usage | None = None
+    applied_edits: tuple[Mapping[str, Any], ...] = ()
 
 
 class ChunkStream(Protocol):
@@ -175,6 +192,8 @@ class BackendCapabilities:
 
     Args:
         binds_reasoning: the service accepts a reply's reasoning only together with everything that stood before it.
+        reasoning_optional: the service accepts turns without their reasoning, so that a request whose reasoning it refuses is sent
+            once more without.
         reasoning_expires: reasoning goes back only within its tool round; the next user turn leaves it out.
         truncates_silently: the service cuts a prompt that is too long and reports no error.
         compacts_itself: the service compacts on its own side, so that triggers wait until 95 % of the budget.
@@ -185,6 +204,7 @@ class BackendCapabilities:
     """
 
     binds_reasoning: bool = False
+    reasoning_optional: bool = False
     reasoning_expires: bool = False
     truncates_silently: bool = False
     compacts_itself: bool = False
@@ -241,6 +261,21 @@ class TokenCounter(Protocol):
     def count_tools(self, tools: Sequence[ToolSpec]) -> int: ...
 
 
+class Uncounted:
+    """Counts nothing: for readers of a log that need no token counts."""
+
+    id = "uncounted"
+
+    def count(self, message: Message) -> int:
+        return 0
+
+    def count_text(self, text: str) -> int:
+        return 0
+
+    def count_tools(self, tools: Sequence[ToolSpec]) -> int:
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """Where a log ends: its last seq, and that of its newest snapshot (0 when there is none)."""
@@ -294,9 +329,11 @@ class StoreCapabilities:
     Args:
         blocking: the sync methods wait for a disk or a network. On an event loop, a flow that only reads then runs as a whole in
             one worker thread, through the sync methods; otherwise each call uses its async form.
+        owner_index: the store has the methods of `OwnerIndex`; without, a search over all sessions asks session by session.
     """
 
     blocking: bool = True
+    owner_index: bool = False
 
 
 class Store(ItemStore, Protocol):
@@ -435,6 +472,16 @@ class Store(ItemStore, Protocol):
     def close(self) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+class OwnerIndex(Protocol):
+    """The further method of a store that declares `owner_index`: the archives of all sessions of an owner in few statements."""
+
+    def owner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:
+        """Returns by session what `Store.postings` returns for it; sessions without an archive may be left out."""
+        ...
+
+    async def aowner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]: ...
 
 
 class Clock(Protocol):

@@ -42,7 +42,7 @@ from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.lru import LruCache
 from ctxfold.messages import Usage
 from ctxfold.policy import Policy, resized
-from ctxfold.protocols import Document, Ports, Request, Store
+from ctxfold.protocols import Document, Ports, Request, Store, TokenCounter
 
 __all__ = [
     "WINDOW_FIELDS",
@@ -69,6 +69,7 @@ __all__ = [
     "timed_out_turns",
 ]
 
+REPORTED_TURNS = 2_000  # whose recalled tokens the inspector shows
 REMEMBERED_QUESTIONS = 64  # whose recalled passages and sections are kept
 SNAPSHOT_EVERY = 1_000  # records
 TURN_TIMEOUT_S = 900.0
@@ -155,12 +156,15 @@ class OpenSession:
     unbooked_calls: int = 0  # to the summariser, for summaries that were not written in the end
     unbooked_usage: Usage = field(default_factory=Usage)
     unbound_seq: int = 0  # newest record at the last break of the prefix, or when the session was opened
+    refused_seq: int = 0  # newest record when the service last refused reasoning that it may do without
     model: str = ""  # of the current or the next request: its calibration and its limit count
     opening_policy: Policy | None = (
         None  # with which this engine opened the session; its window is that of the engine's models
     )
     # for each open turn, the model of its newest request and our count of its tokens
     sent_counts: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    # by turn, in its largest request: for reports, and not stored
+    recalled_tokens: LruCache[str, int] = field(default_factory=lambda: LruCache(REPORTED_TURNS))
     sent_request: SentRequest | None = None
     live_prefix_failures: int = 0  # summaries on the live prefix that were no summaries, one after the other
     in_flight: set[str] = field(default_factory=set[str])  # turns in which this process asks a model at this moment
@@ -260,8 +264,12 @@ def _policy(text: str) -> Policy:
         ) from None
 
 
-def load(key: SessionKey, ports: Ports) -> Flow[SessionState]:
-    """Returns the state at the end of the log, from the newest snapshot and the records after it."""
+def load(key: SessionKey, ports: Ports, *, counter: TokenCounter | None = None) -> Flow[SessionState]:
+    """Returns the state at the end of the log, from the newest snapshot and the records after it.
+
+    `counter` counts in place of that of the ports, for a reader that needs no token counts.
+    """
+    ports = ports if counter is None else replace(ports, counter=counter)
     head = yield from StoreCall(Store.head, key)
     state = None if head is None else (yield from _fold_from(key, head.snapshot_seq, frozenset(), ports))
     if state is None or not state.head:

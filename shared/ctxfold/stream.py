@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
@@ -88,14 +88,19 @@ class Fold:
         self._refusal: list[str] = []
         self._thinking = False
         self._usage: Usage | None = None
+        self._billed: Usage | None = None
+        self._edits: tuple[Mapping[str, Any], ...] = ()
         self._finish: str | None = None
         self._raw: Any = None
         self._whole: Message | None = None
         self._empty_content = False
+        self._ordered = False
 
     def feed(self, chunk: Chunk) -> tuple[StreamPiece, ...]:
         """Returns the events of one chunk: tool calls, then thinking, then content; none for an empty chunk."""
         events: list[StreamPiece] = []
+        if chunk.own_part:
+            self._begin_part(ordered=bool(chunk.tool_calls))
         if chunk.tool_calls:
             for delta in chunk.tool_calls:
                 self._calls.add(delta, len(self._segments))
@@ -106,6 +111,8 @@ class Fold:
             events.append(Thinking(chunk.reasoning, chunk))
         if chunk.signature:
             self._segment(thinking=True).signature = chunk.signature
+        if chunk.reasoning_block is not None:
+            self._segment(thinking=True).sealed = json.dumps([chunk.reasoning_block], ensure_ascii=False)
         if chunk.sealed is not None:
             self._segments.append(_Segment(thinking=True, sealed=json.dumps([chunk.sealed], ensure_ascii=False)))
         if chunk.reasoning_details:
@@ -114,6 +121,8 @@ class Fold:
             self._segment(thinking=False).pieces.append(chunk.content)
             events.append(ContentFirst(chunk.content, chunk) if self._thinking else Content(chunk.content, chunk))
             self._thinking = False
+        if chunk.text_extra is not None:
+            self._segment(thinking=False).extra = json.dumps(chunk.text_extra, ensure_ascii=False)
         self._note(chunk)
         return tuple(events)
 
@@ -122,6 +131,10 @@ class Fold:
             self._refusal.append(chunk.refusal)
         if chunk.usage is not None:
             self._usage = chunk.usage
+        if chunk.billed is not None:
+            self._billed = chunk.billed
+        if chunk.applied_edits:
+            self._edits = chunk.applied_edits
         if chunk.finish_reason is not None:
             self._finish, self._raw = chunk.finish_reason, chunk.raw
         if self._model is None and chunk.model:
@@ -130,10 +143,15 @@ class Fold:
             self._whole = chunk.whole
         self._empty_content = self._empty_content or chunk.empty_content
 
+    def _begin_part(self, *, ordered: bool) -> None:
+        if self._segments:
+            self._segments[-1].ended = True
+        self._ordered = self._ordered or ordered
+
     def _segment(self, *, thinking: bool) -> _Segment:
         last = self._segments[-1] if self._segments else None
         # a signature ends its block: what follows belongs to the next one
-        if last is None or last.thinking is not thinking or last.signature is not None or last.sealed is not None:
+        if last is None or last.thinking is not thinking or last.closed or last.ended:
             last = _Segment(thinking)
             self._segments.append(last)
         return last
@@ -147,7 +165,8 @@ class Fold:
         whole_parts = self._whole_parts(tuple(call for _, call in calls))
         parts = self._parts(calls) if whole_parts is None else (*whole_parts, *self._refusal_parts())
         message = self._message(parts)
-        return Reply(message, self._usage, self._finish, self._raw, self._empty_content and not message.text)
+        empty = self._empty_content and not message.text
+        return Reply(message, self._usage, self._finish, self._raw, empty, self._billed, self._edits)
 
     def _whole_parts(self, calls: tuple[ToolCallPart, ...]) -> tuple[Part, ...] | None:
         """Returns the parts of the complete message that a chunk carried; None when they differ from what was streamed."""
@@ -170,9 +189,12 @@ class Fold:
         return Message(self._id, "assistant", parts, model=self._model, usage=self._usage, finish_reason=self._finish)
 
     def _parts(self, calls: tuple[tuple[int, ToolCallPart], ...] = ()) -> tuple[Part, ...]:
-        """Returns text and reasoning in order, calls last; a call that signed reasoning follows keeps its place."""
+        """Returns text and reasoning in order, calls last; a call that a signed or closed part follows keeps its place.
+
+        All calls keep theirs when they came as parts of their own.
+        """
         details = self._details.text()
-        signed = max((n for n, s in enumerate(self._segments) if s.signature or s.sealed), default=-1)
+        signed = max((n for n, s in enumerate(self._segments) if s.closed or self._ordered), default=-1)
         parts: list[Part] = []
         for number, segment in enumerate(self._segments):
             if number <= signed:
@@ -181,7 +203,7 @@ class Fold:
                 parts.append(segment.reasoning(details))
                 details = None if segment.sealed is None else details
             else:
-                parts.append(TextPart(segment.text()))
+                parts.append(TextPart(segment.text(), segment.extra))
         if details is not None:
             parts.insert(0, ReasoningPart("", None, details))
         return (*parts, *self._refusal_parts(), *(call for after, call in calls if after > signed))
@@ -224,6 +246,13 @@ class _Segment:
     pieces: list[str] = field(default_factory=list[str])
     signature: str | None = None
     sealed: str | None = None
+    extra: str | None = None
+    ended: bool = False
+
+    @property
+    def closed(self) -> bool:
+        """Returns True once the provider's own fields have ended the part."""
+        return self.signature is not None or self.sealed is not None or self.extra is not None
 
     def text(self) -> str:
         return _repaired("".join(self.pieces))

@@ -6,7 +6,7 @@ Attributes follow the semantic conventions for generative AI. No text of a messa
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +16,7 @@ from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream, Reply, Reque
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = ["Noted", "record_reply", "request_attributes", "span", "traced", "traced_async"]
+__all__ = ["Noted", "record_reply", "request_span", "span", "traced", "traced_async"]
 
 Noted: TypeAlias = "Span | None"
 
@@ -32,17 +32,19 @@ def _api() -> Any:
 
 
 @contextmanager
-def span(name: str, attributes: Mapping[str, Any]) -> Generator[Noted, None, None]:
-    """Opens a span for the block; yields None without the package. An error that leaves the block is recorded by its class."""
+def span(name: str, attributes: Mapping[str, Any], *, calls_model: bool = False) -> Generator[Noted, None, None]:
+    """Opens a span for the block; yields None without the package. An error that leaves the block is recorded by its class.
+
+    `calls_model` is True for the block that makes a model call: its kind is CLIENT, that of every other block INTERNAL.
+    """
     api = _api()
     if api is None:
         yield None
         return
-    kind = api.SpanKind.CLIENT
+    kind = api.SpanKind.CLIENT if calls_model else api.SpanKind.INTERNAL
     tracer = api.get_tracer("ctxfold")
-    known = {key: value for key, value in attributes.items() if value is not None}
     with tracer.start_as_current_span(
-        name, kind=kind, attributes=known, record_exception=False, set_status_on_exception=False
+        name, kind=kind, attributes=attributes, record_exception=False, set_status_on_exception=False
     ) as open_span:
         try:
             yield open_span
@@ -58,15 +60,23 @@ def _record_failure(open_span: Span, error: BaseException) -> None:
     open_span.set_status(api.Status(api.StatusCode.ERROR))
 
 
-def request_attributes(request: Request, model: str, operation: str) -> dict[str, Any]:
-    """Returns the attributes of a request."""
-    return {
+def request_span(request: Request, model: str, operation: str) -> AbstractContextManager[Noted]:
+    """Opens a span for a request whose reply is awaited as a whole."""
+    name, attributes = _described(request, model, operation)
+    return span(name, attributes, calls_model=True)
+
+
+def _described(request: Request, model: str, operation: str) -> tuple[str, dict[str, Any]]:
+    """Returns the name and the attributes of a request's span; the request may name another model than its backend's."""
+    asked = request.model or model
+    attributes = {
         "gen_ai.operation.name": operation,
-        "gen_ai.request.model": request.model or model,
+        "gen_ai.request.model": asked,
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": request.temperature,
         "gen_ai.request.stop_sequences": list(request.stop) or None,
     }
+    return f"{operation} {asked}", {key: value for key, value in attributes.items() if value is not None}
 
 
 def record_reply(noted: Noted, reply: Reply) -> None:
@@ -118,12 +128,14 @@ def _begun(request: Request, model: str) -> Span | None:
     api = _api()
     if api is None:
         return None
-    known = {key: value for key, value in request_attributes(request, model, "chat").items() if value is not None}
-    begun: Span = api.get_tracer("ctxfold").start_span(f"chat {model}", kind=api.SpanKind.CLIENT, attributes=known)
+    name, attributes = _described(request, model, "chat")
+    begun: Span = api.get_tracer("ctxfold").start_span(name, kind=api.SpanKind.CLIENT, attributes=attributes)
     return begun
 
 
 def _record_chunk(noted: Span, chunk: Chunk) -> None:
+    if chunk.model is not None:
+        noted.set_attribute("gen_ai.response.model", chunk.model)
     if chunk.finish_reason is not None:
         noted.set_attribute("gen_ai.response.finish_reasons", [chunk.finish_reason])
     if chunk.usage is not None:

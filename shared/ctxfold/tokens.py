@@ -1,4 +1,4 @@
-"""Counts tokens of text and media without a network.
+"""Counts tokens of messages, text and media without a network.
 
 Text is counted with a tiktoken encoding where its file is on disk, and by character classes elsewhere. Media are estimated
 from the type, size and length in their headers. Providers publish formulas that differ by a factor of two to three, so an
@@ -19,15 +19,17 @@ import threading
 import time
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from ctxfold.errors import ConfigError
-from ctxfold.messages import MediaPart
+from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
+from ctxfold.validation import json_problem
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -36,6 +38,7 @@ __all__ = [
     "CtxWarning",
     "EncodingNotFoundError",
     "Medium",
+    "MessageCounter",
     "RatioCounter",
     "TextCounter",
     "TiktokenCounter",
@@ -610,3 +613,68 @@ def _wave_seconds(head: bytes, size: int) -> float | None:
         return None
     rate = int.from_bytes(head[28:32], "little")
     return size / rate if rate else None
+
+
+MESSAGE_OVERHEAD_TOKENS = 4  # role and separators, as in OpenAI's published counting recipe for chat messages
+LONG_TEXT_CHARS = 20_000  # the counts of texts from this length on are cached
+LONG_TEXTS = 8  # number of cached counts of long texts
+MEDIA_KEPT = 1_024  # number of cached counts of media: a message is counted several times, and its data is large
+
+
+class MessageCounter:
+    """Counts the tokens of messages and tools: visible text, tool calls and results, media, and reasoning that is sent."""
+
+    def __init__(self, text: TextCounter, *, count_reasoning: bool = True) -> None:
+        self._text = text
+        # a long text is counted several times before it is stored, the first time in a worker thread
+        self._long = lru_cache(maxsize=LONG_TEXTS)(text.count)
+        self._count_reasoning = count_reasoning
+        self._media: dict[tuple[str, str | None, int, int], int] = {}
+        self.id = f"{text.id}{'+reasoning' if count_reasoning else ''}"
+
+    def count(self, message: Message) -> int:
+        total = MESSAGE_OVERHEAD_TOKENS
+        for part in message.parts:
+            match part:
+                case TextPart(text=text):
+                    total += self.count_text(text)
+                case ReasoningPart(text=text):
+                    total += self._text.count(text) if self._count_reasoning else 0
+                case ToolCallPart():
+                    total += MESSAGE_OVERHEAD_TOKENS + self._text.count(f"{part.id}{part.name}{part.arguments}")
+                case ToolResultPart():
+                    total += self.count_text(part.content) + self._text.count(part.call_id)
+                case MediaPart():
+                    total += self._count_medium(part)
+                case _:
+                    continue
+        return total
+
+    def _count_medium(self, part: MediaPart) -> int:
+        key = (part.kind, part.mime, len(part.data), hash(part.data))
+        known = self._media.get(key)
+        if known is None:
+            known = medium_tokens(medium_of(part), self.count_text)
+            if len(self._media) >= MEDIA_KEPT:
+                self._media.clear()
+            self._media[key] = known
+        return known
+
+    def count_all(self, messages: Iterable[Message]) -> int:
+        return sum(self.count(m) for m in messages)
+
+    def count_text(self, text: str) -> int:
+        return self._long(text) if len(text) >= LONG_TEXT_CHARS else self._text.count(text)
+
+    def count_tools(self, tools: Iterable[ToolSpec]) -> int:
+        """Counts the JSON schemas of the tools; raises ConfigError for a schema that is not JSON."""
+        return sum(MESSAGE_OVERHEAD_TOKENS + self._text.count(_schema(t)) for t in tools)
+
+
+def _schema(tool: ToolSpec) -> str:
+    try:
+        return json.dumps([tool.name, tool.description, dict(tool.parameters)], ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the parameters of tool {tool.name!r} are not JSON ({json_problem(error)}): give a JSON schema of plain values"
+        ) from None

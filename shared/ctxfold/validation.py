@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime, timedelta
 from operator import index
 from typing import TypeVar, cast
 
@@ -17,6 +18,7 @@ __all__ = [
     "is_a",
     "json_problem",
     "kind_of",
+    "moment",
     "name_or_own",
     "name_path",
     "named",
@@ -107,6 +109,21 @@ def whole_number(what: str, value: object, advice: str) -> int:
     if number < 1 or isinstance(value, bool):
         raise ConfigError(f"{what} is {repr(value)[:80]}: {advice}")
     return number
+
+
+def moment(what: str, value: object, now_s: float) -> float:
+    """Returns a datetime, or how long ago as a timedelta, in Unix time; raises ConfigError for anything else."""
+    if isinstance(value, timedelta):
+        if value < timedelta(0):
+            raise ConfigError(
+                f"{what} {value} lies in the future: give how long ago a message was stored, such as timedelta(days=30)"
+            )
+        return now_s - value.total_seconds()
+    if not isinstance(value, datetime):
+        raise ConfigError(f"{what} is {kind_of(value)}: give timedelta(days=30), or a datetime with a time zone")
+    if value.tzinfo is None:
+        raise ConfigError(f"{what} {value.isoformat()} has no time zone: give datetime(..., tzinfo=...)")
+    return value.timestamp()
 
 
 def shown_url(url: str) -> str:

@@ -70,6 +70,28 @@ class TestDeepSeekRow(BackendSuite):
         return open_backend("deepseek", "deepseek-v4-pro", base_url=place, api_key="k", max_retries=0)
 
 
+class TestGemini(BackendSuite):
+    def open_backend(self, place: str) -> ContextBackend:
+        return open_backend(
+            "gemini", "gemini-3-flash-preview", wire="gemini", base_url=place, api_key="k", max_retries=0
+        )
+
+
+class TestOpenAIResponses(BackendSuite):
+    def open_backend(self, place: str) -> ContextBackend:
+        return open_backend("openai", "m", wire="openai_responses", base_url=place, api_key="k", max_retries=0)
+
+
+class TestAnthropic(BackendSuite):
+    def open_backend(self, place: str) -> ContextBackend:
+        return open_backend("anthropic", "claude-sonnet-4-5", base_url=place, api_key="k", max_retries=0)
+
+
+class TestBedrock(BackendSuite):
+    def open_backend(self, place: str) -> ContextBackend:
+        return open_backend("bedrock", "anthropic.claude-sonnet-4-5", base_url=place, api_key="k", max_retries=0)
+
+
 class TestChaos(BackendSuite):
     def open_backend(self, place: str) -> ContextBackend:
         return ChaosBackend(open_backend("generic", "lookup", base_url=place, max_retries=0))

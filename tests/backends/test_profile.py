@@ -56,7 +56,7 @@ def test_wrong_rows_are_told(tmp_path: Path, text: str, told: str) -> None:
 
 
 def test_unknown_names_and_files_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="deepseek, gemini, generic"):
+    with pytest.raises(ConfigError, match="deepseek, fireworks, gemini, generic"):
         load_profile("deepsek")
     with pytest.raises(ConfigError, match="cannot read"):
         load_profile(tmp_path / "none.toml")

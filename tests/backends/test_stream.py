@@ -16,7 +16,9 @@ from ctxfold import (
     ContentFirst,
     Fold,
     Message,
+    MessageError,
     ReasoningPart,
+    Reply,
     TextPart,
     Thinking,
     ToolCallDelta,
@@ -24,6 +26,7 @@ from ctxfold import (
     ToolCalls,
     Usage,
 )
+from ctxfold.backends.base import reply_chunks
 from ctxfold.messages import validated
 from tests.timing import cpu_s
 
@@ -247,3 +250,90 @@ def test_a_whole_message_that_lacks_what_was_streamed_is_not_taken(parts: Any) -
     for chunk in (Chunk(reasoning="th"), Chunk(content="hello"), Chunk(whole=Message("x", "assistant", parts))):
         fold.feed(chunk)
     assert fold.close().message.parts == (ReasoningPart("th"), TextPart("hello"))
+
+
+def test_a_providers_own_form_ends_the_part_before_it() -> None:
+    fold = Fold("a1")
+    thought, item = {"type": "reasoning", "id": "rs_1"}, {"id": "msg_1", "phase": "commentary"}
+    for chunk in (
+        Chunk(reasoning="why"),
+        Chunk(reasoning_block=thought),
+        Chunk(content="first"),
+        Chunk(text_extra=item),
+        Chunk(content="second"),
+        Chunk(text_extra={"thoughtSignature": "s"}),
+        Chunk(text_extra={"thoughtSignature": "t"}),
+        Chunk(finish_reason="stop"),
+    ):
+        fold.feed(chunk)
+    message = fold.close().message
+    assert message.parts == (
+        ReasoningPart("why", None, json.dumps([thought])),
+        TextPart("first", json.dumps(item)),
+        TextPart("second", json.dumps({"thoughtSignature": "s"})),
+        TextPart("", json.dumps({"thoughtSignature": "t"})),
+    )
+    replayed = Fold("a1")
+    for chunk in reply_chunks(Reply(message, finish_reason="stop"), piece_chars=2):
+        replayed.feed(chunk)
+    assert replayed.close().message.parts == message.parts
+
+
+def test_a_call_stays_before_a_text_with_fields_of_its_provider() -> None:
+    fold = Fold("a1")
+    fold.feed(Chunk(content="a", text_extra={"id": "m1"}))
+    fold.feed(Chunk(tool_calls=(D(0, "c1", "ls", "{}"),)))
+    fold.feed(Chunk(content="b", text_extra={"id": "m2"}))
+    fold.feed(Chunk(finish_reason="tool_calls"))
+    kinds = [part.type for part in fold.close().message.parts]
+    assert kinds == ["text", "tool_call", "text"]
+
+
+def test_a_part_of_its_own_is_not_joined_and_its_calls_keep_their_place() -> None:
+    fold = Fold("a1")
+    for chunk in (
+        Chunk(content="one"),
+        Chunk(tool_calls=(D(0, "c1", "ls", "{}"),), own_part=True),
+        Chunk(content="two"),
+        Chunk(content=" more"),
+        Chunk(text_extra={"sign": "s"}, own_part=True),
+        Chunk(tool_calls=(D(1, "c2", "ls", "{}"),), own_part=True),
+        Chunk(finish_reason="tool_calls"),
+    ):
+        fold.feed(chunk)
+    message = fold.close().message
+    assert message.parts == (
+        TextPart("one"),
+        ToolCallPart("c1", "ls", "{}"),
+        TextPart("two more"),
+        TextPart("", '{"sign": "s"}'),
+        ToolCallPart("c2", "ls", "{}"),
+    )
+    replayed = Fold("a1")
+    for chunk in reply_chunks(Reply(message, finish_reason="tool_calls"), piece_chars=2):
+        replayed.feed(chunk)
+    assert replayed.close().message.parts == message.parts
+
+
+def test_a_call_between_plain_texts_keeps_its_place_only_as_a_part_of_its_own() -> None:
+    for own_part, kinds in ((True, ["text", "tool_call", "text"]), (False, ["text", "tool_call"])):
+        fold = Fold("a1")
+        for chunk in (
+            Chunk(content="one"),
+            Chunk(tool_calls=(D(0, "c1", "ls", "{}"),), own_part=own_part),
+            Chunk(content="two"),
+            Chunk(finish_reason="tool_calls"),
+        ):
+            fold.feed(chunk)
+        message = fold.close().message
+        assert [part.type for part in message.parts] == kinds
+        assert message.text == "onetwo"
+        replayed = Fold("a1")
+        for chunk in reply_chunks(Reply(message, finish_reason="tool_calls")):
+            replayed.feed(chunk)
+        assert replayed.close().message.parts == message.parts
+
+
+def test_the_extra_fields_of_a_text_are_json() -> None:
+    with pytest.raises(MessageError, match="the extra fields of a text is not valid JSON"):
+        validated(Message("a", "assistant", (TextPart("x", "no json"),)))

@@ -249,6 +249,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
             "Target: 0.9. The other language's sentences lie between.",
         ),
         recall_quality.table(quick=quick),
+        recall_quality.by_meaning(quick=quick),
         recall_quality.curve(quick=quick),
     ]
 

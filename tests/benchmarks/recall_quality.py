@@ -1,7 +1,7 @@
 """Measures how much of a question's evidence a request shows, beside plain BM25 and the newest messages, and what that costs.
 
 Reads `conversations.json` of the sets in `CTXFOLD_DATA_DIR`. Requests are made through the public API with the defaults, without
-a model or an embedder; a token is four characters.
+a model, and but for one table without an embedder; a token is four characters.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from typing import Any
 from ctxfold import AgentContext, assistant, user
 from tests.benchmarks.data import folder
 from tests.benchmarks.sheets import Cell, Sheet
+from tests.support.minilm import MiniLM
 
-__all__ = ["SETS", "Asked", "Conversation", "curve", "loaded", "table"]
+__all__ = ["SETS", "Asked", "Conversation", "by_meaning", "curve", "loaded", "table"]
 
 SETS = {"bfcl_memory": 1, "molweni": 1, "ubuntu_irc": 3, "qmsum": 4}  # every so many questions are asked
 WINDOWS = (2_000, 4_000, 8_000)
 CURVE = (2_000, 4_000, 8_000, 16_000, 64_000, 128_000)
 CURVE_QUESTIONS = 40
+EMBEDDED = {"bfcl_memory": 3, "molweni": 1, "ubuntu_irc": 4, "qmsum": 6}  # conversations, as embedding takes its time
 K1, B = 1.2, 0.75
 NEXT_TO = (0.5, 0.25)
 NEWEST = (
@@ -165,8 +167,8 @@ def _filled(conversation: Conversation, order: Sequence[int], budget: int) -> st
     return "\n".join(chosen)
 
 
-def _session(conversation: Conversation, end: int, window: int) -> AgentContext:
-    context = AgentContext(None, context_window=window, counter=COUNTER)
+def _session(conversation: Conversation, end: int, window: int, embedder: MiniLM | None = None) -> AgentContext:
+    context = AgentContext(None, context_window=window, counter=COUNTER, embedder=embedder)
     for at, (role, text) in enumerate(conversation.messages[:end]):
         context.add((assistant if role == "assistant" else user)(text, id=f"m{at}"))
     return context
@@ -228,6 +230,44 @@ def table(*, quick: bool = False) -> Sheet:
         "full: all evidence messages whole; key: the sentence of each that carries the answer; share: mean share of the evidence "
         "messages that are whole; newest tenth: the same of questions whose evidence stands in the last tenth of the conversation.",
     )
+
+
+def by_meaning(*, quick: bool = False) -> Sheet:
+    """Returns the evidence shown with and without an embedder, on some conversations of each set."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, count in {"molweni": 1}.items() if quick else EMBEDDED.items():
+        conversations = loaded(name, 20 if quick else SETS[name])[:count]
+        for window in WINDOWS[:1] if quick else WINDOWS[:2]:
+            totals = _with_embedder(conversations, window)
+            rows += [(name, f"{window:,}", len(t.rows), peer, *t.cells()) for peer, t in totals.items()]
+    return Sheet(
+        "Evidence in the request, by words alone and with all-MiniLM-L6-v2 as embedder",
+        ("set", "window", "questions", "what is shown", "full", "key", "share", "share, newest tenth"),
+        tuple(rows),
+        "Columns as above. Of ubuntu_irc and qmsum, the first conversations.",
+    )
+
+
+def _with_embedder(conversations: Sequence[Conversation], window: int) -> dict[str, _Totals]:
+    totals: dict[str, _Totals] = {}
+    embedder = MiniLM()
+    for conversation in conversations:
+        with ExitStack() as stack:
+            sessions: dict[tuple[int, str], AgentContext] = {}
+            for asked in conversation.questions:
+                budget = window - window // 5 - COUNTER.count(asked.question)
+                ranked = _ranked(conversation, asked, neighbours=True)
+                texts = {"BM25 with neighbours": _filled(conversation, ranked, budget)}
+                for peer, chosen in (("ctxfold", None), ("ctxfold with embedder", embedder)):
+                    place = asked.end, peer
+                    if place not in sessions:
+                        sessions[place] = stack.enter_context(_session(conversation, asked.end, window, chosen))
+                    request = sessions[place].window(recall=True, question=asked.question)
+                    texts[peer] = "\n".join([*(m.text for m in request.messages), request.recalled])
+                for peer, text in texts.items():
+                    shown = Shown.of(conversation, asked, text), asked.evidence[0] >= NEWEST * asked.end
+                    totals.setdefault(peer, _Totals([])).rows.append(shown)
+    return totals
 
 
 def curve(*, quick: bool = False) -> Sheet:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from urllib.parse import parse_qs, urlsplit
 
+from ctxfold.testing.served_converse import event_frame
+
 __all__ = ["WORDS", "event", "raise_file_limit", "streaming_server"]
 
 WORDS = ("the", "harbour", "lies", "in", "fog", "and", "every", "lamp", "along", "the", "quay", "burns", "low")
@@ -38,9 +40,88 @@ def event(number: int, count: int) -> bytes:
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
+def gemini_event(number: int, count: int) -> bytes:
+    """The same as generateContent streams it: a whole reply object with each piece, and running usage."""
+    part: dict[str, object] = {"text": f" {WORDS[number % len(WORDS)]}"}
+    if number < count // 4:
+        part["thought"] = True
+    candidate: dict[str, object] = {"content": {"parts": [part], "role": "model"}, "index": 0}
+    if number == count - 1:
+        candidate["finishReason"] = "STOP"
+    usage = {"promptTokenCount": 900, "candidatesTokenCount": number, "totalTokenCount": 900 + number}
+    body = {
+        "candidates": [candidate],
+        "usageMetadata": {**usage, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 900}]},
+        "modelVersion": "measured-model",
+        "responseId": "7f3a9c1e",
+    }
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\r\n\r\n"
+
+
+def responses_event(number: int, count: int) -> bytes:
+    """The same as the Responses API streams it: events with names, a summary of the reasoning, then the items complete."""
+    thinks = number < count // 4
+    piece = {"delta": f" {WORDS[number % len(WORDS)]}", "sequence_number": number, "obfuscation": "xq7xq7xq7xq7"}
+    where = {"item_id": f"{'rs' if thinks else 'msg'}_7f3a9c1e7f3a9c1e7f3a9c1e", "output_index": int(not thinks)}
+    if thinks:
+        return _named({"type": "response.reasoning_summary_text.delta", **where, "summary_index": 0, **piece})
+    delta = _named({"type": "response.output_text.delta", **where, "content_index": 0, "logprobs": [], **piece})
+    if number == count // 4:
+        item: dict[str, object] = {
+            "type": "reasoning",
+            "id": "rs_7f3a9c1e7f3a9c1e7f3a9c1e",
+            "summary": [],
+            "encrypted_content": "gAAAA",
+        }
+        return _named({"type": "response.output_item.done", "output_index": 0, "item": item}) + delta
+    if number < count - 1:
+        return delta
+    usage = {"input_tokens": 900, "output_tokens": count, "total_tokens": 900 + count}
+    response: dict[str, object] = {
+        "object": "response",
+        "status": "completed",
+        "model": "measured-model",
+        "output": [],
+        "usage": usage,
+    }
+    return delta + _named({"type": "response.completed", "response": response})
+
+
+def _named(body: dict[str, object]) -> bytes:
+    return f"event: {body['type']}\ndata: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
+
+
+def converse_event(number: int, count: int) -> bytes:
+    """The same as ConverseStream sends it: binary frames with checksums, padding, and usage after the end."""
+    piece, thinks = f" {WORDS[number % len(WORDS)]}", number < count // 4
+    delta: dict[str, object] = {"reasoningContent": {"text": piece}} if thinks else {"text": piece}
+    body = {"contentBlockIndex": int(not thinks), "delta": delta, "p": "abcdefghijklmnopq"}
+    frame = _frame("contentBlockDelta", body)
+    if number < count - 1:
+        return frame
+    usage = {"inputTokens": 900, "outputTokens": count, "totalTokens": 900 + count}
+    return frame + _frame("messageStop", {"stopReason": "end_turn"}) + _frame("metadata", {"usage": usage})
+
+
+def _frame(kind: str, body: dict[str, object]) -> bytes:
+    headers = {":event-type": kind, ":content-type": "application/json", ":message-type": "event"}
+    return event_frame(headers, json.dumps(body, separators=(",", ":")).encode())
+
+
+EVENTS = {
+    "/converse": (converse_event, b""),
+    "/gemini": (gemini_event, b""),
+    "/responses": (responses_event, b""),
+    "/v1": (event, b"data: [DONE]\n\n"),
+}
+
+
 @contextmanager
 def streaming_server() -> Iterator[str]:
-    """Its base address. Query: `events`, `pause_ms` between them, `together` to hold the rest until so many have begun."""
+    """Its base address, to which a path of EVENTS goes.
+
+    Query: `events`, `pause_ms` between them, `together` to hold the rest until so many have begun.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -89,26 +170,28 @@ class _Gate:
                     int(h.split(b":")[1]) for h in head.split(b"\r\n") if h.lower().startswith(b"content-length")
                 )
                 await reader.readexactly(length)
-                query = parse_qs(urlsplit(head.split(b" ")[1].decode()).query)
-                await self.stream(writer, {name: int(values[0]) for name, values in query.items()})
+                url = urlsplit(head.split(b" ")[1].decode())
+                await self.stream(
+                    writer, url.path, {name: int(values[0]) for name, values in parse_qs(url.query).items()}
+                )
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
 
-    async def stream(self, writer: asyncio.StreamWriter, query: dict[str, int]) -> None:
+    async def stream(self, writer: asyncio.StreamWriter, path: str, query: dict[str, int]) -> None:
+        write, done = EVENTS[path]
         count, pause_s, together = query.get("events", 20), query.get("pause_ms", 0) / 1e3, query.get("together", 0)
         writer.write(HEAD)
         for number in range(count):
-            data = event(number, count)
+            data = write(number, count)
             writer.write(b"%x\r\n%s\r\n" % (len(data), data))
             await writer.drain()
             if pause_s:
                 await asyncio.sleep(pause_s)
             if together and number == 0:
                 await self.wait_for(together)
-        done = b"data: [DONE]\n\n"
-        writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(done), done))
+        writer.write((b"%x\r\n%s\r\n" % (len(done), done) if done else b"") + b"0\r\n\r\n")
         await writer.drain()
 
     async def wait_for(self, together: int) -> None:

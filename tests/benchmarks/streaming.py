@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 
-from ctxfold import Fold, OpenAIChatBackend, Request, user
+from ctxfold import BedrockBackend, Fold, GeminiBackend, OpenAIChatBackend, OpenAIResponsesBackend, Request, user
+from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.backends.profile import Wire
 from tests.benchmarks.lanes import frozen_heap
 from tests.benchmarks.sheets import Cell, Sheet, times
 from tests.benchmarks.stream_server import WORDS, raise_file_limit, streaming_server
@@ -21,6 +23,7 @@ from tests.benchmarks.stream_server import WORDS, raise_file_limit, streaming_se
 __all__ = ["run"]
 
 REQUEST = Request((user("Tell me of the harbour.", id="u1"),))
+Payloads: TypeAlias = Callable[[bytes, bytes], bytes]  # new bytes, what was left of the last; returns what is left
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Tell me of the harbour."}], "stream": True}
 
 
@@ -38,10 +41,11 @@ QUICK = Sizes(events=300, rounds=3, spaced_events=30, streams=100, events_each=5
 
 
 def run(*, quick: bool = False) -> list[Sheet]:
-    """Three tables: CPU per event, first token, many streams."""
+    """Four tables: CPU per event, the same on further wires, first token, many streams."""
     sizes = QUICK if quick else Sizes()
     with streaming_server() as address, asyncio.Runner() as runner:
-        return [_cpu(address, sizes, runner), _first(address, sizes, runner), _many(address, sizes, runner)]
+        cpu = [_cpu(address, sizes, runner), _further_wires(address, sizes)]
+        return [*cpu, _first(address, sizes, runner), _many(address, sizes, runner)]
 
 
 def _backend(url: str) -> OpenAIChatBackend:
@@ -72,6 +76,29 @@ def _cpu(address: str, sizes: Sizes, runner: asyncio.Runner) -> Sheet:
     )
 
 
+def _further_wires(address: str, sizes: Sizes) -> Sheet:
+    """CPU per event on the wires beside chat completions, each with its own frames."""
+    rows: list[tuple[Cell, ...]] = []
+    wires: dict[str, tuple[type[HttpBackend], Wire, Payloads]] = {
+        "/converse": (BedrockBackend, "bedrock_converse", _framed),
+        "/gemini": (GeminiBackend, "gemini", partial(_payloads, end=b"\r\n\r\n")),
+        "/responses": (OpenAIResponsesBackend, "openai_responses", _payloads),
+    }
+    for path, (backend_type, wire, payloads) in wires.items():
+        url = f"{address}{path}?events={sizes.spaced_events}&pause_ms=1"
+        profile = {"name": "measured", "wire": wire, "path": ""}
+        with httpx.Client() as client, backend_type(model="m", base_url=url, profile=profile, api_key="k") as backend:
+            raw_s, ours_s = _race([partial(_raw, client, url, payloads), partial(_read, backend)], sizes.rounds)
+        per_event = (raw_s / sizes.spaced_events * 1e6, ours_s / sizes.spaced_events * 1e6)
+        rows.append((wire, sizes.spaced_events, *per_event, times(ours_s, raw_s)))
+    return Sheet(
+        "CPU per streamed event on further wires",
+        ("wire", "events", "raw, µs", "ctxfold, µs", "ratio"),
+        tuple(rows),
+        "As above, synchronous, one event a read. Target: 1.6 x or less.",
+    )
+
+
 def _race(lanes: list[Callable[[], Any]], rounds: int) -> tuple[float, float]:
     spent: list[list[float]] = [[], []]
     with frozen_heap():
@@ -97,20 +124,29 @@ async def _async_race(url: str, rounds: int) -> tuple[float, float]:
     return statistics.median(spent[0]), statistics.median(spent[1])
 
 
-def _payloads(data: bytes, rest: bytes) -> bytes:
+def _payloads(data: bytes, rest: bytes, end: bytes = b"\n\n") -> bytes:
     """Every whole event's payload loaded; what is left over."""
-    *events, rest = (rest + data).split(b"\n\n")
+    *events, rest = (rest + data).split(end)
     for line in events:
         if line != b"data: [DONE]":
-            json.loads(line[6:])
+            json.loads(line[line.index(b"data: ") + 6 :])
     return rest
 
 
-def _raw(client: httpx.Client, url: str) -> None:
+def _framed(data: bytes, rest: bytes) -> bytes:
+    """The same of an event stream, whose frames begin with their length and that of their headers; checksums are not read."""
+    rest += data
+    while len(rest) >= 12 and len(rest) >= (size := int.from_bytes(rest[:4])):
+        json.loads(rest[12 + int.from_bytes(rest[4:8]) : size - 4])
+        rest = rest[size:]
+    return rest
+
+
+def _raw(client: httpx.Client, url: str, payloads: Payloads = _payloads) -> None:
     rest = b""
     with client.stream("POST", url, json=BODY) as response:
         for data in response.iter_bytes():
-            rest = _payloads(data, rest)
+            rest = payloads(data, rest)
 
 
 async def _araw(client: httpx.AsyncClient, url: str) -> None:
@@ -120,7 +156,7 @@ async def _araw(client: httpx.AsyncClient, url: str) -> None:
             rest = _payloads(data, rest)
 
 
-def _read(backend: OpenAIChatBackend) -> str:
+def _read(backend: HttpBackend) -> str:
     fold = Fold("a1")
     for chunk in backend.open_stream(REQUEST):
         fold.feed(chunk)

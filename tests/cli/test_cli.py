@@ -83,6 +83,39 @@ def test_search(ctxfold: Run) -> None:
     assert "nothing found" in ctxfold("search", "ann", "zebra").out
 
 
+def test_search_in_all_sessions(ctxfold: Run) -> None:
+    hits = ctxfold("search", "--all", "look", "locker", "--json").json
+    assert {(hit["session"], hit["message_id"]) for hit in hits} >= {("ann", "m"), ("bob", "q")}
+    found = ctxfold("search", "--all", "look", "locker", "--session", "bob", "--role", "user", "--json").json
+    assert [hit["message_id"] for hit in found] == ["q"]
+    assert not ctxfold("search", "--all", "locker", "--role", "tool", "--json").json
+    assert not ctxfold("search", "--all", "locker", "--until", "1h", "--json").json
+    assert not ctxfold("search", "--all", "locker", "--until", "2026-01-31", "--json").json
+    assert ctxfold("search", "--all", "locker", "--since", "2026-01-31T10:00+01:00", "--json").json
+    assert {hit["session"] for hit in ctxfold("search", "bob", "locker", "look", "--json").json} == {"bob"}
+    shown = ctxfold("search", "--all", "locker").out
+    assert "47-B" in shown
+    assert "ann" in shown
+    assert "nothing found" in ctxfold("search", "--all", "mine alone").out  # eve's, of another owner
+    assert "nothing found" in ctxfold("search", "--all", "locker", "--owner", "nobody").out
+    assert ctxfold("search", "--all", "mine alone", "--owner", "mallory", "--json").json[0]["session"] == "eve"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["ann"], "say where to search"),
+        (["ann", "locker", "--session", "bob"], "say where to search"),
+        (["--all", "locker", "--since", "soon"], "--since 'soon': give how long ago"),
+        (["--all", "locker", "--role", "robot"], "use assistant, system, tool or user"),
+    ],
+)
+def test_a_search_that_nobody_understands(ctxfold: Run, arguments: list[str], told: str) -> None:
+    done = ctxfold("search", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+
+
 def test_inspect(ctxfold: Run, tmp_path: Path) -> None:
     told = ctxfold("inspect", "ann", "--json").json
     assert [step["what"] for step in told["timeline"]] == ["compaction"]
@@ -112,12 +145,23 @@ def test_compact_and_undo(ctxfold: Run) -> None:
     assert "error: nothing was compacted" in refused.err
 
 
-def test_compact_with_a_model(ctxfold: Run) -> None:
+@pytest.mark.parametrize(
+    ("model", "rest"),
+    [("lookup", ("--provider", "generic")), ("lookup", ()), ("ollama:lookup", ("--wire", "openai_chat"))],
+)
+def test_compact_with_a_model(ctxfold: Run, model: str, rest: tuple[str, ...]) -> None:
     with ModelServer(model="lookup", context_window=8_000) as server:
-        arguments = ("--provider", "generic", "--model", "lookup", "--base-url", server.base_url)
+        arguments = ("--model", model, *rest, "--base-url", server.base_url)
         done = ctxfold("compact", "ann", *arguments, "--json").json
         assert done["summary_calls"] >= 1
         assert len(server.requests) >= 1
+        assert server.requests[-1].body["model"] == "lookup"
+
+
+def test_a_wire_that_the_provider_does_not_speak(ctxfold: Run) -> None:
+    refused = ctxfold("compact", "ann", "--model", "lookup", "--wire", "gemini")
+    assert refused.code != 0
+    assert "'generic' speaks openai_chat, openai_responses, and not gemini" in refused.err
 
 
 def test_a_session_keeps_its_rules(ctxfold: Run, store: str) -> None:
@@ -239,7 +283,7 @@ def test_failures_as_json(ctxfold: Run) -> None:
 def test_every_command_on_the_page_works(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     lines = [line for line in page.splitlines() if line.startswith("ctxfold ")]
-    assert len(lines) == 21
+    assert len(lines) == 25
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CTXFOLD_STORE", store)
     with context(store=store, session_id="chat-1", context_window=1_500) as ctx:

@@ -95,6 +95,7 @@ def test_the_summary_is_asked_behind_the_very_messages_that_were_sent(make: Make
         "cache_key",
         "stable_messages",
         "unbound_before",
+        "refused_before",
     )
     assert {n: getattr(live, n) for n in same} == {n: getattr(last, n) for n in same}
     assert events[0].fallback_level == "model"

@@ -27,7 +27,12 @@ from ctxfold import (
     Trigger,
     TurnsTrigger,
 )
-from ctxfold.policy import Signals, evaluate, optimal_height, with_prices
+from ctxfold.triggers import (
+    Signals,
+    evaluate,
+    optimal_height,
+    with_prices,
+)
 from tests.support.driven import context, scripted
 
 PRICES = Prices.relative()
@@ -127,6 +132,7 @@ def test_a_value_that_is_no_trigger_is_refused(value):
 def test_the_economic_trigger_fires_at_the_cheapest_size_and_names_it():
     best = optimal_height(PRICES, growth=300, size_after=8_000, summary=1_000)
     assert best == pytest.approx(8_000 + math.sqrt(2 * 300 * (1.25 * 8_000 + 5 * 1_000 + 0.1 * 8_000) / 0.1))
+    assert EconomicTrigger().prices == PRICES
     trigger = EconomicTrigger(prices=PRICES)
     below = evaluate(trigger, replace(SIGNALS, used_tokens=int(best)))
     above = evaluate(trigger, replace(SIGNALS, used_tokens=int(best) + 1))

@@ -82,15 +82,19 @@ def test_an_overflow_teaches_how_the_model_counts(make: Make, max_tokens: int | 
         backend.close()
 
 
-def test_a_refusal_that_counts_the_room_for_the_reply_says_nothing_about_our_counts(make: Make) -> None:
+@pytest.mark.parametrize("max_tokens", [400, None])
+def test_a_refusal_that_counts_the_room_for_the_reply_says_nothing_about_our_counts(
+    make: Make, max_tokens: int | None
+) -> None:
     def refused(request: Request) -> BackendError:
-        requested = MessageCounter(COUNTER).count_all(request.messages) + (request.max_tokens or 0)
-        return BackendError("too long", kind="context_overflow", requested_tokens=requested)
+        room = None if request.max_tokens else 400  # of a backend that sets the limit of a reply itself
+        requested = MessageCounter(COUNTER).count_all(request.messages) + (room or request.max_tokens or 0)
+        return BackendError("too long", kind="context_overflow", requested_tokens=requested, reply_tokens=room)
 
     ctx = make(scripted(refused, "yes"), context_window=20_000, summarizer=scripted("short"))
     ctx.add(turns(12))
     budget = ctx.usage().budget_tokens
-    assert ctx.send("hi", max_tokens=400).message.text == "yes"
+    assert ctx.send("hi", max_tokens=max_tokens).message.text == "yes"
     assert ctx.usage().budget_tokens == budget
 
 

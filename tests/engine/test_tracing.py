@@ -12,7 +12,19 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ctxfold import BackendError, MessageNotFoundError, Reply, Section, ToolSpec, Usage, assistant, tool_result
+from ctxfold import (
+    AgentContext,
+    BackendError,
+    MessageNotFoundError,
+    Reply,
+    Section,
+    ToolSpec,
+    Usage,
+    assistant,
+    open_backend,
+    tool_result,
+)
+from ctxfold.testing import ModelServer
 from tests.support.driven import Driven, call, scripted, turns
 
 _exporter = InMemorySpanExporter()
@@ -37,7 +49,7 @@ def test_a_request_has_a_span_with_its_usage(make: Callable[..., Driven], spans:
     reply = Reply(assistant("hi", id="a1"), USAGE, "stop")
     make(scripted(reply)).send("secret words", max_tokens=50, temperature=0.5)
     (one,) = spans()
-    assert one.name == "chat scripted"
+    assert (one.name, one.kind) == ("chat scripted", trace.SpanKind.CLIENT)
     assert dict(one.attributes) == {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "scripted",
@@ -60,6 +72,22 @@ def test_a_streams_span_ends_with_the_stream(make: Callable[..., Driven], spans:
     assert one.attributes.get("gen_ai.usage.input_tokens") == (12 if stop_after is None else None)
 
 
+@pytest.mark.parametrize("how", ["send", "send_stream"])
+def test_a_span_is_named_after_the_model_that_was_asked(how: str, spans: Any) -> None:
+    """A request may name another model than its backend."""
+    with ModelServer(model="lookup") as server:
+        backend = open_backend("generic", "lookup", base_url=server.base_url)
+        ctx = AgentContext(backend, context_window=8_000)
+        answer = getattr(ctx, how)("hello", model="other")
+        assert answer if how == "send" else list(answer)
+        ctx.close()
+        backend.close()
+    (one,) = spans()
+    assert one.name == "chat other"
+    assert one.attributes["gen_ai.request.model"] == "other"
+    assert one.attributes["gen_ai.response.model"] == "other"
+
+
 def test_an_error_is_told_by_its_kind_alone(make: Callable[..., Driven], spans: Any) -> None:
     errors = [BackendError("secret words", kind="server") for _ in range(2)]
     ctx = make(scripted(*errors))
@@ -76,6 +104,7 @@ def test_a_compaction_has_a_span_and_its_summary_call_is_inside(make: Callable[.
     outcome = ctx.compact()
     compact = next(s for s in spans() if s.name == "compact")
     inner = next(s for s in spans() if s.name == "summarize scripted")
+    assert (compact.kind, inner.kind) == (trace.SpanKind.INTERNAL, trace.SpanKind.CLIENT)
     assert inner.parent.span_id == compact.context.span_id
     assert compact.attributes["ctxfold.tokens_after"] < compact.attributes["ctxfold.tokens_before"]
     assert compact.attributes["ctxfold.fallback_level"] == outcome.event.fallback_level

@@ -200,10 +200,10 @@ def snapshot(**given: Any) -> Entry:
     return load
 
 
-def store_entry(kind: str, name: str, *arguments: Any) -> Entry:
+def store_entry(kind: str, name: str, *arguments: Any, **keywords: Any) -> Entry:
     def call(w: World, owner: Any) -> object:
         with MemoryStore() if kind == "MemoryStore" else SqlStore("sqlite://") as store:
-            return done(getattr(store, name)(owner, *arguments))
+            return done(getattr(store, name)(owner, *arguments, **keywords))
 
     return call
 
@@ -214,6 +214,9 @@ STORES = {
     for kind in ("MemoryStore", "SqlStore")
     for prefix in ("", "a")
     for name, *arguments in (("sessions",), ("erase_owner",), ("remember", [ITEM]), ("memories",), ("forget", ["m1"]))
+} | {
+    f"ctxfold.SqlStore.{name}": store_entry("SqlStore", name, ["word"], newest=1)
+    for name in ("owner_postings", "aowner_postings")
 }
 
 # by the name of the public callable; what stands in brackets behind it tells ways of calling apart
@@ -468,6 +471,9 @@ OWNER_COMMANDS = {
     "export": ["t", "out.jsonl"],
     "import": ["t", "out.jsonl"],
     "erase": ["--all", "--yes"],
+    "mcp": [],
+    "watch": ["t", "--once"],
+    "doctor": [],
     "memory list": [],
     "memory add": ["t", "a fact"],
     "memory forget": ["m1"],
@@ -512,6 +518,7 @@ NO_ENTRY = {
     "ctxfold.ContextService": "made by `context.service`",
     "ctxfold.KeyValueStore": "a base class; the store suite tests it through a store on top of it",
     "ctxfold.KeyValueTransaction": "what a store on top of `KeyValueStore` implements, below the names",
+    "ctxfold.OwnerIndex": "a protocol; its implementation is tested",
     "ctxfold.PolicyChanges": "a typed dictionary",
     "ctxfold.PolicyFields": "a typed dictionary",
     "ctxfold.RequestOptions": "a typed dictionary, whose methods take a key of the dictionary",

@@ -85,7 +85,14 @@ def results(calls: Sequence[Call]) -> list[ChatMessage]:
 
 
 def listed(messages: Sequence[ChatMessage]) -> list[Any]:
-    return [[m.role.value, [b.model_dump(mode="json") for b in m.blocks], m.additional_kwargs] for m in messages]
+    return [[m.role.value, [b.model_dump(mode="json") for b in m.blocks], _kwargs(m)] for m in messages]
+
+
+def _kwargs(message: ChatMessage) -> dict[str, Any]:
+    """Returns what stands beside a message, without what a provider wants back, which was noted only later."""
+    kwargs: dict[str, Any] = message.additional_kwargs
+    # without entries, JSON shows no marks either
+    return {name: value for name, value in kwargs.items() if name != "ctxfold_reply"} if kwargs else {}
 
 
 def calls_something(message: ChatMessage) -> bool:

@@ -108,9 +108,12 @@ TAGS = frozenset(
         "div",
         "style",
         "h3",
+        "h4",
         "p",
         "span",
         "i",
+        "b",
+        "small",
         "table",
         "thead",
         "tbody",
@@ -118,11 +121,15 @@ TAGS = frozenset(
         "th",
         "td",
         "section",
-        "input",
-        "output",
         "pre",
+        "details",
+        "summary",
+        "figure",
+        "figcaption",
+        "svg",
+        "path",
+        "line",
     }
-    | {"details", "summary"}
 )
 
 
@@ -142,6 +149,9 @@ class Reader(HTMLParser):
         self.found.append((tag, dict(attrs)))
         if tag not in self.VOID:
             self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -223,7 +233,7 @@ def test_the_page_in_a_browser(inspected: Any, browser: str, tmp_path: Path) -> 
     page.write_text(inspected.inspect().page(), encoding="utf-8")
     dom = shown(browser, page, "#q=locker%2047-B")
     assert "<title>ctxfold: &lt;s&gt;</title>" in dom  # no script but the page's own ran
-    details = re.findall(r"<details([^>]*)>(.*?)</details>", dom, flags=re.S)
+    details = re.findall(r"<details([^>]*)>(.*?)</details>", dom.split('<section class="all">')[1], flags=re.S)
     visible = [text for attributes, text in details if "hidden" not in attributes]
     assert len(details) > 10
     assert len(visible) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -225,3 +226,41 @@ def test_the_summariser_keeps_out_of_the_callers_stream() -> None:
         assert factory("s").context.usage().compactions > 0
         assert "answer" in seen
         assert "summary" not in seen
+
+
+# the signatures that a factory meets
+
+CONFIG = [
+    ConfigurableFieldSpec(id="session_id", annotation=str, default="", is_shared=True),
+    ConfigurableFieldSpec(id="owner", annotation=str, default="default", is_shared=True),
+]
+TYPICAL: dict[str, Any] = {
+    "input_messages_key": "question",
+    "output_messages_key": "answer",
+    "history_messages_key": "history",
+    "history_factory_config": CONFIG,
+}
+
+
+def test_every_parameter_of_the_runnable_with_its_default_and_a_typical_value(factory: HistoryFactory) -> None:
+    own = [p for p in inspect.signature(RunnableWithMessageHistory.__init__).parameters.values() if p.name in TYPICAL]
+    assert [p.name for p in own] == list(TYPICAL)
+    plain = RunnableWithMessageHistory(lookup_of_nothing, factory, **{p.name: p.default for p in own})
+    assert plain.invoke([HumanMessage("one")], session("plain")).text == "ok"
+    keyed_chain = RunnableWithMessageHistory(answering_by_key, factory, **TYPICAL)
+    config: Any = {"configurable": {"session_id": "s", "owner": "ann"}}
+    assert keyed_chain.invoke({"question": "two"}, config)["answer"].text == "ok"
+    assert contents(factory("s", "ann").messages) == ["two", "ok"]
+    assert contents(factory("s").messages) == []
+
+
+def test_a_factory_is_called_by_position_and_by_name(factory: HistoryFactory) -> None:
+    """As RunnableWithMessageHistory does: by position for one field, by name for several."""
+    assert list(inspect.signature(factory).parameters) == [spec.id for spec in CONFIG]
+    factory("s", "ann").add_messages([HumanMessage("one"), AIMessage("ok")])
+    assert contents(factory(session_id="s", owner="ann").messages) == ["one", "ok"]
+    assert contents(factory(session_id="s").messages) == contents(factory("s").messages) == []
+
+
+lookup_of_nothing: Any = RunnableLambda(lambda _: AIMessage("ok"))
+answering_by_key: Any = RunnableLambda(lambda _: {"answer": AIMessage("ok")})

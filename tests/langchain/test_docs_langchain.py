@@ -44,7 +44,13 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         ModelServer(model="lookup", context_window=64_000) as server,
         ChatCtx(model="lookup", base_url=server.base_url, api_key="x", context_window=64_000) as model,
     ):
-        yield {"model": model, "tools": [], "saver": InMemorySaver(), "retriever": store.as_retriever()}
+        yield {
+            "model": model,
+            "tools": [],
+            "url": server.base_url,
+            "saver": InMemorySaver(),
+            "retriever": store.as_retriever(),
+        }
 
 
 def test_an_agent(names: dict[str, Any]) -> None:
@@ -95,6 +101,14 @@ def test_other_histories(names: dict[str, Any]) -> None:
     names["history"].close()
 
 
+def test_a_wire(names: dict[str, Any]) -> None:
+    run(names, "langchain.md", 6)
+    said = names["agent"].invoke({"messages": [TOLD, AIMessage("Noted."), ASKED]})["messages"]
+    assert "47-B" in said[-1].text
+    assert said[-1].response_metadata["model_provider"] == names["gemini"].provider == "gemini"
+    names["gemini"].close()
+
+
 def test_owners_of_a_history(names: dict[str, Any]) -> None:
     names["prompt"] = ChatPromptTemplate.from_messages([MessagesPlaceholder("history"), ("human", "{question}")])
     run(names, "langchain-sessions.md", 0)
@@ -105,7 +119,7 @@ def test_owners_of_a_history(names: dict[str, Any]) -> None:
 
 
 def test_every_example_is_run_and_every_name_exists() -> None:
-    assert len(examples("langchain.md")) == 6
+    assert len(examples("langchain.md")) == 7
     assert len(examples("langchain-sessions.md")) == 1
     named = set(re.findall(r"from langchain_ctx import ([^\n]+)", "\n".join(examples("langchain.md"))))
     assert {name for line in named for name in line.split(", ")} <= set(langchain_ctx.__all__)

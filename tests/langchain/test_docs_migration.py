@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold.testing import ModelServer
@@ -60,6 +60,7 @@ def test_every_section_has_its_examples() -> None:
         "ConversationSummaryBufferMemory": 2,
         "trim_messages": 3,
         "SummarizationMiddleware": 3,
+        "ContextEditingMiddleware": 2,
         "langmem": 2,
     }
 
@@ -107,6 +108,25 @@ def test_summarization_middleware(names: dict[str, Any], number: int) -> None:
     state = agent.invoke({"messages": [HumanMessage(ASKED)]}, thread())
     assert "33-111" in state["messages"][-1].text
     assert len(state["messages"]) == (62 if number == 1 else 6)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_context_editing_middleware(names: dict[str, Any], number: int) -> None:
+    """Of two tools with large outputs the excluded one stays whole in every request."""
+    run(names, "ContextEditingMiddleware", 0)
+    run(names, "ContextEditingMiddleware", number)
+    state: list[BaseMessage] = []
+    for count, name in enumerate(("read_memory", *["browse"] * 11)):
+        call = {"name": name, "args": {"page": count}, "id": f"c{count}"}
+        output = ToolMessage(f"{name} {count}: " + CHATTER * 5, tool_call_id=f"c{count}", name=name, id=f"t{count}")
+        state += [HumanMessage("Look.", id=f"h{count}"), AIMessage("", tool_calls=[call], id=f"a{count}"), output]
+        state.append(AIMessage("Seen.", id=f"z{count}"))
+    names["agent"].update_state(thread(), {"messages": state})
+    for question in (ASKED, "And of locker 4?"):
+        names["agent"].invoke({"messages": [HumanMessage(question)]}, thread())
+    outputs = [m["content"] for m in names["server"].requests[-1].body["messages"] if m["role"] == "tool"]
+    assert [o for o in outputs if o.startswith("read_memory")] == [f"read_memory 0: {CHATTER * 5}"]
+    assert len([o for o in outputs if CHATTER * 5 not in o]) >= 1
 
 
 @pytest.mark.parametrize("number", [0, 1])

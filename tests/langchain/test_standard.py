@@ -6,6 +6,8 @@ What does not run, and why:
 |---|---|---|
 | `ChatModelUnitTests.test_serdes` | everywhere | lc-serialisation: it is for LangChain's own classes |
 | `ChatModelIntegrationTests.test_stream_time` | everywhere | needs a recorded cassette |
+| `test_json_mode`, `test_anthropic_inputs` | Messages, Converse | they have no such mode; they refuse another signer's signature |
+| `test_audio_inputs` | Messages | it has no blocks for sound |
 
 The tests of images, audio and PDF files fetch public files; here they are handed files made on the spot.
 """
@@ -29,6 +31,7 @@ from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx
 from tests.langchain.media import write_media
 from tests.langchain.standard_model import StandardModel
+from tests.support.wires import WIRES, ServedProvider
 
 
 class TestChatCtxStandard(ChatModelUnitTests):
@@ -51,6 +54,18 @@ class TestChatCtxStandard(ChatModelUnitTests):
         return True
 
 
+class TestChatCtxStandardMessages(TestChatCtxStandard):
+    """The same with Anthropic as the provider."""
+
+    @property
+    def chat_model_params(self) -> dict[str, object]:
+        return {"model": "claude-sonnet-4-5", "provider": "anthropic", "api_key": "x"}
+
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, object], dict[str, object]]:
+        return ({"ANTHROPIC_API_KEY": "secret"}, {"model": "m", "provider": "anthropic"}, {"api_key": "secret"})
+
+
 class LocalFiles:
     """Stands where the upstream module has httpx: every address is one of the files made here, by its suffix."""
 
@@ -71,12 +86,14 @@ class OnLoopback(ChatModelIntegrationTests):
     settings: ClassVar[dict[str, Any]] = {}
     thinking: ClassVar[bool] = False
     strict: ClassVar[Any] = "openai"
+    wire: ClassVar[ServedProvider | None] = None
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _served(cls) -> Iterator[None]:
         model = StandardModel(thinking=cls.thinking)
-        with ModelServer(model="m", script=model, strict=cls.strict, reasoning=cls.thinking) as server:
+        strict = cls.wire.strict if cls.wire else cls.strict
+        with ModelServer(model="m", script=model, strict=strict, reasoning=cls.thinking) as server:
             cls.server = server
             yield
 
@@ -93,6 +110,8 @@ class OnLoopback(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
+        if self.wire is not None:
+            return self.wire.settings(self.server)
         return {"model": "m", "base_url": self.server.base_url, "api_key": "x", **self.settings}
 
     @property
@@ -174,3 +193,67 @@ class TestDeepSeekNotThinking(OnLoopback):
 
     strict = "deepseek"
     settings: ClassVar[dict[str, Any]] = {"provider": "deepseek", "thinking": False}
+
+
+class TestResponses(OnLoopback):
+    """OpenAI's Responses API, with reasoning that goes back encrypted."""
+
+    thinking = True
+    wire = WIRES["openai_responses"]
+
+
+class TestMessages(OnLoopback):
+    """Anthropic's Messages, with signed thinking."""
+
+    thinking = True
+    wire = WIRES["anthropic_messages"]
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return False
+
+    @property
+    def supports_audio_inputs(self) -> bool:
+        return False
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return False
+
+
+class TestGemini(OnLoopback):
+    """Google's generateContent, with signatures."""
+
+    thinking = True
+    wire = WIRES["gemini"]
+
+
+class TestConverse(OnLoopback):
+    """Amazon Bedrock's Converse, with signed reasoning."""
+
+    thinking = True
+    wire = WIRES["bedrock_converse"]
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return False
+
+    @property
+    def supports_anthropic_inputs(self) -> bool:
+        return False
+
+    @property
+    def supported_usage_metadata_details(self) -> dict[Literal["invoke", "stream"], list[Any]]:
+        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
+
+
+@pytest.mark.parametrize("wire", ["anthropic_messages", "bedrock_converse"])
+def test_anthropic_inputs_where_signatures_are_not_checked(
+    wire: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upstream test brings a signature of Anthropic's own, which no strict server here can verify."""
+    monkeypatch.setattr(upstream, "httpx", LocalFiles(write_media(tmp_path)))
+    with ModelServer(model="m", script=StandardModel(thinking=True), reasoning=True) as server:
+        with ChatCtx(**WIRES[wire].settings(server)) as chat:
+            OnLoopback().test_anthropic_inputs(chat)
+        assert len(server.requests) == 2

@@ -51,7 +51,7 @@ async def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         llm = CtxLLM(model="lookup", provider="deepseek", base_url=server.base_url, api_key="x", context_window=64_000)
         account = partial(llama_index.llms.deepseek.DeepSeek, api_base=server.base_url, max_retries=0)
         monkeypatch.setattr(llama_index.llms.deepseek, "DeepSeek", account)
-        yield {"llm": llm, "tools": [], "embed_model": MockEmbedding(embed_dim=4)}
+        yield {"llm": llm, "tools": [], "url": server.base_url, "embed_model": MockEmbedding(embed_dim=4)}
         llm.close()
         await llm.aclose()
 
@@ -63,7 +63,7 @@ async def asked(llm: Any, memory: BaseMemory, question: str) -> str:
 async def test_the_page(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     handlers = get_dispatcher().event_handlers
     before = list(handlers)
-    memory, agent, session, reasoning, sections, told = examples("llamaindex.md")
+    memory, agent, session, reasoning, wire, sections, told = examples("llamaindex.md")
     await execute(memory, "llamaindex.md", names)
     assert "47-B" in await asked(names["llm"], names["memory"], "What is my locker?")
     await execute(agent, "llamaindex.md", names)
@@ -74,6 +74,10 @@ async def test_the_page(names: dict[str, Any], capsys: pytest.CaptureFixture[str
     await execute(reasoning, "llamaindex.md", names)
     agent_of_deepseek: FunctionAgent = names["agent"]
     assert "green" in str(await agent_of_deepseek.run("What colour is my bike?", memory=names["memory"]))
+    await execute(wire, "llamaindex.md", names)
+    agent_of_gemini: FunctionAgent = names["agent"]
+    assert "47-B" in str(await agent_of_gemini.run("What is the number of my locker?", memory=names["memory"]))
+    await names["gemini"].aclose()
     await execute(sections, "llamaindex.md", names)
     assert "March" in await asked(names["llm"], names["informed"], "When is the boiler inspected?")
     try:

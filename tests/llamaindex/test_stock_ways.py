@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,12 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.generic_utils import messages_to_history_str, messages_to_prompt
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.base.response.schema import NodeWithScore, Response
-from llama_index.core.chat_engine import CondenseQuestionChatEngine, ContextChatEngine, SimpleChatEngine
+from llama_index.core.chat_engine import (
+    CondensePlusContextChatEngine,
+    CondenseQuestionChatEngine,
+    ContextChatEngine,
+    SimpleChatEngine,
+)
 from llama_index.core.llms import MockLLM
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.memory import ChatMemoryBuffer, SimpleComposableMemory
@@ -150,6 +157,22 @@ async def test_a_question_is_condensed_from_the_words_alone(call: Driver, memory
 class Shelf(BaseRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return [NodeWithScore(node=TextNode(text="The canteen opens at half past seven."), score=1.0)]
+
+
+@pytest.mark.parametrize("engine_class", [ContextChatEngine, CondensePlusContextChatEngine])
+def test_a_completion_model_behind_a_retriever_can_be_prompted_as_ever(engine_class: Any, memory: CtxMemory) -> None:
+    """The engine's templates make entries of the marks; the function that docs/llamaindex-migration.md gives leaves them out."""
+    page = (Path(__file__).parents[2] / "docs" / "llamaindex-migration.md").read_text(encoding="utf-8")
+    given = re.search(r"`messages_to_prompt=(lambda .*?)`", page)
+    assert given is not None
+    words_alone = MockLLM(messages_to_prompt=eval(given[1]))
+    memory.set(TALK)
+    stock = ChatMemoryBuffer.from_defaults(chat_history=list(TALK))
+    ours = engine_class.from_defaults(retriever=Shelf(), llm=words_alone, memory=memory)
+    theirs = engine_class.from_defaults(retriever=Shelf(), llm=MockLLM(), memory=stock)
+    answer = str(theirs.chat("new question"))
+    assert "assistant: first answer\n" in answer
+    assert str(ours.chat("new question")) == answer
 
 
 @pytest.mark.parametrize("streaming", [False, True])

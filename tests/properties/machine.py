@@ -32,7 +32,7 @@ from tests.support.strategies import Op, rounds
 
 PROMPTS = ("You are careful.", "Answer briefly.")
 TOOLS = (ToolSpec("look", "looks things up", {"type": "object"}),)
-CAUSES = {"compaction", "edit", "concurrent_turn", "aborted_turn", "model", "tools", "thinking"}
+CAUSES = {"compaction", "edit", "recall", "concurrent_turn", "aborted_turn", "model", "tools", "thinking"}
 EDITS = {"update", "insert", "remove", "pop", "retain", "clear", "set", "undo"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +262,9 @@ def test_a_fork_goes_on_from_a_message(make: Make) -> None:
     whole = ctx.fork("whole")
     assert whole.view().messages == ctx.view().messages
     assert [b.id for b in whole.explain().blocks if b.why == "pinned"] == ["u0"]
-    assert whole.search("large output question 5") == ctx.search("large output question 5")
+    found = whole.search("large output question 5")
+    assert {hit.session for hit in found} == {"whole"}
+    assert [replace(hit, session=ctx.session) for hit in found] == list(ctx.search("large output question 5"))
     past = ctx.fork("past", at="u5")
     assert [m.id for m in past.view().messages][-3:] == ["u4", "a4", "u5"], "from before the compaction"
     assert [h.message_id for h in past.search("large")] == ["t-r0"], "what is too large is searchable there"

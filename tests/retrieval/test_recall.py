@@ -254,6 +254,20 @@ def test_what_was_stored_on_another_day_is_dated_once() -> None:
     assert lines(first_s)[:2] == ["- #1 user: The zebra came.", "- #2 user: The zebra ate."], "today needs no date"
 
 
+@pytest.mark.parametrize(("room", "sentences", "whole"), [(900, 40, True), (500, 22, False)])
+def test_a_message_of_nearly_half_of_the_room_is_shown_whole(room: int, sentences: int, whole: bool) -> None:
+    """Of a small room, half would leave too little for the others."""
+    text = " ".join(["The zebra has a torn ear.", *(f"Sentence {n} says little of value." for n in range(sentences))])
+    with context(recall_tokens=room) as ctx:
+        assert room / 3 < COUNTER.count(text) < room / 2
+        ctx.add([user(text, id="long"), assistant("Noted.", id="n")])
+        ctx.add([user(f"The other zebra {n} sleeps in cage {n}.", id=f"z{n}") for n in range(60)])
+        add_days(ctx, "late")
+        lines = recalled(ctx, "Which zebra has a torn ear?")
+    assert any(f"Sentence {sentences - 1} " in line for line in lines) is whole
+    assert "torn ear" in lines[0]
+
+
 def test_recall_takes_no_more_than_its_tokens() -> None:
     for settings in ({"recall_ratio": 0.1}, {"recall_tokens": 320}):
         with context(**settings) as ctx:

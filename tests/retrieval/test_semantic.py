@@ -12,6 +12,7 @@ import pytest
 from ctxfold import AgentContext, assistant, user
 from ctxfold.history.passage_cache import MOST_CHUNKS, Vectors
 from tests.support.driven import Driven, turns
+from tests.support.minilm import MiniLM
 
 Make = Callable[..., Driven]
 MEANINGS = ({"automobile", "car", "vehicle"}, {"red", "crimson", "colour", "color"}, {"cat", "pet", "kitten"})
@@ -127,3 +128,16 @@ def test_vectors_are_bounded_and_the_oldest_go() -> None:
     assert list(vectors.nearest([1.0, 0.0], 1, ())) == [(10, 0)]
     assert list(vectors.nearest([1.0, 0.0], 1, (10,))) == [(11, 0)]
     assert vectors.nearest([-1.0, 0.0], 5, ()) == {}
+
+
+def test_a_real_model_finds_what_shares_no_word_with_the_question(make: Make) -> None:
+    """all-MiniLM-L6-v2; the likeness of the two sentences is the one on the model's own page."""
+    model = MiniLM()
+    eats, bread = model.embed(["A man is eating food.", "A man is eating a piece of bread."])
+    assert sum(a * b for a, b in zip(eats, bread, strict=True)) == pytest.approx(0.755, abs=0.002)
+    for embedder, is_found in ((model, True), (None, False)):
+        ctx = make(None, context_window=2_000, strategy="sliding_window", keep_last=2, embedder=embedder)
+        ctx.add([user("My doctor says that my blood sugar is far too high.", id="m1"), assistant("I see.", id="m2")])
+        ctx.add([user("The train to Bergen leaves at nine.", id="m3"), assistant("Noted.", id="m4"), *turns(3)])
+        found = ctx.window(recall=True, question="Might diabetes be an issue?").recalled
+        assert ("blood sugar" in found) is is_found

@@ -121,3 +121,16 @@ def test_the_request_begins_alike_all_turn_long(make: Make) -> None:
     assert len(kept[0]) < len(before)
     assert all(each == kept[0] for each in kept)
     assert {m.text for r in requests for m in r.messages if m.kind == "section"} == {requests[0].messages[-1].text}
+
+
+def test_what_gave_way_and_came_back_are_breaks_named_recall(make: Make) -> None:
+    ctx = talked(make, scripted("Good.", "It opens early.", "You are welcome."))
+    before = ctx.view().epoch
+    newest = len(ctx.messages()) // 2 - 1
+    about_the_tail = f"And visit {newest}?"
+    found: list[dict[str, int]] = []
+    for text in (about_the_tail, old_question(ctx), about_the_tail):
+        ctx.send(text)
+        found.append(dict(ctx.usage().prefix.breaks))
+    assert found == [{}, {"recall": 1}, {"recall": 2}]
+    assert ctx.view().epoch == before, "none of them was a compaction"

@@ -37,6 +37,7 @@ from tests.timing import cpu_s
 ANCHORED = frozenset(
     {
         "ctxfold.backends.anthropic.request._DATA_URL",
+        "ctxfold.cli.doctor._EXTRA",
         "ctxfold.compaction.excerpts._DOCTYPE",
         "ctxfold.compaction.excerpts._KEY",
         "ctxfold.compaction.excerpts._NONE_AFTER",

@@ -22,7 +22,7 @@ from ctxfold import (
     user,
 )
 
-__all__ = ["Op", "OpName", "argument_texts", "messages", "operations", "rounds", "texts", "transcripts"]
+__all__ = ["Op", "OpName", "argument_texts", "messages", "operations", "replies", "rounds", "texts", "transcripts"]
 
 OpName: TypeAlias = Literal[
     "ask",
@@ -99,6 +99,23 @@ def messages(ids: st.SearchStrategy[str] | None = None) -> st.SearchStrategy[Mes
         return st.builds(Message, names, st.just(role), held, usage=usage if role == "assistant" else st.none())
 
     return st.one_of(built("user", shared), built("assistant", [*shared, *own]))
+
+
+def replies() -> st.SearchStrategy[Message]:
+    """Replies whose parts stand in any order, each with whatever a provider may send beside it."""
+    extras = st.none() | argument_texts()
+    blocks = st.lists(
+        st.fixed_dictionaries({"type": st.sampled_from(["reasoning", "web_search_call"]), "id": texts(max_size=6)})
+    )
+    details = st.none() | blocks.map(lambda held: json.dumps(held, ensure_ascii=False))
+    arguments = argument_texts() | st.sampled_from(["{bad", "[1]"])
+    parts: list[st.SearchStrategy[Part]] = [
+        st.builds(TextPart, texts(max_size=20), extras),
+        st.builds(ReasoningPart, texts(max_size=20), st.none() | texts(max_size=8), details),
+        st.builds(ToolCallPart, st.uuids().map(str), st.sampled_from(["search", "book"]), arguments, extras),
+    ]
+    told = st.lists(st.one_of(parts).filter(lambda p: p not in (TextPart(""), ReasoningPart(""))), max_size=6)
+    return st.builds(Message, st.just("r1"), st.just("assistant"), told.map(tuple), model=st.sampled_from(["m", "n"]))
 
 
 def rounds(name: str, calls: int, result_chars: int) -> tuple[Message, ...]:

@@ -80,6 +80,7 @@ def sync_use(path: Path) -> None:
         ctx.save_snapshot(path)
         assert_type(AgentContext.load_snapshot(path, backend, session_id="new"), AgentContext)
         assert_type(ctx.search("words", limit=3), tuple[Hit, ...])
+        assert_type(ctx.search_owner("words", 3, sessions=["a"], roles=["user"]), tuple[Hit, ...])
         assert_type(ctx.restore("1", "#2"), tuple[Message, ...])
         assert_type(ctx.fork("other", at="1"), AgentContext)
         assert_type(ctx.set_policy(auto_compact=False), Policy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ctxfold import AgentContext, Policy, PolicyFields, SessionSettings, TokensTrigger
+from ctxfold import AgentContext, Policy, PolicyFields, SessionSettings, TokensTrigger, ToolRule
 
 
 def right(path: Path, whole: Policy) -> None:
@@ -14,6 +14,7 @@ def right(path: Path, whole: Policy) -> None:
         ctx.set_policy(context_window=4_000, strategy="truncate", soft_ratio=0.5)
     AgentContext(**settings)
     AgentContext(policy=whole, trigger=TokensTrigger(at=4_000))
+    AgentContext(exclude_tools=("read_memory",), tool_rules=(ToolRule(tool="browse", clear_first=True),))
     AgentContext.load_snapshot(path, session_id="copy", keep_last=3)
 
 

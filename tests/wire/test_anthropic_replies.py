@@ -137,7 +137,8 @@ def test_overflow_of_input_and_output_together_is_read() -> None:
     with RawServer(play) as server, make(base_url=server.base_url) as backend, pytest.raises(BackendError) as caught:
         backend.send(Request(ROUND))
     error = caught.value
-    assert (error.kind, error.limit_tokens, error.requested_tokens) == ("context_overflow", 200_000, 188_240)
+    assert (error.kind, error.limit_tokens, error.requested_tokens) == ("context_overflow", 200_000, 209_573)
+    assert error.reply_tokens == 21_333
 
 
 @pytest.mark.parametrize("suffix", ["", "/v1", "/v1/messages", "/"])

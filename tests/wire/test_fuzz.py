@@ -22,8 +22,10 @@ import pytest
 from ctxfold import BackendError, CtxError, Fold, Message, Reply, Request, load_profile, open_backend, user
 from ctxfold.backends.anthropic.parse import MessagesParser
 from ctxfold.backends.errors import http_failure
+from ctxfold.backends.gemini.parse import GeminiParser
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.backends.openai_chat.parse import ChatParser
+from ctxfold.backends.openai_responses.parse import ResponsesParser
 from ctxfold.backends.sse import MAX_EVENT_BYTES, SseDecoder
 from ctxfold.messages import validated
 from tests.wire.raw_server import Play, RawServer
@@ -32,8 +34,22 @@ SCALE = int(os.environ.get("CTXFOLD_FUZZ", "1"))
 TOTAL, PARTS, SOCKETS = 20_000 * SCALE, 4, 300 * SCALE
 SEED = 20_261_121
 
+HERE = Path(__file__).parent
 ALL = [json.loads(line) for line in (Path(__file__).parent / "vectors.jsonl").read_text(encoding="utf-8").splitlines()]
-PARSERS = {"openai_chat": ChatParser, "anthropic_messages": MessagesParser}
+PARSERS = {
+    "openai_chat": ChatParser,
+    "anthropic_messages": MessagesParser,
+    "gemini": GeminiParser,
+    "openai_responses": ResponsesParser,
+}
+FURTHER = {
+    "gemini": "vectors_gemini.jsonl",
+    "openai_responses": "vectors_responses.jsonl",
+}  # wires with recordings of their own; 20,000 mutants of each with CTXFOLD_FUZZ=8
+PROVIDERS = {"openai_responses": "openai"}
+STEPS = {
+    "openai_responses": 1 if SCALE > 1 else 11
+}  # long recordings, which are cut at every byte only when there is time
 VECTORS = [v for v in ALL if load_profile(v["provider"]).wire in PARSERS]
 FRAMES = {v["name"]: [frame.encode(v["frame_encoding"]) for frame in v["frames"]] for v in VECTORS}
 REQUEST = Request((user("Hello", id="u"),))
@@ -138,24 +154,33 @@ MUTATIONS: tuple[Callable[[list[bytes], random.Random], list[bytes]], ...] = (
 )
 
 
-def cuts() -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Every recording cut at every byte."""
-    for vector in VECTORS:
+def recorded(wire: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (HERE / FURTHER[wire]).read_text(encoding="utf-8").splitlines()]
+    rows = [{**row, "wire": wire, "provider": PROVIDERS.get(wire, row["provider"])} for row in rows]
+    FRAMES.update({v["name"]: [frame.encode(v["frame_encoding"]) for frame in v["frames"]] for v in rows})
+    return rows
+
+
+def cuts(vectors: Sequence[dict[str, Any]] = VECTORS, *, step: int = 1) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Every recording cut at every byte, or at each `step` bytes."""
+    for vector in vectors:
         whole = b"".join(FRAMES[vector["name"]])
-        for place in range(len(whole) + 1):
+        for place in (*range(0, len(whole), step), len(whole)):
             yield vector, whole[:place]
 
 
-def mutants(count: int, rng: random.Random) -> Iterator[tuple[dict[str, Any], bytes]]:
+def mutants(
+    count: int, rng: random.Random, vectors: Sequence[dict[str, Any]] = VECTORS
+) -> Iterator[tuple[dict[str, Any], bytes]]:
     for number in range(count):
-        vector = VECTORS[number % len(VECTORS)]
-        frames = MUTATIONS[number // len(VECTORS) % len(MUTATIONS)](FRAMES[vector["name"]], rng)
+        vector = vectors[number % len(vectors)]
+        frames = MUTATIONS[number // len(vectors) % len(MUTATIONS)](FRAMES[vector["name"]], rng)
         yield vector, b"".join(frames)
 
 
 def parsed(vector: dict[str, Any], reads: Sequence[bytes]) -> Outcome:
     """What the decoder, the parser and the fold make of it: the same steps as for an answer over a socket."""
-    profile = load_profile(vector["provider"])
+    profile = load_profile(vector["provider"]).for_wire(vector.get("wire"))
     if vector["status"] != 200:
         return http_failure(profile, vector["status"], b"".join(reads))
     parser, fold = PARSERS[profile.wire](profile), Fold("a1")
@@ -224,6 +249,20 @@ def test_mutated_streams(part: int) -> None:
     outcomes = Counter(type(checked(vector, data, rng, seed)).__name__ for vector, data in mutants(TOTAL // PARTS, rng))
     print(f"seed {seed}: {dict(outcomes)}")
     assert min(outcomes["BackendError"], outcomes["Reply"]) > TOTAL // PARTS // 20
+
+
+@pytest.mark.parametrize("wire", FURTHER)
+def test_streams_of_further_wires_cut_and_mutated(wire: str) -> None:
+    rng, outcomes, vectors = random.Random(SEED), Counter[str](), recorded(wire)
+    for vector, data in cuts(vectors, step=STEPS.get(wire, 1)):
+        outcome = checked(vector, data, rng, SEED)
+        if isinstance(outcome, Reply):
+            assert outcome.message.text == vector["expected"]["content"]
+            assert len(outcome.message.tool_calls) == len(vector["expected"]["tool_calls"])
+    for vector, data in mutants(TOTAL // 8, rng, vectors):
+        outcomes[type(checked(vector, data, rng, SEED)).__name__] += 1
+    print(f"seed {SEED}: {dict(outcomes)}")
+    assert min(outcomes["BackendError"], outcomes["Reply"]) > TOTAL // 8 // 20
 
 
 class Sockets:

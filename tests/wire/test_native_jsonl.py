@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxfold import (
+    GeminiBackend,
     MediaPart,
     Message,
     MessageError,
@@ -62,7 +63,10 @@ MESSAGES = st.sampled_from(sorted(PARTS)).flatmap(
         st.none() | NAME,
     )
 )
-BACKENDS = {name: open_backend(name, "m", api_key="k") for name in ("openai", "anthropic")}
+BACKENDS: dict[str, HttpBackend] = {name: open_backend(name, "m", api_key="k") for name in ("openai", "anthropic")}
+BACKENDS["bedrock"] = open_backend("bedrock", "m", api_key="k", region="us-east-1")
+BACKENDS["gemini"] = GeminiBackend(model="m", api_key="k")
+BACKENDS["responses"] = open_backend("openai", "m", wire="openai_responses", api_key="k")
 
 
 @pytest.fixture(params=sorted(BACKENDS))
@@ -123,6 +127,35 @@ def test_messages_api_shapes() -> None:
     }
     sealed = Message("b", "assistant", (ReasoningPart("", None, '[{"type": "redacted_thinking", "data": "x"}]'),))
     assert native(backend, sealed)["content"] == [{"type": "redacted_thinking", "data": "x"}]
+
+
+def test_converse_shapes() -> None:
+    backend = BACKENDS["bedrock"]
+    thought = Message("a", "assistant", (ReasoningPart("hm", "SIG"), TextPart("ok"), CALL_PART))
+    assert native(backend, thought) == {
+        "role": "assistant",
+        "content": [
+            {"reasoningContent": {"reasoningText": {"text": "hm", "signature": "SIG"}}},
+            {"text": "ok"},
+            {"toolUse": {"toolUseId": "c1", "name": "ls", "input": {"d": "/"}}},
+        ],
+    }
+    result = {"toolUseId": "c1", "content": [{"text": "bin"}]}
+    assert native(backend, tool_result("c1", "bin", id="t")) == {"role": "user", "content": [{"toolResult": result}]}
+    sealed = Message("b", "assistant", (ReasoningPart("", None, '[{"reasoningContent": {"redactedContent": "x"}}]'),))
+    assert native(backend, sealed)["content"] == [{"reasoningContent": {"redactedContent": "x"}}]
+
+
+def test_lines_of_others_in_the_shapes_of_converse() -> None:
+    read = BACKENDS["openai"].message_from_jsonl
+    picture = {"image": {"format": "png", "source": {"bytes": "QUJD"}}}
+    failed = {"toolUseId": "c", "status": "error", "content": [{"json": {"a": 1}}, picture]}
+    answered = read(json.dumps({"role": "user", "content": [{"toolResult": failed}]}))
+    assert answered.parts == (ToolResultPart("c", '{"a": 1}', None, True), MediaPart("image", json.dumps(picture)))
+    assert read(json.dumps({"role": "user", "content": [{"text": "hi"}, picture]})).text == "hi"
+    both = [{"toolResult": failed}, {"text": "y"}]
+    with pytest.raises(MessageError, match="two lines"):
+        read(json.dumps({"role": "user", "content": both}))
 
 
 def test_lines_of_others_are_read_with_a_new_id(backend: HttpBackend) -> None:

@@ -56,7 +56,7 @@ def test_the_wire_is_picked_from_the_row() -> None:
     assert repr(ctxfold.AnthropicBackend(model="m", api_key="k")).startswith("AnthropicBackend(provider='anthropic'")
     with pytest.raises(ConfigError, match="unknown provider"):
         open_backend("nobody", "m")
-    with pytest.raises(ConfigError, match="use the backend for that wire"):
+    with pytest.raises(ConfigError, match="'openai' speaks openai_chat, openai_responses, and not anthropic_messages"):
         AnthropicBackend(model="m", provider="openai", api_key="k")
 
 

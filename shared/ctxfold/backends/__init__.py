@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ctxfold.backends.anthropic.backend import AnthropicBackend
     from ctxfold.backends.chaos import ChaosBackend
+    from ctxfold.backends.converse.backend import BedrockBackend
+    from ctxfold.backends.gemini.backend import GeminiBackend
     from ctxfold.backends.openai_chat.backend import OpenAIChatBackend
+    from ctxfold.backends.openai_responses.backend import OpenAIResponsesBackend
     from ctxfold.backends.profile import Profile, counter_for, load_profile, provider_names
     from ctxfold.backends.retry import Retry
     from ctxfold.backends.scripted import ScriptedBackend
 
 __all__ = [
     "AnthropicBackend",
+    "BedrockBackend",
     "ChaosBackend",
+    "GeminiBackend",
     "OpenAIChatBackend",
+    "OpenAIResponsesBackend",
     "Profile",
     "Retry",
     "ScriptedBackend",
@@ -27,8 +33,11 @@ __all__ = [
 
 _HOMES = {
     "AnthropicBackend": "anthropic.backend",
+    "BedrockBackend": "converse.backend",
     "ChaosBackend": "chaos",
+    "GeminiBackend": "gemini.backend",
     "OpenAIChatBackend": "openai_chat.backend",
+    "OpenAIResponsesBackend": "openai_responses.backend",
     "Profile": "profile",
     "Retry": "retry",
     "ScriptedBackend": "scripted",

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from ctxfold._closing import Closing
 from ctxfold.errors import BackendError
-from ctxfold.messages import ReasoningPart, TextPart
+from ctxfold.messages import Opaque, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.protocols import (
     AsyncChunkStream,
     BackendCapabilities,
@@ -59,25 +59,41 @@ class BaseBackend(ABC, Closing):
 def reply_chunks(reply: Reply, piece_chars: int = 0) -> Iterator[Chunk]:
     """Yields a whole reply as a stream would bring it, its texts in pieces of `piece_chars` characters; 0 leaves them whole."""
     message = reply.message
-    for part in message.parts:
+    said = [part for part in message.parts if not isinstance(part, Opaque)]
+    last = max((place for place, part in enumerate(said) if not isinstance(part, ToolCallPart)), default=-1)
+    calls = 0
+    for place, part in enumerate(said):
         if isinstance(part, ReasoningPart):
-            for piece in _pieces(part.text, piece_chars):
-                yield Chunk(reasoning=piece, model=message.model)
-            blocks = tuple(json.loads(part.details)) if part.details is not None else ()
-            if not part.text:
-                yield from (Chunk(sealed=block, model=message.model) for block in blocks)
-                blocks = ()
-            if part.signature is not None or blocks:
-                yield Chunk(signature=part.signature, reasoning_details=blocks, model=message.model)
+            yield from _reasoning_chunks(part, piece_chars, message.model)
         elif isinstance(part, TextPart):
+            if part.extra is not None:
+                yield Chunk(own_part=True)
             for piece in _pieces(part.text, piece_chars):
                 yield Chunk(content=piece, model=message.model)
-    for index, call in enumerate(message.tool_calls):
-        half = len(call.arguments) // 2
-        yield Chunk(tool_calls=(ToolCallDelta(index, call.id, call.name, call.arguments[:half], call.extra),))
-        yield Chunk(tool_calls=(ToolCallDelta(index, arguments=call.arguments[half:]),))
+            if part.extra is not None:
+                yield Chunk(text_extra=json.loads(part.extra), model=message.model)
+        elif isinstance(part, ToolCallPart):
+            half, placed = len(part.arguments) // 2, place < last
+            opened = ToolCallDelta(calls, part.id, part.name, part.arguments[:half], part.extra)
+            yield Chunk(tool_calls=(opened,), own_part=placed)
+            yield Chunk(tool_calls=(ToolCallDelta(calls, arguments=part.arguments[half:]),))
+            calls += 1
     finish = reply.finish_reason or message.finish_reason or "stop"
     yield Chunk(finish_reason=finish, usage=reply.usage or message.usage, model=message.model, raw=reply.raw)
+
+
+def _reasoning_chunks(part: ReasoningPart, piece_chars: int, model: str | None) -> Iterator[Chunk]:
+    for piece in _pieces(part.text, piece_chars):
+        yield Chunk(reasoning=piece, model=model)
+    blocks = tuple(json.loads(part.details)) if part.details is not None else ()
+    if not part.text:
+        yield from (Chunk(sealed=block, model=model) for block in blocks)
+        blocks = ()
+    elif part.signature is None and len(blocks) == 1:
+        yield Chunk(reasoning_block=blocks[0], model=model)
+        blocks = ()
+    if part.signature is not None or blocks:
+        yield Chunk(signature=part.signature, reasoning_details=blocks, model=model)
 
 
 def _pieces(text: str, size: int) -> Iterator[str]:

@@ -29,7 +29,7 @@ _ADVICE: Mapping[str, str] = {
     "protocol": "check base_url and provider",
     "quota": "the account is empty, waiting does not help",
     "rate_limit": "wait, or send fewer requests",
-    "reasoning_replay": "the profile row must send reasoning back (reasoning_out)",
+    "reasoning_replay": "reasoning goes back as the profile row says (reasoning_out), unchanged and to the model that wrote it",
     "rejected": "correct the request",
     "server": "try again later",
     "stream_truncated": "try again",
@@ -41,13 +41,15 @@ _MARKUP = re.compile(r"<[a-zA-Z!/][^<>]*>")  # no "<" inside, so that unclosed t
 
 @dataclass(frozen=True, slots=True)
 class _ErrorFields:
-    """The fields of an error object; rules match all of `codes` and `types`."""
+    """The fields of an error object; rules match all of `codes` and `types`. `status` is an HTTP status that it repeats."""
 
     message: str = ""
     code: str | None = None
     codes: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     detail: str = ""
+    status: int | None = None
+    retry_after_s: float | None = None
     limit: int | None = None
     requested: int | None = None
 
@@ -87,17 +89,22 @@ def failure(
     kind = rule.kind if rule is not None else "server"
     groups = match.groupdict() if match is not None else {}
     overflow = kind == "context_overflow"
-    return plain_failure(
+    requested, reply = _number(groups.get("requested")) or fields.requested, _number(groups.get("reply"))
+    if requested is not None and reply is not None:
+        requested += reply
+    translated = plain_failure(
         profile,
         kind,
         fields.message or "no message",
         status=status,
         code=fields.code,
         limit_tokens=(_number(groups.get("limit")) or fields.limit) if overflow else None,
-        requested_tokens=(_number(groups.get("requested")) or fields.requested) if overflow else None,
-        retry_after_s=retry_after_s,
+        requested_tokens=requested if overflow else None,
+        retry_after_s=fields.retry_after_s if retry_after_s is None else retry_after_s,
         hide=hide,
     )
+    translated.reply_tokens = reply if overflow else None
+    return translated
 
 
 def http_failure(
@@ -105,10 +112,11 @@ def http_failure(
     status: int,
     body: bytes,
     *,
+    name: str | None = None,
     retry_after_s: float | None = None,
     hide: Callable[[str], str] = str,
 ) -> BackendError:
-    """Returns the typed error of an unsuccessful response, whatever its content type says."""
+    """Returns the typed error of an unsuccessful response, whatever its content type says; `name` is its code if it has none."""
     if status < 400:
         return plain_failure(
             profile, "protocol", "a redirect or another status without a reply", status=status, hide=hide
@@ -125,6 +133,8 @@ def http_failure(
             error = {"message": text}
     if error is None:
         error = {"message": f"a body of {len(body)} bytes that is not JSON"}
+    if name and not error.get("code"):
+        error = {**error, "code": name}
     return failure(profile, error, status=status, retry_after_s=retry_after_s, hide=hide)
 
 
@@ -161,30 +171,57 @@ def plain_failure(
 def _read(error: Mapping[str, Any]) -> _ErrorFields:
     message: object = error.get("message")
     if message is None:
-        message = error.get("detail") or ""
+        message = error.get("Message") or error.get("detail") or ""
     code = error.get("code")
     kind = error.get("type")
     metadata: object = error.get("metadata")
     inner = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
     finer = inner.get("error_type")
     code_text = None if code is None or code == "" else str(code)
+    status = int(code_text) if code_text is not None and re.fullmatch(r"[45]\d\d", code_text) else None
+    named = error.get("status")
+    if status is not None and isinstance(named, str) and named:
+        code_text = named  # Google repeats the HTTP status as the code, and names the error here
+    details = _Details(error.get("details"))
     return _ErrorFields(
         message=message if isinstance(message, str) else json.dumps(message, ensure_ascii=False),
         code=code_text,
         codes=tuple(str(c) for c in (code_text, finer) if c),
         types=tuple(str(t) for t in (kind, finer) if t),
-        detail=str(inner.get("raw") or ""),
+        detail=str(inner.get("raw") or details.names),
+        status=status,
+        retry_after_s=details.retry_after_s,
         limit=_number(error.get("n_ctx")),
         requested=_number(error.get("n_prompt_tokens")),
     )
+
+
+class _Details:
+    """The details of a Google error: `names` has its reasons and the ids of exhausted quotas, for the rules to match."""
+
+    def __init__(self, found: object) -> None:
+        names: list[str] = []
+        self.retry_after_s: float | None = None
+        for detail in _objects(found):
+            names.append(str(detail.get("reason") or ""))
+            names += [str(violation.get("quotaId") or "") for violation in _objects(detail.get("violations"))]
+            delay = re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)s", str(detail.get("retryDelay")))
+            if delay is not None:
+                self.retry_after_s = float(delay[1])
+        self.names = " ".join(name for name in names if name)
+
+
+def _objects(found: object) -> list[dict[str, Any]]:
+    items = cast("list[object]", found) if isinstance(found, list) else []
+    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
 
 
 def _first_rule(
     profile: Profile, fields: _ErrorFields, status: int | None
 ) -> tuple[ErrorRule | None, re.Match[str] | None]:
     text = f"{fields.message[:MATCHED_CHARS]} {fields.detail[:MATCHED_CHARS]}".rstrip()
-    if status is None and fields.code is not None and re.fullmatch(r"[45]\d\d", fields.code):
-        status = int(fields.code)  # in a stream only the code carries the status
+    if status is None:
+        status = fields.status  # in a stream only the code carries the status
     for rule in (*profile.errors, *common_rules().error_rules):
         if (rule.code or rule.type) and not (set(rule.code) & set(fields.codes) or set(rule.type) & set(fields.types)):
             continue

@@ -301,13 +301,14 @@ class HttpChannel(_Base):
     def _open(self, step: Open) -> ResponseHead:
         self.close()
         self._start(step)
+        headers = dict(step.headers) if step.sign is None else {**step.headers, **step.sign(step)}
         self._lane = lane = self._clients.take_lane()
         self._guard = guard = Guard(lane.sock)
         request = lane.client.build_request(
             "POST",
             step.url,
             content=step.body,
-            headers=dict(step.headers),
+            headers=headers,
             timeout=self._timeout(step, step.timeout_s),
         )
         request.extensions["trace"] = self._note
@@ -391,9 +392,10 @@ class AsyncHttpChannel(_Base):
     async def _open(self, step: Open) -> ResponseHead:
         await self.aclose()
         self._start(step)
+        signed: Mapping[str, str] = {} if step.sign is None else await asyncio.to_thread(step.sign, step)
         client = await self._clients.loop_client()
         request = client.build_request(
-            "POST", step.url, content=step.body, headers=dict(step.headers), timeout=self._timeout(step, None)
+            "POST", step.url, content=step.body, headers={**step.headers, **signed}, timeout=self._timeout(step, None)
         )
         request.extensions["trace"] = self._anote
         try:

@@ -10,18 +10,18 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
 from ctxfold._closing import Closing
 from ctxfold.backends.jsonl import from_line, to_line
-from ctxfold.backends.profile import Profile, counter_for, load_profile
+from ctxfold.backends.profile import Profile, Wire, counter_for, load_profile
 from ctxfold.backends.retry import Retry
 from ctxfold.backends.transport import (
     AsyncChannel,
@@ -38,9 +38,9 @@ from ctxfold.backends.transport import (
 )
 from ctxfold.errors import BackendError, ConfigError, InvalidTextError
 from ctxfold.messages import Message, TextPart, ToolSpec
-from ctxfold.policy import MessageCounter
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Ids, Reply, Request, UuidIds
 from ctxfold.stream import Fold
+from ctxfold.tokens import MessageCounter
 from ctxfold.validation import is_a, json_problem, shown_url
 
 if TYPE_CHECKING:
@@ -154,9 +154,6 @@ if TYPE_CHECKING:
 HIDDEN = "**********"
 MIN_SECRET_CHARS = 6
 CREDENTIALS = frozenset({"api-key", "authorization", "x-api-key", "x-goog-api-key"})
-_COUNTED = frozenset(
-    {"messages", "model", "system", "thinking", "tool_choice", "tools"}
-)  # the fields that a counting endpoint accepts
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -173,8 +170,9 @@ class HttpBackend(ABC, Closing):
     With your own `http_client`, `timeout_s` limits each read of a response's head when a connection is reused.
     """
 
-    wire: str
+    wire: Wire
     default_provider = "generic"
+    stream_type = "text/event-stream"
 
     def __init__(  # noqa: PLR0913  one keyword per independent setting
         self,
@@ -197,15 +195,13 @@ class HttpBackend(ABC, Closing):
     ) -> None:
         if not model:
             raise ConfigError("model is empty: name the model to use")
-        self._row = load_profile((provider or self.default_provider) if profile is None else profile)
-        if self._row.wire != self.wire:
-            raise ConfigError(
-                f"provider {self._row.name!r} speaks {self._row.wire}, {type(self).__name__} speaks {self.wire}: "
-                "use the backend for that wire"
-            )
+        self._row = load_profile((provider or self.default_provider) if profile is None else profile).for_wire(
+            self.wire
+        )
         self._model = model
         self._profiles = {model: self._row.for_model(model)}
-        self._url, login = _url(self._row, base_url)
+        self._url, login = _url(self._row.path, base_url or self._row.base_url)
+        self._stream_url, _ = _url(self._row.stream_path or self._row.path, base_url or self._row.base_url)
         extra_headers = _headers(headers)
         self._headers = {**login, **extra_headers}
         has_credential = CREDENTIALS & extra_headers.keys() or login.keys() & {n.lower() for n in self._row.headers}
@@ -217,6 +213,7 @@ class HttpBackend(ABC, Closing):
         self._injected = http_client, async_http_client
         self._thinking = thinking
         self._ids = ids if ids is not None else UuidIds()
+        self._sign: Callable[[Open], Mapping[str, str]] | None = None
         self._clients: Clients | None = None
         self._lock = threading.Lock()
 
@@ -254,6 +251,7 @@ class HttpBackend(ABC, Closing):
         row = self.profile
         return BackendCapabilities(
             binds_reasoning=row.reasoning_out.prefix_bound,
+            reasoning_optional=row.reasoning_out.optional,
             reasoning_expires=row.reasoning_out.keep == "current_round",
             truncates_silently=row.silent_truncation,
             sparing=self.sparing,
@@ -314,8 +312,8 @@ class HttpBackend(ABC, Closing):
     def estimate_tokens(self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = ()) -> int:
         """Returns the input tokens of the messages and tools.
 
-        On Anthropic this asks the counting endpoint, which is one request over the network and may raise BackendError. Elsewhere
-        the profile's counter estimates. The engine's turns never wait for this.
+        On Anthropic and Gemini this asks the counting endpoint, which is one request over the network and may raise BackendError.
+        Elsewhere the profile's counter estimates. The engine's turns never wait for this.
         """
         call = self._count_call(messages, tools)
         if call is None:
@@ -339,14 +337,20 @@ class HttpBackend(ABC, Closing):
     def _count_call(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> HttpCall | None:
         """Returns the call to the endpoint that counts a request; None when the profile has none."""
         rules = self.profile.tokens
-        if rules.kind != "endpoint" or rules.name is None or self.wire != "anthropic_messages":
+        if rules.kind != "endpoint" or rules.name is None:
             return None
         request = Request(messages, tools=tuple(tools))
+        body = self._count_body(self.request_body(request, stream=False))
+        if body is None:
+            return None
         call = self._call(request, stream=False)
-        body = {name: value for name, value in self.request_body(request, stream=False).items() if name in _COUNTED}
-        parts = urlsplit(call.open.url)
+        parts = urlsplit(self._url.get_secret_value())
         url = urlunsplit(parts._replace(path=parts.path.removesuffix(self._row.path) + rules.name))
-        return replace(call, open=replace(call.open, url=url, body=_encoded(body)))
+        return replace(call, open=replace(call.open, url=_for_model(url, self._model), body=_encoded(body)))
+
+    def _count_body(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns what the counting endpoint takes of a request's body; None when the wire has no such endpoint."""
+        return None
 
     def _estimated(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> int:
         counter = MessageCounter(counter_for(self.profile))
@@ -388,16 +392,20 @@ class HttpBackend(ABC, Closing):
         resolved = self._resolved(request)
         profile = self._profile_for(resolved.model)
         headers = {
-            "accept": "text/event-stream" if stream else "application/json",
+            "accept": self.stream_type if stream else "application/json",
             "content-type": "application/json",
             "accept-encoding": "identity",  # a compressing proxy would hold chunks back
             **_lowered(_key_headers(self._row, self._key)),
             **{name: value.get_secret_value() for name, value in self._headers.items()},
         }
-        body = _encoded(self.request_body(request, stream=stream))
+        fields = self.request_body(request, stream=stream)
+        headers |= self._headers_for(profile, fields, headers)
+        body = _encoded(fields)
         return HttpCall(
             profile,
-            Open(self._url.get_secret_value(), headers, body, self._timeout_s),
+            Open(
+                self._address(resolved.model or self._model, stream=stream), headers, body, self._timeout_s, self._sign
+            ),
             lambda: self._parser(profile, resolved),
             self._idle_timeout_s,
             self._retry,
@@ -405,6 +413,14 @@ class HttpBackend(ABC, Closing):
             self._ids.new(),
             resolved.model or self._model,
         )
+
+    def _headers_for(self, profile: Profile, body: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns the headers that the fields of a body need beside `headers`."""
+        return {}
+
+    def _address(self, model: str, *, stream: bool) -> str:
+        """Returns the URL of a request; a model in its path is one segment, whatever characters its name has."""
+        return _for_model((self._stream_url if stream else self._url).get_secret_value(), model)
 
     def _channel(self, request: Request) -> Channel:
         from ctxfold.backends.http import HttpChannel
@@ -425,12 +441,16 @@ class HttpBackend(ABC, Closing):
             return self._clients
 
 
-def _url(row: Profile, base_url: str | None) -> tuple[SecretStr, dict[str, SecretStr]]:
+def _for_model(url: str, model: str) -> str:
+    return url.replace("{model}", quote(model, safe=""))
+
+
+def _url(row_path: str, base: str) -> tuple[SecretStr, dict[str, SecretStr]]:
     """Returns the URL of requests, and the Authorization header of a user and password in it.
 
-    The URL is a secret too, because its query may hold a key.
+    The URL is a secret too, because its query may hold a key. A query of the row's path goes before that of the base.
     """
-    base = base_url or row.base_url
+    row_path, _, row_query = row_path.partition("?")
     try:
         parts = urlsplit(base)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -441,11 +461,12 @@ def _url(row: Profile, base_url: str | None) -> tuple[SecretStr, dict[str, Secre
             f"base_url {shown_url(base)!r} is not an http(s) URL: give one such as http://localhost:8000/v1"
         )
     path = parts.path.rstrip("/")
-    if not path.endswith(row.path):
+    if not path.endswith(row_path):
         # base_url may end with the version with which the profile's path begins
-        path = path.removesuffix(row.path.rpartition("/")[0]) + row.path
+        path = path.removesuffix(row_path.rpartition("/")[0]) + row_path
+    query = "&".join(part for part in (row_query, parts.query) if part)
     login, _, host = parts.netloc.rpartition("@")
-    url = SecretStr(urlunsplit((parts.scheme, host, path, parts.query, "")))
+    url = SecretStr(urlunsplit((parts.scheme, host, path, query, "")))
     return url, {"authorization": SecretStr(_basic(login))} if login else {}
 
 

@@ -9,7 +9,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 from ctxfold.backends.anthropic.jsonl import anthropic_message, anthropic_row
+from ctxfold.backends.converse.jsonl import converse_message, converse_row
+from ctxfold.backends.converse.request import BLOCKS
+from ctxfold.backends.gemini.jsonl import gemini_message, gemini_row
 from ctxfold.backends.openai_chat.jsonl import openai_message, openai_row
+from ctxfold.backends.openai_responses.jsonl import is_responses_row, responses_message, responses_row
 from ctxfold.backends.response_parser import as_dicts, as_text
 from ctxfold.errors import MessageError
 from ctxfold.messages import Message, MessageKind, Part, Role, Usage, Visibility, validated
@@ -27,11 +31,17 @@ _CHAT_FIELDS = frozenset(
 _ANTHROPIC_BLOCKS = frozenset({"redacted_thinking", "thinking", "tool_result", "tool_use"})
 _WRITERS: Mapping[str, Callable[[Message], dict[str, Any]]] = {
     "anthropic_messages": anthropic_row,
+    "bedrock_converse": converse_row,
+    "gemini": gemini_row,
     "openai_chat": openai_row,
+    "openai_responses": responses_row,
 }
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str], Message]] = {
     "anthropic_messages": anthropic_message,
+    "bedrock_converse": converse_message,
+    "gemini": gemini_message,
     "openai_chat": openai_message,
+    "openai_responses": responses_message,
 }
 
 
@@ -69,7 +79,8 @@ def from_line(line: str, wire: str, new_id: Callable[[], str]) -> Message:
         raise MessageError(f"the line is not a JSON object: {line[:80]!r}")
     row = cast("dict[str, Any]", value)
     extra_fields = _object(row.pop(KEY, {}), KEY)
-    reader = _READERS.get(str(extra_fields.get("wire") or _shape(row) or wire))
+    default = "openai_chat" if wire == "gemini" else wire  # a content of Gemini has parts, which its shape shows
+    reader = _READERS.get(str(extra_fields.get("wire") or _shape(row) or default))
     if reader is None:
         raise MessageError(
             f"the line was written for {extra_fields['wire']!r}: use one of {', '.join(sorted(_READERS))}"
@@ -86,7 +97,14 @@ def from_line(line: str, wire: str, new_id: Callable[[], str]) -> Message:
 
 def _shape(row: Mapping[str, Any]) -> str | None:
     """Returns the wire of a line when its fields occur in only one of them, else None."""
-    kinds = {as_text(block.get("type")) for block in as_dicts(row.get("content"))}
+    if is_responses_row(row):
+        return "openai_responses"
+    if "parts" in row:
+        return "gemini"
+    blocks = as_dicts(row.get("content"))
+    if blocks and all("type" not in block and block.keys() & BLOCKS for block in blocks):
+        return "bedrock_converse"
+    kinds = {as_text(block.get("type")) for block in blocks}
     if kinds & _ANTHROPIC_BLOCKS:
         return "anthropic_messages"
     chat = row.get("role") == "developer" or not _CHAT_FIELDS.isdisjoint(row) or row.get("content", "") is None

@@ -8,20 +8,21 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ctxfold.errors import ConfigError
 from ctxfold.messages import Message, ToolCallPart
-from ctxfold.protocols import Request
+from ctxfold.protocols import Request, Wire
 from ctxfold.tokens import RatioCounter, TextCounter, text_counter
 
 __all__ = [
+    "WIRES",
     "CacheRules",
     "CommonRules",
     "ErrorRule",
@@ -32,9 +33,11 @@ __all__ = [
     "ThinkingRules",
     "TokenRules",
     "UsagePaths",
+    "Wire",
     "check_extra",
     "common_rules",
     "counter_for",
+    "json_lines",
     "keeps_reasoning",
     "load_profile",
     "provider_names",
@@ -48,6 +51,18 @@ __all__ = [
 
 
 Keep: TypeAlias = Literal["none", "all", "current_round", "tool_rounds"]
+WIRES: frozenset[str] = frozenset(get_args(Wire))
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return value
+
+
+Pattern: TypeAlias = Annotated[str, AfterValidator(_pattern)]
 
 
 class _Row(BaseModel):
@@ -64,9 +79,11 @@ class ReasoningIn(_Row):
 
 
 class ReasoningOut(_Row):
-    """Selects the reasoning that later requests send back; `placeholder` fills the field of assistant turns without any.
+    """Selects the reasoning that later requests send back, in the message's `field`; in chat completions, `content` stands for
+    thinking chunks before the text in a list; `placeholder` fills the field of assistant turns without any.
 
-    The provider refuses `prefix_bound` reasoning once anything before it has changed, see `Request.unbound_before`.
+    The provider refuses `prefix_bound` reasoning once anything before it has changed, see `Request.unbound_before`. It accepts
+    turns without `optional` reasoning, so that a request that it refuses for its reasoning is sent once more without.
     """
 
     keep: Keep = "none"
@@ -74,6 +91,7 @@ class ReasoningOut(_Row):
     placeholder: str | None = None
     placeholder_on: Literal["never", "all", "tool_calls"] = "never"
     prefix_bound: bool = False
+    optional: bool = False
     same_model_only: bool = False
 
 
@@ -93,15 +111,23 @@ class ThinkingRules(_Row):
 class UsagePaths(_Row):
     """Dotted paths into the usage object; the first path that is present applies."""
 
-    input: tuple[str, ...] = ("prompt_tokens",)
-    output: tuple[str, ...] = ("completion_tokens",)
+    input: tuple[str, ...] = ("prompt_tokens", "input_tokens")
+    output: tuple[str, ...] = ("completion_tokens", "output_tokens")
     cache_read: tuple[str, ...] = (
         "prompt_tokens_details.cached_tokens",
         "prompt_cache_hit_tokens",
         "cached_tokens",
+        "input_tokens_details.cached_tokens",
     )
-    cache_write: tuple[str, ...] = ("prompt_tokens_details.cache_write_tokens",)
-    reasoning: tuple[str, ...] = ("completion_tokens_details.reasoning_tokens", "reasoning_tokens")
+    cache_write: tuple[str, ...] = (
+        "prompt_tokens_details.cache_write_tokens",
+        "input_tokens_details.cache_write_tokens",
+    )
+    reasoning: tuple[str, ...] = (
+        "completion_tokens_details.reasoning_tokens",
+        "reasoning_tokens",
+        "output_tokens_details.reasoning_tokens",
+    )
     input_includes_cache: bool = True
 
 
@@ -109,29 +135,20 @@ class ErrorRule(_Row):
     """Matches one kind of error. Either code or type must match, and in addition status and message.
 
     `status` holds numbers and [first, last] ranges. `message` is a regular expression; its groups `limit` and `requested` are
-    token counts.
+    token counts, and `reply` is the room for the reply where `requested` leaves that out.
     """
 
     kind: str
     code: tuple[str, ...] = ()
     type: tuple[str, ...] = ()
     status: tuple[int | tuple[int, int], ...] = ()
-    message: str | None = None
-
-    @field_validator("message")
-    @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                re.compile(value)
-            except re.error as error:
-                raise ValueError(f"not a regular expression: {error}") from None
-        return value
+    message: Pattern | None = None
 
 
 class RequestRules(_Row):
     """The rules for writing a request body; parameters in `refuses` are left out, because the model never accepts them.
 
+    `instructions`: the Responses API takes leading system messages in a field of their own.
     `one_leading_system`: leading system messages are sent as one, later ones as user messages.
     `alternating_roles`: in addition, user and assistant must alternate, as the templates of Gemma and Mistral demand; adjacent
     messages of one role are sent as one.
@@ -139,19 +156,28 @@ class RequestRules(_Row):
     only to the model that made them); `call_placeholder` is set on the first call of a turn that has none. `malformed_arguments`
     says how to send a call whose arguments are not a JSON object: as the model wrote it, or wrapped in an object. Servers that
     parse the history for a chat template (vllm, sglang, llama.cpp) refuse every later request with the former.
+    `message_extra` names fields beside the content of a reply's message that go back to the model that sent them.
+    `short_call_ids`: ids of calls are nine letters and digits; others are replaced, equally in call and result.
+    `call_ids` is a regular expression for the ids of calls that the service accepts; other ids are rewritten. `result_status`: the
+    model accepts the status of a tool's result. Converse reads both.
     """
 
     max_tokens_field: str = "max_tokens"
     include_usage: bool = True
     system_role: str = "system"
+    instructions: bool = True
     one_leading_system: bool = False
     alternating_roles: bool = False
     empty_content: Literal["empty_string", "null"] = "empty_string"
     forced_tool_choice: bool | Literal["not_while_thinking"] = True
     refuses: tuple[str, ...] = ()
     call_extra: tuple[str, ...] = ()
+    message_extra: tuple[str, ...] = ()
+    short_call_ids: bool = False
     call_placeholder: dict[str, Any] | None = None
     malformed_arguments: Literal["as_received", "wrapped"] = "wrapped"
+    call_ids: Pattern = "[a-zA-Z0-9_-]+"
+    result_status: bool = False
     extra_body: dict[str, Any] = Field(default_factory=dict)
     extra_body_with_tools: dict[str, Any] = Field(default_factory=dict)
 
@@ -162,19 +188,27 @@ class RequestRules(_Row):
 
 
 class CacheRules(_Row):
-    """The cache controls of a request: `mark` as `mark_field` of blocks, the session key as `key_field` of the body."""
+    """The cache controls of a request: `mark` as `mark_field` of blocks, the session key as `key_field` of the body.
+
+    On Converse the mark is a block of its own behind the one that it marks. `marks_tools`: tools may be marked.
+    """
 
     mark_field: str | None = None
     mark: dict[str, Any] = Field(default_factory=dict)
     max_marks: int = Field(default=4, ge=0)
+    marks_tools: bool = True
     key_field: str | None = None
 
 
 class TokenRules(_Row):
-    """The method of counting tokens before a request."""
+    """The method of counting tokens before a request. `name` is an encoding, or the path of an endpoint.
+
+    `field` is the field of the endpoint's body that holds the request, where the request is not the body itself.
+    """
 
     kind: Literal["ratio", "tiktoken", "endpoint"] = "ratio"
     name: str | None = None
+    field: str | None = None
     ascii_per_token: float = Field(default=4.0, gt=0)
     cjk_tokens_per_char: float = Field(default=0.6, gt=0)
 
@@ -182,15 +216,23 @@ class TokenRules(_Row):
 class Profile(_Row):
     """The properties of one provider; `models` overrides whole fields by prefixes of model names.
 
-    `verified_on` is the month in which the profile was last compared with its `source`.
+    `wires` overrides whole fields, `models` among them, for the other wire formats that the provider has beside `wire`; some
+    wires have defaults of their own. In `path`
+    and in `stream_path`, which is used for streams where it is set, `{model}` stands for the name of the model.
+    `model_prefix` is a regular expression for what may stand before those prefixes, such as a region. `error_header` is the
+    response header with the name of an error, up to a colon. `betas` maps the kinds of context edits to the beta features that
+    Anthropic wants named for them. `verified_on` is the month in which the profile was last compared
+    with its `source`.
     """
 
     name: str
     verified_on: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}(-\d{2})?$")
     source: str | None = None
     base_url: str = Field(default="", repr=False)  # both may hold a password or a key
-    wire: Literal["openai_chat", "anthropic_messages"] = "openai_chat"
+    wire: Wire = "openai_chat"
+    wires: dict[Wire, dict[str, Any]] = Field(default_factory=dict[Wire, dict[str, Any]])
     path: str = "/chat/completions"
+    stream_path: str | None = None
     key_env: str | None = None
     headers: dict[str, str] = Field(default_factory=lambda: {"Authorization": "Bearer {key}"}, repr=False)
     reasoning_in: ReasoningIn = ReasoningIn()
@@ -204,19 +246,36 @@ class Profile(_Row):
     request: RequestRules = RequestRules()
     tokens: TokenRules = TokenRules()
     cache: CacheRules = CacheRules()
+    betas: dict[str, str] = Field(default_factory=dict)
+    error_header: str | None = None
+    model_prefix: Pattern = ""
     models: dict[str, dict[str, Any]] = Field(default_factory=dict)
     context_window: int | None = Field(default=None, gt=0)
     max_output: int | None = Field(default=None, gt=0)
     first_event_timeout: float = Field(default=600.0, gt=0)
     idle_timeout: float = Field(default=120.0, gt=0)
 
+    def for_wire(self, wire: Wire | None) -> Profile:
+        """Returns the profile with the override of a wire format; raises ConfigError when the provider does not speak it."""
+        if wire is None or wire == self.wire:
+            return self
+        if wire not in self.wires:
+            spoken = ", ".join((self.wire, *self.wires))
+            raise ConfigError(f"provider {self.name!r} speaks {spoken}, and not {wire}: use one of these wires")
+        own = {**self.model_dump(exclude_unset=True), **_WIRE_DEFAULTS.get(wire, {}), **self.wires[wire]}
+        return _checked({**own, "wire": wire, "wires": {}}, self.name)
+
     def for_model(self, model: str | None) -> Profile:
         """Returns the profile with the override of the longest matching prefix of the model name."""
-        name = (model or "").lower()
-        prefix = max((p for p in self.models if name.startswith(p.lower())), key=len, default=None)
-        if prefix is None or not name:
+        prefix = self.prefix_of(model)
+        if prefix is None:
             return self
         return _checked({**self.model_dump(exclude_unset=True), **self.models[prefix], "models": {}}, self.name)
+
+    def prefix_of(self, model: str | None) -> str | None:
+        """Returns the longest prefix in `models` that the model name begins with; None when there is none."""
+        name = re.sub(f"^(?:{self.model_prefix})", "", (model or "").lower())
+        return max((p for p in self.models if name and name.startswith(p.lower())), key=len, default=None)
 
 
 class CommonRules(_Row):
@@ -279,9 +338,34 @@ def _from_file(path: Path) -> Profile:
     return _checked(cast("dict[str, Any]", row), str(path))
 
 
+_WIRE_DEFAULTS: Mapping[str, dict[str, Any]] = {
+    "openai_responses": {
+        "path": "/responses",
+        "reasoning_out": {"keep": "all", "same_model_only": True, "optional": True},
+        "request": {"system_role": "developer", "malformed_arguments": "as_received"},
+        "thinking": {
+            "on": {"reasoning": {"summary": "auto"}},
+            "off": {"reasoning": {"effort": "none"}},
+            "effort": {
+                name: {"reasoning": {"effort": effort, "summary": "auto"}}
+                for name, effort in (
+                    ("minimal", "minimal"),
+                    ("low", "low"),
+                    ("medium", "medium"),
+                    ("high", "high"),
+                    ("xhigh", "xhigh"),
+                    ("max", "xhigh"),
+                )
+            },
+            "drops": ("temperature", "top_p"),
+        },
+    }
+}
+
+
 def _checked(row: dict[str, Any], source: str) -> Profile:
     try:
-        return Profile.model_validate(row)
+        return Profile.model_validate({**_WIRE_DEFAULTS.get(str(row.get("wire")), {}), **row})
     except ValidationError as error:
         problems = error.errors(include_input=False, include_url=False)
         first = problems[0]
@@ -369,6 +453,12 @@ def without_refused(profile: Profile, body: Mapping[str, Any], thinking: bool | 
     """Returns the body without the parameters that the model refuses, always or while thinking."""
     drops = {*profile.request.refuses, *(profile.thinking.drops if thinks(profile, thinking) else ())}
     return {name: value for name, value in body.items() if name not in drops}
+
+
+def json_lines(rows: Iterable[object]) -> bytes:
+    """Returns one JSON object a line with sorted keys, so that requests can be compared by their bytes."""
+    text = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n" for row in rows)
+    return text.encode("utf-8", "surrogatepass")
 
 
 def round_start(messages: Sequence[Message]) -> int:

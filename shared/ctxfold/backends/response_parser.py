@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from ctxfold.backends.errors import failure, plain_failure
@@ -66,7 +66,7 @@ class AnswerParser(ABC):
             if data[:1] in b"{[<":
                 self._json = bytearray()
         if self._json is None:
-            return self._events(lambda: self._sse.feed(data))
+            return self._events(lambda: self._read(data))
         self._json += data
         if len(self._json) > MAX_REPLY_BYTES:
             self._fail("protocol", f"a reply of over {MAX_REPLY_BYTES} bytes")
@@ -78,7 +78,7 @@ class AnswerParser(ABC):
         if self._json is not None and self.error is None:
             chunks = self._whole(bytes(self._json))
         elif not self.done and self.error is None:
-            chunks = self._events(self._sse.close, tolerant=True)
+            chunks = self._events(self._rest, tolerant=True)
         if self.error is None and not self.done:
             if self._finish is None:
                 self._fail("stream_truncated", "the answer ended without a finish reason")
@@ -86,7 +86,15 @@ class AnswerParser(ABC):
                 chunks += self._end()
         return chunks
 
-    def _events(self, read: Callable[[], list[SseEvent]], *, tolerant: bool = False) -> list[Chunk]:
+    def _read(self, data: bytes) -> Iterable[SseEvent]:
+        """Returns the events that these bytes complete, of server-sent events unless the wire has another framing."""
+        return self._sse.feed(data)
+
+    def _rest(self) -> Iterable[SseEvent]:
+        """Returns the event that the end of the body cut short, if that can be read."""
+        return self._sse.close()
+
+    def _events(self, read: Callable[[], Iterable[SseEvent]], *, tolerant: bool = False) -> list[Chunk]:
         chunks: list[Chunk] = []
         try:
             for event in read():

@@ -41,6 +41,8 @@ class SseDecoder:
             return []
         self._after_cr = data.endswith(b"\r")
         events: list[SseEvent] = []
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")  # several times faster than the regular expression
         lines = _NEWLINE.split(data) if b"\r" in data else data.split(b"\n")
         tail = lines.pop()
         if lines and self._line:

@@ -52,12 +52,16 @@ class ResponseHead:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Send the request and wait for the response's head; gives a Head."""
+    """Send the request and wait for the response's head; gives a Head.
+
+    `sign` returns further headers, made anew for each attempt because they hold its date; it may wait for a disk or a network.
+    """
 
     url: str = field(repr=False)  # its query may hold a key
     headers: Mapping[str, str] = field(repr=False)  # holds the key
     body: bytes
     timeout_s: float
+    sign: Callable[[Open], Mapping[str, str]] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +234,7 @@ def _open_once(call: HttpCall) -> Steps[OpenAnswer]:
     deadline_s = call.now_s() + call.open.timeout_s
     head: ResponseHead = yield call.open
     if not 200 <= head.status < 300:
-        body = yield from _error_body(call, deadline_s)
-        wait = retry_after_s(head.headers, call.wall_s())
-        raise http_failure(call.profile, head.status, body, retry_after_s=wait, hide=call.hide)
+        raise (yield from _refusal(call, head, deadline_s))
     answer = OpenAnswer(call, deadline_s)
     while answer.pending:
         yield from answer.wait()
@@ -249,18 +251,25 @@ def counted_tokens(call: HttpCall) -> Steps[int]:
 def _count_once(call: HttpCall) -> Steps[int]:
     deadline_s = call.now_s() + call.open.timeout_s
     head: ResponseHead = yield call.open
-    body = yield from _error_body(call, deadline_s)
     if not 200 <= head.status < 300:
-        wait = retry_after_s(head.headers, call.wall_s())
-        raise http_failure(call.profile, head.status, body, retry_after_s=wait, hide=call.hide)
+        raise (yield from _refusal(call, head, deadline_s))
+    body = yield from _error_body(call, deadline_s)
     try:
-        tokens: object = as_dict(json.loads(body)).get("input_tokens")
+        counted = as_dict(json.loads(body))
+        tokens: object = counted.get("input_tokens", counted.get("totalTokens"))
     except (ValueError, RecursionError):
         tokens = None
     if not isinstance(tokens, int) or isinstance(tokens, bool):
-        what = f"the counting endpoint's answer of {len(body)} bytes holds no number input_tokens"
+        what = f"the counting endpoint's answer of {len(body)} bytes holds no number of tokens"
         raise plain_failure(call.profile, "protocol", what, hide=call.hide)
     return tokens
+
+
+def _refusal(call: HttpCall, head: ResponseHead, deadline_s: float) -> Steps[BackendError]:
+    body = yield from _error_body(call, deadline_s)
+    wait = retry_after_s(head.headers, call.wall_s())
+    name = head.headers.get(call.profile.error_header or "", "").partition(":")[0].strip()
+    return http_failure(call.profile, head.status, body, name=name or None, retry_after_s=wait, hide=call.hide)
 
 
 def _error_body(call: HttpCall, deadline_s: float) -> Steps[bytes]:

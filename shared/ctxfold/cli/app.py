@@ -7,8 +7,12 @@ from typing import Annotated
 
 import typer
 
+from ctxfold.cli.completion import completion
+from ctxfold.cli.doctor import doctor
+from ctxfold.cli.mcp import mcp
 from ctxfold.cli.memory import memory
 from ctxfold.cli.reading import inspect, search, sessions, show, window
+from ctxfold.cli.watch import watch
 from ctxfold.cli.writing import compact, erase, export, fork, import_, undo
 
 __all__ = ["app"]
@@ -21,7 +25,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (sessions, show, window, search, inspect, compact, undo, fork, export, import_, erase):
+for command in (
+    sessions,
+    show,
+    window,
+    search,
+    inspect,
+    compact,
+    undo,
+    fork,
+    export,
+    import_,
+    erase,
+    watch,
+    mcp,
+    doctor,
+    completion,
+):
     app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(memory, name="memory")
 

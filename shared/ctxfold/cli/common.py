@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -25,6 +27,8 @@ __all__ = [
     "Name",
     "Owner",
     "StoreUrl",
+    "age",
+    "moment",
     "opened",
     "output",
     "print_json",
@@ -63,6 +67,29 @@ Name: TypeAlias = Annotated[str, typer.Argument(metavar="SESSION", help="the ses
 ANY_WINDOW = 1 << 20  # sessions are opened with their own settings; no command depends on this value
 OWNER = "default"
 CODES: tuple[tuple[type[Exception], int], ...] = ((ConfigError, 2), (LookupError, 3), (StoreError, 4))  # others: 1
+
+
+_AGE = re.compile(r"(\d{1,6})([hdwy])")
+_UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1), "y": timedelta(days=365)}
+
+
+def age(option: str, text: str) -> timedelta:
+    """Returns the span of time that an option names as 12h, 30d, 6w or 1y; raises ConfigError for anything else."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{option} {text!r}: give a number and h, d, w or y, such as 30d")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def moment(option: str, text: str | None) -> timedelta | datetime | None:
+    """Returns what `--since` and `--until` name: how long ago (30d), or a date or time, which is UTC unless it says otherwise."""
+    if text is None or _AGE.fullmatch(text):
+        return None if text is None else age(option, text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: give how long ago, such as 30d, or a date such as 2026-11-23") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def output() -> Console:

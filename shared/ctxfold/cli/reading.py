@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from ctxfold.cli.common import (
     Name,
     Owner,
     StoreUrl,
+    moment,
     opened,
     output,
     print_json,
@@ -26,8 +28,10 @@ from ctxfold.cli.common import (
     shown,
     within,
 )
+from ctxfold.engine.archive import Hit
+from ctxfold.errors import ConfigError, UnknownRoleError
 from ctxfold.io.lines import write_lines
-from ctxfold.messages import Message
+from ctxfold.messages import Message, Role, check_role
 from ctxfold.session.context import AgentContext
 
 __all__ = ["inspect", "search", "sessions", "show", "window"]
@@ -144,24 +148,56 @@ def window(
             console.print(Text(shown(recalled) or "nothing would be recalled"))
 
 
-def search(
-    name: Name,
-    query: Annotated[str, typer.Argument(help="words to look for")],
+def search(  # noqa: PLR0913 - the options of a command
+    words: Annotated[
+        list[str], typer.Argument(metavar="[SESSION] QUERY...", help="the session, and words to look for")
+    ],
     store: StoreUrl,
     owner: Owner = OWNER,
+    every: Annotated[
+        bool, typer.Option("--all", help="in all sessions of the owner; every word is the query's")
+    ] = False,
+    only: Annotated[list[str] | None, typer.Option("--session", help="with --all: only in this session")] = None,
+    roles: Annotated[list[str] | None, typer.Option("--role", help="only messages of this role")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="only later messages: 30d, or 2026-11-23")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="only earlier messages")] = None,
     limit: Limit = 10,
     as_json: AsJson = False,
 ) -> None:
     """Find messages, also compacted ones; `show SESSION '#17'` reads one in full."""
-    with within(as_json=as_json), session(store, name, owner) as context:
-        hits = context.search(query, limit)
+    with within(as_json=as_json), opened(store) as place:
+        if not every and (only or len(words) < 2):
+            raise ConfigError("say where to search: a session and words to look for, or --all and words")
+        names = place.sessions(owner) if every else words[:1]
+        hits: tuple[Hit, ...] = ()
+        if names:
+            with AgentContext(
+                store=place, owner=owner, session_id=names[0], create=False, context_window=ANY_WINDOW, background=False
+            ) as context:
+                hits = context.search_owner(
+                    " ".join(words[0 if every else 1 :]),
+                    limit,
+                    sessions=(only or None) if every else names,
+                    roles=None if not roles else [_role(role) for role in roles],
+                    since=moment("--since", since),
+                    until=moment("--until", until),
+                )
         if as_json:
             print_json([asdict(hit) for hit in hits])
             return
-        table = Table("", "role", "score", "best sentence", box=None)
+        table = Table("session", "", "when", "role", "score", "best sentence", box=None)
         for hit in hits:
-            table.add_row(hit.reference, hit.role, f"{hit.score:.2f}", Text(shown(hit.excerpt)))
+            when = f"{datetime.fromtimestamp(hit.at_s, UTC):%Y-%m-%d %H:%M}"
+            excerpt = Text(shown(hit.excerpt))
+            table.add_row(Text(shown(hit.session)), hit.reference, when, hit.role, f"{hit.score:.2f}", excerpt)
         output().print(table if hits else "nothing found")
+
+
+def _role(name: str) -> Role:
+    try:
+        return check_role(name)
+    except UnknownRoleError:
+        raise typer.BadParameter("use assistant, system, tool or user", param_hint="--role") from None
 
 
 def inspect(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from ctxfold.cli.common import (
     Name,
     Owner,
     StoreUrl,
+    age,
     opened,
     output,
     print_json,
@@ -29,20 +29,18 @@ from ctxfold.cli.common import (
     shown,
     within,
 )
-from ctxfold.connect import open_backend
+from ctxfold.connect import named_provider, open_backend
 from ctxfold.engine.erase import Erasure
 from ctxfold.errors import ConfigError
 from ctxfold.history.view import View
 from ctxfold.io.session_files import Zone, file_rules
-from ctxfold.protocols import Store
+from ctxfold.protocols import Store, Wire
 from ctxfold.session.context import AgentContext
 
 __all__ = ["compact", "erase", "export", "fork", "import_", "undo"]
 
 Zones = ("all", "window", "immutable", "compressed", "incremental")
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
-_AGE = re.compile(r"(\d{1,6})([hdwy])")
-_UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1), "y": timedelta(days=365)}
 
 
 def compact(
@@ -52,7 +50,8 @@ def compact(
     model: Annotated[
         str | None, typer.Option("--model", help="who writes the summary; without it, verbatim lines")
     ] = None,
-    provider: Annotated[str, typer.Option("--provider", help="the model's provider")] = "generic",
+    provider: Annotated[str | None, typer.Option("--provider", help="the model's provider; generic if unset")] = None,
+    wire: Annotated[str | None, typer.Option("--wire", help="its wire format, for a provider with several")] = None,
     base_url: Annotated[str | None, typer.Option("--base-url", help="its URL, for a provider without one")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,8 +59,9 @@ def compact(
     with within(as_json=as_json), ExitStack() as stack:
         settings: dict[str, Any] = {}
         if model is not None:
-            address = {"base_url": base_url} if base_url else {}
-            settings["summarizer"] = stack.enter_context(open_backend(provider, model, **address))
+            named, name_there = named_provider(model, provider)
+            asked = cast("Wire | None", wire)  # `open_backend` checks it
+            settings["summarizer"] = stack.enter_context(open_backend(named, name_there, wire=asked, base_url=base_url))
         context = stack.enter_context(session(store, name, owner, **settings))
         with progress().status("compacting"):
             event = context.compact().event
@@ -169,30 +169,30 @@ def erase(
 ) -> None:
     """Erase messages, a session, or everything of an owner for good, from log, index, summaries and forks."""
     with within(as_json=as_json), opened(store) as place:
-        age = None if older_than is None else _age(older_than)
-        if references and age is not None:
+        oldest = None if older_than is None else age("--older-than", older_than)
+        if references and oldest is not None:
             raise ConfigError("messages by name and --older-than do not go together: give one of them")
         if (name is None) is not every:
             raise ConfigError("say what to erase: a session, or --all for everything of the owner, and not both")
         _confirm(_description(name, references, older_than, owner), yes=yes)
-        if name is None and age is None:
+        if name is None and oldest is None:
             done = [Erasure(removed=place.sessions(owner), settled=place.erase_owner(owner))]
         else:
             names = [name] if name is not None else place.sessions(owner)
-            done = _erase_in(place, owner, names, references or (), age)
+            done = _erase_in(place, owner, names, references or (), oldest)
         _print_erasure(done, as_json=as_json)
 
 
 def _erase_in(
-    store: Store, owner: str, names: Sequence[str], references: Sequence[str], age: timedelta | None
+    store: Store, owner: str, names: Sequence[str], references: Sequence[str], oldest: timedelta | None
 ) -> list[Erasure]:
     done: list[Erasure] = []
     for name in track(names, "erasing", console=progress(), transient=True, disable=len(names) < 2):
         with AgentContext(
             store=store, owner=owner, session_id=name, context_window=ANY_WINDOW, create=False, background=False
         ) as context:
-            if age is not None:
-                done.append(context.erase_older_than(age))
+            if oldest is not None:
+                done.append(context.erase_older_than(oldest))
             else:
                 done.append(context.erase(*references) if references else context.erase_session())
     return done
@@ -211,13 +211,6 @@ def _confirm(what: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise ConfigError(f"erasing {what} cannot be undone: add --yes")
     typer.confirm(f"Erase {shown(what)}? This cannot be undone.", abort=True)
-
-
-def _age(text: str) -> timedelta:
-    match = _AGE.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"--older-than {text!r}: give a number and h, d, w or y, such as 30d")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 def _print_erasure(done: Sequence[Erasure], *, as_json: bool) -> None:

@@ -19,10 +19,10 @@ from ctxfold.compaction.steps import (
     sign_bound,
 )
 from ctxfold.compaction.strategy import MIN_FREE_TOKENS, CompactionInput, Strategy
-from ctxfold.compaction.tool_outputs import Clearing, clear_tools
+from ctxfold.compaction.tool_outputs import Clearing, clear_tools, outputs_of
 from ctxfold.history.cuts import kept, legal_cuts
 from ctxfold.history.view import Entry
-from ctxfold.policy import Verdict
+from ctxfold.triggers import Verdict
 
 __all__ = [
     "BUILT_IN",
@@ -246,11 +246,15 @@ class BetweenRounds:
         if case.used_tokens <= rules.soft_ratio * rules.budget_tokens:
             return Skip(f"{case.used_tokens} of {rules.budget_tokens} tokens used: below the soft ratio")
         newest = max((i for i, e in enumerate(own) if e.message.role == "assistant"), default=0)
-        keep = kept(own, pins=case.facts.pins) | frozenset(e.id for e in own[newest:])
+        keep = (
+            kept(own, pins=case.facts.pins)
+            | frozenset(e.id for e in own[newest:])
+            | outputs_of(rules.exclude_tools, own)
+        )
         reason = f"between rounds: {case.used_tokens} of {rules.budget_tokens} tokens used"
         plans: list[Plan] = []
         for entries, turn_id in ((own[: len(own) - len(view.turn)], None), (view.turn, case.facts.turn_id)):
-            bound = Clearing(bound_ids=sign_bound(entries, view))
+            bound = Clearing(bound_ids=sign_bound(entries, view), excluded_tools=rules.exclude_tools)
             shown, saved = clear_tools(entries, budget_tokens=0, keep=keep, counter=case.counter, clearing=bound)
             if shown:
                 plans.append(Plan("clear_tools", reason, before, before - saved, shown=shown, turn_id=turn_id))

@@ -18,10 +18,10 @@ from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
 from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Usage
-from ctxfold.policy import Prices
 from ctxfold.protocols import Document, Ports, Store
 from ctxfold.retrieval.recall import documents
 from ctxfold.session_state import OpenSession, append, draft, refresh, snapshot_draft
+from ctxfold.triggers import Prices
 
 __all__ = ["Outcome", "OutcomeStatus", "Postponed", "commit", "index_oversized"]
 

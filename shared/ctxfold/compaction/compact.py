@@ -33,10 +33,11 @@ from ctxfold.events import (
 )
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Usage, user
-from ctxfold.policy import Policy, counts, depends_on_idle_time
+from ctxfold.policy import Policy
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import CompactionPause, OpenSession, Stage, refresh
 from ctxfold.telemetry import span
+from ctxfold.triggers import counts, depends_on_idle_time
 from ctxfold.validation import whole_number
 
 __all__ = ["check_known", "compact", "idle_time", "offered", "session_facts", "write_postponed"]

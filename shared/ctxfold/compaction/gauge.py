@@ -7,9 +7,9 @@ import math
 from ctxfold.compaction.compact import session_facts
 from ctxfold.compaction.strategy import CompactionInput
 from ctxfold.events import WindowGauge
-from ctxfold.policy import due_at
 from ctxfold.protocols import TokenCounter
 from ctxfold.session_state import OpenSession, Stage
+from ctxfold.triggers import due_at
 
 __all__ = ["gauge"]
 

@@ -16,8 +16,12 @@ __all__ = ["Decision", "Occasion", "Plan", "SessionFacts", "Skip", "Writer", "re
 Occasion: TypeAlias = Literal["after_turn", "must_fit", "on_demand"]
 Writer: TypeAlias = Literal["model", "extractive", "note", "none"]
 
-# reasons, which sessions store, name the occasions in these words
-_IN_REASONS: Mapping[Occasion, str] = {"after_turn": "close", "must_fit": "cap", "on_demand": "forced"}
+_IN_REASONS: Mapping[Occasion, str] = {
+    "after_turn": "after the turn",
+    "must_fit": "before a request",
+    "on_demand": "on demand",
+}
+_MODES: Mapping[Occasion, str] = {"after_turn": "close", "must_fit": "cap", "on_demand": "forced"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class SessionFacts:
     def mode(self) -> str:
         """The occasion as "close", "cap" or "forced"; deprecated."""
         warn_renamed("facts.mode ('close', 'cap', 'forced')", "facts.occasion ('after_turn', 'must_fit', 'on_demand')")
-        return _IN_REASONS[self.occasion]
+        return _MODES[self.occasion]
 
 
 @dataclass(frozen=True, slots=True)

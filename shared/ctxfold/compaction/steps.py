@@ -21,11 +21,18 @@ from ctxfold.compaction.selection import (
     widest_spans,
 )
 from ctxfold.compaction.strategy import CompactionInput
-from ctxfold.compaction.tool_outputs import Clearing, clear_tools, repeated_outputs, shortened_calls, signed
+from ctxfold.compaction.tool_outputs import (
+    Clearing,
+    clear_tools,
+    outputs_of,
+    repeated_outputs,
+    shortened_calls,
+    signed,
+)
 from ctxfold.history.cuts import kept
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message
-from ctxfold.policy import Verdict, counts
+from ctxfold.triggers import Verdict, counts
 
 __all__ = [
     "ARGUMENT_RATIO",
@@ -134,38 +141,58 @@ class ClearToolOutputs:
     spare_repeated: bool = True
 
     def plans(self, case: CompactionInput, limits: Thresholds) -> Iterator[Plan]:
-        rules, view = case.rules, case.view
+        """Yields a plan for the outputs that give way first by a rule of the policy, where there are any, then one for all."""
+        first_tools = {rule.tool for rule in case.rules.tool_rules if rule.clear_first}
         for scope in _scopes(case):
-            entries = scope.entries
-            summaries, gained = _deferred_summaries(scope, case)
-            order, enough, budget = None, None, rules.budget_tokens
-            if rules.pruning_order != "reactive":
-                goal = case.facts.goal or _newest_question(view)
-                order = pruning_order(entries, rules.pruning_order, goal=goal, subgoals=case.facts.subgoals)
-                excess = view.tokens - limits.target_tokens
-                enough = max(0, int(max(limits.min_freed_tokens, excess + limits.min_freed_tokens)) - gained)
-                budget //= 2  # an order decides only where there is more to choose from than is needed
-            keep = _unchangeable(scope, case) | {m.id for m in summaries}
-            if not self.spare_recent:
-                keep |= newest_results(entries)
-            excerpts, saved = clear_tools(
-                entries,
-                budget_tokens=budget if self.spare_recent else 0,
-                keep=keep,
-                counter=case.counter,
-                newer_tokens=scope.newer_tokens,
-                clearing=Clearing(
-                    order=order,
-                    enough_tokens=enough,
-                    gently=self.gently,
-                    last_resort=not self.spare_repeated,
-                    question=_newest_question(view),
-                    bound_ids=sign_bound(entries, view),
-                ),
-            )
-            if excerpts:
-                shown, after = (*summaries, *excerpts), view.tokens - saved - gained
-                yield Plan("clear_tools", limits.reason, view.tokens, after, shown=shown, turn_id=scope.turn_id)
+            first_ids = outputs_of(first_tools, scope.entries) - newest_results(scope.entries)
+            for first_only in (True, False) if first_ids else (False,):
+                plan = self._plan(case, limits, scope, first_ids, first_only=first_only)
+                if plan is not None:
+                    yield plan
+
+    def _plan(
+        self,
+        case: CompactionInput,
+        limits: Thresholds,
+        scope: _Scope,
+        first_ids: frozenset[str],
+        *,
+        first_only: bool,
+    ) -> Plan | None:
+        rules, view, entries = case.rules, case.view, scope.entries
+        summaries, gained = ((), 0) if first_only else _deferred_summaries(scope, case)
+        order, enough, budget = None, None, rules.budget_tokens
+        if rules.pruning_order != "reactive":
+            goal = case.facts.goal or _newest_question(view)
+            order = pruning_order(entries, rules.pruning_order, goal=goal, subgoals=case.facts.subgoals)
+            excess = view.tokens - limits.target_tokens
+            enough = max(0, int(max(limits.min_freed_tokens, excess + limits.min_freed_tokens)) - gained)
+            budget //= 2  # an order decides only where there is more to choose from than is needed
+        keep = _unchangeable(scope, case) | {m.id for m in summaries}
+        if not self.spare_recent:
+            keep |= newest_results(entries)
+        excerpts, saved = clear_tools(
+            entries,
+            budget_tokens=budget if self.spare_recent else 0,
+            keep=keep,
+            counter=case.counter,
+            newer_tokens=scope.newer_tokens,
+            clearing=Clearing(
+                order=order,
+                enough_tokens=enough,
+                gently=self.gently,
+                last_resort=not self.spare_repeated,
+                question=_newest_question(view),
+                bound_ids=sign_bound(entries, view),
+                excluded_tools=rules.exclude_tools,
+                first_ids=first_ids,
+                first_only=first_only,
+            ),
+        )
+        if not excerpts:
+            return None
+        shown, after = (*summaries, *excerpts), view.tokens - saved - gained
+        return Plan("clear_tools", limits.reason, view.tokens, after, shown=shown, turn_id=scope.turn_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +214,8 @@ class ShortenArguments:
         newest = _newest_caller(view)
         for scope in scopes:
             keep = _unchangeable(scope, case) | sign_bound(scope.entries, view) | {newest}
-            shown, saved = shortened_calls(scope.entries, keep=keep, counter=case.counter)
+            excluded = case.rules.exclude_tools
+            shown, saved = shortened_calls(scope.entries, keep=keep, counter=case.counter, excluded=excluded)
             if saved >= needed:
                 before = view.tokens
                 text = f"{reason} take {saved} of {case.rules.budget_tokens} tokens"
@@ -215,7 +243,12 @@ class SummarizeSpan:
             self._plan(case, limits, span_to_summarize(past, facts, rules, older=view.compressed, used_tokens=used))
         ]
         if own:
-            spans.append(self._plan_within(case, limits, span_to_summarize(own, facts, rules, older=())))
+            within = span_to_summarize(own, facts, rules, older=())
+            if outputs_of(rules.exclude_tools, own) & newest_results(own):
+                # other outputs of the newest round leave room for it when they arrive; what is never shortened may not
+                older_ids = {e.id for e in rounds_before_newest(own, facts)}
+                within = tuple(e for e in within if e.id in older_ids)
+            spans.append(self._plan_within(case, limits, within))
         if own and facts.occasion == "must_fit":
             covered = span_to_summarize(past, facts, rules, older=view.compressed, question=False)
             spans.append(self._plan(case, limits, covered))
@@ -288,8 +321,8 @@ def _scopes(case: CompactionInput) -> list[_Scope]:
 
 
 def _unchangeable(scope: _Scope, case: CompactionInput) -> frozenset[str]:
-    """Returns the ids that stay as they are; where an open turn is compacted, all that are not its own."""
-    keep = kept(scope.entries, pins=case.facts.pins)
+    """Returns the ids that stay as they are, outputs of excluded tools too; where an open turn is compacted, all but its own."""
+    keep = kept(scope.entries, pins=case.facts.pins) | outputs_of(case.rules.exclude_tools, scope.entries)
     return keep | ids_outside_turn(scope.entries, case.view) if scope.turn_id else keep
 
 

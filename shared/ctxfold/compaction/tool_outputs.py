@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
+from math import inf
 from typing import Any, cast
 
 from ctxfold.compaction.excerpts import Focus, excerpt_of
@@ -14,13 +15,14 @@ from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import OWN_REFERENCE, with_own_reference
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Opaque, Part, ReasoningPart, ToolCallPart, ToolResultPart
-from ctxfold.policy import Policy
+from ctxfold.policy import EXCERPT_TOKENS, Policy
 from ctxfold.protocols import TokenCounter
 
 __all__ = [
     "Sizing",
     "clear_tools",
     "excerpt",
+    "outputs_of",
     "repeated_outputs",
     "shortened_calls",
     "signed",
@@ -29,7 +31,6 @@ __all__ = [
 ]
 
 EXCERPT_CHARS = 160
-EXCERPT_TOKENS = 160  # least size of the excerpt of an output that is too large from the first time on
 NOTE_TOKENS = 60  # of these, for the note that says how much is left out, and where it is
 WHOLE_SHARE = 0.7  # of the free room, which an output may take whole
 SHRINK = 4  # an output that gives way keeps one part of so many, each time
@@ -51,6 +52,9 @@ class Clearing:
         last_resort: outputs of calls that were made again after their first output had been cut give way too, last.
         question: the newest question, for which excerpts keep what bears on it.
         bound_ids: messages whose calls keep their arguments, as a service checks them.
+        excluded_tools: tools whose calls keep their arguments.
+        first_ids: outputs that give way before others, however new they are.
+        first_only: nothing but these and superseded outputs gives way.
     """
 
     order: Sequence[int] | None = None
@@ -59,6 +63,22 @@ class Clearing:
     last_resort: bool = False
     question: str = ""
     bound_ids: Collection[str] = ()
+    excluded_tools: Collection[str] = ()
+    first_ids: Collection[str] = ()
+    first_only: bool = False
+
+
+def outputs_of(tools: Collection[str], entries: Iterable[Entry]) -> frozenset[str]:
+    """Returns the ids of the tool messages that hold an output of one of these tools."""
+    if not tools:
+        return frozenset()
+    names: dict[str, str] = {}  # filled in order: providers reuse call ids within a session
+    found: set[str] = set()
+    for entry in entries:
+        names.update((c.id, c.name) for c in entry.message.tool_calls)
+        if any(names.get(r.call_id) in tools for r in entry.message.tool_results):
+            found.add(entry.id)
+    return frozenset(found)
 
 
 def clear_tools(
@@ -73,7 +93,7 @@ def clear_tools(
     """Returns excerpts that replace old tool outputs and old large arguments of calls, and the tokens that they save.
 
     The newest 40,000 tokens are protected, but never more than half of the budget, so that small windows are pruned too. An output
-    whose call was made again later goes first, however new it is, and is cut to the least.
+    whose call was made again later goes first, however new it is, and is cut to the least; so does one of `Clearing.first_ids`.
     """
     clearing = clearing or Clearing()
     order = clearing.order
@@ -87,11 +107,14 @@ def clear_tools(
         old += 1
     calls = _Calls(entries)
     repeated = repeated_outputs(entries) if any(e.shown_seq for e in entries) else frozenset[str]()
+    first = calls.superseded.union(clearing.first_ids)
     outputs = range(len(entries)) if order is None else order
-    indices = [i for i in outputs if i < old or entries[i].id in calls.superseded]
+    indices = [i for i in outputs if i < old or entries[i].id in first]
     if order is not None:
         indices = [i for i in range(old) if entries[i].message.tool_calls] + indices
-    indices.sort(key=lambda i: (entries[i].id in repeated, entries[i].id not in calls.superseded))
+    if clearing.first_only:
+        indices = [i for i in indices if entries[i].id in first]
+    indices.sort(key=lambda i: (entries[i].id in repeated, entries[i].id not in first))
     stand_ins: dict[int, Message] = {}
     saved = 0
     for index in indices:
@@ -99,10 +122,10 @@ def clear_tools(
         if entry.id in keep or (entry.id in repeated and not clearing.last_resort):
             continue
         if entry.message.role == "tool":
-            least = entry.id in calls.superseded or not clearing.gently
+            least = entry.id in first or not clearing.gently
             shown = _shorter(entry, 0 if least else SHRINK, calls.focus(index, clearing.question))
         elif entry.message.tool_calls and not entry.shown_seq and entry.id not in clearing.bound_ids:
-            shown = with_short_arguments(entry.message, reference=entry.reference)
+            shown = with_short_arguments(entry.message, reference=entry.reference, excluded=clearing.excluded_tools)
         else:
             continue
         gain = entry.tokens - counter.count(shown) if shown is not entry.message else 0
@@ -160,7 +183,7 @@ class _Calls:
         for index, entry in enumerate(entries):
             message = entry.message
             calls.update((c.id, c) for c in message.tool_calls)
-            if message.role == "user" and message.kind == "message":
+            if _asks(message):
                 asked = index
             elif message.role == "tool":
                 answered = tuple(calls[r.call_id] for r in message.tool_results if r.call_id in calls)
@@ -221,14 +244,17 @@ def _cut(text: str, reference: str, max_chars: int, focus: Focus, again: bool) -
 
 
 def shortened_calls(
-    entries: Sequence[Entry], *, keep: Collection[str], counter: TokenCounter
+    entries: Sequence[Entry], *, keep: Collection[str], counter: TokenCounter, excluded: Collection[str] = ()
 ) -> tuple[tuple[Message, ...], int]:
-    """Returns stand-ins for all messages whose calls have large arguments, and the tokens that they save."""
+    """Returns stand-ins for all messages whose calls have large arguments, and the tokens that they save.
+
+    Calls of the tools in `excluded` keep theirs.
+    """
     stand_ins: list[Message] = []
     saved = 0
     for entry in entries:
         if entry.message.tool_calls and not entry.shown_seq and entry.id not in keep:
-            shown = with_short_arguments(entry.message, reference=entry.reference)
+            shown = with_short_arguments(entry.message, reference=entry.reference, excluded=excluded)
             gain = entry.tokens - counter.count(shown) if shown is not entry.message else 0
             if gain >= MIN_SAVED_TOKENS:
                 stand_ins.append(shown)
@@ -236,15 +262,16 @@ def shortened_calls(
     return tuple(stand_ins), saved
 
 
-def with_short_arguments(message: Message, *, reference: str) -> Message:
+def with_short_arguments(message: Message, *, reference: str, excluded: Collection[str] = ()) -> Message:
     """Returns the message with the long texts in the arguments of its calls shortened; the message itself where there are none.
 
     The arguments stay an object with the same fields and types. Copies of them that a framework keeps beside are replaced too.
+    Calls of the tools in `excluded` stay as they are.
     """
     shortened: dict[int, ToolCallPart] = {}
     copies: list[tuple[ToolCallPart, ToolCallPart]] = []
     for index, part in enumerate(message.parts):
-        if isinstance(part, ToolCallPart) and len(part.arguments) >= ARGUMENT_CHARS:
+        if isinstance(part, ToolCallPart) and len(part.arguments) >= ARGUMENT_CHARS and part.name not in excluded:
             arguments = part.parsed()
             shorter = None if arguments is None else _shortened(arguments, reference)
             if shorter is not None and shorter != arguments:
@@ -342,6 +369,7 @@ def sized(
     An output that fits the free room is shown whole, and so is one that takes no more than `tool_result_ratio` of the budget, for
     which older ones give way. Of any other, the first time already, an excerpt is shown, as a later cut would break the prefix. It
     has the share of the room that the output's size and the number of excerpts before it leave, but at least `excerpt_ratio`.
+    Outputs of `exclude_tools` are shown whole, and `ToolRule.excerpt_tokens` limits those of its tool.
     """
     if not any(m.role == "tool" for m in messages):
         return [(m, None) for m in messages]
@@ -360,6 +388,7 @@ class _Arrivals:
         self._round = 0 if after is None else round_tokens(after.view.turn or after.view.live)
         self._next_number = 1 + next((e.number for e in self._stored() if e.number), 0)
         self._excerpts: int | None = None  # since the newest question, counted when that is needed first
+        self._most = {r.tool: r.excerpt_tokens for r in rules.tool_rules if r.excerpt_tokens is not None}
 
     def pairs(self, messages: Sequence[Message]) -> list[tuple[Message, Message | None]]:
         pairs: list[tuple[Message, Message | None]] = []
@@ -367,7 +396,7 @@ class _Arrivals:
             shown = None
             if message.role == "assistant":
                 self._round = 0
-            elif message.role == "user" and message.kind == "message":
+            elif _asks(message):
                 self._excerpts = 0
             tokens = self._count(message)
             if message.role == "tool":
@@ -381,15 +410,20 @@ class _Arrivals:
 
     def _shown(self, message: Message, tokens: int, before: Sequence[Message]) -> Message | None:
         rules = self._rules
+        tools = self._tools(message, before) if rules.exclude_tools or self._most else frozenset[str]()
+        if not tools.isdisjoint(rules.exclude_tools):
+            return None
+        most = min((float(self._most[t]) for t in tools if t in self._most), default=inf)
         room = max(0, rules.budget_tokens - self._used)
         single = self._single
         in_round = max(0, max(rules.budget_tokens // 2, int(WHOLE_SHARE * (room + self._round))) - self._round)
-        if tokens <= min(single, in_round):
+        if tokens <= min(single, in_round, most):
             return None
         excerpts = self._excerpts_before()
         share = WHOLE_SHARE * room / (1 + excerpts) ** 1.5
-        self._excerpts = excerpts + 1
-        if tokens <= min(share, in_round):
+        if tools.isdisjoint(self._most):
+            self._excerpts = excerpts + 1
+        if tokens <= min(share, in_round, most):
             return None
         # the larger an output, the less of it: what is left out is read in pages anyway. The second term falls off steeply: it only
         # keeps an output just above the limit from being shown very differently from one just below
@@ -397,10 +431,10 @@ class _Arrivals:
             share * min(1.0, share / tokens) ** 0.5, single * min(1.0, single / tokens) ** (2 + excerpts)
         )
         least = max(EXCERPT_TOKENS, int(rules.excerpt_ratio * rules.budget_tokens))
-        target = min(in_round, max(least, int(in_proportion)))
-        return self._fitting(message, tokens, target, self._focus(message, before))
+        target = int(min(in_round, most, max(least, int(in_proportion))))
+        return self._fitting(message, tokens, target, self._focus(message, before), most=most)
 
-    def _fitting(self, message: Message, tokens: int, target: int, focus: Focus) -> Message:
+    def _fitting(self, message: Message, tokens: int, target: int, focus: Focus, *, most: float) -> Message:
         most_chars = max(80, _chars(message, tokens, target - NOTE_TOKENS))
         shown = excerpt(message, reference=OWN_REFERENCE, max_chars=most_chars, focus=focus)
         needed = self._count(shown)
@@ -408,22 +442,36 @@ class _Arrivals:
             # what is chosen is denser than the whole
             most_chars = max(80, most_chars * (target - NOTE_TOKENS) // max(1, needed - NOTE_TOKENS))
             shown = excerpt(message, reference=OWN_REFERENCE, max_chars=most_chars, focus=focus)
+        while most_chars > 80 and self._count(shown) > most:
+            most_chars = max(80, most_chars * 3 // 4)
+            shown = excerpt(message, reference=OWN_REFERENCE, max_chars=most_chars, focus=focus)
         return shown
 
     def _excerpts_before(self) -> int:
-        """Returns how many outputs since the newest question are excerpts, or larger than what is always shown whole."""
+        """Returns how many outputs since the newest question are excerpts, or larger than what is always shown whole.
+
+        Outputs of tools with a limit of their own do not count: what others may take does not depend on that limit.
+        """
         if self._excerpts is None:
-            self._excerpts = 0
-            for entry in self._stored():
-                if entry.message.role == "user" and entry.message.kind == "message":
-                    break
-                large = entry.shown_seq or entry.tokens > self._single
-                self._excerpts += bool(large) and entry.message.role == "tool"
+            since = list(takewhile(lambda e: not _asks(e.message), self._stored()))
+            limited = outputs_of(self._most, reversed(since))
+            large = (e for e in since if e.shown_seq or e.tokens > self._single)
+            self._excerpts = sum(e.message.role == "tool" and e.id not in limited for e in large)
         return self._excerpts
 
     def _stored(self) -> Iterator[Entry]:
         view = self._view
         return iter(()) if view is None else chain(reversed(view.turn), reversed(view.live))
+
+    def _tools(self, message: Message, before: Sequence[Message]) -> frozenset[str]:
+        """Returns the names of the tools whose outputs a message holds; where a call is not at hand, as the output names it."""
+        waiting = {r.call_id: r.name or "" for r in message.tool_results}
+        found: list[str] = []
+        for each in chain(reversed(before), (e.message for e in self._stored())):
+            found += [c.name for c in each.tool_calls if waiting.pop(c.id, None) is not None]
+            if not waiting or _asks(each):
+                break
+        return frozenset((*found, *waiting.values()))
 
     def _focus(self, message: Message, before: Sequence[Message]) -> Focus:
         waiting = {r.call_id for r in message.tool_results}
@@ -431,10 +479,14 @@ class _Arrivals:
         for each in chain(reversed(before), (e.message for e in self._stored())):
             calls += [c for c in each.tool_calls if c.id in waiting]
             waiting -= {c.id for c in each.tool_calls}
-            if each.role == "user" and each.kind == "message":
+            if _asks(each):
                 question = each.text
                 break
         return Focus(question, "\n".join(map(_values, calls)))
+
+
+def _asks(message: Message) -> bool:
+    return message.role == "user" and message.kind == "message"
 
 
 def _chars(message: Message, tokens: int, target_tokens: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ctxfold.compaction.summarize import Summary, summarize
+from ctxfold.compaction.tool_outputs import outputs_of
 from ctxfold.effects import Flow, Start, StoreCall, TakeLease
 from ctxfold.errors import StoreError
 from ctxfold.events import OutputsPrepared
@@ -183,6 +184,7 @@ def _waiting(open_session: OpenSession, view: View) -> list[_Pair]:
     }
     entries: Sequence[Entry] = (*view.live, *view.turn)
     known |= kept(entries, pins=tuple(open_session.state.pins))
+    known |= outputs_of(open_session.rules().exclude_tools, entries)
     pairs = [p for p in _pairs(entries) if not p.result.shown_seq and p.result.id not in known]
     return [p for p in pairs if p.result.tokens >= OUTPUT_TOKENS][:-SPARED_PAIRS]
 

@@ -37,7 +37,7 @@ from ctxfold.retrieval.bm25 import ranked
 from ctxfold.retrieval.recall import document, documents, size_of, taken_out
 from ctxfold.session_state import OpenSession, append_decided, closing_draft, draft, known_records, refresh
 
-__all__ = ["Hit", "documents_of", "fork", "origins_of", "restore", "search"]
+__all__ = ["Hit", "documents_of", "excerpt_of", "fork", "origins_of", "restore", "search"]
 
 EXCERPT_CHARS = 240
 PROBE = 4_096  # hits of each term: somebody waits for this answer, and it may take longer than what each turn recalls
@@ -46,13 +46,18 @@ CHUNK = 256  # records read at once while looking for the rest of a tool round
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Holds a message that matches a query. `reference` (`#17`) reads the original back; `excerpt` is its best sentence."""
+    """Holds a message that matches a query. `reference` (`#17`) reads the original back; `excerpt` is its best sentence.
+
+    `session` is where it was said, and `at_s` when it was stored, in Unix time.
+    """
 
     message_id: str
     reference: str
     role: Role
     score: float
     excerpt: str
+    session: str = ""
+    at_s: float = 0.0
 
 
 def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]:
@@ -71,18 +76,19 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
     for start in range(0, len(ranking), 4 * limit):
         scores = dict(ranking[start : start + 4 * limit])
         records = yield from StoreCall(Store.fetch, open_session.key, tuple(scores))
-        stored_messages = {r.seq: (r.number, m) for r in records if (m := stored_message(r)) is not None}
+        stored_messages = {r.seq: (r, m) for r in records if (m := stored_message(r)) is not None}
         for seq, score in scores.items():
-            number, message = stored_messages.get(seq, (0, None))
-            if message is not None and message.id not in hits:
-                excerpt = yield from off_loop(partial(_excerpt, message, weights), size_of(message))
-                hits[message.id] = Hit(message.id, f"#{number}", message.role, score, excerpt)
+            if seq in stored_messages and (message := stored_messages[seq][1]).id not in hits:
+                excerpt = yield from off_loop(partial(excerpt_of, message, weights), size_of(message))
+                reference, at_s = f"#{stored_messages[seq][0].number}", stored_messages[seq][0].at_s
+                session = open_session.key.session
+                hits[message.id] = Hit(message.id, reference, message.role, score, excerpt, session, at_s)
         if len(hits) >= limit:
             break
     return tuple(hits.values())[:limit]
 
 
-def _excerpt(message: Message, weights: Mapping[str, float]) -> str:
+def excerpt_of(message: Message, weights: Mapping[str, float]) -> str:
     """Returns the sentence (or the tool call) that holds most of the query, cut to fit a line."""
     texts = [*sentences(message.text), *(f"{c.name}({c.arguments})" for c in message.tool_calls)]
     best = max(texts, key=lambda text: sum(weights.get(t, 0.0) for t in term_counts(text)), default="")

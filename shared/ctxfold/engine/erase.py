@@ -14,7 +14,7 @@ from ctxfold.compaction.summarize import as_message, summarize
 from ctxfold.effects import Flow, StoreCall
 from ctxfold.engine.archive import origins_of
 from ctxfold.engine.engine import Engine
-from ctxfold.errors import ConfigError, HeadMovedError, MessageErasedError, MessageError, StoreUnavailableError
+from ctxfold.errors import HeadMovedError, MessageErasedError, MessageError, StoreUnavailableError
 from ctxfold.events import MessagesErased
 from ctxfold.history.edits import PROMPT_ID
 from ctxfold.history.log import SessionState
@@ -48,7 +48,7 @@ from ctxfold.messages import Message
 from ctxfold.policy import Policy
 from ctxfold.protocols import Ports, Rewrite, Store
 from ctxfold.session_state import OpenSession, closing_draft, draft
-from ctxfold.validation import kind_of
+from ctxfold.validation import moment
 
 __all__ = [
     "Age",
@@ -306,27 +306,13 @@ def erase(engine: Engine, open_session: OpenSession, references: Sequence[str]) 
 
 def erase_older_than(engine: Engine, open_session: OpenSession, age: Age) -> Flow[Erasure]:
     """Erases messages from before a moment, or older than a span of time; the session's own system prompts stay."""
-    before_s = _moment(age, engine.ports.clock.now_s())
+    before_s = moment("age", age, engine.ports.clock.now_s())
 
     def chosen(records: Sequence[Record]) -> frozenset[str]:
         old = [i for i, r in first_records(records).items() if r.at_s < before_s and not i.startswith(PROMPT_ID)]
         return with_tool_rounds(records, old)
 
     return (yield from _erased(engine, open_session.key, chosen))
-
-
-def _moment(age: object, now_s: float) -> float:
-    if isinstance(age, timedelta):
-        if age < timedelta(0):
-            raise ConfigError(
-                f"age {age} lies in the future: give how old a message must be, such as timedelta(days=30)"
-            )
-        return now_s - age.total_seconds()
-    if not isinstance(age, datetime):
-        raise ConfigError(f"age is {kind_of(age)}: give timedelta(days=30), or a datetime with a time zone")
-    if age.tzinfo is None:
-        raise ConfigError(f"{age.isoformat()} has no time zone: give datetime(..., tzinfo=...)")
-    return age.timestamp()
 
 
 def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:

@@ -14,6 +14,7 @@ from ctxfold.compaction.goal import refresh_goal
 from ctxfold.compaction.plan import Occasion
 from ctxfold.compaction.steps import ARGUMENT_RATIO
 from ctxfold.compaction.strategy import Strategy, SummarizerStrategy
+from ctxfold.compaction.tool_outputs import outputs_of
 from ctxfold.compaction.tool_summaries import prepare_pairs
 from ctxfold.effects import Flow, Start, StoreQuery
 from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError
@@ -604,16 +605,39 @@ def _rounds_after(question: Message, view: View) -> int:
 
 
 def _too_large(view: View, extra: int, rules: Policy) -> MessageTooLargeError | None:
-    """Returns the error for a newest user message that does not fit even alone, None when it fits."""
+    """Returns the error for a newest user message, or an output that is never shortened, that does not fit even alone."""
     question = newest_user(view)
     newest = next((e for e in view if question is not None and e.id == question.id), None)
     alone = sum(e.tokens for e in view.system) + extra + (newest.tokens if newest else 0)
     if newest is None or alone <= rules.budget_tokens:
-        return None
+        return _excluded_too_large(view, alone, rules) if rules.exclude_tools else None
     return MessageTooLargeError(
         f"the newest user message {newest.id!r} has {newest.tokens} tokens; with system prompt and tools it takes {alone} "
         f"of {rules.budget_tokens} that the window of {rules.context_window} has for the prompt: shorten it, or raise "
         "context_window"
+    )
+
+
+def _excluded_too_large(view: View, fixed_tokens: int, rules: Policy) -> MessageTooLargeError | None:
+    """Returns the error for a newest round that does not fit, and that outputs of `exclude_tools` keep from being shortened.
+
+    `fixed_tokens` are those of the system prompts, the newest user message and what else the request holds.
+    """
+    newest: list[Entry] = []
+    for entry in chain(reversed(view.turn), reversed(view.live)):
+        newest.append(entry)
+        if entry.message.role != "tool":
+            break
+    excluded_ids = outputs_of(rules.exclude_tools, reversed(newest))
+    needed = fixed_tokens + sum(e.tokens for e in newest)
+    if not excluded_ids or needed <= rules.budget_tokens:
+        return None
+    largest = max((e for e in newest if e.id in excluded_ids), key=lambda e: e.tokens)
+    return MessageTooLargeError(
+        f"the tool output {largest.id!r} has {largest.tokens} tokens and is shown whole, because its tool is in exclude_tools; "
+        f"with system prompt, tools and question, the newest calls and their outputs take {needed} of {rules.budget_tokens} that "
+        f"the window of {rules.context_window} has for the prompt: let the tool return less, take it out of exclude_tools before "
+        "it is called, or raise context_window"
     )
 
 

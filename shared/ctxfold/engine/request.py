@@ -148,19 +148,21 @@ def build_request(
     """Returns the request that shows the model this window, with the marks by which a backend sets its cache points."""
     stored = [entry.message for entry in window.view]
     messages = place_scratch(stored, Scratch(options.scratch or "", scratch_role), window.recalled)
-    unbound = [index for index, entry in enumerate(window.view) if entry.seq <= open_session.unbound_seq]
-    unbound_before = unbound[-1] + 1 if unbound else 0
+    unbound_before = _up_to(window, open_session.unbound_seq)
+    refused_before = _up_to(window, open_session.refused_seq)
     # passages and scratch are among the last three: passages, question, scratch
     last = range(max(0, len(messages) - 3), len(messages))
     stable = next((i for i in last if messages[i].id in (SCRATCH_ID, PASSAGES_ID)), len(messages))
     if rules.alternating_roles:
         unbound_before = len(alternating(messages[:unbound_before]))
+        refused_before = len(alternating(messages[:refused_before]))
         stable_messages, messages = alternating(messages[:stable]), alternating(messages)
         # the last of them is not stable where the scratch has joined it
         stable = sum(one == other for one, other in zip(stable_messages, messages, strict=False))
     return Request(
         messages=messages,
         unbound_before=unbound_before,
+        refused_before=refused_before,
         stable_messages=stable,
         cache_key=hashlib.sha256(repr(open_session.key).encode()).hexdigest()[:32],
         tools=options.tools,
@@ -172,6 +174,11 @@ def build_request(
         model=options.model,
         extra=options.extra,
     )
+
+
+def _up_to(window: Window, seq: int) -> int:
+    """Returns the number of leading messages up to the last one that is no newer than the record `seq`."""
+    return max((index + 1 for index, entry in enumerate(window.view) if entry.seq <= seq), default=0)
 
 
 def note_prefix(

@@ -404,6 +404,7 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     recalled_tokens = counter.count_text(window.recalled) if window.recalled else 0
     tokens = window.view.tokens + overhead_tokens + recalled_tokens
     open_session.sent_counts[turn_id] = (attempt.model, tokens)
+    open_session.recalled_tokens.put(turn_id, max(recalled_tokens, open_session.recalled_tokens.get(turn_id) or 0))
     if engine.events:
         reading = gauge(open_session, open_session.with_new_view(stage), counter, auto_compact=options.auto_compact)
         engine.events.emit(replace(reading, used_tokens=tokens))
@@ -427,9 +428,10 @@ def _send_with_recovery(
     try:
         return (yield from send(request))
     except BackendError as error:
-        if error.kind == "reasoning_replay" and capabilities_of(engine.ports.backend).binds_reasoning:
-            # reasoning that the provider binds to what stood before it: sent without, once; other rows would send the same again
-            open_session.unbound_seq = open_session.state.head
+        abilities = capabilities_of(engine.ports.backend)
+        if error.kind == "reasoning_replay" and (abilities.binds_reasoning or abilities.reasoning_optional):
+            # reasoning that the provider can do without: sent without, once; other rows would send the same again
+            open_session.unbound_seq = open_session.refused_seq = open_session.state.head
             return (yield from send((yield from _next_request(engine, attempt, options))))
         if error.kind != "context_overflow":
             raise
@@ -477,7 +479,7 @@ def _learn_limit(engine: Engine, attempt: TurnAttempt, options: Options, error: 
         estimated=open_session.sent_counts.get(attempt.turn_id, (model, 0))[1],
         requested=error.requested_tokens,
         limit=error.limit_tokens,
-        max_tokens=options.max_tokens or 0,
+        max_tokens=error.reply_tokens or options.max_tokens or 0,
     )
     if learnt is not None:
         yield from append(open_session, (draft(engine.ports, learnt),), engine.ports)
@@ -528,10 +530,12 @@ def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Messa
 
 
 def _calibration_drafts(engine: Engine, open_session: OpenSession, turn_id: str, reply: Message) -> list[Draft]:
-    """Returns what the reply's usage teaches about our counts. A prompt that the server cut is reported, and teaches nothing."""
+    """Returns what the reply's usage teaches about our counts. A prompt that the server cut or shortened teaches nothing."""
     model, estimated = open_session.sent_counts.pop(turn_id, (open_session.model, 0))
     open_session.model = model
     reported = reply.usage.input_tokens if reply.usage else 0
+    if open_session.provider_compacts and reported < estimated:
+        return []  # the service counted what it had left of the prompt
     known = open_session.state.calibrations.get(model)
     cuts = capabilities_of(engine.ports.backend).truncates_silently
     if cuts and was_truncated(known, estimated=estimated, reported=reported):

@@ -161,7 +161,19 @@ def _cause(before: _Sent, now: _Sent) -> str:
         return "compaction"
     if now.edits != before.edits:
         return "edit"
-    return "aborted_turn" if before.dropped else "concurrent_turn"
+    if before.dropped:
+        return "aborted_turn"
+    return "concurrent_turn" if _continues(before.view, now.view) else "recall"
+
+
+def _continues(old: View, new: View) -> bool:
+    """Returns True when the new live messages begin with all the old ones.
+
+    Without a compaction or an edit they always do, unless some gave way to recalled passages in one of the two requests.
+    """
+    if len(new.live) < len(old.live):
+        return False
+    return all(a.version == b.version for a, b in zip(old.live, new.live, strict=False))
 
 
 def _grew(old: View, new: View) -> bool:

@@ -4,56 +4,60 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Any, TypeAlias
 
-__all__ = ["archive_html", "page", "timeline_html", "window_html"]
+from ctxfold.inspect.chart import CHART_STYLE, COLOURS, NAMES, chart_html
+
+__all__ = ["body", "page", "window_html"]
 
 Row: TypeAlias = Mapping[str, Any]
 
-COLOURS = {
-    "system": "#6b7280",
-    "summary": "#b45309",
-    "section": "#7c3aed",
-    "live": "#2563eb",
-    "beside": "#0f766e",
-    "free": "transparent",
-    "reply": "#d1d5db",
-}
-NAMES = {
-    "system": "system prompts",
-    "summary": "summaries",
-    "section": "sections",
-    "live": "conversation",
-    "beside": "tools and the like",
-    "free": "free",
-    "reply": "kept for the reply",
-}
-STYLE = """
-.ctxfold{font:14px/1.45 system-ui,sans-serif;max-width:72rem}
-.ctxfold table{border-collapse:collapse;width:100%;margin:.5rem 0}
-.ctxfold th,.ctxfold td{text-align:left;padding:.15rem .6rem .15rem 0;border-bottom:1px solid #8884;vertical-align:top}
-.ctxfold td.n,.ctxfold th.n{text-align:right;font-variant-numeric:tabular-nums}
-.ctxfold .bar{display:flex;height:1.4rem;border:1px solid #888;border-radius:3px;overflow:hidden}
-.ctxfold .key{margin-right:1rem;white-space:nowrap}
-.ctxfold .key i{display:inline-block;width:.8em;height:.8em;border:1px solid #888;margin-right:.3em}
-.ctxfold details{border-bottom:1px solid #8884;padding:.15rem 0}
-.ctxfold pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:.3rem 0 .3rem 1rem}
-.ctxfold input{font:inherit;width:24rem;max-width:100%}
-.ctxfold .undone{opacity:.55;text-decoration:line-through}
+UNFOLDED_STEPS = 20
+
+STYLE = f"""
+.ctxfold{{font:14px/1.45 system-ui,sans-serif;max-width:72rem;overflow-wrap:anywhere}}
+.ctxfold table{{border-collapse:collapse;width:100%;margin:.5rem 0}}
+.ctxfold th,.ctxfold td{{text-align:left;padding:.15rem .6rem .15rem 0;border-bottom:1px solid #8884;vertical-align:top}}
+.ctxfold td.n,.ctxfold th.n{{text-align:right;font-variant-numeric:tabular-nums}}
+.ctxfold .wide td{{white-space:nowrap}}
+.ctxfold .bar{{display:flex;height:1.4rem;border:1px solid #888;border-radius:3px;overflow:hidden}}
+.ctxfold .key{{margin-right:1rem;display:inline-block}}
+.ctxfold .key i,.ctxfold .m i{{display:inline-block;width:.8em;height:.8em;border:1px solid #888;margin-right:.3em}}
+.ctxfold .m{{border-bottom:1px solid #8884;padding:.15rem 0}}
+.ctxfold .m small{{opacity:.75;margin-left:.4em}}
+.ctxfold summary{{cursor:pointer}}
+.ctxfold pre{{white-space:pre-wrap;margin:.3rem 0 .3rem 1rem;font-size:.95em}}
+.ctxfold .find{{position:sticky;top:0;background:Canvas;padding:.4rem 0;z-index:1}}
+.ctxfold input{{font:inherit;width:24rem;max-width:100%}}
+.ctxfold .undone{{opacity:.55;text-decoration:line-through}}
+.ctxfold .pair{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:0 1.5rem;margin:.6rem 0;
+border:1px solid #8886;border-radius:4px;padding:0 .8rem .6rem}}
+.ctxfold .pair>div{{max-height:36rem;overflow:auto}}
+.ctxfold h3{{margin:1.6rem 0 .4rem}}
+.ctxfold h4{{margin:.6rem 0 .3rem}}
+{CHART_STYLE}"""
+PAGE_STYLE = """
+:root{color-scheme:light dark}
+body{margin:0 auto;padding:0 1rem 2rem;max-width:72rem;background:Canvas;color:CanvasText}
 """
-# words of the search box, or of the address (#q=locker), against the text of each message
+# words of the search box, or of the address (#q=locker), against the text of each message; those of the window are not
+# counted again
 SCRIPT = """
 for (const box of document.querySelectorAll(".ctxfold input[type=search]")) {
-  const list = box.closest("section"), told = list.querySelector("output");
+  const list = box.closest(".ctxfold"), told = list.querySelector("output");
   const search = () => {
     const words = box.value.toLowerCase().split(/\\s+/).filter(Boolean);
     let found = 0;
-    for (const one of list.querySelectorAll("details")) {
-      one.hidden = !words.every(word => one.textContent.toLowerCase().includes(word));
-      found += !one.hidden;
+    for (const one of list.querySelectorAll("details.m")) {
+      const text = one.textContent.toLowerCase();
+      one.hidden = !words.every(word => text.includes(word));
+      found += !one.hidden && one.closest(".all") !== null;
+    }
+    for (const pair of list.querySelectorAll(".pair")) {
+      pair.hidden = !pair.querySelector("details.m:not([hidden])");
     }
     told.value = words.length ? `${found} found` : "";
   };
@@ -66,10 +70,50 @@ for (const box of document.querySelectorAll(".ctxfold input[type=search]")) {
 
 def window_html(report: Row) -> str:
     """Returns the window of an explanation: a stacked bar of its zones, its blocks, and the prefix breaks."""
-    return f'<div class="ctxfold"><style>{STYLE}</style>{_window(report)}</div>'
+    return f'<div class="ctxfold"><style>{STYLE}</style>{_head(report)}{_window(report, ())}</div>'
 
 
-def _window(report: Row) -> str:
+def page(report: Row) -> str:
+    """Returns one self-contained HTML document; its policy allows no script but its own."""
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    title = escape(f"ctxfold: {report['window']['session']}")
+    box = (
+        '<p class="find"><input type="search" aria-label="search messages" placeholder="search messages">'
+        " <output></output></p>"
+    )
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><title>{title}</title>'
+        f"<style>{PAGE_STYLE}</style></head><body>{body(report, search=box)}<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def body(report: Row, *, search: str = "") -> str:
+    """Returns an inspection as a piece of HTML; `search` is the box of the page whose script serves it."""
+    window = report["window"]
+    return (
+        f'<div class="ctxfold"><style>{STYLE}</style>{_head(window)}{search}'
+        f"<h3>Over time</h3>{chart_html(report['turns'], window['budget_tokens'])}"
+        f"<h3>The window now</h3>{_window(window, report['shown'])}"
+        f"<h3>What happened</h3>{_timeline(report['timeline'])}"
+        f'<h3>All messages</h3><section class="all">{_archive(report)}</section></div>'
+    )
+
+
+def _head(report: Row) -> str:
+    head = (
+        f"{report['used_tokens']:,} of {report['budget_tokens']:,} tokens used, window {report['context_window']:,}, "
+        f"epoch {report['epoch']}, {report['compactions']} compactions"
+    )
+    if report.get("gauge"):
+        head += f"; {report['gauge']['forecast']}"
+    return f"<h3>Session {escape(report['session'])}</h3><p>{escape(head)}</p>"
+
+
+def _window(report: Row, shown: Sequence[str]) -> str:
+    """Returns the window in the order in which it is sent; `shown` are the whole texts of its blocks, or nothing."""
     parts = _shares(report)
     total = max(1, sum(parts.values()))
     bar = "".join(
@@ -83,16 +127,13 @@ def _window(report: Row) -> str:
         for zone, tokens in parts.items()
         if tokens
     )
-    head = (
-        f"{report['used_tokens']:,} of {report['budget_tokens']:,} tokens used, window {report['context_window']:,}, "
-        f"epoch {report['epoch']}, {report['compactions']} compactions"
-    )
-    if report.get("gauge"):
-        head += f"; {report['gauge']['forecast']}"
     label = f"{report['used_tokens']} of {report['budget_tokens']} tokens"
+    blocks = "".join(
+        _block(block, report["now_s"], shown[place] if place < len(shown) else None)
+        for place, block in enumerate(report["blocks"])
+    )
     return (
-        f"<h3>Session {escape(report['session'])}</h3><p>{head}</p>"
-        f'<div class="bar" role="img" aria-label="{label}">{bar}</div><p>{keys}</p>{_blocks(report)}{_prefix(report["prefix"])}'
+        f'<div class="bar" role="img" aria-label="{label}">{bar}</div><p>{keys}</p>{blocks}{_prefix(report["prefix"])}'
     )
 
 
@@ -107,21 +148,21 @@ def _shares(report: Row) -> dict[str, int]:
     return {**zones, "beside": beside, "free": free, "reply": max(0, int(report["context_window"]) - budget)}
 
 
-def _blocks(report: Row) -> str:
-    rows = (
-        (
-            b["zone"],
-            b["role"],
-            _number(b["tokens"]),
-            b["reference"],
-            _age(report["now_s"], b["at_s"]),
-            b["why"],
-            b["source"],
-            b["preview"],
-        )
-        for b in report["blocks"]
+def _block(block: Row, now_s: float, text: str | None) -> str:
+    facts = (
+        f"{block['tokens']:,} tokens",
+        block["reference"],
+        _age(now_s, block["at_s"]),
+        block["why"],
+        block["source"],
     )
-    return _table(("zone", "role", "tokens", "", "age", "why", "source", "message"), rows, numbers=(2,))
+    line = (
+        f'<i style="background:{COLOURS[block["zone"]]}" title="{NAMES[block["zone"]]}"></i><b>{escape(block["role"])}</b> '
+        f"{escape(block['preview'])}<small>{escape(', '.join(f for f in facts if f))}</small>"
+    )
+    if text is None:
+        return f'<div class="m">{line}</div>'
+    return f'<details class="m"><summary>{line}</summary><pre>{escape(text)}</pre></details>'
 
 
 def _prefix(prefix: Row) -> str:
@@ -134,7 +175,7 @@ def _prefix(prefix: Row) -> str:
     )
 
 
-def timeline_html(steps: Sequence[Row]) -> str:
+def _timeline(steps: Sequence[Row]) -> str:
     """Returns the changes of the window, oldest first; undone ones are struck through."""
     if not steps:
         return "<p>Nothing has been compacted or edited yet.</p>"
@@ -144,59 +185,45 @@ def timeline_html(steps: Sequence[Row]) -> str:
         for step in steps
     )
     head = '<tr><th>when (UTC)</th><th>what</th><th class="n">tokens</th><th></th></tr>'
-    return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    return (
+        table
+        if len(steps) <= UNFOLDED_STEPS
+        else f"<details><summary>{len(steps):,} changes</summary>{table}</details>"
+    )
 
 
 def _change(step: Row) -> str:
     return f"{step['tokens_before']:,} &rarr; {step['tokens_after']:,}" if step["tokens_before"] else ""
 
 
-def archive_html(messages: Sequence[Row], left_out: int) -> str:
-    """Returns every message, folded, with a box that searches them."""
+def _archive(report: Row) -> str:
+    """Returns every message, folded: those that a summary of the window stands for beside it, then the others."""
+    messages: Sequence[Row] = report["messages"]
+    left_out = report["left_out"]
+    sources: dict[str, list[Row]] = {}
+    for message in messages:
+        sources.setdefault(message["summary"], []).append(message)
+    blocks = zip(report["window"]["blocks"], report["shown"], strict=True)
+    pairs = "".join(_pair(text, block, sources.pop(block["id"])) for block, text in blocks if block["id"] in sources)
+    rest = "".join(_message(m) for remaining in sources.values() for m in remaining)
     more = f"<p>The oldest {left_out:,} messages are left out.</p>" if left_out else ""
-    items = "".join(
-        f"<details><summary>{escape(m['reference'])} {escape(m['role'])}, {escape(m['where'])}: {escape(m['preview'])}</summary>"
-        f"<pre>{escape(m['text'])}</pre></details>"
-        for m in messages
-    )
-    box = '<p><input type="search" aria-label="search" placeholder="search messages"> <output></output></p>'
-    return f"<section>{box}{more}{items}</section>"
+    return f"{more}{pairs}{rest}"
 
 
-def page(report: Row) -> str:
-    """Returns one self-contained HTML document; its policy allows no script but its own."""
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    title = escape(f"ctxfold: {report['window']['session']}")
+def _pair(text: str, block: Row, sources: Sequence[Row]) -> str:
+    count = f"{len(sources)} message{'' if len(sources) == 1 else 's'}"
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
-        f'<meta name="viewport" content="width=device-width"><title>{title}</title></head>'
-        f"<body>{body(report)}<script>{SCRIPT}</script></body></html>\n"
+        f'<div class="pair"><div tabindex="0"><h4>Summary, {block["tokens"]:,} tokens</h4><pre>{escape(text)}</pre></div>'
+        f'<div tabindex="0"><h4>stands for {count}</h4>{"".join(map(_message, sources))}</div></div>'
     )
 
 
-def body(report: Row) -> str:
-    """Returns an inspection as a piece of HTML."""
+def _message(message: Row) -> str:
     return (
-        f'<div class="ctxfold"><style>{STYLE}</style>{_window(report["window"])}'
-        f"<h3>What happened</h3>{timeline_html(report['timeline'])}"
-        f"<h3>All messages</h3>{archive_html(report['messages'], report['left_out'])}</div>"
+        f'<details class="m"><summary>{escape(message["reference"])} {escape(message["role"])}, {escape(message["where"])}: '
+        f"{escape(message['preview'])}</summary><pre>{escape(message['text'])}</pre></details>"
     )
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int]) -> str:
-    marks = ['class="n"' if i in numbers else "" for i in range(len(heads))]
-    head = "".join(f"<th {mark}>{escape(h)}</th>" for h, mark in zip(heads, marks, strict=True))
-    lines = "".join(
-        f"<tr>{''.join(f'<td {mark}>{escape(cell)}</td>' for cell, mark in zip(row, marks, strict=True))}</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
-
-
-def _number(value: int) -> str:
-    return f"{value:,}"
 
 
 def _moment(at_s: float) -> str:

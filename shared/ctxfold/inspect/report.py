@@ -31,6 +31,7 @@ from ctxfold.history.sections import section_note
 from ctxfold.history.snapshot import stored_message
 from ctxfold.inspect.explain import Explanation, explain
 from ctxfold.inspect.html import body, page
+from ctxfold.inspect.turns import TurnFigures, turn_figures
 from ctxfold.messages import Message
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession
@@ -55,7 +56,10 @@ class TimelineEntry:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message as it was stored, and its place now; `reference` reads it back."""
+    """A message as it was stored, and its place now; `reference` reads it back.
+
+    `summary` is the id of the summary in the window that stands for it, "" for one that none does.
+    """
 
     reference: str
     id: str
@@ -63,6 +67,7 @@ class Stored:
     where: str
     at_s: float
     text: str
+    summary: str = ""
 
     @property
     def preview(self) -> str:
@@ -74,13 +79,16 @@ class Stored:
 class Inspection:
     """The report on a session: print it, call `to_dict()`, show it in a notebook, or write `page()` to a file.
 
-    `messages` are the newest ones, oldest first; `left_out` is how many came before them.
+    `messages` are the newest ones, oldest first; `left_out` is how many came before them. `turns` has the figures of each turn.
+    `shown` is the text of each block of `window`, as the model sees it. Long texts are cut, and say so.
     """
 
     window: Explanation
     timeline: tuple[TimelineEntry, ...]
     messages: tuple[Stored, ...]
     left_out: int = 0
+    turns: tuple[TurnFigures, ...] = ()
+    shown: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
@@ -89,7 +97,7 @@ class Inspection:
         return data
 
     def page(self) -> str:
-        """Returns one self-contained HTML document with a search over all messages."""
+        """Returns one self-contained HTML document: chart, window, summaries beside their sources, and a search."""
         return page(self.to_dict())
 
     def _repr_html_(self) -> str:
@@ -108,10 +116,18 @@ class Inspection:
 def inspect(open_session: OpenSession, ports: Ports, gauge: WindowGauge | None = None) -> Flow[Inspection]:
     """Returns the whole report; reads the whole log."""
     records = yield from StoreCall(Store.read, open_session.key)
+    with open_session.lock:
+        state = open_session.state.copy()
     window = yield from explain(open_session, ports, gauge)
-    stored = _stored(open_session.state, records)
+    stored = _stored(state, records)
+    texts = {e.id: _text(e.message) for e in state.view()}
     return Inspection(
-        window, _timeline(open_session.state, records), stored[-MOST_MESSAGES:], max(0, len(stored) - MOST_MESSAGES)
+        window,
+        _timeline(state, records),
+        stored[-MOST_MESSAGES:],
+        left_out=max(0, len(stored) - MOST_MESSAGES),
+        turns=turn_figures(state, records, open_session.recalled_tokens, ports.prices),
+        shown=tuple(texts.get(b.id, "") for b in window.blocks),
     )
 
 
@@ -186,6 +202,7 @@ def _stored(state: SessionState, records: Sequence[Record]) -> tuple[Stored, ...
     visible = {e.id: e for e in state.view()}
     pending = {e.id for turn in state.open.values() for e in turn.entries}
     covered = {i for r in records if isinstance(r.body, Compacted) and r.id not in state.undone for i in r.body.covered}
+    summaries = _summaries(state, records)
     newest: dict[str, tuple[Record, Message]] = {}
     for record in records:
         message = stored_message(record)
@@ -204,7 +221,26 @@ def _stored(state: SessionState, records: Sequence[Record]) -> tuple[Stored, ...
             return "for the user only"
         return "compacted" if message.id in covered else "removed"
 
-    return tuple(Stored(f"#{r.number}", m.id, m.role, where(m), r.at_s, _text(m)) for r, m in newest.values())
+    def summary(message: Message) -> str:
+        """Returns the summary of the window that stands for the message, following those that newer ones replaced."""
+        holder = message.id
+        while holder in summaries and holder not in visible:
+            holder = summaries[holder]
+        return holder if holder != message.id and holder in visible else ""
+
+    return tuple(
+        Stored(f"#{r.number}", m.id, m.role, where(m), r.at_s, _text(m), summary(m)) for r, m in newest.values()
+    )
+
+
+def _summaries(state: SessionState, records: Sequence[Record]) -> dict[str, str]:
+    """Returns, by the id of a message or of an earlier summary, the id of the summary that replaced it."""
+    return {
+        covered: r.body.summary.id
+        for r in records
+        if isinstance(r.body, Compacted) and r.body.summary is not None and r.id not in state.undone
+        for covered in r.body.covered
+    }
 
 
 def _text(message: Message) -> str:

@@ -52,18 +52,19 @@ REACHES_BACK = (
 )
 LOOKED_AT = 8  # best messages that are looked at for that
 AS_WELL = 0.7  # of the best score among older messages of the tail: from here on a question is about the archive too
-RECENCY = 0.2  # of the best score: what the newest archived message gains, and older ones less
+RECENCY = 0.1  # of the best score: what the newest archived message gains, and older ones less
 FLOOR = 0.1  # of the best score; weaker messages are noise
 NEIGHBOURS = 3  # sentences on either side that add to the score of one
 NEIGHBOUR = 0.5  # weight of the sentence beside (its square for the next)
 BY_STEPS = tuple(NEIGHBOUR**steps for steps in range(NEIGHBOURS + 1))
-WHOLE_SHARE = 3  # a message of up to this part of the budget may be shown whole
-LEAST_WHOLE_TOKENS = 96  # or of this size in any case
+WHOLE_RATIO = 0.5  # a message of up to this share of the budget, less OTHERS_TOKENS, may be shown whole
+OTHERS_TOKENS = 100
+LEAST_WHOLE_RATIO, LEAST_WHOLE_TOKENS = 1 / 3, 96  # or of this share or size in any case
 TOKENS_PER_TERM, LINE_TOKENS = 2, 12  # to estimate the size of a message before it is read
 LEAST_LINE = 12  # tokens of a short line; with fewer left no further one is tried
 DATE_TOKENS = 8  # of a day in front of a line
 SHORT_CHARS = 320  # a message up to this length is shown whole
-LATER = 0.2  # of the best score: how much later a long message is shown whole than a short one
+LATER = 0.1  # of the best score: how much later a long message is shown whole than a short one
 OWN = 0.5  # weight of a sentence's own score; the rest is its message's
 GAP_TOKENS = 3
 CHARS_PER_TOKEN = 8  # more than any text has on average: a longer one is not counted, because it cannot fit
@@ -249,8 +250,7 @@ def _with_neighbours(
         if tokens > 1.25 * budget_tokens and len(kept) >= LEAST_CANDIDATES:
             break
         kept[seq] = score
-        largest = max(LEAST_WHOLE_TOKENS, budget_tokens / WHOLE_SHARE)
-        tokens += min(largest, TOKENS_PER_TERM * lengths.get(seq, mean) + LINE_TOKENS)
+        tokens += min(_most_whole_tokens(budget_tokens), TOKENS_PER_TERM * lengths.get(seq, mean) + LINE_TOKENS)
     return kept
 
 
@@ -308,7 +308,7 @@ def _candidates(found: Found, budget_tokens: int) -> list[tuple[float, int, Sequ
     own, each a share of the best one.
     """
     best = max(found.scores.values(), default=1.0)
-    whole_chars = CHARS_PER_TOKEN // 2 * max(LEAST_WHOLE_TOKENS, budget_tokens // WHOLE_SHARE)
+    whole_chars = CHARS_PER_TOKEN / 2 * _most_whole_tokens(budget_tokens)
     units: list[tuple[float, int, Sequence[int]]] = []
     long: dict[int, list[float]] = {}
     for seq, score in found.scores.items():
@@ -324,7 +324,7 @@ def _candidates(found: Found, budget_tokens: int) -> list[tuple[float, int, Sequ
                 for at in range(place, min(len(long[seq]), place + 4)):
                     long[seq][at] += value
         if len(each.text) <= whole_chars:
-            units.append((score / best - LATER, seq, range(len(long[seq]))))
+            units.append((score / best - LATER, seq, tuple(range(len(long[seq])))))
     top = max((value for values in long.values() for value in values), default=0.0) or 1.0
     for seq, values in long.items():
         message_score = found.scores[seq] / best
@@ -333,6 +333,11 @@ def _candidates(found: Found, budget_tokens: int) -> list[tuple[float, int, Sequ
         units += [((1 - OWN) * message_score + OWN * values[at] / top, seq, (at,)) for at in places]
     units.sort(key=lambda unit: (-unit[0], -unit[1], -len(unit[2]), unit[2]))
     return units
+
+
+def _most_whole_tokens(budget_tokens: int) -> float:
+    """Returns how many tokens a message may have that is shown whole."""
+    return max(LEAST_WHOLE_TOKENS, LEAST_WHOLE_RATIO * budget_tokens, WHOLE_RATIO * budget_tokens - OTHERS_TOKENS)
 
 
 def _passage(each: Reading, places: Collection[int], score: float, today: str) -> Passage:

@@ -34,7 +34,7 @@ from ctxfold.inspect.explain import (
 )
 from ctxfold.inspect.report import Inspection, inspect
 from ctxfold.messages import Message, Role, Usage, by_role
-from ctxfold.policy import CostLine, Policy, PolicyFields, Prices
+from ctxfold.policy import Policy, PolicyFields
 from ctxfold.protocols import (
     AsyncChunkStream,
     ChunkStream,
@@ -50,6 +50,7 @@ from ctxfold.service import ContextService
 from ctxfold.session.handle import Input, SessionFiles
 from ctxfold.stream import Completed, StreamEvent, StreamPiece
 from ctxfold.tokens import TextCounter
+from ctxfold.triggers import CostLine, Prices
 from ctxfold.validation import check_name, check_text, name_or_own
 
 __all__ = ["AgentContext", "Input", "SessionUsage"]

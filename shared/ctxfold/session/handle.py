@@ -22,6 +22,7 @@ from ctxfold.engine.archive import Hit
 from ctxfold.engine.attach import Attachment, Cursor, IncomingList, cursor_at, follow
 from ctxfold.engine.engine import Added, Engine
 from ctxfold.engine.erase import Age, Erasure
+from ctxfold.engine.owner_search import scope_of, search_owner
 from ctxfold.errors import (
     BudgetError,
     EmptyMessagesError,
@@ -311,6 +312,27 @@ class SessionHandle(FlowMethods):
         return self._edit(lambda _, j: archive.search(j, query, limit=limit))
 
     asearch = async_method(search)
+
+    @sync_method
+    def search_owner(
+        self,
+        query: str,
+        limit: int = 10,
+        *,
+        sessions: Sequence[str] | None = None,
+        roles: Sequence[Role] | None = None,
+        since: Age | None = None,
+        until: Age | None = None,
+    ) -> Flow[tuple[Hit, ...]]:
+        """The messages of all sessions of this owner that bear on the query, best first; `Hit.session` names where each stands.
+
+        `sessions` and `roles` leave the others out. `since` and `until` go by the time of storing: a datetime, or a timedelta for
+        that long ago. Words are weighed over all sessions in question. Another owner's sessions are never read.
+        """
+        scope = scope_of(sessions, roles, since, until, now_s=self._engine.ports.clock.now_s())
+        return search_owner(self._engine.ports, self._key.owner, query, scope, limit=limit)
+
+    asearch_owner = async_method(search_owner)
 
     @sync_method
     def restore(self, *references: str) -> Flow[tuple[Message, ...]]:

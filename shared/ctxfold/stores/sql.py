@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -15,7 +15,7 @@ from ctxfold.errors import ConfigError, HeadMovedError, InvalidTextError, StoreU
 from ctxfold.history.memory_items import MemoryItem, Remembered
 from ctxfold.history.posting_cache import Hit
 from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
-from ctxfold.protocols import Document, Head, Postings, Rewrite
+from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
 from ctxfold.stores import sql_memory
 from ctxfold.stores.base import (
     BaseStore,
@@ -43,7 +43,7 @@ from ctxfold.stores.sql_engine import (
 from ctxfold.stores.sql_rows import Rows, stored_record
 
 if TYPE_CHECKING:
-    from ctxfold.protocols import Store
+    from ctxfold.protocols import OwnerIndex, Store
 
 __all__ = ["SqlStore"]
 
@@ -78,6 +78,8 @@ class SqlStore(BaseStore):
     cannot. `timeout_s` bounds waiting for locks, for a connection and for the server. `sqlite://` lives in
     memory, as long as this object. Async forms run in worker threads.
     """
+
+    capabilities = StoreCapabilities(owner_index=True)
 
     def __init__(self, url: str, *, timeout_s: float = 30.0, pool_size: int = 8) -> None:
         if timeout_s <= 0 or pool_size < 0:
@@ -345,6 +347,27 @@ class SqlStore(BaseStore):
         documents, length = (0, 0) if totals is None else (int(totals[0]), int(totals[1]))
         return Postings(documents, length, by_term)
 
+    def owner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:
+        checked_key(SessionKey(owner, ""))
+        names = {term: indexed_term(term) for term in terms}
+
+        def work(connection: Driven) -> tuple[list[Any], dict[str, dict[str, list[Hit]]]]:
+            sizes = connection.execute(self._sql.owner_archives, (owner,)).fetchall()
+            return sizes, self._rows.owner_hits(connection, owner, sorted(set(names.values())), newest)
+
+        sizes, found = self._read(work)
+        return {
+            str(session): Postings(
+                int(documents),
+                int(length),
+                {term: tuple(found.get(str(session), {}).get(name, ())) for term, name in names.items()},
+            )
+            for session, documents, length in sizes
+        }
+
+    async def aowner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:
+        return await self.offload(self.owner_postings, owner, terms, newest=newest)
+
     # leases
 
     def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
@@ -431,3 +454,4 @@ class SqlStore(BaseStore):
 
 if TYPE_CHECKING:
     _: Store = SqlStore("sqlite://")
+    _index: OwnerIndex = SqlStore("sqlite://")

@@ -140,6 +140,17 @@ class Rows:
             found[term] = tuple(connection.execute(self.sql.newest_hits, (*key, term, newest)).fetchall()[::-1])
         return found
 
+    def owner_hits(
+        self, connection: Driven, owner: str, terms: Sequence[str], newest: int
+    ) -> dict[str, dict[str, list[Hit]]]:
+        """The newest hits of each term in each session of the owner, oldest first, by session: one statement per term."""
+        found: dict[str, dict[str, list[Hit]]] = {}
+        for term in terms:
+            values = (term, term, newest - 1, owner) if self.dialect == "sqlite" else (term, newest, owner)
+            for session, seq, count, length in connection.execute(self.sql.owner_hits, values):
+                found.setdefault(str(session), {}).setdefault(term, []).append((seq, count, length))
+        return found
+
     def hits_among(
         self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]
     ) -> dict[str, tuple[Hit, ...]]:

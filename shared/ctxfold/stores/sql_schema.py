@@ -286,6 +286,14 @@ class Statements:
     newest_hits: str = (
         f"SELECT seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? ORDER BY seq DESC LIMIT ?"
     )
+    owner_archives: str = "SELECT session, documents, total_length FROM ctxfold_sessions WHERE owner = ?"
+    # one walk down the primary key for each session; SQLite keeps the order of a CROSS JOIN, and has no LATERAL
+    owner_hits: str = (
+        "SELECT t.session, t.seq, t.count, t.length FROM ctxfold_sessions s CROSS JOIN ctxfold_terms t "
+        "WHERE t.owner = s.owner AND t.session = s.session AND t.term = ? AND t.seq >= COALESCE((SELECT x.seq FROM ctxfold_terms x "
+        "WHERE x.owner = s.owner AND x.session = s.session AND x.term = ? ORDER BY x.seq DESC LIMIT 1 OFFSET ?), 0) "
+        "AND s.owner = ? ORDER BY t.session, t.seq"
+    )
     take_lease: str = (
         "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (?, ?, ?, ?, {now} + ?) "
         "ON CONFLICT (owner, session, name) DO UPDATE SET holder = excluded.holder, until_s = excluded.until_s "
@@ -334,6 +342,11 @@ class Statements:
         if dialect == "sqlite":
             return cls(**texts)
         texts["lock"] += " FOR UPDATE"
+        texts["owner_hits"] = (
+            "SELECT s.session, t.seq, t.count, t.length FROM ctxfold_sessions s CROSS JOIN LATERAL ("
+            "SELECT seq, count, length FROM ctxfold_terms WHERE owner = s.owner AND session = s.session AND term = %s "
+            "ORDER BY seq DESC LIMIT %s) t WHERE s.owner = %s ORDER BY s.session, t.seq"
+        )
         return cls(**texts)
 
 

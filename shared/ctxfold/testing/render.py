@@ -1,4 +1,4 @@
-"""A reply as OpenAI-compatible JSON, or as the server-sent events that say the same."""
+"""Writes a reply as OpenAI-compatible JSON, or as the server-sent events that say the same."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ctxfold.testing.script import Scripted
 
 _WORDS_PER_DELTA = 4
 _DONE = b"data: [DONE]\n\n"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Completion:
         ]
 
 
-def _encode(value: Mapping[str, Any]) -> bytes:
+def encode(value: Mapping[str, Any]) -> bytes:
+    """Returns compact JSON."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:  # a lone surrogate that the request brought along
@@ -53,7 +55,7 @@ def as_json(completion: Completion) -> bytes:
     if calls:
         message["tool_calls"] = calls
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
-    return _encode(
+    return encode(
         {
             "id": completion.id,
             "object": "chat.completion",
@@ -78,7 +80,7 @@ def as_events(completion: Completion, *, include_usage: bool) -> Iterator[bytes]
         }
         if include_usage:
             chunk["usage"] = usage
-        return b"data: " + _encode(chunk) + b"\n\n"
+        return b"data: " + encode(chunk) + b"\n\n"
 
     for delta in _deltas(completion):
         yield event([{"index": 0, "delta": delta, "finish_reason": None}])
@@ -91,20 +93,20 @@ def as_events(completion: Completion, *, include_usage: bool) -> Iterator[bytes]
 def _deltas(completion: Completion) -> Iterator[dict[str, Any]]:
     reply = completion.reply
     yield {"role": "assistant", "content": ""}
-    for piece in _pieces(reply.reasoning, None):
+    for piece in pieces(reply.reasoning, None):
         yield {"reasoning_content": piece}
-    for piece in _pieces(reply.content, reply.chunks):
+    for piece in pieces(reply.content, reply.chunks):
         yield {"content": piece}
     for index, call in enumerate(completion.calls()):
         function = call["function"]
         opened = {**call, "index": index, "function": {"name": function["name"], "arguments": ""}}
         yield {"tool_calls": [opened]}
-        for piece in _pieces(function["arguments"], 2):
+        for piece in pieces(function["arguments"], 2):
             yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 
-def _pieces(text: str, number: int | None) -> list[str]:
-    """The text in the given number of pieces, or a few words each; Chinese by eight characters."""
+def pieces(text: str, number: int | None) -> list[str]:
+    """Returns the text in the given number of pieces, or a few words each; Chinese by eight characters."""
     if number is not None:
         size = max(1, -(-len(text) // max(1, number)))
         return [text[start : start + size] for start in range(0, len(text), size)]

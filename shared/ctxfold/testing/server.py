@@ -1,4 +1,4 @@
-"""`ModelServer`: an OpenAI-compatible chat service on loopback, with models that need no network."""
+"""`ModelServer`: a chat service on loopback in the wire formats of several providers, with models that need no network."""
 
 from __future__ import annotations
 
@@ -29,16 +29,23 @@ from ctxfold.testing.script import (
     Scripted,
     ScriptPlayer,
     api_error,
-    as_mapping,
 )
-from ctxfold.testing.strict import Strict, refusal, thinks
+from ctxfold.testing.served import Asked, ChatCompletions, ServedWire
+from ctxfold.testing.served_anthropic import Messages
+from ctxfold.testing.served_converse import Converse
+from ctxfold.testing.served_gemini import GenerateContent
+from ctxfold.testing.served_responses import Responses
+from ctxfold.testing.strict import Strict, thinks
 from ctxfold.testing.usage import Meter, PrefixCache, PrefixStats, Prompt, TextCounter, overflow_message
 
+SERVED: tuple[ServedWire, ...] = (ChatCompletions(), Messages(), Converse(), GenerateContent(), Responses())
 _BACKLOG = 4096
 _REMEMBERED_CALLS = 65_536
 _PATIENCE_S = 30.0
 _GLANCE_S = 0.005
-_CREDENTIALS = frozenset({"api-key", "authorization", "proxy-authorization", "x-api-key", "x-goog-api-key"})
+_CREDENTIALS = frozenset(
+    {"api-key", "authorization", "proxy-authorization", "x-amz-security-token", "x-api-key", "x-goog-api-key"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +59,12 @@ class RecordedRequest:
 
 
 class ModelServer:
-    """A chat-completions server on 127.0.0.1, in a thread of its own, from `start` or `with` to `close` or the end of the block.
+    """A model server on 127.0.0.1, in a thread of its own, from `start` or `with` to `close` or the end of the block.
 
-    `model="lookup"` answers from the messages of each request alone; `script=` plays a list (or asks a
-    function of the request body). `strict` adds what that provider refuses, or, with "alternating",
-    a template that wants user and assistant to take turns; `context_window` is in tokens.
-    Attributes may be read from any thread.
+    `model="lookup"` answers from the messages of each request alone; `script=` plays a list, or asks a function of the request's
+    body in the form of chat completions, whatever wire format it came in. `requests` keeps the bodies as they came. `strict` adds
+    what that provider refuses, or, with "alternating", a template that wants user and assistant to take turns; `context_window`
+    is in tokens. Attributes may be read from any thread.
     """
 
     def __init__(
@@ -246,8 +253,9 @@ class ModelServer:
     async def _answer(self, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
         """Writes the response to its end; False when the connection must close."""
         path = request.path.removeprefix("/v1")
-        if request.method == "POST" and path == "/chat/completions":
-            return await self._chat(request, writer)
+        wire = next((wire for wire in SERVED if request.method == "POST" and wire.serves(path)), None)
+        if wire is not None:
+            return await self._chat(wire, request, writer)
         if request.method == "GET" and path == "/models":
             row = {"id": self.model, "object": "model", "created": 0, "owned_by": "ctxfold"}
             found = ErrorReply(200, {"object": "list", "data": [row]})
@@ -266,31 +274,36 @@ class ModelServer:
         # only how many there are means something: counters need not know ids
         return ErrorReply(200, {"tokens": list(range(self._meter.text(content)))})
 
-    async def _chat(self, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
+    async def _chat(self, wire: ServedWire, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
         body = _parsed(request.body)
         headers = {name: "[redacted]" if name in _CREDENTIALS else value for name, value in request.headers.items()}
         frozen = MappingProxyType(headers), MappingProxyType(body or {})
         self._requests.append(RecordedRequest(request.path, *frozen, request.body))
         self._asked += 1
         if body is None:
-            return await self._send(api_error(400, "The request body is not a JSON object."), writer)
+            return await self._send(wire.error(api_error(400, "The request body is not a JSON object.")), writer)
+        asked = Asked(request.path, request.headers, body)
         try:
-            reply, prompt = self._reply(body)
+            refused = wire.refusal(asked, self.strict, self._produced)
+            chat = wire.chat_body(asked) if refused is None else {}
+            reply, prompt = self._reply(chat) if refused is None else (refused, Prompt("", (), ()))
         except Exception as error:  # noqa: BLE001  # what this server cannot digest is the client's to see
-            return await self._send(api_error(500, f"{type(error).__name__}: {error}"), writer)
+            return await self._send(wire.error(api_error(500, f"{type(error).__name__}: {error}")), writer)
         match reply:
             case ErrorReply():
-                return await self._send(reply, writer)
+                return await self._send(wire.error(reply), writer)
             case RawReply():
                 return await self._play(reply, writer)
             case Scripted():
-                return await self._complete(reply, prompt, body, writer)
+                completion = await self._completion(reply, prompt, chat)
+                if chat.get("stream"):
+                    return await self._stream(wire, completion, asked, writer)
+                writer.write(http.plain(200, wire.whole(completion)))
+                await writer.drain()
+                return True
 
     def _reply(self, body: Body) -> tuple[Reply, Prompt]:
-        """Returns the model's reply, or the error that refuses the request."""
-        refused = refusal(body, self.strict, self._produced)
-        if refused is not None:
-            return refused, Prompt("", (), ())
+        """Returns the model's reply, or the error that a request gets which does not fit."""
         prompt = self._meter.prompt(body)
         wanted = int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
         window = self.context_window
@@ -305,7 +318,8 @@ class ModelServer:
         thinking = thinks(body, self.strict, reasoning=self._reasoning)
         return model.reply(body, count=self._meter.text, room=room, thinking=thinking), prompt
 
-    async def _complete(self, reply: Scripted, prompt: Prompt, body: Body, writer: asyncio.StreamWriter) -> bool:
+    async def _completion(self, reply: Scripted, prompt: Prompt, body: Body) -> render.Completion:
+        """Returns the reply with its ids and usage, once its delay is over."""
         cached = self._cache.add(prompt)
         # the same request at the same place gets the same id, and no two requests share one
         seed = f"{self._asked}:".encode() + (prompt.prefixes[-1] if prompt.prefixes else b"")
@@ -322,17 +336,14 @@ class ModelServer:
             await asyncio.sleep(reply.delay_s)
         while reply.held is not None and not reply.held.is_set():  # noqa: ASYNC110  # another thread sets it
             await asyncio.sleep(_GLANCE_S)
-        if not body.get("stream"):
-            writer.write(http.plain(200, render.as_json(completion)))
-            await writer.drain()
-            return True
-        return await self._stream(completion, body, writer)
+        return completion
 
-    async def _stream(self, completion: render.Completion, body: Body, writer: asyncio.StreamWriter) -> bool:
-        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+    async def _stream(
+        self, wire: ServedWire, completion: render.Completion, asked: Asked, writer: asyncio.StreamWriter
+    ) -> bool:
+        headers = {"content-type": wire.stream_type, "cache-control": "no-cache"}
         writer.write(http.head(200, {**headers, "transfer-encoding": "chunked"}))
-        usage = bool(as_mapping(body.get("stream_options")).get("include_usage"))
-        *events, done = render.as_events(completion, include_usage=usage)
+        *events, done = wire.frames(completion, asked)
         for event in events:
             writer.write(http.chunk(event))
             await writer.drain()

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapping, calls_of
 
-Strict: TypeAlias = Literal["openai", "deepseek", "moonshot", "alternating"]
+Strict: TypeAlias = Literal["openai", "deepseek", "moonshot", "gemini", "anthropic", "alternating"]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
@@ -17,6 +17,9 @@ def thinks(body: Body, strict: Strict | None, *, reasoning: bool) -> bool:
     """Returns True when this request is answered in thinking mode."""
     if strict in ("deepseek", "moonshot"):
         return as_mapping(body.get("thinking")).get("type") != "disabled"
+    if strict == "anthropic":
+        mode = as_mapping(body.get("thinking")).get("type")
+        return mode in ("enabled", "adaptive") or (reasoning and mode != "disabled")
     return reasoning
 
 

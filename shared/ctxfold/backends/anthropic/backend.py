@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.backends.anthropic.parse import MessagesParser
 from ctxfold.backends.anthropic.request import canonical_lines, project, request_body
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.backends.profile import Profile
+from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.backends.transport import Parser
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Request
 
 __all__ = ["AnthropicBackend"]
+
+BETA = "anthropic-beta"
+
+_COUNTED = frozenset({"messages", "model", "system", "thinking", "tool_choice", "tools"})
 
 
 class AnthropicBackend(HttpBackend):
@@ -42,8 +47,18 @@ class AnthropicBackend(HttpBackend):
             self._profile_for(name), request.tools, request.messages, model=name, unbound_before=request.unbound_before
         )
 
+    def _count_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in body.items() if name in _COUNTED}
+
     def _parser(self, profile: Profile, request: Request) -> Parser:
         return MessagesParser(profile, hide=self._hide)
+
+    def _headers_for(self, profile: Profile, body: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns the header that names the beta features which the edits of `context_management` belong to."""
+        edits = as_dicts(as_dict(body.get("context_management")).get("edits"))
+        known = [name for name in headers.get(BETA, "").split(",") if name]
+        needed = [profile.betas[kind] for edit in edits if (kind := as_text(edit.get("type"))) in profile.betas]
+        return {BETA: ",".join(dict.fromkeys([*known, *needed]))} if needed else {}
 
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ctxfold.backends.anthropic.request import message_blocks
+from ctxfold.backends.anthropic.request import EXTRAS, message_blocks
 from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.errors import MessageError, UnknownRoleError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart
@@ -42,18 +42,23 @@ def anthropic_message(row: Mapping[str, Any], message_id: str) -> Message:
 def _parts(block: Mapping[str, Any]) -> list[Part]:
     match as_text(block.get("type")):
         case "text":
-            return [TextPart(as_text(block.get("text")))]
+            return [TextPart(as_text(block.get("text")), _extra(block))]
         case "thinking":
             return [ReasoningPart(as_text(block.get("thinking")), as_text(block.get("signature")) or None)]
         case "tool_use":
             arguments = json.dumps(as_dict(block.get("input")), ensure_ascii=False)
-            return [ToolCallPart(as_text(block.get("id")), as_text(block.get("name")), arguments)]
+            return [ToolCallPart(as_text(block.get("id")), as_text(block.get("name")), arguments, _extra(block))]
         case "tool_result":
             return _result(block)
         case kind if kind in _MEDIA:
             return [MediaPart(kind, json.dumps(block, ensure_ascii=False))]
         case _:  # a block that only the provider can read
             return [ReasoningPart("", None, json.dumps([block], ensure_ascii=False))]
+
+
+def _extra(block: Mapping[str, Any]) -> str | None:
+    fields = {name: block[name] for name in sorted(EXTRAS) if block.get(name)}
+    return json.dumps(fields, ensure_ascii=False) if fields else None
 
 
 def _result(block: Mapping[str, Any]) -> list[Part]:

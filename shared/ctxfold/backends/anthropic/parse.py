@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
 from ctxfold.backends.openai_chat.parse import usage_from
@@ -17,6 +17,7 @@ from ctxfold.protocols import Chunk, ToolCallDelta
 __all__ = ["MessagesParser"]
 
 _PLAIN = frozenset({"text", "thinking", "tool_use"})
+_CALL_FIELDS = frozenset({"id", "input", "name", "type"})
 
 
 @dataclass(slots=True)
@@ -27,6 +28,9 @@ class _OpenBlock:
     signature: str = ""
     json: list[str] = field(default_factory=list[str])
     text: list[str] = field(default_factory=list[str])
+    citations: list[Any] = field(default_factory=list[Any])
+    summary: dict[str, Any] = field(default_factory=dict[str, Any])
+    begun: bool = False
 
     @property
     def kind(self) -> str:
@@ -42,7 +46,14 @@ class _OpenBlock:
                 block["input"] = {}
         if self.text:
             block["text"] = as_text(block.get("text")) + "".join(self.text)
-        return block
+        if self.signature:
+            block["signature"] = self.signature
+        return block | self.summary
+
+    def first(self) -> bool:
+        """Returns True once, for the chunk that begins a part."""
+        begun, self.begun = self.begun, True
+        return not begun
 
 
 class MessagesParser(AnswerParser):
@@ -91,39 +102,44 @@ class MessagesParser(AnswerParser):
         match opened.kind:
             case "tool_use":
                 self.answered = True
-                delta = ToolCallDelta(number, as_text(block.get("id")) or None, as_text(block.get("name")) or None)
-                return [self._chunk(body, tool_calls=(delta,))]
+                return [self._chunk(body, tool_calls=(_call(number, block),), own_part=True)]
             case "text":
                 self._text_begun = True
-                return self._content(as_text(block.get("text")), body)
+                citations: object = block.get("citations")
+                opened.citations += cast("list[object]", citations) if isinstance(citations, list) else []
+                return self._content(opened, as_text(block.get("text")), body)
             case "thinking":
                 opened.signature = as_text(block.get("signature"))
-                return self._thinking(as_text(block.get("thinking")), body)
+                return self._thinking(opened, as_text(block.get("thinking")), body)
             case _:
                 return []
 
     def _delta(self, number: int, delta: Mapping[str, Any], body: Mapping[str, Any]) -> list[Chunk]:
-        block = self._open.setdefault(number, _OpenBlock({}))
+        block = self._open.get(number)
+        if block is None:
+            block = self._open[number] = _OpenBlock({})
         match as_text(delta.get("type")):
             case "text_delta":
                 text = as_text(delta.get("text"))
-                if block.start and block.kind not in _PLAIN:
-                    block.text.append(text)
-                    return []
-                return self._content(text, body)
+                if not block.start or block.kind in _PLAIN:
+                    return self._content(block, text, body)
+                block.text.append(text)
             case "thinking_delta":
-                return self._thinking(as_text(delta.get("thinking")), body)
-            case "signature_delta":
-                block.signature += as_text(delta.get("signature"))
-                return []
+                return self._thinking(block, as_text(delta.get("thinking")), body)
             case "input_json_delta":
                 piece = as_text(delta.get("partial_json"))
                 block.json.append(piece)
-                if block.start and block.kind != "tool_use":
-                    return []
-                return [self._chunk(body, tool_calls=(ToolCallDelta(number, arguments=piece),))]
+                if not block.start or block.kind == "tool_use":
+                    return [self._chunk(body, tool_calls=(ToolCallDelta(number, arguments=piece),))]
+            case "signature_delta":
+                block.signature += as_text(delta.get("signature"))
+            case "citations_delta":
+                block.citations.append(delta.get("citation"))
+            case "compaction_delta":
+                block.summary |= {name: value for name, value in delta.items() if name != "type" and value is not None}
             case _:
-                return []
+                pass
+        return []
 
     def _stopped(self, number: int, body: Mapping[str, Any]) -> list[Chunk]:
         block = self._open.pop(number, None)
@@ -139,7 +155,7 @@ class MessagesParser(AnswerParser):
                 arguments = json.dumps(whole, ensure_ascii=False)
                 return [self._chunk(body, tool_calls=(ToolCallDelta(number, arguments=arguments),))]
             case "text":
-                return []
+                return [self._chunk(body, text_extra={"citations": block.citations})] if block.citations else []
             case _:
                 return [self._chunk(body, sealed=block.sealed())]
 
@@ -147,7 +163,7 @@ class MessagesParser(AnswerParser):
         self._note_usage(body.get("usage"))
         finish = self._finished(as_dict(body.get("delta")).get("stop_reason"))
         usage = self._usage_so_far()
-        return [self._chunk(body, usage=usage, finish_reason=finish)] if usage is not None or finish else []
+        return [self._last(body, finish)] if usage is not None or finish else []
 
     def _reply(self, payload: object) -> list[Chunk]:
         body = as_dict(payload)
@@ -165,7 +181,20 @@ class MessagesParser(AnswerParser):
             chunks += self._started(number, block, {})
             chunks += self._stopped(number, {})
         finish = self._finished(body.get("stop_reason"))
-        return [*chunks, self._chunk(body, usage=self._usage_so_far(), finish_reason=finish)]
+        return [*chunks, self._last(body, finish)]
+
+    def _last(self, body: Mapping[str, Any], finish: str | None) -> Chunk:
+        """Returns the chunk with the usage, and with what the service did to the context on its own side."""
+        iterations = as_dicts(self._usage.get("iterations"))
+        billed = sum((usage_from(one, self._profile.usage) for one in iterations), Usage())
+        usage = self._usage_so_far()
+        return self._chunk(
+            body,
+            usage=usage,
+            finish_reason=finish,
+            billed=billed if iterations and billed != usage else None,
+            applied_edits=tuple(as_dicts(as_dict(body.get("context_management")).get("applied_edits"))),
+        )
 
     def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
         self.done = True
@@ -173,13 +202,13 @@ class MessagesParser(AnswerParser):
             self._check_end()
         return []
 
-    def _content(self, text: str, body: Mapping[str, Any]) -> list[Chunk]:
+    def _content(self, block: _OpenBlock, text: str, body: Mapping[str, Any]) -> list[Chunk]:
         self.answered = self.answered or bool(text)
-        return [self._chunk(body, content=text)] if text else []
+        return [self._chunk(body, content=text, own_part=block.first())] if text else []
 
-    def _thinking(self, text: str, body: Mapping[str, Any]) -> list[Chunk]:
+    def _thinking(self, block: _OpenBlock, text: str, body: Mapping[str, Any]) -> list[Chunk]:
         self.answered = self.answered or bool(text)
-        return [self._chunk(body, reasoning=text)] if text else []
+        return [self._chunk(body, reasoning=text, own_part=block.first())] if text else []
 
     def _chunk(self, raw: Mapping[str, Any], **fields: Any) -> Chunk:
         return Chunk(model=self._model, raw=raw, empty_content=self._text_begun, **fields)
@@ -190,3 +219,14 @@ class MessagesParser(AnswerParser):
 
     def _usage_so_far(self) -> Usage | None:
         return usage_from(self._usage, self._profile.usage) if self._usage else None
+
+
+def _call(number: int, block: Mapping[str, Any]) -> ToolCallDelta:
+    """Returns the opening of a call, with what the service wants back beside it, such as its caller."""
+    extra = {name: value for name, value in block.items() if name not in _CALL_FIELDS and value is not None}
+    return ToolCallDelta(
+        number,
+        as_text(block.get("id")) or None,
+        as_text(block.get("name")) or None,
+        extra=json.dumps(extra, ensure_ascii=False) if extra else None,
+    )

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from ctxfold.backends.media import chat_form, media_block, unread
 from ctxfold.backends.profile import (
     CacheRules,
     Profile,
     check_extra,
+    json_lines,
     keeps_reasoning,
     round_start,
     thinking_fields,
@@ -26,10 +28,13 @@ from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCa
 from ctxfold.protocols import Request
 
 __all__ = [
+    "EXTRAS",
     "ContentBlock",
     "Projected",
     "call_id",
     "canonical_lines",
+    "data_url",
+    "fitting_thinking",
     "mark_stable",
     "message_blocks",
     "project",
@@ -40,6 +45,7 @@ __all__ = [
 
 
 ContentBlock = dict[str, Any]
+EXTRAS = frozenset({"caller", "citations"})
 _UNMARKABLE = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -86,7 +92,7 @@ def _last(blocks: Iterable[list[ContentBlock]]) -> ContentBlock | None:
     """Returns the last block that may carry a mark."""
     for of in reversed(list(blocks)):
         for block in reversed(of):
-            if block.get("type") not in _UNMARKABLE:
+            if block.get("type") not in _UNMARKABLE and "reasoningContent" not in block:
                 return block
     return None
 
@@ -110,7 +116,8 @@ def _lifetime(block: Mapping[str, Any], name: str) -> str | None:
     return cast("dict[str, Any]", mark).get("ttl") if isinstance(mark, dict) else None
 
 
-_FOREIGN_ID = re.compile(r"[^a-zA-Z0-9_-]")
+_FOREIGN_CHARACTER = re.compile(r"[^a-zA-Z0-9_-]")
+CALL_ID = r"[a-zA-Z0-9_-]+"
 _DATA_URL = re.compile(r"data:(?P<mime>[^;,]+);base64,(?P<data>.*)", re.DOTALL)
 
 
@@ -123,7 +130,9 @@ class Projected:
     blocks: list[list[ContentBlock]] = field(default_factory=list[list[ContentBlock]])
 
 
-def project(profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int = 0) -> Projected:
+def project(
+    profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int = 0, refused_before: int = 0
+) -> Projected:
     """Projects messages: leading system messages separate, later ones as the user's, one row per run of a role."""
     start = round_start(messages)
     result = Projected()
@@ -133,7 +142,8 @@ def project(profile: Profile, messages: Sequence[Message], *, model: str, unboun
         keeps = keeps_reasoning(
             profile.reasoning_out, message, model=model, in_round=index > start, bound=index >= unbound_before
         )
-        blocks = message_blocks(message, reasoning=keeps)
+        own = message.model in (None, model)
+        blocks = message_blocks(message, reasoning=keeps and index >= refused_before, extras=own)
         result.blocks.append(blocks)
         if leading:
             result.system.extend(blocks)
@@ -149,8 +159,11 @@ def _add(rows: list[dict[str, Any]], role: str, blocks: list[ContentBlock]) -> N
     content.extend(blocks)
 
 
-def message_blocks(message: Message, *, reasoning: bool = True) -> list[ContentBlock]:
-    """Returns the blocks of a message in order; blank text is left out, because the service refuses it."""
+def message_blocks(message: Message, *, reasoning: bool = True, extras: bool = True) -> list[ContentBlock]:
+    """Returns the blocks of a message in order; blank text is left out, because the service refuses it.
+
+    `extras` adds citations to texts and callers to calls, which go back only to the model that sent them.
+    """
     if message.role == "tool":
         return _results(message)
     blocks: list[ContentBlock] = []
@@ -158,17 +171,26 @@ def message_blocks(message: Message, *, reasoning: bool = True) -> list[ContentB
         match part:
             case TextPart(text=text):
                 if text.strip():
-                    blocks.append({"type": "text", "text": text})
+                    blocks.append({"type": "text", "text": text, **_extra(part, extras)})
             case ReasoningPart():
                 if reasoning:
                     blocks += reasoning_blocks(part)
             case MediaPart():
                 blocks.append(_media(part))
             case ToolCallPart():
-                blocks.append({"type": "tool_use", "id": call_id(part.id), "name": part.name, "input": _input(part)})
+                call = {"type": "tool_use", "id": call_id(part.id), "name": part.name, "input": _input(part)}
+                blocks.append({**call, **_extra(part, extras)})
             case _:  # results are in tool messages, opaque parts are never sent
                 continue
     return blocks
+
+
+def _extra(part: TextPart | ToolCallPart, wanted: bool) -> ContentBlock:
+    """Returns the fields beside a text or a call that the service knows; another wire's are left out."""
+    if part.extra is None or not wanted:
+        return {}
+    fields = cast("ContentBlock", json.loads(part.extra))
+    return {name: value for name, value in fields.items() if name in EXTRAS}
 
 
 def reasoning_blocks(part: ReasoningPart) -> list[ContentBlock]:
@@ -177,7 +199,7 @@ def reasoning_blocks(part: ReasoningPart) -> list[ContentBlock]:
         details: object = json.loads(part.details)
         items = cast("list[object]", details) if isinstance(details, list) else []
         blocks = [cast("ContentBlock", item) for item in items if isinstance(item, dict)]
-        own = [block for block in blocks if not str(block.get("type", "")).startswith("reasoning")]
+        own = [block for block in blocks if "type" in block and not str(block["type"]).startswith("reasoning")]
         if own:
             return own
     if part.signature is None:
@@ -185,12 +207,12 @@ def reasoning_blocks(part: ReasoningPart) -> list[ContentBlock]:
     return [{"type": "thinking", "thinking": part.text, "signature": part.signature}]
 
 
-def call_id(original: str) -> str:
-    """Returns the id in characters that the service allows; another provider's id is rewritten equally in call and result."""
-    if original and not _FOREIGN_ID.search(original):
+def call_id(original: str, allowed: str = CALL_ID) -> str:
+    """Returns the id if it matches `allowed`; another provider's id is rewritten equally in call and result."""
+    if re.fullmatch(allowed, original):
         return original
     digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{_FOREIGN_ID.sub('_', original)[:40]}_{digest}"
+    return f"{_FOREIGN_CHARACTER.sub('_', original)[:40]}_{digest}"
 
 
 def _input(call: ToolCallPart) -> Mapping[str, Any]:
@@ -217,17 +239,24 @@ def _result(part: ToolResultPart) -> ContentBlock:
 
 
 def _media(part: MediaPart) -> ContentBlock:
-    """Returns the block unchanged; an image or an inline file in the form of chat completions is converted."""
-    block = cast("ContentBlock", json.loads(part.data))
-    match block:
+    """Returns the service's own block unchanged; an image or an inline file of another wire is converted."""
+    block = media_block(part)
+    match block if "source" in block else chat_form(block):
         case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
-            inline = _DATA_URL.fullmatch(url)
+            inline = data_url(url)
             return {"type": "image", "source": {"type": "url", "url": url} if inline is None else _source(inline)}
         case {"type": "file", "file": {"file_data": str(url)}}:
-            inline = _DATA_URL.fullmatch(url)
+            inline = data_url(url)
             return block if inline is None else {"type": "document", "source": _source(inline)}
-        case _:
+        case {"type": _}:
             return block
+        case _:
+            return {"type": "text", "text": unread(part)}
+
+
+def data_url(url: str) -> re.Match[str] | None:
+    """Returns the match of a base64 data URL with its groups `mime` and `data`; None for another URL."""
+    return _DATA_URL.fullmatch(url)
 
 
 def _source(inline: re.Match[str]) -> ContentBlock:
@@ -243,7 +272,13 @@ _CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "required": "any"
 def request_body(profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
     """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
     check_extra(request, _RESERVED)
-    projected = project(profile, request.messages, model=model, unbound_before=request.unbound_before)
+    projected = project(
+        profile,
+        request.messages,
+        model=model,
+        unbound_before=request.unbound_before,
+        refused_before=request.refused_before,
+    )
     tools = [tool_body(tool) for tool in request.tools]
     if request.stable_messages is not None or request.cache_key is not None:
         mark_stable(
@@ -286,16 +321,22 @@ def _begin_with_user(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _within(body: dict[str, Any]) -> dict[str, Any]:
     """Returns the body with its thinking budget, if any, below `max_tokens`, which includes it."""
     thinking: object = body.get("thinking")
-    budget = cast("dict[str, Any]", thinking).get("budget_tokens") if isinstance(thinking, dict) else None
-    if not isinstance(budget, int) or budget < body["max_tokens"]:
+    if not isinstance(thinking, dict):
         return body
-    if body["max_tokens"] <= MIN_THINKING_TOKENS:
+    return {**body, "thinking": fitting_thinking(cast("dict[str, Any]", thinking), body["max_tokens"], body["model"])}
+
+
+def fitting_thinking(thinking: Mapping[str, Any], max_tokens: int, model: str) -> Mapping[str, Any]:
+    """Returns the thinking settings with a budget below `max_tokens`; raises ConfigError when no budget fits."""
+    budget = thinking.get("budget_tokens")
+    if not isinstance(budget, int) or budget < max_tokens:
+        return thinking
+    if max_tokens <= MIN_THINKING_TOKENS:
         raise ConfigError(
-            f"max_tokens is {body['max_tokens']} and thinking alone takes {MIN_THINKING_TOKENS} or more with {body['model']}: "
+            f"max_tokens is {max_tokens} and thinking alone takes {MIN_THINKING_TOKENS} or more with {model}: "
             "raise max_tokens or use thinking=False"
         )
-    fitting = max(MIN_THINKING_TOKENS, min(budget, body["max_tokens"] // 2))
-    return {**body, "thinking": {**cast("dict[str, Any]", thinking), "budget_tokens": fitting}}
+    return {**thinking, "budget_tokens": max(MIN_THINKING_TOKENS, min(budget, max_tokens // 2))}
 
 
 def tool_body(tool: ToolSpec) -> ContentBlock:
@@ -314,5 +355,4 @@ def canonical_lines(
     lines: list[Any] = [tool_body(tool) for tool in tools]
     lines += [{"role": "system", **block} for block in projected.system]
     lines += [{"role": row["role"], **block} for row in projected.rows for block in row["content"]]
-    text = "".join(json.dumps(x, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n" for x in lines)
-    return text.encode("utf-8", "surrogatepass")
+    return json_lines(lines)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
-from ctxfold.backends.profile import Profile, UsagePaths
+from ctxfold.backends.profile import Profile, UsagePaths, Wire
 from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta
 
-__all__ = ["ChatParser", "TagSplitter", "usage_from"]
+__all__ = ["WIRE", "ChatParser", "TagSplitter", "usage_from"]
 
 
 class TagSplitter:
@@ -72,6 +72,7 @@ def _overlap(text: str, tag: str) -> int:
     return 0
 
 
+WIRE: Wire = "openai_chat"  # the name under which a message keeps what stood beside its content
 _NONE: dict[str, Any] = {}
 _CALL_KEYS = frozenset({"index", "id", "type", "function"})
 
@@ -88,6 +89,8 @@ class ChatParser(AnswerParser):
         self._tool_calls_used = False
         self._empty_content = False
         self._fields_used = False
+        self._beside_names = profile.request.message_extra
+        self._beside: dict[str, Any] = {}
 
     def _reply(self, payload: object) -> list[Chunk]:
         chunks = self._payload(payload, "", "message")
@@ -118,6 +121,8 @@ class ChatParser(AnswerParser):
             reasoning, content = reasoning + late[0], content + late[1]
         calls = self._tool_calls(delta) if "tool_calls" in delta or "function_call" in delta else ()
         details = self._details(delta)
+        for name in self._beside_names:
+            self._keep(name, delta.get(name))
         self._empty_content = self._empty_content or delta.get("content") == ""
         usage = self._usage(body.get("usage") or choice.get("usage") or delta.get("usage"))
         if not (reasoning or content or refusal or calls or details or usage or finish):
@@ -132,10 +137,19 @@ class ChatParser(AnswerParser):
             refusal=refusal,
             usage=usage,
             finish_reason=finish,
+            text_extra={WIRE: self._beside} if finish is not None and self._beside else None,
             model=as_text(body.get("model")) or None,
             raw=body,
             empty_content=self._empty_content,
         )
+
+    def _keep(self, name: str, value: object) -> None:
+        """Keeps a field of the message that the provider wants back; lists come in pieces."""
+        present = self._beside.get(name)
+        if isinstance(present, list) and isinstance(value, list):
+            self._beside[name] = [*cast("list[object]", present), *cast("list[object]", value)]
+        elif value:
+            self._beside[name] = value
 
     def _texts(self, delta: Mapping[str, Any]) -> tuple[str, str]:
         value = delta.get("content")

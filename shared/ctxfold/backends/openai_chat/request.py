@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
+from ctxfold.backends.media import chat_form, media_block, unread
+from ctxfold.backends.openai_chat.parse import WIRE
 from ctxfold.backends.profile import (
+    WIRES,
     Profile,
     RequestRules,
     check_extra,
+    json_lines,
     keeps_reasoning,
     round_start,
     thinking_fields,
@@ -18,6 +24,7 @@ from ctxfold.backends.profile import (
     without_refused,
     wrapped_arguments,
 )
+from ctxfold.backends.response_parser import as_dict, as_text
 from ctxfold.history.alternation import alternating
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec
 from ctxfold.protocols import Request
@@ -70,8 +77,7 @@ def canonical_lines(tools: Iterable[ToolSpec], messages: Iterable[Mapping[str, A
     """Returns tools, then projected messages, one JSON object a line, keys sorted and tool arguments parsed."""
     rows: list[Any] = [tool_body(tool) for tool in tools]
     rows += [_parsed(message) for message in messages]
-    text = "".join(json.dumps(r, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n" for r in rows)
-    return text.encode("utf-8", "surrogatepass")
+    return json_lines(rows)
 
 
 def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -113,7 +119,7 @@ def project(
             case "assistant":
                 rows.append(_assistant(profile, message, model=model))
             case "tool":
-                rows.extend(_results(message))
+                rows.extend(_results(message, rules))
             case _:
                 assert_never(message.role)
         leading = False
@@ -144,7 +150,7 @@ def _row(role: str, message: Message) -> dict[str, Any]:
 
 
 def _content(message: Message) -> str | list[Any]:
-    """Returns a string when there is only text, else a list of typed blocks; media keep the shape they came in."""
+    """Returns a string when there is only text, else a list of typed blocks."""
     if not any(isinstance(part, MediaPart) for part in message.parts):
         return message.text
     blocks: list[Any] = []
@@ -152,8 +158,14 @@ def _content(message: Message) -> str | list[Any]:
         if isinstance(part, TextPart):
             blocks.append({"type": "text", "text": part.text})
         elif isinstance(part, MediaPart):
-            blocks.append(json.loads(part.data))
+            blocks.append(_media(part))
     return blocks
+
+
+def _media(part: MediaPart) -> dict[str, Any]:
+    """Returns a block of another wire in the form of this one, and any other with a type as it came."""
+    block = chat_form(media_block(part))
+    return block if "type" in block else {"type": "text", "text": unread(part)}
 
 
 def _assistant(profile: Profile, message: Message, *, model: str) -> dict[str, Any]:
@@ -164,11 +176,34 @@ def _assistant(profile: Profile, message: Message, *, model: str) -> dict[str, A
     field = profile.reasoning_out.field
     if field is not None:
         reasoning = _reasoning(profile, message)
-        if reasoning is not None:
+        if field == "content":
+            row[field] = _with_thinking(as_text(reasoning), row[field])
+        elif reasoning is not None:
             row[field] = reasoning
+    if profile.request.message_extra and message.model in (None, model):
+        row |= _beside(profile.request.message_extra, message)
     if calls:
         row["tool_calls"] = _calls(profile, message, model=model)
     return row
+
+
+def _with_thinking(reasoning: str, content: object) -> object:
+    """Returns the content with the reasoning as a closed thinking chunk before it."""
+    if not reasoning:
+        return content
+    chunk = {"type": "thinking", "thinking": [{"type": "text", "text": reasoning}], "closed": True}
+    if isinstance(content, list):
+        return [chunk, *cast("list[object]", content)]
+    return [chunk, {"type": "text", "text": content}] if content else [chunk]
+
+
+def _beside(names: Sequence[str], message: Message) -> dict[str, Any]:
+    """Returns the fields that the provider sent beside the content of this message."""
+    beside: dict[str, Any] = {}
+    for part in message.parts:
+        if isinstance(part, TextPart) and part.extra is not None:
+            beside |= as_dict(as_dict(json.loads(part.extra)).get(WIRE))
+    return {name: value for name, value in beside.items() if name in names}
 
 
 def _reasoning(profile: Profile, message: Message) -> str | list[Any] | None:
@@ -177,6 +212,7 @@ def _reasoning(profile: Profile, message: Message) -> str | list[Any] | None:
     parts = [part for part in message.parts if isinstance(part, ReasoningPart)]
     if rules.field == profile.reasoning_in.details_field:
         blocks = [block for part in parts if part.details is not None for block in json.loads(part.details)]
+        blocks = [block for block in blocks if not _is_foreign(block)]
         if blocks:
             return blocks
     elif any(part.text for part in parts):
@@ -185,11 +221,17 @@ def _reasoning(profile: Profile, message: Message) -> str | list[Any] | None:
     return rules.placeholder if wants else None
 
 
+def _is_foreign(block: object) -> bool:
+    """Returns True for an item of the Responses API or a part of Gemini, which the same model may have sent on that wire."""
+    kind = as_text(as_dict(block).get("type"))
+    return kind in ("", "compaction", "reasoning") or kind.endswith("_call")
+
+
 def _calls(profile: Profile, message: Message, *, model: str) -> list[dict[str, Any]]:
     """The calls with what their provider added: another provider would refuse it."""
     rules = profile.request
     own = message.model in (None, model)
-    extras: list[dict[str, Any]] = [json.loads(c.extra) if c.extra is not None else {} for c in message.tool_calls]
+    extras = [_fields(call) for call in message.tool_calls]
     if not own:
         extras = [{name: value for name, value in e.items() if name in rules.call_extra} for e in extras]
     if rules.call_placeholder is not None and not any(extras):
@@ -197,19 +239,33 @@ def _calls(profile: Profile, message: Message, *, model: str) -> list[dict[str, 
     return [_call(call, extra, rules) for call, extra in zip(message.tool_calls, extras, strict=True)]
 
 
+def _fields(call: ToolCallPart) -> dict[str, Any]:
+    """Returns what came beside a call on this wire; what another wire keeps there stands under its name."""
+    extra: dict[str, Any] = json.loads(call.extra) if call.extra is not None else {}
+    return {name: value for name, value in extra.items() if name not in WIRES}
+
+
 def _call(call: ToolCallPart, extra: Mapping[str, Any], rules: RequestRules) -> dict[str, Any]:
     arguments = call.arguments
     if rules.malformed_arguments == "wrapped" and call.parsed() is None:
         arguments = json.dumps(wrapped_arguments(call), ensure_ascii=False)
-    return {**extra, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    function = {"name": call.name, "arguments": arguments}
+    return {**extra, "id": _call_id(call.id, rules), "type": "function", "function": function}
 
 
-def _results(message: Message) -> list[dict[str, Any]]:
+def _call_id(original: str, rules: RequestRules) -> str:
+    if not rules.short_call_ids or re.fullmatch("[a-zA-Z0-9]{9}", original):
+        return original
+    return hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def _results(message: Message, rules: RequestRules) -> list[dict[str, Any]]:
     results = message.tool_results
     rows: list[dict[str, Any]] = [
-        {"role": "tool", "tool_call_id": result.call_id, "content": result.content} for result in results
+        {"role": "tool", "tool_call_id": _call_id(result.call_id, rules), "content": result.content}
+        for result in results
     ]
-    media = [json.loads(part.data) for part in message.parts if isinstance(part, MediaPart)]
+    media = [_media(part) for part in message.parts if isinstance(part, MediaPart)]
     if media:
         rows[-1]["content"] = [{"type": "text", "text": results[-1].content}, *media]
     return rows

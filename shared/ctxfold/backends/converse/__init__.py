@@ -1,0 +1,1 @@
+"""The Converse wire of Amazon Bedrock."""

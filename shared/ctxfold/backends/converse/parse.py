@@ -1,0 +1,271 @@
+"""Parses replies of Bedrock's Converse and ConverseStream into chunks. Pure: bytes in, chunks out."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctxfold.backends.errors import error_body
+from ctxfold.backends.eventstream import EventStreamDecoder, Frame
+from ctxfold.backends.openai_chat.parse import usage_from
+from ctxfold.backends.profile import Profile
+from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
+from ctxfold.backends.sse import SseEvent
+from ctxfold.errors import BackendError
+from ctxfold.messages import Usage
+from ctxfold.protocols import Chunk, ToolCallDelta
+
+__all__ = ["ConverseParser"]
+
+SERVER_TOOL = "server_tool_use"
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    """An unfinished content block. `start` is what its first event held; text and reasoning have no first event."""
+
+    start: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kind: str = ""
+    begun: bool = False
+    signature: str = ""
+    redacted: list[str] = field(default_factory=list[str])
+    input: list[str] = field(default_factory=list[str])
+    results: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def sealed(self) -> dict[str, Any] | None:
+        """Returns a block of a tool that the service ran itself, so that it can be sent back; None for any other block."""
+        body = {name: value for name, value in as_dict(self.start.get(self.kind)).items() if value is not None}
+        if self.kind == "toolResult":
+            return {"toolResult": {**body, "content": _joined(self.results)}}
+        if self.kind == "toolUse" and self.is_server_tool:
+            return {"toolUse": {**body, "input": _object("".join(self.input))}}
+        return None
+
+    def first(self) -> bool:
+        """Returns True once, for the chunk that begins a part."""
+        begun, self.begun = self.begun, True
+        return not begun
+
+    @property
+    def is_server_tool(self) -> bool:
+        return as_dict(self.start.get("toolUse")).get("type") == SERVER_TOOL
+
+
+class ConverseParser(AnswerParser):
+    """Decodes one reply of Converse, whole or as frames of an event stream.
+
+    Redacted reasoning and the blocks of tools that the service ran itself become one sealed chunk each.
+    """
+
+    def __init__(self, profile: Profile, *, hide: Callable[[str], str] = str) -> None:
+        super().__init__(profile, hide=hide)
+        self._frames = EventStreamDecoder()
+        self._open: dict[int, _OpenBlock] = {}
+        self._text_begun = False
+        self._call_ids: set[str] = set()
+
+    def _read(self, data: bytes) -> Iterator[SseEvent]:
+        for frame in self._frames.feed(data):
+            kind = frame.headers.get(":message-type", "event")
+            if kind == "event":
+                yield SseEvent(frame.headers.get(":event-type", ""), _text(frame))
+            else:
+                self._failed(_exception(frame))
+                return
+
+    def _rest(self) -> tuple[SseEvent, ...]:
+        return ()  # a frame that was cut short holds nothing that its checksum vouches for
+
+    def _payload(self, payload: object, event_name: str) -> list[Chunk]:
+        body = as_dict(payload)
+        index = body.get("contentBlockIndex")
+        number = index if isinstance(index, int) else 0
+        match event_name:
+            case "contentBlockStart":
+                return self._started(number, as_dict(body.get("start")), body)
+            case "contentBlockDelta":
+                return self._delta(number, as_dict(body.get("delta")), body)
+            case "contentBlockStop":
+                return self._stopped(number, body)
+            case "messageStop":
+                rest = [chunk for open_number in list(self._open) for chunk in self._stopped(open_number, body)]
+                finish = self._finished(body.get("stopReason"))
+                return [*rest, Chunk(raw=body, finish_reason=finish, empty_content=self._text_begun)]
+            case "metadata":
+                return self._metadata(body)
+            case _:
+                return []
+
+    def _started(self, number: int, start: Mapping[str, Any], body: Mapping[str, Any]) -> list[Chunk]:
+        block = self._open[number] = _OpenBlock(start, next(iter(start), ""))
+        if block.kind != "toolUse" or block.is_server_tool:
+            return []
+        self.answered = True
+        call = as_dict(start.get("toolUse"))
+        identity = as_text(call.get("toolUseId"))
+        if identity in self._call_ids:
+            identity = ""  # two calls with one id could not be told apart
+        self._call_ids.add(identity)
+        delta = ToolCallDelta(number, identity or None, as_text(call.get("name")) or None)
+        return [self._chunk(body, tool_calls=(delta,), own_part=True)]
+
+    def _delta(self, number: int, delta: Mapping[str, Any], body: Mapping[str, Any]) -> list[Chunk]:
+        block = self._open.get(number)
+        if block is None:
+            block = self._open[number] = _OpenBlock()
+        if "text" in delta:
+            return self._content(block, as_text(delta["text"]), body)
+        if "reasoningContent" in delta:
+            return self._reasoning(block, as_dict(delta["reasoningContent"]), body)
+        if "toolUse" in delta:
+            piece = as_text(as_dict(delta["toolUse"]).get("input"))
+            block.input.append(piece)
+            if not piece or block.is_server_tool:
+                return []
+            return [self._chunk(body, tool_calls=(ToolCallDelta(number, arguments=piece),))]
+        if "toolResult" in delta:
+            block.results += as_dicts(delta["toolResult"])
+        return []
+
+    def _content(self, block: _OpenBlock, text: str, body: Mapping[str, Any]) -> list[Chunk]:
+        self._text_begun = True
+        if not text:
+            return []
+        self.answered = True
+        return [self._chunk(body, content=text, own_part=block.first())]
+
+    def _reasoning(self, block: _OpenBlock, delta: Mapping[str, Any], body: Mapping[str, Any]) -> list[Chunk]:
+        block.signature += as_text(delta.get("signature"))
+        redacted = as_text(delta.get("redactedContent"))
+        if redacted:
+            block.redacted.append(redacted)
+        text = as_text(delta.get("text"))
+        if not text:
+            return []
+        self.answered = True
+        return [self._chunk(body, reasoning=text, own_part=block.first())]
+
+    def _stopped(self, number: int, body: Mapping[str, Any]) -> list[Chunk]:
+        block = self._open.pop(number, None)
+        if block is None:
+            return []
+        chunks: list[Chunk] = []
+        if block.signature:
+            chunks.append(self._chunk(body, signature=block.signature, own_part=block.first()))
+        if block.redacted:
+            sealed = {"reasoningContent": {"redactedContent": _joined_base64(block.redacted)}}
+            chunks.append(self._chunk(body, sealed=sealed))
+        sealed_block = block.sealed()
+        if sealed_block is not None:
+            chunks.append(self._chunk(body, sealed=sealed_block))
+        return chunks
+
+    def _metadata(self, body: Mapping[str, Any]) -> list[Chunk]:
+        usage = as_dict(body.get("usage"))
+        chunks = [Chunk(raw=body, usage=self._usage(usage))] if usage else []
+        # it is the last event, and comes after the finish reason
+        return [*chunks, *(self._end() if self._finish is not None else ())]
+
+    def _reply(self, payload: object) -> list[Chunk]:
+        body = as_dict(payload)
+        if type(body.get("output")) is not dict:
+            error = error_body(payload) or ({"message": body["message"]} if "message" in body else None)
+            if error is not None:
+                self._failed(error)
+            else:
+                self._fail("protocol", "a reply without output")
+            return []
+        chunks: list[Chunk] = []
+        for number, block in enumerate(as_dicts(as_dict(as_dict(body["output"]).get("message")).get("content"))):
+            chunks += self._block(number, block)
+        finish = self._finished(body.get("stopReason"))
+        usage = as_dict(body.get("usage"))
+        last = Chunk(raw=body, finish_reason=finish, usage=self._usage(usage) if usage else None)
+        return [*chunks, last]
+
+    def _block(self, number: int, block: Mapping[str, Any]) -> list[Chunk]:
+        """Returns the chunks of a whole block; one of an unknown kind is kept as it is."""
+        match block:
+            case {"text": str(text)}:
+                return [*self._delta(number, {"text": text}, {}), *self._stopped(number, {})]
+            case {"citationsContent": {"content": list()}}:
+                text = "".join(as_text(one.get("text")) for one in as_dicts(block["citationsContent"]["content"]))
+                return [*self._delta(number, {"text": text}, {}), *self._stopped(number, {})]
+            case {"reasoningContent": {"reasoningText": dict()}}:
+                inner = as_dict(block["reasoningContent"]["reasoningText"])
+                return [*self._delta(number, {"reasoningContent": inner}, {}), *self._stopped(number, {})]
+            case {"reasoningContent": dict()}:
+                return [self._chunk({}, sealed=block)]
+            case {"toolUse": dict()} if as_dict(block["toolUse"]).get("type") != SERVER_TOOL:
+                call = as_dict(block["toolUse"])
+                given: object = call.get("input") or {}
+                arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+                opened = self._started(number, {"toolUse": call}, {})
+                return [*opened, self._chunk({}, tool_calls=(ToolCallDelta(number, arguments=arguments),))]
+            case _:
+                return [self._chunk({}, sealed=block)] if block else []
+
+    def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
+        self.done = True
+        if self.error is None:
+            self._check_end()
+        return []
+
+    def _usage(self, usage: Mapping[str, Any]) -> Usage:
+        return usage_from(usage, self._profile.usage)
+
+    def _chunk(self, raw: Mapping[str, Any], **fields: Any) -> Chunk:
+        return Chunk(raw=raw, empty_content=self._text_begun, **fields)
+
+
+def _exception(frame: Frame) -> dict[str, Any]:
+    """Returns an exception or an error of the stream as an error object; its code is the name that the service gave it."""
+    headers = frame.headers
+    body: Mapping[str, Any] = {}
+    try:
+        body = as_dict(json.loads(frame.payload)) if frame.payload else {}
+    except (ValueError, RecursionError):
+        body = {"message": frame.payload[:2000].decode("utf-8", "replace")}
+    message = body.get("message") or body.get("Message") or headers.get(":error-message")
+    return {"message": message, "code": headers.get(":exception-type") or headers.get(":error-code")}
+
+
+def _text(frame: Frame) -> str:
+    try:
+        return frame.payload.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BackendError(
+            f"an event is not UTF-8 (byte {error.start} of {len(frame.payload)}): check base_url", kind="protocol"
+        ) from error
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        return as_dict(json.loads(text))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _joined(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the contents of a streamed tool result, with the pieces of a text as one."""
+    joined: list[dict[str, Any]] = []
+    for item in results:
+        if joined and item.keys() == joined[-1].keys() == {"text"}:
+            joined[-1] = {"text": as_text(joined[-1]["text"]) + as_text(item["text"])}
+        else:
+            joined.append(item)
+    return joined
+
+
+def _joined_base64(pieces: list[str]) -> str:
+    """Returns the base64 of all pieces; each piece of a blob is encoded on its own."""
+    if len(pieces) == 1:
+        return pieces[0]
+    try:
+        return base64.b64encode(b"".join(base64.b64decode(piece, validate=True) for piece in pieces)).decode()
+    except binascii.Error:
+        return "".join(pieces)

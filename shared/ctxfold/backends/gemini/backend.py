@@ -1,0 +1,60 @@
+"""Implements the backend for Google's generateContent, at the Gemini API and at Vertex AI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ctxfold.backends.gemini.parse import GeminiParser
+from ctxfold.backends.gemini.request import canonical_lines, project, request_body
+from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.backends.profile import Profile
+from ctxfold.backends.transport import Parser
+from ctxfold.messages import Message
+from ctxfold.protocols import ContextBackend, Request
+
+__all__ = ["GeminiBackend"]
+
+_COUNTED = frozenset({"contents", "systemInstruction", "tools"})
+
+
+class GeminiBackend(HttpBackend):
+    """A model service with generateContent: the Gemini API, or Vertex AI with project and location in `base_url`.
+
+    Thoughts, their signatures and the parts of Google's own tools go back to the model that made them, in the same place.
+    """
+
+    wire = "gemini"
+    default_provider = "gemini"
+
+    def to_request_messages(
+        self, messages: Sequence[Message], *, model: str | None = None, refused_before: int = 0
+    ) -> list[dict[str, Any]]:
+        """Returns the messages as contents, without the leading system prompts, which have a field of their own."""
+        name = model or self.model
+        return project(self._profile_for(name), messages, model=name, refused_before=refused_before).contents
+
+    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
+        """Returns the JSON body of a request, the same streamed or not; raises ConfigError when the profile does not support it."""
+        resolved = self._resolved(request)
+        name = resolved.model or self.model
+        return request_body(self._profile_for(name), resolved, model=name)
+
+    def canonical_bytes(self, request: Request) -> bytes:
+        """Returns tools, system and parts, one JSON object a line: a request extends another when these bytes do."""
+        name = request.model or self.model
+        return canonical_lines(
+            self._profile_for(name), request.tools, request.messages, model=name, refused_before=request.refused_before
+        )
+
+    def _count_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        counted = {name: value for name, value in body.items() if name in _COUNTED}
+        field = self.profile.tokens.field
+        return counted if field is None else {field: {"model": f"models/{self.model}", **counted}}
+
+    def _parser(self, profile: Profile, request: Request) -> Parser:
+        return GeminiParser(profile, hide=self._hide)
+
+
+if TYPE_CHECKING:
+    _: ContextBackend = GeminiBackend(model="m")

@@ -1,0 +1,293 @@
+"""Writes requests for generateContent: contents of parts, with thought signatures where they came from. Pure."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ctxfold.backends.gemini.parse import WIRE
+from ctxfold.backends.media import chat_form, media_block, unread
+from ctxfold.backends.profile import (
+    Profile,
+    check_extra,
+    json_lines,
+    keeps_reasoning,
+    round_start,
+    thinking_fields,
+    tool_choice,
+    without_refused,
+    wrapped_arguments,
+)
+from ctxfold.backends.response_parser import as_dict
+from ctxfold.history.alternation import NOBODY_ASKED
+from ctxfold.messages import (
+    MediaPart,
+    Message,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    ToolSpec,
+)
+from ctxfold.protocols import Request
+
+__all__ = ["Projected", "canonical_lines", "media_part", "message_parts", "project", "request_body", "tool_body"]
+
+WirePart = dict[str, Any]
+SIGNATURE = "thoughtSignature"
+# marks of the blocks of other wires
+_FOREIGN = frozenset({"type", "reasoningContent", "toolUse", "citationsContent", "cachePoint"})
+_NATIVE_MEDIA = frozenset({"fileData", "file_data", "inlineData", "inline_data"})  # unless there is a type
+_DATA_URL = re.compile(r"data:(?P<mime>[^;,]{1,127})[^,]{0,127};base64,(?P<data>.*)", re.DOTALL)
+
+
+@dataclass(slots=True)
+class _Round:
+    """The calls of the last model content, and the results that have come for them."""
+
+    calls: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    results: list[tuple[int, WirePart]] = field(default_factory=list[tuple[int, WirePart]])
+    media: list[WirePart] = field(default_factory=list[WirePart])
+
+
+@dataclass(slots=True)
+class Projected:
+    """A conversation in the form of requests: the parts of the system instruction, and contents of user and model."""
+
+    system: list[WirePart] = field(default_factory=list[WirePart])
+    contents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    _round: _Round = field(default_factory=_Round)
+
+    def add_model(self, parts: list[WirePart]) -> None:
+        """Adds a turn of the model; a call may not follow another model content, so that neighbours are one."""
+        self.end_round()
+        if self.contents and self.contents[-1]["role"] == "model":
+            self.contents[-1]["parts"] += parts
+        else:
+            self.contents.append({"role": "model", "parts": parts})
+        for part in self.contents[-1]["parts"]:
+            if "functionCall" in part:
+                call = part["functionCall"]
+                self._round.calls.setdefault(call["id"], (len(self._round.calls), call["name"]))
+
+    def add_user(self, parts: list[WirePart]) -> None:
+        self.end_round()
+        self._round.calls = {}
+        self.contents.append({"role": "user", "parts": parts})
+
+    def add_results(self, message: Message) -> None:
+        """Adds the results of calls; all results of a content's calls stand in one content, in the order of the calls."""
+        for part in message.parts:
+            if isinstance(part, ToolResultPart):
+                place, name = self._round.calls.get(part.call_id, (len(self._round.calls), ""))
+                response = {"error" if part.is_error else "output": part.content}
+                answer = {"id": part.call_id, "name": name or part.name or "unknown", "response": response}
+                self._round.results.append((place, {"functionResponse": answer}))
+            elif isinstance(part, MediaPart):
+                self._round.media.append(media_part(part))
+
+    def end_round(self) -> None:
+        """Writes the results so far, and what they brought along besides text in a content of its own."""
+        results, media = sorted(self._round.results, key=lambda placed: placed[0]), self._round.media
+        if results:
+            self.contents.append({"role": "user", "parts": [part for _, part in results]})
+        if media:
+            self.contents.append({"role": "user", "parts": media})
+        if results or media:
+            self._round = _Round()
+
+
+def project(profile: Profile, messages: Sequence[Message], *, model: str, refused_before: int = 0) -> Projected:
+    """Projects messages: leading system messages separate, later ones as the user's; a turn with nothing left is left out."""
+    start = round_start(messages)
+    result = Projected()
+    leading = True
+    for index, message in enumerate(messages):
+        leading = leading and message.role == "system"
+        if message.role == "tool":
+            result.add_results(message)
+            continue
+        keeps = index >= refused_before and keeps_reasoning(
+            profile.reasoning_out, message, model=model, in_round=index > start, bound=True
+        )
+        parts = message_parts(message, reasoning=keeps, placeholder=profile.request.call_placeholder)
+        if not parts:
+            continue
+        if leading:
+            result.system += parts
+        elif message.role == "assistant":
+            result.add_model(parts)
+        else:
+            result.add_user(parts)
+    result.end_round()
+    if result.contents and result.contents[0]["role"] == "model":
+        result.contents.insert(0, {"role": "user", "parts": [{"text": NOBODY_ASKED}]})
+    return result
+
+
+def message_parts(
+    message: Message, *, reasoning: bool = True, placeholder: Mapping[str, Any] | None = None
+) -> list[WirePart]:
+    """Returns the parts of a message in order; an empty text is left out unless it is signed, because the service refuses it.
+
+    Without `reasoning` all signatures are left out too. `placeholder` is set on the first call of a turn without signatures.
+    """
+    parts: list[WirePart] = []
+    for part in message.parts:
+        match part:
+            case TextPart(text=text):
+                beside = _beside(part.extra) if reasoning else {}
+                if text or beside:
+                    parts.append({"text": text, **beside})
+            case ReasoningPart():
+                if reasoning:
+                    parts += _reasoning_parts(part)
+            case MediaPart():
+                parts.append(media_part(part))
+            case ToolCallPart():
+                parts.append({"functionCall": _call(part), **(_beside(part.extra) if reasoning else {})})
+            case _:  # results are in tool messages, opaque parts are never sent
+                continue
+    first = next((part for part in parts if "functionCall" in part), None)
+    if placeholder is not None and first is not None and not any(SIGNATURE in part for part in parts):
+        first.update(placeholder)
+    return parts
+
+
+def _beside(extra: str | None) -> dict[str, Any]:
+    """Returns what this service sent beside a text or a call."""
+    return {} if extra is None else dict(as_dict(as_dict(json.loads(extra)).get(WIRE)))
+
+
+def _reasoning_parts(part: ReasoningPart) -> list[WirePart]:
+    """Returns a thought, or the parts of the service's own tools as they came."""
+    details: object = json.loads(part.details) if part.details is not None else None
+    items = cast("list[object]", details) if isinstance(details, list) else []
+    sealed = [cast("WirePart", item) for item in items if isinstance(item, dict)]
+    own = [item for item in sealed if item and _FOREIGN.isdisjoint(item)]
+    if part.signature is not None:
+        return [*own, {"text": part.text, "thought": True, SIGNATURE: part.signature}]
+    return [*own, {"text": part.text, "thought": True}] if part.text else own
+
+
+def _call(call: ToolCallPart) -> dict[str, Any]:
+    """Returns a call with its arguments as an object; malformed text is wrapped, so that it stays visible."""
+    value = call.parsed()
+    return {"id": call.id, "name": call.name, "args": wrapped_arguments(call) if value is None else value}
+
+
+def media_part(part: MediaPart) -> WirePart:
+    """Returns the service's own part unchanged; blocks of the other wires are converted, and text stands for an unknown one."""
+    data = media_block(part)
+    if "type" not in data and not _NATIVE_MEDIA.isdisjoint(data):
+        return data
+    match chat_form(data):
+        case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
+            return _address(url, part.mime)
+        case (
+            {"type": "file", "file": {"file_data": str(url)}}
+            | {
+                "type": _,
+                "source": {"type": "url", "url": str(url)},
+            }
+            | {"type": "input_file", "file_url": str(url)}
+        ):
+            return _address(url, part.mime)
+        case {"type": "input_audio", "input_audio": {"data": str(sound), "format": str(form)}}:
+            return {"inlineData": {"mimeType": f"audio/{form}", "data": sound}}
+        case {"base64": str(content)}:
+            mime = str(data.get("mime_type") or part.mime or "application/octet-stream")
+            return {"inlineData": {"mimeType": mime, "data": content}}
+        case {"url": str(url)}:
+            return _address(url, part.mime)
+        case _:
+            return {"text": unread(part)}
+
+
+def _address(url: str, mime: str | None) -> WirePart:
+    inline = _DATA_URL.fullmatch(url)
+    if inline is not None:
+        return {"inlineData": {"mimeType": inline["mime"], "data": inline["data"]}}
+    kind = mime or mimetypes.guess_type(url.partition("?")[0])[0]
+    return {"fileData": {"mimeType": kind, "fileUri": url} if kind else {"fileUri": url}}
+
+
+_RESERVED = frozenset({"contents", "systemInstruction"})
+_MODES: Mapping[str, str] = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
+_IN_CACHE = frozenset({"systemInstruction", "tools", "toolConfig"})
+
+
+def request_body(profile: Profile, request: Request, *, model: str) -> dict[str, Any]:
+    """Returns the JSON body of a request; raises ConfigError when the profile does not support it.
+
+    Objects in `extra` are merged with those of the request, and its `tools` are added. A request with `cachedContent` goes
+    without system instruction and tools, which the service has in its cache and refuses beside it.
+    """
+    check_extra(request, _RESERVED)
+    projected = project(profile, request.messages, model=model, refused_before=request.refused_before)
+    body: dict[str, Any] = {}
+    if projected.system:
+        body["systemInstruction"] = {"role": "user", "parts": projected.system}
+    body["contents"] = projected.contents
+    if request.tools:
+        body["tools"] = [{"functionDeclarations": [tool_body(tool) for tool in request.tools]}]
+    choice = tool_choice(profile, request)
+    if choice is not None:
+        named = {"mode": "ANY", "allowedFunctionNames": [choice]}
+        body["toolConfig"] = {"functionCallingConfig": {"mode": _MODES[choice]} if choice in _MODES else named}
+    generation: dict[str, Any] = {}
+    if request.max_tokens is not None:
+        generation["maxOutputTokens"] = request.max_tokens
+    if request.temperature is not None:
+        generation["temperature"] = request.temperature
+    if request.stop:
+        generation["stopSequences"] = list(request.stop)
+    added: list[Mapping[str, Any]] = [{"generationConfig": generation}, profile.request.extra_body]
+    if request.tools:
+        added.append(profile.request.extra_body_with_tools)
+    for fields in (*added, thinking_fields(profile, request.thinking), request.extra):
+        body = _merged(body, fields)
+    if "cachedContent" in body:
+        body = {name: value for name, value in body.items() if name not in _IN_CACHE}
+    body["generationConfig"] = without_refused(profile, body["generationConfig"], request.thinking)
+    if not body["generationConfig"]:
+        del body["generationConfig"]
+    return without_refused(profile, body, request.thinking)
+
+
+def _merged(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the body with more fields: objects are merged, tools are added, anything else is replaced."""
+    merged = dict(body)
+    for name, value in fields.items():
+        present: object = body.get(name)
+        if isinstance(present, dict) and isinstance(value, Mapping):
+            merged[name] = _merged(cast("dict[str, Any]", present), cast("Mapping[str, Any]", value))
+        elif name == "tools" and isinstance(present, list) and isinstance(value, list | tuple):
+            merged[name] = [*cast("list[object]", present), *cast("Sequence[object]", value)]
+        else:
+            merged[name] = value
+    return merged
+
+
+def tool_body(tool: ToolSpec) -> dict[str, Any]:
+    """Returns the declaration of a function."""
+    row: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        row["description"] = tool.description
+    row["parametersJsonSchema"] = dict(tool.parameters) or {"type": "object", "properties": {}}
+    return row
+
+
+def canonical_lines(
+    profile: Profile, tools: Sequence[ToolSpec], messages: Sequence[Message], *, model: str, refused_before: int = 0
+) -> bytes:
+    """Returns tools, then system, then every part with its role, one JSON object a line, keys sorted."""
+    projected = project(profile, messages, model=model, refused_before=refused_before)
+    lines: list[Any] = [tool_body(tool) for tool in tools]
+    lines += [{"role": "system", **part} for part in projected.system]
+    lines += [{"role": content["role"], **part} for content in projected.contents for part in content["parts"]]
+    return json_lines(lines)

@@ -1,0 +1,399 @@
+"""Serves Anthropic's Messages API, and refuses what Anthropic refuses, in its words."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, takewhile
+from typing import Any
+
+import ctxfold.testing.render as render
+from ctxfold.lru import LruCache
+from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapping
+from ctxfold.testing.served import Asked, ServedWire
+from ctxfold.testing.strict import Strict
+
+__all__ = ["Messages", "signature"]
+
+Block = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+MAX_MARKS = 4
+_OVERFLOW = re.compile(
+    r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the messages, (?P<reply>\d+) in the completion\)",
+    re.DOTALL,
+)
+_REJECTED = "invalid_request_error"
+_TYPES = {
+    400: _REJECTED,
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_FINISH = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
+_CHOICES = {"auto": "auto", "none": "none", "any": "required"}
+_CALL_ID = re.compile(r"[a-zA-Z0-9_-]+")
+_THINKING = frozenset({"thinking", "redacted_thinking"})
+_KNOWN = {
+    "user": frozenset({"document", "image", "search_result", "text", "tool_reference", "tool_result"}),
+    # blocks of server tools go back too, and their names are many
+    "assistant": frozenset({"compaction", "container_upload", "server_tool_use", "text", "tool_use"}) | _THINKING,
+}
+
+
+def signature(thinking: str) -> str:
+    """Returns the signature of a thinking text, so that the server can tell what comes back unchanged."""
+    return base64.b64encode(hashlib.sha256(f"messages:{thinking}".encode("utf-8", "replace")).digest()).decode()
+
+
+class Messages(ServedWire):
+    """The Messages API; any `strict` makes it check requests."""
+
+    def serves(self, path: str) -> bool:
+        return path.endswith("/messages")
+
+    def chat_body(self, asked: Asked) -> dict[str, Any]:
+        body = asked.body
+        system = "\n\n".join(_texts(body.get("system")))
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        for row in _rows(body):
+            messages += _chat_messages(row)
+        tools = [as_mapping(tool) for tool in as_list(body.get("tools"))]
+        chat: dict[str, Any] = {
+            "model": body.get("model"),
+            "messages": messages,
+            "tools": [{"type": "function", "function": _function(tool)} for tool in tools if "input_schema" in tool],
+            "stream": body.get("stream") is True,
+        }
+        choice = as_mapping(body.get("tool_choice"))
+        if choice:
+            named = {"type": "function", "function": {"name": choice.get("name")}}
+            chat["tool_choice"] = _CHOICES.get(str(choice.get("type")), named)
+        return chat | {name: body[name] for name in ("max_tokens", "thinking") if name in body}
+
+    def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
+        if strict is None:
+            return None
+        body, rows = asked.body, _rows(asked.body)
+        message = _parameters(body) or _turns(rows) or _blocks(rows) or _pairs(rows)
+        message = message or _marks(body, rows) or _thinking(body, rows, produced)
+        return api_error(400, message) if message else None
+
+    def whole(self, completion: render.Completion) -> bytes:
+        content: list[dict[str, Any]] = []
+        reply = completion.reply
+        if reply.reasoning:
+            thinking = {"thinking": reply.reasoning, "signature": signature(reply.reasoning)}
+            content.append({"type": "thinking", **thinking})
+        if reply.content:
+            content.append({"type": "text", "text": reply.content})
+        content += [{**_use(call), "input": _object(call["function"]["arguments"])} for call in completion.calls()]
+        message = _message(completion, _usage(completion.usage))
+        return render.encode({**message, "content": content, "stop_reason": _finish(completion)})
+
+    def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
+        usage = _usage(completion.usage)
+        counted = {name: usage.pop(name) for name in ("output_tokens", "output_tokens_details")}
+        message = _message(completion, {**usage, "output_tokens": 1})
+        yield _event("message_start", message=message)
+        yield _event("ping")
+        for number, (start, deltas) in enumerate(_streamed(completion)):
+            yield _event("content_block_start", index=number, content_block=start)
+            for delta in deltas:
+                yield _event("content_block_delta", index=number, delta=delta)
+            yield _event("content_block_stop", index=number)
+        finish = {"stop_reason": _finish(completion), "stop_sequence": None}
+        yield _event("message_delta", delta=finish, usage=counted)
+        yield _event("message_stop")
+
+    def error(self, error: ErrorReply) -> ErrorReply:
+        body = as_mapping(error.body)
+        inner = as_mapping(body.get("error"))
+        if not inner or body.get("type") == "error":
+            return error
+        message, kind = str(inner.get("message") or ""), inner.get("type")
+        overflow = _OVERFLOW.search(message)
+        if overflow is not None:
+            message = _too_long(*(int(overflow[name]) for name in ("limit", "prompt", "reply")))
+        # a script's own type stays, except for the one that it has when it names none
+        if kind not in _TYPES.values() or kind == _REJECTED:
+            kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else _REJECTED)
+        return ErrorReply(error.status, {"type": "error", "error": {"type": kind, "message": message}}, error.headers)
+
+
+def _too_long(limit: int, prompt: int, reply: int) -> str:
+    if prompt > limit:
+        return f"prompt is too long: {prompt} tokens > {limit} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {prompt} + {reply} > {limit}, "
+        "decrease input length or `max_tokens` and try again"
+    )
+
+
+# replies
+
+
+def _message(completion: render.Completion, usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message that has said nothing yet."""
+    return {
+        "id": f"msg_{completion.id[-24:]}",
+        "type": "message",
+        "role": "assistant",
+        "model": completion.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage,
+    }
+
+
+def _streamed(completion: render.Completion) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Yields the start of each block and its deltas."""
+    reply = completion.reply
+    if reply.reasoning:
+        thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in render.pieces(reply.reasoning, None)]
+        signed = {"type": "signature_delta", "signature": signature(reply.reasoning)}
+        yield {"type": "thinking", "thinking": "", "signature": ""}, [*thoughts, signed]
+    if reply.content:
+        pieces = render.pieces(reply.content, reply.chunks)
+        yield {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces]
+    for call in completion.calls():
+        pieces = ["", *render.pieces(call["function"]["arguments"], 2)]
+        yield _use(call), [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+
+
+def _use(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+
+
+def _object(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: ".encode() + render.encode({"type": kind, **fields}) + b"\n\n"
+
+
+def _finish(completion: render.Completion) -> str:
+    finish = completion.reply.finish
+    return _FINISH.get(finish, finish)
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the usage with what was read from and written to the cache beside the input, as Anthropic counts."""
+    prompt, completion = (as_mapping(usage.get(f"{name}_tokens_details")) for name in ("prompt", "completion"))
+    read, written = (int(prompt.get(name) or 0) for name in ("cached_tokens", "cache_write_tokens"))
+    return {
+        "input_tokens": int(usage.get("prompt_tokens") or 0) - read - written,
+        "cache_creation_input_tokens": written,
+        "cache_read_input_tokens": read,
+        "output_tokens": int(usage.get("completion_tokens") or 0),
+        "output_tokens_details": {"thinking_tokens": int(completion.get("reasoning_tokens") or 0)},
+    }
+
+
+# a request as a chat completion
+
+
+def _rows(body: Body) -> list[Mapping[str, Any]]:
+    return [as_mapping(row) for row in as_list(body.get("messages"))]
+
+
+def _content(content: Any) -> list[Block]:
+    """Returns the blocks of a content, which may be one text."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [as_mapping(block) for block in as_list(content)]
+
+
+def _of(row: Mapping[str, Any], kind: str) -> list[Block]:
+    return [block for block in _content(row.get("content")) if block.get("type") == kind]
+
+
+def _texts(content: Any) -> list[str]:
+    return [str(block.get("text") or "") for block in _content(content) if block.get("type") == "text"]
+
+
+def _function(tool: Block) -> dict[str, Any]:
+    named = {"name": tool.get("name"), "description": tool.get("description", "")}
+    return {**named, "parameters": tool["input_schema"]}
+
+
+def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if row.get("role") == "assistant":
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(_texts(row.get("content")))}
+        thoughts = "".join(str(block.get("thinking") or "") for block in _of(row, "thinking"))
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        calls = [_call(use) for use in _of(row, "tool_use")]
+        yield {**message, "tool_calls": calls} if calls else message
+        return
+    results = _of(row, "tool_result")
+    for result in results:
+        yield {"role": "tool", "tool_call_id": result.get("tool_use_id"), "content": _shown(result.get("content"))}
+    said = _shown(row.get("content"))
+    if said or not results:
+        yield {"role": "user", "content": said}
+
+
+def _call(use: Block) -> dict[str, Any]:
+    function = {"name": use.get("name"), "arguments": json.dumps(use.get("input"), ensure_ascii=False)}
+    return {"id": use.get("id"), "type": "function", "function": function}
+
+
+def _shown(content: Any) -> str | list[dict[str, Any]]:
+    """Returns texts as one, or as parts where images or documents are among them."""
+    parts: list[dict[str, Any]] = []
+    for block in _content(content):
+        source = as_mapping(block.get("source"))
+        url = source.get("url", f"data:{source.get('media_type')};base64,{source.get('data')}")
+        match block.get("type"):
+            case "text":
+                parts.append({"type": "text", "text": str(block.get("text") or "")})
+            case "image":
+                parts.append({"type": "image_url", "image_url": {"url": url}})
+            case "document":
+                file = {"filename": str(block.get("title") or "document"), "file_data": url}
+                parts.append({"type": "file", "file": file})
+            case _:
+                pass
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+# what Anthropic refuses
+
+
+def _parameters(body: Body) -> str | None:
+    limit, thinking = body.get("max_tokens"), as_mapping(body.get("thinking"))
+    if limit is None:
+        return "max_tokens: Field required"
+    if thinking.get("type") == "enabled" and int(thinking.get("budget_tokens") or 0) >= int(limit):
+        return "`max_tokens` must be greater than `thinking.budget_tokens`."
+    forced = as_mapping(body.get("tool_choice")).get("type") in ("any", "tool")
+    if forced and thinking.get("type") in ("enabled", "adaptive"):
+        return "Thinking may not be enabled when tool_choice forces tool use."
+    if any(not text.strip() for text in _texts(body.get("system"))):
+        return "system: text content blocks must be non-empty"
+    return None
+
+
+def _turns(rows: Rows) -> str | None:
+    if not rows:
+        return "messages: at least one message is required"
+    for row in rows:
+        if row.get("role") not in _KNOWN:
+            return (
+                f'messages: Unexpected role "{row.get("role")}". The Messages API accepts a top-level `system` parameter, '
+                'not "system" as an input message role.'
+            )
+    if rows[0].get("role") != "user":
+        return 'messages: first message must use the "user" role'
+    for row, following in pairwise(rows):
+        if row.get("role") == following.get("role"):
+            role = row.get("role")
+            return (
+                'messages: roles must alternate between "user" and "assistant", '
+                f'but found multiple "{role}" roles in a row'
+            )
+    return None
+
+
+def _blocks(rows: Rows) -> str | None:
+    for index, row in enumerate(rows):
+        blocks = _content(row.get("content"))
+        if not blocks:
+            return f"messages.{index}: all messages must have non-empty content except for the optional final assistant message"
+        for place, block in enumerate(blocks):
+            where, kind = f"messages.{index}.content.{place}", str(block.get("type"))
+            known = _KNOWN[row["role"]]
+            if kind not in known and not (row["role"] == "assistant" and kind.endswith("_tool_result")):
+                return (
+                    f"{where}: Input tag '{kind}' found using 'type' does not match any of the expected tags: "
+                    f"{', '.join(repr(name) for name in sorted(known))}"
+                )
+            if kind == "text" and not str(block.get("text") or "").strip():
+                return "messages: text content blocks must contain non-whitespace text"
+            if kind == "tool_use" and not isinstance(block.get("input"), Mapping):
+                return f"{where}.tool_use.input: Input should be a valid dictionary"
+            if kind == "tool_use" and not _CALL_ID.fullmatch(str(block.get("id"))):
+                return f"{where}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"
+    return None
+
+
+def _pairs(rows: Rows) -> str | None:
+    """Every call is answered first of all in the next message, and every answer has its call in the message before."""
+    nothing: Mapping[str, Any] = {}
+    for index, row in enumerate(rows):
+        calls = [str(use.get("id")) for use in _of(row, "tool_use")]
+        following = rows[index + 1] if index + 1 < len(rows) else nothing
+        first = takewhile(lambda block: block.get("type") == "tool_result", _content(following.get("content")))
+        answered = [str(block.get("tool_use_id")) for block in first]
+        missing = [call for call in calls if call not in answered]
+        if missing:
+            return (
+                f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately after: "
+                f"{', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` block in the next message."
+            )
+        asked = [use.get("id") for use in _of(rows[index - 1], "tool_use")] if index else []
+        for place, block in enumerate(_content(row.get("content"))):
+            if block.get("type") == "tool_result" and block.get("tool_use_id") not in asked:
+                return (
+                    f"messages.{index}.content.{place}: unexpected `tool_use_id` found in `tool_result` blocks: "
+                    f"{block.get('tool_use_id')}. Each `tool_result` block must have a corresponding `tool_use` block in the "
+                    "previous message."
+                )
+    return None
+
+
+def _marks(body: Body, rows: Rows) -> str | None:
+    blocks = [*_content(body.get("system")), *(as_mapping(tool) for tool in as_list(body.get("tools")))]
+    for row in rows:
+        for block in _content(row.get("content")):
+            blocks += [block, *_content(block.get("content"))]
+    marks = [block.get("type") for block in (body, *blocks) if block.get("cache_control") is not None]
+    if len(marks) > MAX_MARKS:
+        return f"A maximum of {MAX_MARKS} blocks with cache_control may be provided. Found {len(marks)}."
+    if any(kind in _THINKING for kind in marks):
+        return "thinking blocks cannot have cache_control: Extra inputs are not permitted"
+    return None
+
+
+def _thinking(body: Body, rows: Rows, produced: LruCache[str, str]) -> str | None:
+    """Thinking comes back as it was signed, and calls of the open turn come back behind theirs.
+
+    A model that thinks as it sees fit accepts turns that begin without; one that always thinks does not for the first turn
+    after a question, nor for a turn that this server sent with thinking.
+    """
+    mode = as_mapping(body.get("thinking")).get("type")
+    asked = max((i for i, row in enumerate(rows) if row["role"] == "user" and not _of(row, "tool_result")), default=0)
+    for index, row in enumerate(rows):
+        blocks = _content(row.get("content"))
+        for place, block in enumerate(blocks):
+            if block.get("type") != "thinking":
+                continue
+            if block.get("signature") != signature(str(block.get("thinking"))):
+                return f"messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
+        calls = _of(row, "tool_use")
+        if index <= asked or not calls or mode in ("adaptive", "disabled"):
+            continue
+        needed = mode == "enabled" and index == asked + 1
+        needed = needed or any(produced.get(str(use.get("id"))) for use in calls)
+        if needed and blocks[0].get("type") not in _THINKING:
+            return (
+                f"messages.{index}.content.0.type: Expected `thinking` or `redacted_thinking`, but found "
+                f"`{blocks[0].get('type')}`. When `thinking` is enabled, a final `assistant` message must start with a thinking "
+                "block (preceding the lastmost set of `tool_use` and `tool_result` blocks)."
+            )
+    return None

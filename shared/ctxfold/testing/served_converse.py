@@ -1,0 +1,332 @@
+"""Serves Amazon Bedrock's Converse and ConverseStream, and refuses what Bedrock refuses, in its words."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+from urllib.parse import unquote
+from zlib import crc32
+
+import ctxfold.testing.render as render
+from ctxfold.lru import LruCache
+from ctxfold.testing.script import ErrorReply, as_list, as_mapping
+from ctxfold.testing.served import Asked, ServedWire
+from ctxfold.testing.strict import Strict
+
+__all__ = ["Converse", "event_frame", "signature"]
+
+_PATH = re.compile(r"/model/(?P<model>[^/]+)/converse(?P<stream>-stream)?$")
+_CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
+_FINISH = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "content_filtered"}
+_NAMES = {
+    400: "ValidationException",
+    403: "AccessDeniedException",
+    404: "ResourceNotFoundException",
+    429: "ThrottlingException",
+    500: "InternalServerException",
+    503: "ServiceUnavailableException",
+}
+_MODEL_SAID = "The model returned the following errors: "
+MAX_CACHE_POINTS = 4
+Rows = Sequence[Mapping[str, Any]]
+Block = Mapping[str, Any]
+
+
+def event_frame(headers: Mapping[str, str], payload: bytes) -> bytes:
+    """Returns one frame of an AWS event stream, with text as the type of all headers."""
+    block = b"".join(
+        bytes([len(name)]) + name.encode() + b"\x07" + struct.pack(">H", len(value)) + value.encode()
+        for name, value in headers.items()
+    )
+    lengths = struct.pack(">II", 16 + len(block) + len(payload), len(block))
+    frame = lengths + struct.pack(">I", crc32(lengths)) + block + payload
+    return frame + struct.pack(">I", crc32(frame))
+
+
+def signature(reasoning: str) -> str:
+    """Returns the signature of a reasoning text, so that the server can tell what comes back unchanged."""
+    return base64.b64encode(hashlib.sha256(f"converse:{reasoning}".encode("utf-8", "replace")).digest()).decode()
+
+
+class Converse(ServedWire):
+    """The Converse API of Amazon Bedrock; any `strict` makes it check requests."""
+
+    stream_type = "application/vnd.amazon.eventstream"
+
+    def serves(self, path: str) -> bool:
+        return _PATH.search(path) is not None
+
+    def chat_body(self, asked: Asked) -> dict[str, Any]:
+        found = _PATH.search(asked.path)
+        system = "\n\n".join(_text(as_list(asked.body.get("system"))))
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        for row in _rows(asked):
+            messages += _chat_messages(row)
+        config = as_mapping(asked.body.get("toolConfig"))
+        tools = [as_mapping(as_mapping(tool).get("toolSpec")) for tool in as_list(config.get("tools"))]
+        body: dict[str, Any] = {
+            "model": unquote(found["model"]) if found else "",
+            "messages": messages,
+            "tools": [{"type": "function", "function": _function(tool)} for tool in tools if tool],
+            "stream": found is not None and found["stream"] is not None,
+        }
+        choice = as_mapping(config.get("toolChoice"))
+        if choice:
+            name = as_mapping(choice.get("tool")).get("name")
+            named = {"type": "function", "function": {"name": name}}
+            body["tool_choice"] = named if name else "required" if "any" in choice else "auto"
+        limit = as_mapping(asked.body.get("inferenceConfig")).get("maxTokens")
+        return body if limit is None else {**body, "max_tokens": limit}
+
+    def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
+        if strict is None:
+            return None
+        rows = _rows(asked)
+        config = as_mapping(asked.body.get("toolConfig"))
+        checks = (_turns(rows), _blocks(rows), _tools(config, rows), _pairs(rows))
+        message = next((found for found in checks if found), None)
+        thinking = as_mapping(as_mapping(asked.body.get("additionalModelRequestFields")).get("thinking"))
+        # models that think as they see fit accept turns that begin without
+        needed = thinking.get("type") != "adaptive"
+        message = message or _cache_points(asked.body, rows) or _reasoning(rows, produced, needed=needed)
+        return None if message is None else ErrorReply(400, {"message": message})
+
+    def whole(self, completion: render.Completion) -> bytes:
+        reply = completion.reply
+        content: list[dict[str, Any]] = []
+        if reply.reasoning:
+            reasoning = {"text": reply.reasoning, "signature": signature(reply.reasoning)}
+            content.append({"reasoningContent": {"reasoningText": reasoning}})
+        if reply.content or not (reply.tool_calls or reply.reasoning):
+            content.append({"text": reply.content})
+        for call in completion.calls():
+            function = call["function"]
+            use = {"toolUseId": call["id"], "name": function["name"], "input": _object(function["arguments"])}
+            content.append({"toolUse": use})
+        return render.encode(
+            {
+                "output": {"message": {"role": "assistant", "content": content}},
+                "stopReason": _FINISH.get(reply.finish, reply.finish),
+                "usage": _usage(completion.usage),
+                "metrics": {"latencyMs": 1},
+            }
+        )
+
+    def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
+        reply, number = completion.reply, 0
+        yield _event("messageStart", {"role": "assistant"})
+        if reply.reasoning:
+            for piece in render.pieces(reply.reasoning, None):
+                yield _delta(number, {"reasoningContent": {"text": piece}})
+            yield _delta(number, {"reasoningContent": {"signature": signature(reply.reasoning)}})
+            yield _event("contentBlockStop", {"contentBlockIndex": number})
+            number += 1
+        if reply.content:
+            for piece in render.pieces(reply.content, reply.chunks):
+                yield _delta(number, {"text": piece})
+            yield _event("contentBlockStop", {"contentBlockIndex": number})
+            number += 1
+        for number, call in enumerate(completion.calls(), number):  # noqa: B020  # goes on from the blocks before
+            start = {"toolUse": {"toolUseId": call["id"], "name": call["function"]["name"]}}
+            yield _event("contentBlockStart", {"contentBlockIndex": number, "start": start})
+            for piece in render.pieces(call["function"]["arguments"], 2):
+                yield _delta(number, {"toolUse": {"input": piece}})
+            yield _event("contentBlockStop", {"contentBlockIndex": number})
+        yield _event("messageStop", {"stopReason": _FINISH.get(reply.finish, reply.finish)})
+        yield _event("metadata", {"usage": _usage(completion.usage), "metrics": {"latencyMs": 1}})
+
+    def error(self, error: ErrorReply) -> ErrorReply:
+        body = as_mapping(error.body)
+        inner = as_mapping(body.get("error")) or body
+        message = inner.get("message", error.body if isinstance(error.body, str) else "")
+        name = _NAMES.get(error.status, "InternalServerException")
+        headers = {"x-amzn-ErrorType": f"{name}:http://internal.amazon.com/coral/com.amazon.bedrock/"}
+        return ErrorReply(error.status, {"message": message}, {**headers, **error.headers})
+
+
+def _event(kind: str, payload: dict[str, Any]) -> bytes:
+    headers = {":event-type": kind, ":content-type": "application/json", ":message-type": "event"}
+    return event_frame(headers, render.encode({**payload, "p": "abcdefgh"[: 1 + len(payload) % 8]}))
+
+
+def _delta(number: int, delta: Mapping[str, Any]) -> bytes:
+    return _event("contentBlockDelta", {"contentBlockIndex": number, "delta": delta})
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the usage without cache hits in its input, as Bedrock counts."""
+    cached = int(as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens") or 0)
+    total, output = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+    return {
+        "inputTokens": total - cached,
+        "outputTokens": output,
+        "totalTokens": total + output,
+        "cacheReadInputTokens": cached,
+        "cacheReadInputTokenCount": cached,
+    }
+
+
+def _object(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
+
+
+# a request as a chat completion
+
+
+def _rows(asked: Asked) -> list[Mapping[str, Any]]:
+    return [as_mapping(row) for row in as_list(asked.body.get("messages"))]
+
+
+def _content(row: Mapping[str, Any]) -> list[Block]:
+    return [as_mapping(block) for block in as_list(row.get("content"))]
+
+
+def _text(blocks: Sequence[Any]) -> list[str]:
+    return [block["text"] for block in map(as_mapping, blocks) if isinstance(block.get("text"), str)]
+
+
+def _of(row: Mapping[str, Any], kind: str) -> list[Block]:
+    """Returns the blocks of a kind, without those of tools that the service runs itself."""
+    found = [as_mapping(block[kind]) for block in _content(row) if kind in block]
+    return [block for block in found if block.get("type") != "server_tool_use"]
+
+
+def _function(tool: Block) -> dict[str, Any]:
+    schema = as_mapping(tool.get("inputSchema")).get("json")
+    return {"name": tool.get("name"), "description": tool.get("description", ""), "parameters": schema}
+
+
+def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    content = _content(row)
+    text = "".join(_text(content))
+    if row.get("role") == "assistant":
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        reasoning = [as_mapping(as_mapping(b.get("reasoningContent")).get("reasoningText")) for b in content]
+        if any(reasoning):
+            message["reasoning_content"] = "".join(str(one.get("text", "")) for one in reasoning)
+        calls = [_call(use) for use in _of(row, "toolUse")]
+        yield {**message, "tool_calls": calls} if calls else message
+        return
+    for result in _of(row, "toolResult"):
+        told = "".join(_text(as_list(result.get("content"))))
+        yield {"role": "tool", "tool_call_id": result.get("toolUseId"), "content": told}
+    if text or not _of(row, "toolResult"):
+        yield {"role": "user", "content": text}
+
+
+def _call(use: Block) -> dict[str, Any]:
+    function = {"name": use.get("name"), "arguments": json.dumps(use.get("input"), ensure_ascii=False)}
+    return {"id": use.get("toolUseId"), "type": "function", "function": function}
+
+
+# what Bedrock refuses
+
+
+def _turns(rows: Rows) -> str | None:
+    if not rows or rows[0].get("role") != "user":
+        return "A conversation must start with a user message. Try again with a conversation that starts with a user message."
+    for row, following in pairwise(rows):
+        if row.get("role") == following.get("role"):
+            return (
+                "A conversation must alternate between user and assistant roles. Make sure the conversation alternates "
+                "between user and assistant roles and try again."
+            )
+    return None
+
+
+def _blocks(rows: Rows) -> str | None:
+    for index, row in enumerate(rows):
+        if not _content(row):
+            return f"The content field in the Message object at messages.{index} is empty. Add a ContentBlock object to it."
+        for place, block in enumerate(_content(row)):
+            where = f"messages.{index}.content.{place}"
+            if "text" in block and not str(block["text"]).strip():
+                return f"The text field in the ContentBlock object at {where} is blank. Add text to the text field, and try again."
+            if "toolUse" in block and not isinstance(as_mapping(block["toolUse"]).get("input"), dict):
+                return (
+                    f"The format of the value at {where}.toolUse.input is invalid. Provide a json object for the field."
+                )
+            if len(block) != 1:
+                return f"Invalid ContentBlock at {where}: exactly one member of the union must be set."
+            if "reasoningContent" in block and row.get("role") == "user":
+                return (
+                    "User messages cannot contain reasoning content. Please remove the reasoning content and try again."
+                )
+    return None
+
+
+def _tools(config: Mapping[str, Any], rows: Rows) -> str | None:
+    tools = as_list(config.get("tools"))
+    uses = [block for row in rows for kind in ("toolUse", "toolResult") for block in _of(row, kind)]
+    if uses and not tools:
+        return "The toolConfig field must be defined when using toolUse and toolResult content blocks."
+    choice = as_mapping(config.get("toolChoice"))
+    if choice and choice.keys() - {"auto", "any", "tool"}:
+        return f"1 validation error detected: unknown toolChoice {', '.join(choice)}."
+    for tool in tools:
+        if as_mapping(as_mapping(tool).get("toolSpec")).get("description") == "":
+            return "Value at 'toolConfig.tools' failed to satisfy constraint: description must have length at least 1."
+    for use in uses:
+        if not _CALL_ID.fullmatch(str(use.get("toolUseId"))):
+            return f"Value {str(use.get('toolUseId'))!r} at toolUseId failed to satisfy constraint: [a-zA-Z0-9_.:-]+, 64 at most."
+    return None
+
+
+def _pairs(rows: Rows) -> str | None:
+    """Every call of a turn is answered in the next message, and every answer has its call in the message before."""
+    for index, row in enumerate(rows):
+        results = [result.get("toolUseId") for result in _of(row, "toolResult")] if row.get("role") == "user" else []
+        calls = [use.get("toolUseId") for use in _of(rows[index - 1], "toolUse")] if index else []
+        missing = [str(call) for call in calls if call not in results]
+        if missing:
+            return f"Expected toolResult blocks at messages.{index}.content for the following Ids: {', '.join(missing)}"
+        if len(results) > len(calls):
+            where = f"messages.{index}.content"
+            return f"The number of toolResult blocks at {where} exceeds the number of toolUse blocks of previous turn."
+    if rows and _of(rows[-1], "toolUse"):
+        return f"Expected toolResult blocks at messages.{len(rows)}.content for the calls of messages.{len(rows) - 1}."
+    return None
+
+
+def _cache_points(body: Mapping[str, Any], rows: Rows) -> str | None:
+    config = as_mapping(body.get("toolConfig"))
+    lists = [as_list(body.get("system")), as_list(config.get("tools")), *(_content(row) for row in rows)]
+    points = 0
+    for blocks in lists:
+        marks = ["cachePoint" in as_mapping(block) for block in blocks]
+        points += sum(marks)
+        if marks and (marks[0] or any(one and two for one, two in pairwise(marks))):
+            return "A cachePoint block must follow a block that can be cached."
+    if points > MAX_CACHE_POINTS:
+        return (
+            f"{_MODEL_SAID}A maximum of {MAX_CACHE_POINTS} blocks with cache_control may be provided. Found {points}."
+        )
+    return None
+
+
+def _reasoning(rows: Rows, produced: LruCache[str, str], *, needed: bool) -> str | None:
+    """Signed reasoning comes back as it was and, where it is needed, the calls of the open turn come back with theirs."""
+    asked = max((i for i, row in enumerate(rows) if row["role"] == "user" and not _of(row, "toolResult")), default=0)
+    for index, row in enumerate(rows):
+        sent = [
+            as_mapping(b["reasoningContent"]).get("reasoningText") for b in _content(row) if "reasoningContent" in b
+        ]
+        for place, text in enumerate(as_mapping(one) for one in sent if one is not None):
+            if text.get("signature") != signature(str(text.get("text"))):
+                return f"{_MODEL_SAID}messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
+        wanted = {produced.get(str(use.get("toolUseId"))) for use in _of(row, "toolUse")} - {None}
+        if needed and index > asked and wanted and "reasoningContent" not in _content(row)[0]:
+            return (
+                f"{_MODEL_SAID}messages.{index}.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`. "
+                "When `thinking` is enabled, a final `assistant` message must start with a thinking block."
+            )
+    return None

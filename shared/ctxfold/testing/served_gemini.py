@@ -1,0 +1,290 @@
+"""Serves Google's generateContent, and refuses what Gemini 3 refuses in its words."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import ctxfold.testing.render as render
+from ctxfold.lru import LruCache
+from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapping
+from ctxfold.testing.served import Asked, ServedWire
+from ctxfold.testing.strict import Strict
+
+__all__ = ["GenerateContent"]
+
+_PATH = re.compile(r"/models/([^/]+):(generateContent|streamGenerateContent)$")
+_PLACEHOLDER = base64.b64encode(b"skip_thought_signature_validator").decode()
+_OVERFLOW = re.compile(r"maximum context length is (\d+) tokens.*?requested (\d+) tokens", re.DOTALL)
+_STATUS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+_FINISH = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY"}
+_AFTER_USER = (
+    "Please ensure that function call turn comes immediately after a user turn or after a function response turn."
+)
+_AFTER_CALL = "Please ensure that function response turn comes immediately after a function call turn."
+_AS_MANY = (
+    "Please ensure that the number of function response parts is equal to the number of function call parts of the "
+    "function call turn."
+)
+_CHOICES = {"AUTO": "auto", "NONE": "none", "ANY": "required"}
+
+
+class GenerateContent(ServedWire):
+    """generateContent and streamGenerateContent with server-sent events."""
+
+    def serves(self, path: str) -> bool:
+        return _PATH.search(path) is not None
+
+    def chat_body(self, asked: Asked) -> dict[str, Any]:
+        model, method = _named(asked)
+        generation = as_mapping(asked.body.get("generationConfig"))
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": _messages(asked.body),
+            "stream": method == "streamGenerateContent",
+        }
+        tools = [_tool(as_mapping(one)) for tool in _objects(asked.body.get("tools")) for one in _declared(tool)]
+        if tools:
+            body["tools"] = tools
+        if "maxOutputTokens" in generation:
+            body["max_tokens"] = generation["maxOutputTokens"]
+        calling = as_mapping(as_mapping(asked.body.get("toolConfig")).get("functionCallingConfig"))
+        if calling.get("mode") in _CHOICES:
+            named = as_list(calling.get("allowedFunctionNames"))
+            choice = {"type": "function", "function": {"name": named[0]}} if named else _CHOICES[calling["mode"]]
+            body["tool_choice"] = choice
+        if generation.get("responseMimeType") == "application/json":
+            schema = generation.get("responseJsonSchema")
+            form = (
+                {"type": "json_object"}
+                if schema is None
+                else {"type": "json_schema", "json_schema": {"schema": schema}}
+            )
+            body["response_format"] = form
+        return body
+
+    def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
+        contents = as_list(asked.body.get("contents"))
+        if not contents or not all(isinstance(one, Mapping) for one in contents):
+            return api_error(400, "* GenerateContentRequest.contents: contents is not specified")
+        if strict is None:
+            return None
+        checks = (_empty(contents), _pairs(contents), _signatures(contents, produced))
+        message = next((found for found in checks if found), None)
+        return api_error(400, message) if message else None
+
+    def whole(self, completion: render.Completion) -> bytes:
+        parts, finish = _parts(completion)
+        return render.encode(_reply(completion, parts, finish))
+
+    def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
+        parts, finish = _parts(completion)
+        for piece in render.pieces(completion.reply.reasoning, None):
+            yield _event(_reply(completion, [{"text": piece, "thought": True}]))
+        for piece in render.pieces(completion.reply.content, completion.reply.chunks):
+            yield _event(_reply(completion, [{"text": piece}]))
+        calls = [part for part in parts if "functionCall" in part]
+        if calls:
+            yield _event(_reply(completion, calls))
+        signed = {"thoughtSignature": _signature(completion.reply.reasoning)} if completion.reply.reasoning else {}
+        # the signature of an answer without calls comes last, on an empty text
+        yield _event(_reply(completion, [{"text": "", **({} if calls else signed)}], finish))
+
+    def error(self, error: ErrorReply) -> ErrorReply:
+        body = as_mapping(error.body)
+        inner = as_mapping(body.get("error"))
+        if not inner or "status" in inner:
+            return error
+        message = str(inner.get("message") or "")
+        overflow = _OVERFLOW.search(message)
+        if overflow is not None:
+            limit, requested = overflow.groups()
+            message = f"The input token count ({requested}) exceeds the maximum number of tokens allowed ({limit})."
+        fields = {"code": error.status, "message": message, "status": _STATUS.get(error.status, "INTERNAL")}
+        return ErrorReply(error.status, {"error": fields}, error.headers)
+
+
+def _named(asked: Asked) -> tuple[str, str]:
+    match = _PATH.search(asked.path)
+    return (unquote(match[1]), match[2]) if match is not None else ("", "")
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [as_mapping(item) for item in as_list(value)]
+
+
+def _declared(tool: Mapping[str, Any]) -> list[Any]:
+    return as_list(tool.get("functionDeclarations"))
+
+
+def _tool(declared: Mapping[str, Any]) -> dict[str, Any]:
+    schema = declared.get("parametersJsonSchema", declared.get("parameters", {}))
+    function = {"name": declared.get("name"), "description": declared.get("description", ""), "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def _messages(body: Body) -> list[dict[str, Any]]:
+    """Returns the contents as messages of a chat completion, each function response as a tool message."""
+    messages: list[dict[str, Any]] = []
+    system = _text(as_mapping(body.get("systemInstruction")).get("parts"))
+    if system:
+        messages.append({"role": "system", "content": system})
+    for number, content in enumerate(_objects(body.get("contents"))):
+        parts = _objects(content.get("parts"))
+        if content.get("role") == "model":
+            messages.append(_assistant(parts, number))
+            continue
+        for part in parts:
+            answer = as_mapping(part.get("functionResponse"))
+            if answer:
+                response = as_mapping(answer.get("response"))
+                text = response.get("output", response.get("error", json.dumps(dict(response))))
+                messages.append({"role": "tool", "tool_call_id": str(answer.get("id") or ""), "content": str(text)})
+        text = _text(content.get("parts"))
+        if text or not any("functionResponse" in part for part in parts):
+            messages.append({"role": "user", "content": text})
+    return messages
+
+
+def _assistant(parts: Sequence[Mapping[str, Any]], number: int) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": _text(parts)}
+    thoughts = "".join(str(part.get("text") or "") for part in parts if part.get("thought"))
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        call = as_mapping(part.get("functionCall"))
+        if call:
+            function = {"name": call.get("name"), "arguments": json.dumps(call.get("args") or {}, ensure_ascii=False)}
+            identity = call.get("id") or f"call_{number}_{len(calls)}"
+            calls.append({"id": identity, "type": "function", "function": function})
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _text(parts: Any) -> str:
+    return "".join(str(part.get("text") or "") for part in _objects(parts) if not part.get("thought"))
+
+
+def _parts(completion: render.Completion) -> tuple[list[dict[str, Any]], str]:
+    """Returns the parts of a whole reply and its finish reason: the first call is signed, or else the text."""
+    reply = completion.reply
+    signed = {"thoughtSignature": _signature(reply.reasoning)}
+    parts: list[dict[str, Any]] = [{"text": reply.reasoning, "thought": True}] if reply.reasoning else []
+    if reply.content:
+        parts.append({"text": reply.content, **(signed if reply.reasoning and not reply.tool_calls else {})})
+    for number, call in enumerate(completion.calls()):
+        function = call["function"]
+        try:
+            arguments: object = json.loads(function["arguments"] or "{}")
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            return parts, "MALFORMED_FUNCTION_CALL"
+        called: dict[str, Any] = {"id": call["id"], "name": function["name"], "args": arguments}
+        parts.append({"functionCall": called, **(signed if number == 0 else {})})
+    return parts, _FINISH.get(reply.finish, reply.finish.upper())
+
+
+def _reply(completion: render.Completion, parts: list[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
+    usage = completion.usage
+    counts = {"promptTokenCount": int(usage.get("prompt_tokens") or 0)}
+    if finish is not None:
+        candidate["finishReason"] = finish
+        thoughts = int(as_mapping(usage.get("completion_tokens_details")).get("reasoning_tokens") or 0)
+        counts["candidatesTokenCount"] = int(usage.get("completion_tokens") or 0) - thoughts
+        counts["thoughtsTokenCount"] = thoughts
+        counts["cachedContentTokenCount"] = int(
+            as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens") or 0
+        )
+    counts["totalTokenCount"] = sum(number for name, number in counts.items() if name != "cachedContentTokenCount")
+    return {
+        "candidates": [candidate],
+        "usageMetadata": counts,
+        "modelVersion": completion.model,
+        "responseId": completion.id,
+    }
+
+
+def _event(reply: Mapping[str, Any]) -> bytes:
+    return b"data: " + render.encode(reply) + b"\r\n\r\n"
+
+
+def _signature(reasoning: str) -> str:
+    """Returns the signature of a step, made from its thoughts, so that one that comes back can be checked."""
+    return base64.b64encode(hashlib.sha256(f"gemini:{reasoning}".encode("utf-8", "replace")).digest()).decode()
+
+
+def _calls(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [part for part in _objects(content.get("parts")) if "functionCall" in part]
+
+
+def _responses(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [part for part in _objects(content.get("parts")) if "functionResponse" in part]
+
+
+def _empty(contents: Sequence[Mapping[str, Any]]) -> str | None:
+    for index, content in enumerate(contents):
+        if content.get("role") not in ("user", "model"):
+            return "Please use a valid role: user, model."
+        parts = _objects(content.get("parts"))
+        where = f"* GenerateContentRequest.contents[{index}].parts"
+        if not parts:
+            return f"{where}: contents.parts must not be empty."
+        for number, part in enumerate(parts):
+            if not (part.keys() - {"text", "thought"} or part.get("text")):
+                return f"{where}[{number}].data: required oneof field 'data' must have one initialized field"
+    return None
+
+
+def _pairs(contents: Sequence[Mapping[str, Any]]) -> str | None:
+    """Every turn of calls follows the user, and the next content answers all of its calls and holds nothing else."""
+    none: Mapping[str, Any] = {}
+    for index, content in enumerate(contents):
+        before = contents[index - 1] if index else none
+        after = contents[index + 1] if index + 1 < len(contents) else none
+        calls, responses = _calls(content), _responses(content)
+        if calls and before.get("role") != "user":
+            return _AFTER_USER
+        if calls and len(_responses(after)) != len(calls):
+            return _AS_MANY
+        if responses and not _calls(before):
+            return _AFTER_CALL
+        if responses and len(responses) != len(_objects(content.get("parts"))):
+            return _AS_MANY
+    return None
+
+
+def _signatures(contents: Sequence[Mapping[str, Any]], produced: LruCache[str, str]) -> str | None:
+    """The first call of every step of the current turn is signed, and no signature has changed."""
+    asked = [i for i, one in enumerate(contents) if one.get("role") == "user" and _text(one.get("parts"))]
+    for index, content in enumerate(contents):
+        for number, part in enumerate(_calls(content)):
+            call, signature = as_mapping(part["functionCall"]), part.get("thoughtSignature")
+            if signature is None and number == 0 and index > max(asked, default=-1):
+                return (
+                    "Function call is missing a thought_signature in functionCall parts. This is required for tools to work "
+                    "correctly, and missing thought_signature may lead to degraded model performance. Additional data, "
+                    f"function call `default_api:{call.get('name')}` , position {index + 1}."
+                )
+            reasoning = produced.get(str(call.get("id")))
+            if signature in (None, _PLACEHOLDER) or reasoning is None:
+                continue
+            if signature != _signature(reasoning):
+                return "Corrupted thought signature."
+    return None

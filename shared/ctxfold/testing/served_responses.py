@@ -1,0 +1,363 @@
+"""Serves OpenAI's Responses API without its memory, and refuses what OpenAI refuses, in its words."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import ctxfold.testing.render as render
+from ctxfold.lru import LruCache
+from ctxfold.testing.script import ErrorReply, api_error, as_list, as_mapping
+from ctxfold.testing.served import Asked, ServedWire
+from ctxfold.testing.strict import Strict
+
+__all__ = ["Responses", "sealed_reasoning"]
+
+Item = Mapping[str, Any]
+_DIGEST_CHARS = 24
+_REPLIED = re.compile(r"(?:fc|msg)_(?P<reply>[0-9a-f]{24})r\d+")  # with reasoning before it
+_REASONED = re.compile(r"rs_(?P<reply>[0-9a-f]{24})f")  # with an item after it
+_FIELDS: Mapping[str, frozenset[str]] = {
+    "message": frozenset({"type", "role", "content", "id", "status", "phase"}),
+    "function_call": frozenset({"type", "id", "call_id", "name", "arguments", "status", "namespace"}),
+    "function_call_output": frozenset({"type", "id", "call_id", "output", "status"}),
+    "reasoning": frozenset({"type", "id", "summary", "content", "encrypted_content", "status"}),
+}
+_FOREIGN = ("messages", "max_tokens", "max_completion_tokens", "stop", "stream_options", "reasoning_effort")
+_NOT_STORED = (
+    "Items are not persisted when `store` is set to false. Try again with `store` set to true, or remove this item "
+    "from your input."
+)
+_UNREADABLE = "Encrypted content could not be decrypted or parsed."
+_ROLES = frozenset({"system", "developer", "user", "assistant"})
+_STATUS = {"length": ("incomplete", "max_output_tokens"), "content_filter": ("incomplete", "content_filter")}
+
+
+def sealed_reasoning(text: str) -> str:
+    """Returns the encrypted form of a reasoning text, which the server verifies when it comes back."""
+    data = text.encode("utf-8", "surrogatepass")
+    return base64.b64encode(hashlib.sha256(b"responses:" + data).digest() + data).decode()
+
+
+def _opened(sealed: object) -> str | None:
+    """Returns the text of encrypted reasoning; None where it was not made here or was changed."""
+    try:
+        raw = base64.b64decode(str(sealed), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    digest, data = raw[:32], raw[32:]
+    if digest != hashlib.sha256(b"responses:" + data).digest():
+        return None
+    return data.decode("utf-8", "surrogatepass")
+
+
+class Responses(ServedWire):
+    """The Responses API; any `strict` makes it check requests."""
+
+    def serves(self, path: str) -> bool:
+        return path.endswith("/responses")
+
+    def chat_body(self, asked: Asked) -> dict[str, Any]:
+        body = asked.body
+        messages: list[dict[str, Any]] = []
+        if body.get("instructions"):
+            messages.append({"role": "system", "content": body["instructions"]})
+        for item in _items(body):
+            _add_message(messages, item)
+        tools = [as_mapping(tool) for tool in as_list(body.get("tools"))]
+        chat: dict[str, Any] = {
+            "model": body.get("model"),
+            "messages": messages,
+            "tools": [{"type": "function", "function": tool} for tool in tools if tool.get("type") == "function"],
+            "stream": body.get("stream") is True,
+        }
+        if body.get("tool_choice") is not None:
+            choice = body["tool_choice"]
+            named = {"type": "function", "function": {"name": as_mapping(choice).get("name")}}
+            chat["tool_choice"] = choice if isinstance(choice, str) else named
+        if body.get("max_output_tokens") is not None:
+            chat["max_tokens"] = body["max_output_tokens"]
+        shape = as_mapping(as_mapping(body.get("text")).get("format"))
+        if shape.get("type") in ("json_schema", "json_object"):
+            chat["response_format"] = {"type": shape["type"], "json_schema": {"schema": shape.get("schema")}}
+        return chat
+
+    def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
+        if strict is None:
+            return None
+        body, items = asked.body, _items(asked.body)
+        if not items:
+            return api_error(400, "One of 'input' or 'previous_response_id' must be provided.", param="input")
+        refused = _sealed(items, stored=body.get("store") is not False)
+        message = refused or _parameters(body, items) or _reasoning(items) or _pairs(items)
+        if message is None or isinstance(message, ErrorReply):
+            return message
+        return api_error(400, message, param="input")
+
+    def whole(self, completion: render.Completion) -> bytes:
+        return render.encode(_response(completion, _output(completion)))
+
+    def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
+        events = list(_events(completion))
+        for number, event in enumerate(events):
+            payload = render.encode({**event, "sequence_number": number})
+            yield f"event: {event['type']}\n".encode() + b"data: " + payload + b"\n\n"
+
+
+# replies
+
+
+def _reply_id(completion: render.Completion) -> str:
+    return hashlib.sha256(completion.id.encode()).hexdigest()[:_DIGEST_CHARS]
+
+
+def _output(completion: render.Completion) -> list[dict[str, Any]]:
+    """Returns the items of a reply; their ids tell which of them came with reasoning."""
+    reply, identity = completion.reply, _reply_id(completion)
+    calls = completion.calls()
+    says = bool(reply.content) or not (calls or reply.reasoning)
+    items: list[dict[str, Any]] = []
+    if reply.reasoning:
+        summary = [{"type": "summary_text", "text": reply.reasoning}]
+        sealed = sealed_reasoning(reply.reasoning)
+        follower = "f" if says or calls else "a"
+        items.append(
+            {"id": f"rs_{identity}{follower}", "type": "reasoning", "summary": summary, "encrypted_content": sealed}
+        )
+    mark = "r" if reply.reasoning else "p"
+    if says:
+        part: dict[str, Any] = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
+        phase = "commentary" if calls else "final_answer"
+        items.append(
+            {
+                "id": f"msg_{identity}{mark}{len(items)}",
+                "type": "message",
+                "status": "completed",
+                "role": "assistant",
+                "phase": phase,
+                "content": [part],
+            }
+        )
+    for call in calls:
+        function = call["function"]
+        items.append(
+            {
+                "id": f"fc_{identity}{mark}{len(items)}",
+                "type": "function_call",
+                "status": "completed",
+                "call_id": call["id"],
+                "name": function["name"],
+                "arguments": function["arguments"],
+            }
+        )
+    return items
+
+
+def _response(completion: render.Completion, output: Sequence[Item] | None) -> dict[str, Any]:
+    """Returns the object of a reply; without `output`, as it is when the reply begins."""
+    status, reason = (
+        _STATUS.get(completion.reply.finish, ("completed", None)) if output is not None else ("in_progress", None)
+    )
+    return {
+        "id": f"resp_{_reply_id(completion)}",
+        "object": "response",
+        "created_at": completion.created,
+        "status": status,
+        "model": completion.model,
+        "error": None,
+        "incomplete_details": None if reason is None else {"reason": reason},
+        "output": list(output or ()),
+        "usage": None if output is None else _usage(completion.usage),
+    }
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    details, spent = (as_mapping(usage.get(name)) for name in ("prompt_tokens_details", "completion_tokens_details"))
+    return {
+        "input_tokens": usage.get("prompt_tokens", 0),
+        "input_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)},
+        "output_tokens": usage.get("completion_tokens", 0),
+        "output_tokens_details": {"reasoning_tokens": spent.get("reasoning_tokens", 0)},
+        "total_tokens": usage.get("total_tokens", 0),
+    }
+
+
+def _events(completion: render.Completion) -> Iterator[dict[str, Any]]:
+    output = _output(completion)
+    for kind in ("response.created", "response.in_progress"):
+        yield {"type": kind, "response": _response(completion, None)}
+    for index, item in enumerate(output):
+        yield {"type": "response.output_item.added", "output_index": index, "item": _begun(item)}
+        place = {"item_id": item["id"], "output_index": index}
+        match item["type"]:
+            case "reasoning":
+                yield from _summary_events(item, place)
+            case "message":
+                yield from _text_events(item, place, completion.reply.chunks)
+            case _:
+                for piece in render.pieces(item["arguments"], 2):
+                    yield {"type": "response.function_call_arguments.delta", **place, "delta": piece}
+                done = {"arguments": item["arguments"]}
+                yield {"type": "response.function_call_arguments.done", **place, **done}
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    response = _response(completion, output)
+    yield {"type": f"response.{response['status']}", "response": response}
+
+
+def _begun(item: Item) -> dict[str, Any]:
+    """Returns the item as its first event shows it; the encrypted content there is no more than a stub."""
+    empty: dict[str, Any] = {
+        "content": [],
+        "arguments": "",
+        "summary": [],
+        "encrypted_content": "c3R1Yg==",
+        "status": "in_progress",
+    }
+    return {name: empty.get(name, value) for name, value in item.items()}
+
+
+def _summary_events(item: Item, place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for index, part in enumerate(item["summary"]):
+        at = {**place, "summary_index": index}
+        yield {"type": "response.reasoning_summary_part.added", **at, "part": {**part, "text": ""}}
+        for piece in render.pieces(part["text"], None):
+            yield {"type": "response.reasoning_summary_text.delta", **at, "delta": piece}
+        yield {"type": "response.reasoning_summary_text.done", **at, "text": part["text"]}
+        yield {"type": "response.reasoning_summary_part.done", **at, "part": part}
+
+
+def _text_events(item: Item, place: Mapping[str, Any], chunks: int | None) -> Iterator[dict[str, Any]]:
+    for index, part in enumerate(item["content"]):
+        at = {**place, "content_index": index}
+        yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+        for piece in render.pieces(part["text"], chunks):
+            yield {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": [], "obfuscation": "x7"}
+        yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+        yield {"type": "response.content_part.done", **at, "part": part}
+
+
+# a request as a chat completion
+
+
+def _items(body: Mapping[str, Any]) -> list[Item]:
+    given = body.get("input")
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return [
+        {"type": "message", **as_mapping(item)} if "role" in as_mapping(item) else as_mapping(item)
+        for item in as_list(given)
+    ]
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = [as_mapping(part) for part in as_list(content)]
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
+
+
+def _add_message(messages: list[dict[str, Any]], item: Item) -> None:
+    """Adds an item; the items of one reply are one message."""
+    kind = item.get("type")
+    if kind == "function_call_output":
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))})
+        return
+    if kind == "message" and item.get("role") != "assistant":
+        role = "system" if item.get("role") == "developer" else item.get("role")
+        messages.append({"role": role, "content": _text(item.get("content"))})
+        return
+    if not messages or messages[-1]["role"] != "assistant" or kind == "reasoning":
+        messages.append({"role": "assistant", "content": ""})
+    last = messages[-1]
+    match kind:
+        case "reasoning":
+            last["reasoning_content"] = _opened(item.get("encrypted_content")) or ""
+        case "message":
+            last["content"] += _text(item.get("content"))
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            calls = last.setdefault("tool_calls", [])
+            calls.append({"id": item.get("call_id"), "type": "function", "function": function})
+        case _:
+            pass
+
+
+# what OpenAI refuses
+
+
+def _parameters(body: Mapping[str, Any], items: Sequence[Item]) -> str | None:
+    for name in _FOREIGN:
+        if name in body:
+            return f"Unknown parameter: '{name}'."
+    for index, tool in enumerate(map(as_mapping, as_list(body.get("tools")))):
+        if tool.get("type") == "function" and not tool.get("name"):
+            return f"Missing required parameter: 'tools[{index}].name'."
+    for index, item in enumerate(items):
+        known = _FIELDS.get(str(item.get("type")))
+        unknown = sorted(item.keys() - known) if known is not None else []
+        if unknown:
+            return f"Unknown parameter: 'input[{index}].{unknown[0]}'."
+        if item.get("type") == "message" and item.get("role") not in _ROLES:
+            return f"Invalid value: '{item.get('role')}'. Supported values are: {', '.join(sorted(_ROLES))}."
+        if item.get("type") == "reasoning" and not isinstance(item.get("summary"), list):
+            return f"Missing required parameter: 'input[{index}].summary'."
+        if item.get("type") == "function_call" and not isinstance(item.get("arguments"), str):
+            return f"Invalid type for 'input[{index}].arguments': expected a string."
+        if len(str(item.get("call_id", ""))) > 64:
+            return f"Invalid 'input[{index}].call_id': string too long. Expected a string with maximum length 64."
+    return None
+
+
+def _sealed(items: Sequence[Item], *, stored: bool) -> ErrorReply | None:
+    """Returns the error of reasoning that came without its encrypted content, or with another's."""
+    for item in items:
+        if item.get("type") != "reasoning" or item.get("content"):
+            continue
+        if not item.get("encrypted_content"):
+            missing = f"Item with id '{item.get('id')}' not found."
+            if not stored:
+                missing += f" {_NOT_STORED}"
+            return api_error(404, missing, param="input")
+        if _opened(item["encrypted_content"]) is None:
+            shown = str(item["encrypted_content"])[:12]
+            message = f"The encrypted content {shown}... could not be verified. Reason: {_UNREADABLE}"
+            return api_error(400, message, code="invalid_encrypted_content")
+    return None
+
+
+def _reasoning(items: Sequence[Item]) -> str | None:
+    """Reasoning comes back with the item that followed it, and an item that came with reasoning with that."""
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        identity = str(item.get("id", ""))
+        if identity and identity in seen:
+            return f"Duplicate item found with id {identity}. Remove duplicate items from your input and try again."
+        seen.add(identity)
+        reasoned, replied = _REASONED.fullmatch(identity), _REPLIED.fullmatch(identity)
+        if reasoned is not None:
+            following = _REPLIED.fullmatch(str(items[index + 1].get("id", ""))) if index + 1 < len(items) else None
+            if following is None or following["reply"] != reasoned["reply"]:
+                return f"Item '{identity}' of type 'reasoning' was provided without its required following item."
+        if replied is not None and f"rs_{replied['reply']}f" not in seen:
+            needed = f"without its required 'reasoning' item: 'rs_{replied['reply']}f'."
+            return f"Item '{identity}' of type '{item.get('type')}' was provided {needed}"
+    return None
+
+
+def _pairs(items: Sequence[Item]) -> str | None:
+    calls: list[Any] = []
+    answered: set[Any] = set()
+    for item in items:
+        call_id = item.get("call_id")
+        if item.get("type") == "function_call":
+            calls.append(call_id)
+        elif item.get("type") == "function_call_output":
+            if call_id not in calls:
+                return f"No tool call found for function call output with call_id {call_id}."
+            answered.add(call_id)
+    missing = [call_id for call_id in calls if call_id not in answered]
+    return f"No tool output found for function call {missing[0]}." if missing else None

@@ -1,0 +1,162 @@
+"""`create_agent` on every wire: thirty turns with reasoning and tools past the window, on servers that refuse lost reasoning."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel
+
+from ctxfold import ConfigError
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from langchain_ctx import ChatCtx, ContextMiddleware
+from tests.support.wires import WIRES, Lookups
+
+WIRE = pytest.mark.parametrize("wire", WIRES)
+TURNS = 30
+MANY: Any = {"recursion_limit": 500}
+
+
+@tool
+def look(key: int) -> str:
+    """Looks an entry up."""
+    return f"Entry {key} says that the heron is at weir {key}. " + "Nothing else to report. " * 12
+
+
+class Song(BaseModel):
+    """A song."""
+
+    title: str
+    seconds: int
+
+
+def ask(number: int, rounds: int = 2) -> list[Any]:
+    return [HumanMessage(f"Question {number}: look it up in {rounds} rounds.")]
+
+
+async def run(agent: Any, given: list[Any], how: str) -> str:
+    match how:
+        case "invoke":
+            return str(agent.invoke({"messages": given}, MANY)["messages"][-1].text)
+        case "ainvoke":
+            return str((await agent.ainvoke({"messages": given}, MANY))["messages"][-1].text)
+        case "stream":
+            pieces = [m for m, _ in agent.stream({"messages": given}, MANY, stream_mode="messages")]
+        case _:
+            pieces = [m async for m, _ in agent.astream({"messages": given}, MANY, stream_mode="messages")]
+    return "".join(m.text for m in pieces if isinstance(m, AIMessage))
+
+
+@WIRE
+@pytest.mark.parametrize("how", ["invoke", "astream"])
+async def test_a_stateless_loop_sends_every_thought_back(wire: str, how: str) -> None:
+    """Without any help of ours but the model: the state of the graph is the only memory."""
+    script = Lookups()
+    with ModelServer(script=script, strict=WIRES[wire].strict, reasoning=True) as server:
+        chat = ChatCtx(**WIRES[wire].settings(server))
+        assert await run(create_agent(chat, [look]), ask(1, rounds=TURNS), how) == f"Answer after {TURNS}."
+        assert len(server.requests) == script.answered == TURNS + 1
+        assert [WIRES[wire].sent_back(request) for request in server.requests] == list(range(TURNS + 1))
+        chat.close()
+
+
+@WIRE
+@pytest.mark.parametrize(
+    ("kept", "how"),
+    [("session", "invoke"), ("session", "astream"), ("middleware", "ainvoke"), ("middleware", "stream")],
+)
+async def test_thirty_turns_go_past_the_window_and_nothing_is_refused(wire: str, how: str, kept: str) -> None:
+    script = Lookups()
+    with ModelServer(script=script, strict=WIRES[wire].strict, reasoning=True) as server:
+        window: Any = {"context_window": 3_000}
+        chat = ChatCtx(**WIRES[wire].settings(server), **({"session": "s", **window} if kept == "session" else {}))
+        middleware = [] if kept == "session" else [ContextMiddleware(session_id="s", **window)]
+        agent = create_agent(chat, [look], middleware=middleware)
+        for number in range(TURNS):
+            assert await run(agent, ask(number), how) == "Answer after 2."
+            asked = [WIRES[wire].sent_back(r) for r in server.requests if "tools" in str(r.body)][-2:]
+            assert asked[0] >= 1
+            assert asked[1] >= 2
+        context = chat.context() if kept == "session" else middleware[0].context("s")
+        assert context.usage().turns == TURNS
+        assert context.usage().compactions > 0
+        assert len(server.requests) == script.answered
+        for made in (*middleware, chat):
+            made.close()
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations(WIRES, 2)))
+async def test_a_session_goes_on_on_another_wire_and_comes_back(first: str, second: str, tmp_path: Any) -> None:
+    script = Lookups()
+    store = f"sqlite:///{tmp_path / 'chat.db'}"
+    servers = {wire: ModelServer(script=script, strict=WIRES[wire].strict, reasoning=True) for wire in {first, second}}
+    for server in servers.values():
+        server.start()
+    with ContextMiddleware(session_id="s", store=store, context_window=3_000) as middleware:
+        for number in range(12):
+            wire = (first, second)[number // 2 % 2]
+            chat = ChatCtx(**WIRES[wire].settings(servers[wire]))
+            agent = create_agent(chat, [look], middleware=[middleware])
+            assert await run(agent, ask(number), "invoke") == "Answer after 2."
+            chat.close()
+        assert middleware.context("s").usage().compactions > 0
+    assert sum(len(server.requests) for server in servers.values()) == script.answered
+    for server in servers.values():
+        server.close()
+
+
+@WIRE
+async def test_reasoning_and_text_stream_live(wire: str) -> None:
+    """What is thought and said comes piece by piece, in the chunks and in the events of an agent."""
+    with ModelServer(script=Lookups(), strict=WIRES[wire].strict, reasoning=True) as server:
+        chat = ChatCtx(**WIRES[wire].settings(server))
+        agent = create_agent(chat, [look])
+        thoughts: list[str] = []
+        texts: list[str] = []
+        async for event in agent.astream_events({"messages": ask(1, rounds=1)}, version="v2"):
+            if event["event"] == "on_chat_model_stream":
+                chunk = event["data"]["chunk"]
+                thoughts.append(chunk.additional_kwargs.get("reasoning_content", ""))
+                texts.append(chunk.text)
+        assert "".join(thoughts) == "".join(
+            f"Thought {n} of it, long enough to come in several pieces." for n in (1, 2)
+        )
+        assert "".join(texts) == "Answer after 1."
+        assert sum(map(bool, thoughts)) > 2
+        chat.close()
+
+
+@WIRE
+@pytest.mark.parametrize("method", ["function_calling", "json_schema", "json_mode"])
+def test_structured_output_in_every_way_that_the_wire_has(wire: str, method: Any) -> None:
+    answer = '{"title": "Blue", "seconds": 183}'
+    calls = (ScriptedCall("Song", answer),)
+    script = [Scripted("", tool_calls=calls) if method == "function_calling" else Scripted(answer)]
+    with ModelServer(script=script, strict=WIRES[wire].strict) as server:
+        chat = ChatCtx(**WIRES[wire].settings(server), thinking=False)
+        asked = chat.with_structured_output(Song, method=method)
+        if wire in ("anthropic_messages", "bedrock_converse") and method != "function_calling":
+            with pytest.raises(ConfigError, match=f"{wire} has no response_format"):
+                asked.invoke("A song.")
+        else:
+            assert asked.invoke("A song.") == Song(title="Blue", seconds=183)
+            body = server.requests[0].body
+            match wire, method:
+                case "openai_responses", "json_schema":
+                    form = body["text"]["format"]
+                    assert (form["type"], form["name"], form["schema"]["required"]) == (
+                        "json_schema",
+                        "Song",
+                        ["title", "seconds"],
+                    )
+                case "gemini", "json_schema":
+                    assert body["generationConfig"]["responseJsonSchema"]["required"] == ["title", "seconds"]
+                case "gemini", "json_mode":
+                    assert body["generationConfig"]["responseMimeType"] == "application/json"
+                case _:
+                    pass
+        chat.close()

@@ -1,0 +1,144 @@
+"""`FunctionAgent` and `CtxLLM` on every wire, against servers that refuse lost reasoning."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from llama_index.core.agent.workflow import AgentStream, FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.memory import Memory
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
+from pydantic import BaseModel
+
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from llamaindex_ctx import CtxLLM, CtxMemory
+from tests.support.wires import WIRES, Lookups
+
+# workflows ask every attribute of an agent, pydantic's deprecated ones too
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect")
+WIRE = pytest.mark.parametrize("wire", WIRES)
+TURNS = 30
+
+
+def look(key: int) -> str:
+    """Looks an entry up."""
+    return f"Entry {key} says that the heron is at weir {key}. " + "Nothing else to report. " * 12
+
+
+MAKER: Any = FunctionTool
+LOOK: Any = MAKER.from_defaults(fn=look)
+
+
+class Song(BaseModel):
+    """A song."""
+
+    title: str
+    seconds: int
+
+
+def question(number: int, rounds: int = 2) -> str:
+    return f"Question {number}: look it up in {rounds} rounds."
+
+
+def agent_on(llm: CtxLLM, *, streaming: bool = True) -> Any:
+    return FunctionAgent(tools=[LOOK], llm=llm, streaming=streaming, allow_parallel_tool_calls=True)
+
+
+async def answer(agent: Any, asked: str, memory: Any = None) -> str:
+    return str(await agent.run(user_msg=asked, memory=memory, max_iterations=100))
+
+
+@WIRE
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_stock_memory_sends_every_thought_back(wire: str, streaming: bool) -> None:
+    script = Lookups()
+    with ModelServer(script=script, strict=WIRES[wire].strict, reasoning=True) as server:
+        llm = CtxLLM(**WIRES[wire].settings(server))
+        memory: Any = Memory.from_defaults(session_id="s", token_limit=200_000)
+        agent = agent_on(llm, streaming=streaming)
+        assert await answer(agent, question(1, TURNS), memory) == f"Answer after {TURNS}."
+        assert await answer(agent, question(2), memory) == "Answer after 2."
+        assert len(server.requests) == script.answered == TURNS + 4
+        sent = [WIRES[wire].sent_back(request) for request in server.requests]
+        assert sent[: TURNS + 1] == list(range(TURNS + 1))
+        assert sent[-1] >= 2
+        await llm.aclose()
+
+
+@WIRE
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_thirty_turns_go_past_the_window_and_nothing_is_refused(wire: str, streaming: bool) -> None:
+    script = Lookups()
+    with ModelServer(script=script, strict=WIRES[wire].strict, reasoning=True) as server:
+        llm = CtxLLM(**WIRES[wire].settings(server), context_window=3_000)
+        memory = CtxMemory.from_defaults(llm=llm, token_limit=3_000)
+        agent = agent_on(llm, streaming=streaming)
+        for number in range(TURNS):
+            assert await answer(agent, question(number), memory) == "Answer after 2."
+            asked = [WIRES[wire].sent_back(r) for r in server.requests if "tools" in str(r.body)][-2:]
+            assert asked[0] >= 1
+            assert asked[1] >= 2
+        assert memory.context.usage().compactions > 0
+        assert len(server.requests) == script.answered
+        await llm.aclose()
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations(WIRES, 2)))
+@pytest.mark.parametrize("stock", [True, False])
+async def test_a_conversation_goes_on_on_another_wire_and_comes_back(first: str, second: str, stock: bool) -> None:
+    script = Lookups()
+    with (
+        ModelServer(script=script, strict=WIRES[first].strict, reasoning=True) as one,
+        ModelServer(script=script, strict=WIRES[second].strict, reasoning=True) as other,
+    ):
+        llms = [CtxLLM(**WIRES[wire].settings(server)) for wire, server in ((first, one), (second, other))]
+        memory: Any = Memory.from_defaults(session_id="s", token_limit=200_000) if stock else CtxMemory.from_defaults()
+        for number in range(6):
+            assert await answer(agent_on(llms[number % 2]), question(number), memory) == "Answer after 2."
+        assert len(one.requests) + len(other.requests) == script.answered
+        for llm in llms:
+            await llm.aclose()
+
+
+@WIRE
+async def test_reasoning_and_text_stream_live(wire: str) -> None:
+    thoughts = [f"Thought {n} of it, long enough to come in several pieces." for n in (1, 2, 3)]
+    with ModelServer(script=Lookups(), strict=WIRES[wire].strict, reasoning=True) as server:
+        llm = CtxLLM(**WIRES[wire].settings(server))
+        handler = agent_on(llm).run(user_msg=question(1, 1))
+        events = [event async for event in handler.stream_events() if isinstance(event, AgentStream)]
+        assert str(await handler) == "".join(e.delta for e in events) == "Answer after 1."
+        pieces = [e.thinking_delta for e in events if e.thinking_delta]
+        assert ("".join(pieces), len(pieces) > 2) == ("".join(thoughts[:2]), True)
+        told: list[Any] = list(llm.stream_chat([ChatMessage(question(2, 0))], tools=[LOOK]))
+        said = [r.additional_kwargs["thinking_delta"] or "" for r in told]
+        assert ("".join(said), sum(map(bool, said)) > 1) == (thoughts[2], True)
+        assert told[-1].message.content == "Answer after 0."
+        await llm.aclose()
+
+
+@WIRE
+async def test_structured_output_and_calls_in_every_form(wire: str) -> None:
+    """A forced call, a choice of tools, calls in parallel and one alone."""
+    song = Scripted("", tool_calls=(ScriptedCall("Song", '{"title": "Blue", "seconds": 183}'),))
+    two = tuple(ScriptedCall("look", f'{{"key": {n}}}') for n in range(2))
+    script = [*[song] * 5, Scripted("Both.", tool_calls=two), Scripted("One.", tool_calls=two), Scripted("None.")]
+    with ModelServer(script=script, strict=WIRES[wire].strict) as server:
+        llm, prompt = CtxLLM(**WIRES[wire].settings(server)), PromptTemplate("A song about {topic}")
+        expected = Song(title="Blue", seconds=183)
+        assert llm.structured_predict(Song, prompt, topic="the sea") == expected
+        assert await llm.astructured_predict(Song, prompt, topic="the sea") == expected
+        assert llm.as_structured_llm(Song).chat([ChatMessage("A song.")]).raw == expected
+        assert list(llm.stream_structured_predict(Song, prompt, topic="the sea"))[-1] == expected
+        later: Any = await llm.astream_structured_predict(Song, prompt, topic="the sea")
+        assert [one async for one in later][-1] == expected
+        both = llm.chat_with_tools([LOOK], user_msg="Look twice.", allow_parallel_tool_calls=True)
+        assert [c.tool_kwargs for c in llm.get_tool_calls_from_response(both)] == [{"key": 0}, {"key": 1}]
+        one = await llm.achat_with_tools([LOOK], user_msg="Look.", tool_choice="auto")
+        assert [c.tool_kwargs for c in llm.get_tool_calls_from_response(one)] == [{"key": 0}]
+        none = llm.chat_with_tools([LOOK], user_msg="Say nothing.")
+        assert llm.get_tool_calls_from_response(none, error_on_no_tool_call=False) == []
+        await llm.aclose()
