@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from ctxfold import AgentContext
+from tests.support.connections import open_connections, watch_async_clients
 from tests.support.driven import Driven, context
 
 if TYPE_CHECKING:
@@ -36,6 +37,16 @@ hypothesis.settings.register_profile("ci", parent=_dev, derandomize=True, max_ex
 hypothesis.settings.register_profile("long", parent=_dev, max_examples=2000)
 _default = "ci" if os.environ.get("CI") else "dev"
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _default))
+
+
+watch_async_clients()
+
+
+@pytest.fixture(autouse=True)
+def async_connections() -> Iterator[None]:
+    """Fails the test that leaves an async connection open, rather than the one in which it is collected."""
+    yield
+    assert not open_connections(), "close the model's async client in the event loop that used it"
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -11,7 +11,7 @@ from langchain_core.tools import tool
 
 from langchain_ctx import ContextMiddleware
 
-__all__ = ["fitting", "graph"]
+__all__ = ["fitting", "graph", "model"]
 
 
 @tool
@@ -26,8 +26,9 @@ fitting = ContextMiddleware(
     context_window=int(os.environ.get("CONTEXT_WINDOW", "32000")),
     store=os.environ.get("CTXFOLD_STORE", "sqlite:///agent.db"),
 )
+model = init_chat_model(os.environ.get("MODEL", "openai:gpt-5-mini"))
 graph: Any = create_agent(
-    init_chat_model(os.environ.get("MODEL", "openai:gpt-5-mini")),
+    model,
     [read_log],
     system_prompt="You look after the pumps.",
     middleware=[fitting],

@@ -9,6 +9,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import BaseTool
 from langchain_openai import ChatOpenAI
+from langchain_openai.chat_models.base import BaseChatOpenAI
 
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, with_context
@@ -66,17 +67,20 @@ class Agents:
 
     async def aclose(self) -> None:
         for one in self._open:
-            client = getattr(one, "inner", one)
-            if isinstance(client, ChatOpenAI):
-                await closed(client)
-            for part in (one, getattr(one, "fit", None)):
-                if hasattr(part, "aclose"):
-                    await part.aclose()
+            await closed(one)
+            if fit := getattr(one, "fit", None):
+                await fit.aclose()
 
 
-async def closed(model: ChatOpenAI) -> None:
-    model.root_client.close()
-    await model.root_async_client.close()
+async def closed(model: Any) -> None:
+    """Closes the model's sessions and the connections of its client, which LangChain's package keeps open."""
+    if hasattr(model, "aclose"):
+        await model.aclose()
+        model.close()
+    client = getattr(model, "inner", model)
+    if isinstance(client, BaseChatOpenAI):
+        client.root_client.close()
+        await client.root_async_client.close()
 
 
 def model_settings(url: str) -> dict[str, Any]:

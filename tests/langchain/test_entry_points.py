@@ -33,6 +33,7 @@ from langchain_ctx import (
     CtxChatMessageHistory,
     with_context,
 )
+from tests.langchain.faces import closed
 from tests.support.summaries import asks_on_live_prefix
 
 LONG = "Which of the rooms is free? " * 20
@@ -82,10 +83,12 @@ def sizes(service: ModelServer, model: str) -> list[int]:
 @pytest.mark.parametrize("how", ["sync", "async"])
 async def test_the_middleware_takes_the_window_of_the_profile(service: ModelServer, how: str) -> None:
     with ContextMiddleware(history_tools=False) as middleware:
-        agent = create_agent(chat(service, "m", SMALL), [], middleware=[middleware], checkpointer=InMemorySaver())
+        model = chat(service, "m", SMALL)
+        agent = create_agent(model, [], middleware=[middleware], checkpointer=InMemorySaver())
         for _ in range(8):
             given: Any = {"messages": [HumanMessage(LONG)]}
             _ = agent.invoke(given, thread()) if how == "sync" else await agent.ainvoke(given, thread())
+        await closed(model)
         assert middleware.context("t").policy.context_window == SMALL
         assert middleware.context("t").usage().compactions > 0
         assert max(sizes(service, "m")) < SMALL

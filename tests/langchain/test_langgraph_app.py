@@ -11,6 +11,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from tests.langchain.faces import closed
 
 FOLDER = Path(__file__).parents[2] / "examples" / "langgraph_app"
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -60,3 +61,4 @@ async def test_the_graph_of_langgraph_json_stays_in_its_window(tmp_path: Path, m
         assert usage.compactions > 0
         assert usage.window_tokens <= usage.budget_tokens
         await module.fitting.aclose()
+        await closed(module.model)

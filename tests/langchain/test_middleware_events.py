@@ -19,6 +19,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import ChatCtx, ChatModelSummarizer, ContextMiddleware, with_context
+from tests.langchain.faces import closed
 from tests.support.summaries import asks_on_live_prefix
 
 T: Any = {"configurable": {"thread_id": "t"}}
@@ -40,15 +41,6 @@ def model_on(server: ModelServer, kind: str) -> Any:
     if kind == "ChatDeepSeek":
         return ChatDeepSeek(model_name="m", api_base=server.base_url, api_key="x")  # type: ignore[arg-type]
     return ChatOpenAI(model="m", base_url=server.base_url, api_key="x", streaming=True)  # type: ignore[arg-type]
-
-
-async def closed(model: Any) -> None:
-    if isinstance(model, ChatCtx):
-        await model.aclose()
-        model.close()
-    else:
-        model.root_client.close()
-        await model.root_async_client.close()
 
 
 def agent_on(server: ModelServer, kind: str = "ChatCtx", **settings: Any) -> tuple[Any, Any, ContextMiddleware]:

@@ -14,6 +14,7 @@ from langgraph.types import Command, Send
 
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx, ContextMiddleware
+from tests.langchain.faces import closed
 from tests.langchain.running import Running, T, mailing, play, send
 from tests.langchain.test_node_places import Nodes
 from tests.langchain.test_places import model_on
@@ -74,9 +75,7 @@ async def test_a_person_decides_while_a_model_keeps_the_session(
         roles = [m["role"] for m in server.requests[-1].body["messages"]]
         assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
         for model in opened:
-            if how.startswith("a"):
-                await model.aclose()
-            model.close()
+            await closed(model)
 
 
 @pytest.mark.parametrize("kind", ["with_context", "ChatCtx", "middleware", "node"])

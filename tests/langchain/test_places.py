@@ -16,6 +16,7 @@ from langgraph.types import Send
 from ctxfold import BackendError, MemoryStore
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, with_context
+from tests.langchain.faces import closed
 from tests.langchain.running import Running, T, down_at_first, edited, play
 
 
@@ -82,6 +83,7 @@ async def test_a_sub_agent_on_the_same_model_sees_only_its_own(kind: str, how: s
         assert len(names) == 3
         assert names[0] == "t"
         assert all(n.startswith("t|tools|") for n in names[1:])
+        await closed(model)
 
 
 def as_node(on: Running, *names: str) -> Any:

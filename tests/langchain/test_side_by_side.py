@@ -22,6 +22,7 @@ from langgraph.types import Send
 from ctxfold import BackendError, MemoryStore, Query, Section
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, with_context
+from tests.langchain.faces import closed
 from tests.langchain.running import T, down_at_first, play
 from tests.langchain.test_places import model_on
 
@@ -110,9 +111,7 @@ async def test_parallel_sends_to_an_agent(kind: str, own: bool, how: str) -> Non
         assert names[0] == "t|ag|q0"
         assert (model.erase("t") if how == "invoke" else await model.aerase("t")) == names
         assert store.sessions("default") == ()
-        if kind == "ChatCtx" and how != "invoke":
-            await model.aclose()
-        model.close()
+        await closed(model)
 
 
 @KINDS
@@ -228,9 +227,7 @@ async def test_nodes_of_the_top_graph_that_ask_the_same(kind: str, how: str) -> 
         assert [text for role, text in said if role == "assistant"] == [
             f"Answer to Q{n}" for n in (0, 0, 0, 1, 1, 1, 2, 2, 2)
         ]
-        if kind == "ChatCtx" and how == "ainvoke":
-            await model.aclose()
-        model.close()
+        await closed(model)
 
 
 @KINDS
