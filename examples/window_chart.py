@@ -34,8 +34,8 @@ TURNS: Final = 60
 CONTEXT_WINDOW: Final = 3_000
 CHART: Final = Path(__file__).resolve().parents[1] / "docs" / "images" / "window.svg"
 
-WIDTH, HEIGHT = 640, 440
-LEFT, RIGHT, TOP, BOTTOM = 74, 620, 92, 368
+WIDTH, HEIGHT = 480, 440  # narrow, so that the labels are still read where a telephone scales the picture down
+LEFT, RIGHT, TOP, BOTTOM = 66, 468, 92, 346
 COLOURS: Final = {
     "system prompt": "#5b6770",
     "summary": "#c77d0a",
@@ -132,8 +132,8 @@ def draw(measured: Measured) -> str:
         ),
         f'<circle cx="{x(first)}" cy="{y(measured.whole[first - 1])}" r="5" fill="{REFUSED}"/>',
         _text(
-            x(first) - 10,
-            y(measured.whole[first - 1]) - 26,
+            x(first) + 36,
+            y(measured.whole[first - 1]) - 44,
             f"turn {first}: no longer fits",
             anchor="end",
             fill=REFUSED,
@@ -200,14 +200,16 @@ def _head(measured: Measured) -> list[str]:
         f"{measured.first_refused} on."
     )
     title = f"Tokens in each request, over {len(measured.whole)} turns"
-    held = f"{measured.found_facts} with ctxfold, {measured.trimmed_facts} in the newest messages"
-    facts = f"{measured.facts} facts asked for later: {held}"
+    facts = (
+        f"{measured.facts} facts asked for later: {measured.found_facts} with ctxfold, {measured.trimmed_facts} without"
+    )
     return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="t d" {FONT}>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="640" {FONT} '
+        'role="img" aria-labelledby="t d">',
         f'<title id="t">A context window over {len(measured.whole)} turns</title><desc id="d">{about}</desc>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
         _text(16, 30, title, weight="600", size=20),
-        _text(16, 56, facts),
+        _text(16, 56, facts, size=15),
     ]
 
 
@@ -222,17 +224,16 @@ def _grid(high: int, y: Callable[[int], float]) -> str:
 def _turn_labels(x: Callable[[int], float]) -> str:
     return "\n".join(
         _text(x(turn), BOTTOM + 20, f"turn {turn}" if turn == 1 else str(turn), anchor="middle", fill="#444")
-        for turn in (1, 10, 20, 30, 40, 50, 60)
+        for turn in (1, 20, 40, 60)
     )
 
 
 def _legend() -> str:
-    parts = [_text(16, HEIGHT - 16, "ctxfold:", weight="600")]
-    place = 92.0
-    for name, colour in COLOURS.items():
-        parts.append(f'<rect x="{place:g}" y="{HEIGHT - 28}" width="14" height="14" fill="{colour}"/>')
-        parts.append(_text(place + 20, HEIGHT - 16, name))
-        place += 38 + 9 * len(name)
+    parts = [_text(16, HEIGHT - 44, "ctxfold:", weight="600")]
+    for row, column, (name, colour) in zip((0, 0, 1, 1), (0, 1, 0, 1), COLOURS.items(), strict=True):
+        x, y = 96 + 180 * column, HEIGHT - 44 + 26 * row
+        parts.append(f'<rect x="{x}" y="{y - 12}" width="14" height="14" fill="{colour}"/>')
+        parts.append(_text(x + 20, y, name))
     return "\n".join(parts)
 
 
