@@ -1,10 +1,11 @@
-"""What a person has at the terminal: completion in a real bash, the live view in a pipe and in a pseudo-terminal, the doctor."""
+"""What a person has at the terminal: completion in real shells, the live view in a pipe and in a pseudo-terminal, the doctor."""
 
 from __future__ import annotations
 
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,20 +44,27 @@ def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[
 # completion
 
 
+LINES: list[tuple[list[str], set[str]]] = [
+    (["mem"], {"memory"}),
+    (["memory", ""], {"list", "add", "forget", "--help"}),
+    (["memory", "add", "--ab"], {"--about"}),
+    (["search", "chat-1", "--s"], {"--store", "--session", "--since"}),
+    (["search", "--store", "chat"], {"chat.db"}),
+    (["import", "copy", "chat"], {"chat.db"}),
+    (["--ver"], {"--version"}),
+    (["export", "memory", "--z"], {"--zone"}),  # a session called like a command
+]
+
+
+def installed(shell: str) -> str:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed, so its completion is not tried")
+    return path
+
+
 @POSIX
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        (["mem"], {"memory"}),
-        (["memory", ""], {"list", "add", "forget", "--help"}),
-        (["memory", "add", "--ab"], {"--about"}),
-        (["search", "chat-1", "--s"], {"--store", "--session", "--since"}),
-        (["search", "--store", "chat"], {"chat.db"}),
-        (["import", "copy", "chat"], {"chat.db"}),
-        (["--ver"], {"--version"}),
-        (["export", "memory", "--z"], {"--zone"}),  # a session called like a command
-    ],
-)
+@pytest.mark.parametrize(("line", "offered"), LINES)
 def test_bash_completes(line: list[str], offered: set[str], tmp_path: Path) -> None:
     (tmp_path / "chat.db").touch()
     words = " ".join(f"'{word}'" for word in ["ctxfold", *line])
@@ -66,6 +74,58 @@ def test_bash_completes(line: list[str], offered: set[str], tmp_path: Path) -> N
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert set(done.stdout.split()) == offered
+
+
+@POSIX
+@pytest.mark.parametrize(("line", "offered"), LINES)
+def test_fish_completes(line: list[str], offered: set[str], tmp_path: Path) -> None:
+    (tmp_path / "chat.db").touch()
+    (tmp_path / "ctxfold.fish").write_text(script("fish"), encoding="utf-8")
+    asked = f"source ctxfold.fish; complete --do-complete 'ctxfold {' '.join(line)}'"
+    done = subprocess.run(
+        [installed("fish"), "--no-config", "-c", asked], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    # fish offers options only where a dash was typed
+    assert {told.split("\t")[0] for told in done.stdout.splitlines()} == offered - (
+        {"--help"} if line[-1] == "" else set()
+    )
+
+
+@POSIX
+def test_zsh_completes(tmp_path: Path) -> None:
+    """Types the lines and the tabulator key at a real zsh in a pseudo-terminal, and has it print the line or the list."""
+    import pty  # not on Windows
+
+    (tmp_path / "chat.db").touch()
+    (tmp_path / "ctxfold.zsh").write_text(script("zsh"), encoding="utf-8")
+    (tmp_path / "start.zsh").write_text(
+        "PS1=; unsetopt zle_bracketed_paste 2>/dev/null; unset zle_bracketed_paste; setopt no_beep no_always_last_prompt\n"
+        "autoload -Uz compinit; compinit -u -D; source ctxfold.zsh\n"
+        "told() { print -r -- \"<line $BUFFER>END\"; BUFFER='' }; zle -N told; bindkey '^X' told; bindkey '^I' complete-word\n"
+        "print READY\n",
+        encoding="utf-8",
+    )
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "300", "LINES": "60", "ZDOTDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [installed("zsh"), "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=tmp_path
+    )
+    os.close(theirs)
+    try:
+        os.write(ours, b"source start.zsh\n")
+        read_until(ours, "READY\r\n")
+        for line, offered in LINES:
+            os.write(ours, f"ctxfold {' '.join(line)}\t\x18".encode())
+            seen = read_until(ours, ">END\r\n")
+            if len(offered) == 1:
+                assert seen.rstrip().rpartition("<line ")[2].split(">")[0].split()[-1] in offered, seen
+            else:
+                assert offered <= set(seen.split()), seen
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
