@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -124,6 +127,48 @@ def test_the_source_distribution_has_its_tests(dist: Path) -> None:
 
 def test_the_wheel_is_typed(dist: Path) -> None:
     assert {f"{name}/py.typed" for name in SOURCES} <= wheel_files(dist, "ctxfold")
+
+
+# the README on a page of a package index
+
+RELATIVE = re.compile(r"\]\((?!https?:|#)")
+
+
+def build(kind: str, folder: Path, project: Path, repository: str) -> Path:
+    command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(folder), str(project)]
+    environment = {**os.environ, "CTXFOLD_REPOSITORY": repository}
+    built = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_without_an_address_the_readme_has_no_links_that_lead_nowhere(dist: Path) -> None:
+    if os.environ.get("CTXFOLD_REPOSITORY"):
+        pytest.skip("the distributions were built with an address")
+    about = metadata(dist, "ctxfold")
+    text = str(about.get_payload())
+    assert not RELATIVE.search(text)
+    assert "docs/langchain-agents.md describes checkpoints" in text
+    assert not about.get_all("Project-URL")
+
+
+def test_with_an_address_every_link_leads_to_a_file_of_the_tag(tmp_path: Path) -> None:
+    there = "https://git.example/owner/ctxfold"
+    with tarfile.open(next(build("sdist", tmp_path / "source", ROOT, f"{there}/").iterdir())) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    [unpacked] = (tmp_path / "unpacked").iterdir()
+    # whoever builds a wheel from the source distribution gets the same page without knowing the address
+    about = metadata(build("wheel", tmp_path / "wheel", unpacked, ""), "ctxfold")
+    text = str(about.get_payload())
+    assert not RELATIVE.search(text)
+    links = re.findall(rf"(!?)\[[^\]]*\]\({there}/(blob|raw)/v{VERSION}/([^)#]+)(?:#[^)]*)?\)", text)
+    assert len(links) > 15
+    for picture, way, path in links:
+        assert (ROOT / path).exists(), path
+        assert way == ("raw" if picture else "blob")
+    urls = dict(url.split(", ") for url in about.get_all("Project-URL") or [])
+    assert urls["Source"] == there
+    assert (ROOT / urls["Changelog"].rpartition("/")[2]).is_file()
 
 
 # files beside the distributions
