@@ -33,7 +33,7 @@ test: setup  ## all tests
 test-%: setup  ## the tests of one area, a folder of tests/: make test-engine
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/$* $(ARGS)
 
-LANGCHAIN_TESTS := langchain-tests langchain-openai langchain-deepseek langchain-anthropic langchain-classic langgraph-checkpoint-sqlite \
+LANGCHAIN_TESTS := langchain-tests langchain-openai langchain-deepseek langchain-anthropic langchain-classic langgraph-checkpoint-sqlite langgraph-checkpoint-postgres \
 	langmem hypothesis pytest pytest-asyncio pytest-xdist
 
 test-oldest: setup  ## the LangChain tests on the oldest LangChain allowed

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from langchain_ctx.backend import LangChainBackend
     from langchain_ctx.chat_model import ChatCtx
+    from langchain_ctx.checkpoints import SlimCheckpointer
     from langchain_ctx.errors import (
         ChatAuthenticationError,
         ChatConnectionError,
@@ -65,6 +66,7 @@ _WHERE = {
     "HistoryFactory": "history",
     "LangChainBackend": "backend",
     "LangChainEmbedder": "retrieval",
+    "SlimCheckpointer": "checkpoints",
     "aexport_history": "history",
     "aimport_history": "history",
     "export_history": "history",
@@ -101,6 +103,7 @@ __all__ = [
     "HistoryFactory",
     "LangChainBackend",
     "LangChainEmbedder",
+    "SlimCheckpointer",
     "aexport_history",
     "aimport_history",
     "export_history",

@@ -24,6 +24,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool, StructuredTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
 from ctxfold._closing import Closing
@@ -52,6 +53,7 @@ from langchain_ctx.active_model import (
     keeps_sessions,
 )
 from langchain_ctx.chat_model import WINDOW
+from langchain_ctx.checkpoints import MIN_CHARS, Missing, SlimCheckpointer
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
 from langchain_ctx.message_lists import LangChainList, VersionCache, leading_count
@@ -423,6 +425,17 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
             raise ConfigError("this state has no session yet: give the thread's id, or a state after a model call")
         key = session_key(name, name_or_own("owner", owner, self._owner))
         return self._sessions.at(key.session, key.owner)
+
+    def slim_checkpointer(
+        self, saver: BaseCheckpointSaver[Any], *, min_chars: int = MIN_CHARS, missing: Missing = "error"
+    ) -> SlimCheckpointer:
+        """Returns a checkpointer for the agent whose checkpoints refer to large contents in this middleware's store.
+
+        `create_agent(..., checkpointer=middleware.slim_checkpointer(saver))`. Use a store that lasts as long as the checkpoints.
+        """
+        return SlimCheckpointer(
+            saver, store=self._sessions.store, owner=self._owner, min_chars=min_chars, missing=missing
+        )
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]

@@ -836,7 +836,28 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "engine/known_messages.py",
+        (
+            "an_erased_reply_stops_its_thread",
+            'if message is messages[-1] and message.role != "assistant":',
+            "if message is messages[-1]:",
+            "langchain/test_slim_checkpoints.py::test_an_erased_message_reads_as_a_note",
+        ),
+    ),
+    *_of(
         "engine/erase.py",
+        (
+            "contents_of_calls_are_not_erased",
+            "names = {m.id for m in erased} | {result.call_id for m in erased for result in m.tool_results}",
+            "names = {m.id for m in erased}",
+            "langchain/test_slim_checkpoints.py::test_an_erased_message_reads_as_a_note",
+        ),
+        (
+            "a_session_leaves_its_contents",
+            "settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key, offloaded))",
+            "settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key,))",
+            "langchain/test_slim_checkpoints.py::test_erasing_the_session_or_the_owner_takes_the_contents",
+        ),
         (
             "a_stand_in_of_an_erased_message_stays",
             "return replace(record.body, covered=rest, shown=self._kept(shown))",

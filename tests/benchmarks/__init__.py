@@ -16,4 +16,14 @@ BENCHMARKS = (
     "excerpts",
 )
 # over public conversations, or servers of their own: see README.md
-SHOWS = ("survival", "planted_facts", "reader", "bad_summariser", "tau_prefix", "evidence", "pruning", "faults")
+SHOWS = (
+    "survival",
+    "planted_facts",
+    "reader",
+    "bad_summariser",
+    "tau_prefix",
+    "evidence",
+    "pruning",
+    "faults",
+    "checkpoints",
+)

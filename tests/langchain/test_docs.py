@@ -19,7 +19,7 @@ from langchain_deepseek import ChatDeepSeek
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold.testing import ModelServer
-from langchain_ctx import ChatCtx
+from langchain_ctx import ChatCtx, SlimCheckpointer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "langchain-agents.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
@@ -48,8 +48,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 
 
 def test_the_examples(names: dict[str, Any]) -> None:
-    assert len(EXAMPLES) == 6
-    agent, sections, deletion, deep, context, reasoning = EXAMPLES
+    assert len(EXAMPLES) == 7
+    agent, sections, deletion, slim, deep, context, reasoning = EXAMPLES
     told, asked = HumanMessage("My locker is 47-B."), HumanMessage("What is my locker?")
     config = {"configurable": {"thread_id": "t"}}
 
@@ -68,6 +68,8 @@ def test_the_examples(names: dict[str, Any]) -> None:
     names["middleware"] = names["ContextMiddleware"](context_window=8_000)
     run(deletion)
     assert names["agent"].get_state(config).values == {}
+    run(slim)
+    assert isinstance(names["slim"], SlimCheckpointer)
     if find_spec("deepagents"):  # it needs langchain-core 1.7
         run(deep)
         names["agent"].invoke({"messages": [told]}, config=config)

@@ -6,10 +6,18 @@ from typing import Any, assert_type
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.retrievers import BaseRetriever
+from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold import AgentContext
 from ctxfold.engine.attach import Attachment, Cursor, IncomingList
-from langchain_ctx import ContextMiddleware, ContextNode, CtxChatMessageHistory, section_from, with_context
+from langchain_ctx import (
+    ContextMiddleware,
+    ContextNode,
+    CtxChatMessageHistory,
+    SlimCheckpointer,
+    section_from,
+    with_context,
+)
 
 
 def made(retriever: BaseRetriever, state: dict[str, Any]) -> None:
@@ -23,6 +31,7 @@ def made(retriever: BaseRetriever, state: dict[str, Any]) -> None:
     assert_type(middleware.context("t", owner="ann"), AgentContext)
     assert_type(middleware.context(state), AgentContext)
     assert_type(middleware.erase("t"), tuple[str, ...])
+    assert_type(middleware.slim_checkpointer(InMemorySaver(), missing="placeholder"), SlimCheckpointer)
     middleware.close()
 
 

@@ -21,6 +21,7 @@ from ctxfold.history.log import SessionState
 from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.records import (
     NOTICE,
+    OFFLOADED,
     Body,
     Compacted,
     Erased,
@@ -37,6 +38,7 @@ from ctxfold.history.records import (
     Subgoal,
     TurnClosed,
     Undone,
+    offloaded_of,
     shown_in,
 )
 from ctxfold.history.sections import section_note
@@ -323,7 +325,8 @@ def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
         rewrites = yield from _taken_over(engine.ports, key, records, None, names)
         rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites, whole=True)
         try:
-            settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key,))
+            offloaded = SessionKey(key.owner, f"{key.session}{OFFLOADED}")
+            settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key, offloaded))
         except HeadMovedError:
             continue
         engine.forget(lambda k: k == key)
@@ -360,8 +363,9 @@ def _erased(engine: Engine, key: SessionKey, choose: _Choice) -> Flow[Erasure]:
         names = (yield from StoreCall(Store.copies, key)) if erased_ids else ()
         rewrites += yield from _taken_over(engine.ports, key, records, erased_ids, names)
         rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites)
+        contents = yield from _offloaded(engine.ports, key, records, erased_ids)
         try:
-            settled = yield from StoreCall(Store.erase, tuple(rewrites))
+            settled = yield from StoreCall(Store.erase, (*rewrites, *contents))
         except HeadMovedError:
             continue
         if erased_ids:
@@ -437,6 +441,26 @@ def _recalled_elsewhere(
             other = SessionKey(key.owner, name)
             records = yield from StoreCall(Store.read, other)
             changed_logs += yield from _rewrite(ports, other, records, showing_sections(records, learnt))
+    return changed_logs
+
+
+def _offloaded(
+    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str]
+) -> Flow[list[Rewrite]]:
+    """Returns the logs of contents that a checkpointer's states refer to, without those of the erased messages."""
+    erased = [m for r in records if (m := stored_message(r)) is not None and m.id in erased_ids]
+    names = {m.id for m in erased} | {result.call_id for m in erased for result in m.tool_results}
+    changed_logs: list[Rewrite] = []
+    for log in offloaded_of(key) if names else ():
+        contents = yield from StoreCall(Store.read, log)
+        changed = tuple(
+            replace(record, body=Erased((record.body.message.id,)))
+            for record in contents
+            if isinstance(record.body, MessageAdded) and record.body.message.id in names
+        )
+        if changed:
+            notice = draft(ports, Erased(), record_id=f"{NOTICE}{ports.ids.new()}")
+            changed_logs.append(Rewrite(log, contents[-1].seq, (), changed, (), (notice,)))
     return changed_logs
 
 

@@ -26,8 +26,8 @@ def new_record_ids(open_session: OpenSession, messages: Sequence[Message]) -> Fl
     A known id with the same content is left out. A message counts as new again when its turn was discarded or, aborted, did not
     keep it, when it was removed, and when it was there before the conversation was cleared.
 
-    Raises MessageConflictError for a known id with other content, and MessageErasedError when the last message was erased; an
-    erased message elsewhere in the list is left out.
+    Raises MessageConflictError for a known id with other content, and MessageErasedError when the last message was erased and
+    asks for something; any other erased message is left out.
     """
     by_id: dict[str, Message] = {}
     for message in messages:
@@ -44,7 +44,7 @@ def new_record_ids(open_session: OpenSession, messages: Sequence[Message]) -> Fl
     for message_id, message in by_id.items():
         chain = chains[message_id]
         if chain and isinstance(chain[-1].body, Erased):
-            if message is messages[-1]:
+            if message is messages[-1] and message.role != "assistant":
                 raise MessageErasedError(
                     f"message {message_id!r} was erased, and comes back under no other text: "
                     "give the new message an id of its own"

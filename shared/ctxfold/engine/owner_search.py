@@ -11,7 +11,7 @@ from ctxfold.engine.archive import PROBE, Hit, excerpt_of
 from ctxfold.engine.erase import Age
 from ctxfold.errors import SessionNotFoundError
 from ctxfold.history.posting_cache import Hit as Posting
-from ctxfold.history.records import Record, SessionKey
+from ctxfold.history.records import OFFLOADED, Record, SessionKey
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import term_counts
 from ctxfold.messages import Message, Role, check_role
@@ -82,7 +82,8 @@ def search_owner(ports: Ports, owner: str, query: str, scope: SearchScope, *, li
 
 def _searched(ports: Ports, owner: str, terms: Sequence[str], scope: SearchScope, limit: int) -> Flow[tuple[Hit, ...]]:
     stored_names = yield from StoreCall(Store.sessions, owner)
-    names = [name for name in stored_names if scope.sessions is None or name in scope.sessions]
+    conversations = (name for name in stored_names if not name.endswith(OFFLOADED))
+    names = [name for name in conversations if scope.sessions is None or name in scope.sessions]
     if not names:
         return ()
     newest = min(PROBE, max(LEAST_HITS, HITS // len(names)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -19,6 +20,7 @@ __all__ = [
     "AMONG_PROMPTS",
     "NOTICE",
     "NUMBERED",
+    "OFFLOADED",
     "OWN_REFERENCE",
     "Body",
     "Calibrated",
@@ -47,6 +49,7 @@ __all__ = [
     "decode_body",
     "encode_body",
     "fingerprint",
+    "offloaded_of",
     "shown_in",
     "with_own_reference",
 ]
@@ -65,6 +68,18 @@ class SessionKey(NamedTuple):
 
     owner: str
     session: str
+
+
+OFFLOADED = "|:checkpoints"  # ends the name of the log with contents that a checkpointer's states refer to
+_OWN_NAME = re.compile(r"(?:~[0-9a-f]{8})*$")
+
+
+def offloaded_of(key: SessionKey) -> tuple[SessionKey, ...]:
+    """Returns the logs that may hold contents of this session's messages: its thread's, whichever part of the name that is."""
+    parts = key.session.split("|")
+    threads = ("|".join(parts[:n]) for n in range(1, len(parts) + 1))
+    names = dict.fromkeys(name for t in threads for name in (t, _OWN_NAME.sub("", t)) if name)
+    return tuple(SessionKey(key.owner, f"{name}{OFFLOADED}") for name in names)
 
 
 # stands in a text for the message's own reference, which it gets when it is stored

@@ -1,0 +1,447 @@
+"""Defines SlimCheckpointer, whose checkpoints refer to large contents that a ctxfold store holds once."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+
+from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+)
+from langgraph.types import Overwrite, Send
+
+from ctxfold.effects import Flow, StoreCall, arun, run
+from ctxfold.errors import ConfigError, MessageConflictError, MessageNotFoundError
+from ctxfold.history.records import OFFLOADED, Draft, Erased, MessageAdded, SessionKey
+from ctxfold.lru import LruCache
+from ctxfold.messages import user
+from ctxfold.protocols import Ports, Store, SystemClock, Uncounted
+from ctxfold.validation import check_name, whole_number
+from langchain_ctx.session_routing import session_key
+
+__all__ = ["MIN_CHARS", "Missing", "SlimCheckpointer"]
+
+Missing: TypeAlias = Literal["error", "placeholder"]
+
+MIN_CHARS = 2_000
+KEPT = "ctxfold_content"  # names the reference among a message's `additional_kwargs`
+OWNER = "ctxfold_owner"  # names in a checkpoint's metadata whose contents it refers to
+ERASED = "[the content of this message was erased]"
+GONE = "[the content of this message is not in the store any more]"
+_STORED = 8_192  # contents that are known to be stored
+_TEXT, _JSON = "t", "j"
+_BATCH = 64  # contents that are written or read at once
+_OPEN_TURN = "checkpoints"  # a turn that never closes: no view of the log shows the contents
+
+
+class _Content(NamedTuple):
+    """The content of a message as it is stored: the record's id has its form and digest, an erasure finds it by `name`."""
+
+    record_id: str
+    name: str
+    text: str
+
+
+def _content_of(message: BaseMessage, min_chars: int) -> _Content | None:
+    """Returns what of a message is stored apart; None for a message that stays whole.
+
+    A result is named by its call, as it gets an id of its own only after the tool's checkpoint.
+    """
+    name = message.tool_call_id if isinstance(message, ToolMessage) else message.id
+    whole = message.content
+    if not name or KEPT in message.additional_kwargs or (isinstance(whole, str) and len(whole) < min_chars):
+        return None
+    form, text = _encoded(whole)
+    if len(text) < min_chars:
+        return None
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    return _Content(f"{form}{digest}:{name}", name, text)
+
+
+def _encoded(content: Any) -> tuple[str, str]:
+    """Returns the form of a content, text or JSON, and the content in it; "" for a content that JSON does not carry unchanged."""
+    try:
+        if isinstance(content, str):
+            content.encode()
+            return _TEXT, content
+        text = json.dumps(content)
+        return _JSON, text if json.loads(text) == content else ""
+    except UnicodeEncodeError:  # a lone surrogate
+        return _JSON, json.dumps(content)
+    except (TypeError, ValueError):
+        return _JSON, ""
+
+
+def _mapped(value: Any, change: Callable[[BaseMessage], BaseMessage]) -> Any:
+    """Returns the value with every message in it changed; a value without a changed message is returned as it is."""
+    if isinstance(value, BaseMessage):
+        return change(value)
+    if isinstance(value, Send):
+        arg = _mapped(value.arg, change)
+        return value if arg is value.arg else Send(value.node, arg)
+    if isinstance(value, Overwrite):
+        inner = _mapped(value.value, change)
+        return value if inner is value.value else Overwrite(inner)
+    if type(value) is dict:
+        entries = cast("Mapping[Any, Any]", value)
+        changed = {name: _mapped(item, change) for name, item in entries.items()}
+        return changed if any(changed[name] is not item for name, item in entries.items()) else entries
+    if not isinstance(value, tuple) and type(value) is not list:
+        return value
+    old = cast("Sequence[Any]", value)
+    new = [_mapped(item, change) for item in old]
+    if all(a is b for a, b in zip(new, old, strict=True)):
+        return old
+    if hasattr(old, "_make"):  # a named tuple
+        return cast("Any", old)._make(new)
+    return tuple(new) if isinstance(old, tuple) else new
+
+
+_Known: TypeAlias = MutableMapping[str, str | None]  # texts of contents by record id; None for an erased one
+
+
+@dataclass(slots=True)
+class _Slimmed:
+    """Puts references in place of the contents of messages, and collects the contents."""
+
+    min_chars: int
+    contents: dict[str, _Content] = field(default_factory=dict[str, _Content])
+
+    def __call__(self, message: BaseMessage) -> BaseMessage:
+        content = _content_of(message, self.min_chars)
+        if content is None:
+            return message
+        self.contents[content.record_id] = content
+        note = (
+            f"[{len(content.text)} characters that a ctxfold store holds: read this state through "
+            "ContextMiddleware.slim_checkpointer]"
+        )
+        kept = {**message.additional_kwargs, KEPT: content.record_id}
+        return message.model_copy(update={"content": note, "additional_kwargs": kept})
+
+
+def _references(value: Any) -> list[str]:
+    """Returns the ids of the records that messages in the value refer to."""
+    found: dict[str, None] = {}
+
+    def collect(message: BaseMessage) -> BaseMessage:
+        reference = message.additional_kwargs.get(KEPT)
+        if isinstance(reference, str):
+            found[reference] = None
+        return message
+
+    _mapped(value, collect)
+    return [*found]
+
+
+def _whole(value: Any, known: Mapping[str, str | None], missing: Missing, key: SessionKey) -> Any:
+    """Returns the value with the contents of its messages in place of references."""
+
+    def restored(message: BaseMessage) -> BaseMessage:
+        reference = message.additional_kwargs.get(KEPT)
+        if not isinstance(reference, str):
+            return message
+        if reference not in known and missing == "error":
+            raise MessageNotFoundError(
+                f"the content of message {message.id!r} is not in {key.session!r} of owner {key.owner!r}: it was erased with its "
+                "thread, or this checkpointer has another store or owner than the one that wrote the state. Give that one, delete "
+                'the thread, or read the rest with missing="placeholder"'
+            )
+        text = known.get(reference)
+        if text is None:
+            content: Any = ERASED if reference in known else GONE
+        else:
+            content = json.loads(text) if reference.startswith(_JSON) else text
+        kept = {name: item for name, item in message.additional_kwargs.items() if name != KEPT}
+        return message.model_copy(update={"content": content, "additional_kwargs": kept})
+
+    return _mapped(value, restored)
+
+
+class SlimCheckpointer(BaseCheckpointSaver[Any]):
+    """Wraps a LangGraph checkpointer so that its checkpoints hold references in place of large contents of messages.
+
+    ```python
+    context = ContextMiddleware(context_window=64_000, store="sqlite:///chat.db")
+    agent = create_agent(model, tools, middleware=[context], checkpointer=context.slim_checkpointer(saver))
+    ```
+    LangGraph stores all messages with every step, so that a checkpointer's database grows with the square of a run. Here each large
+    content is stored once, in the ctxfold store, in a log beside the thread's session. Whatever reads the state through this
+    object gets whole messages: the model, tools, `get_state`, `get_state_history`, time travel. Checkpoints that were written
+    without it stay readable. `langchain_ctx.ContextMiddleware.slim_checkpointer` makes one with the middleware's store.
+
+    Args:
+        saver: the checkpointer that stores the checkpoints; it is not closed here.
+        store: the store of the contents: the store of the middleware, so that an erasure covers both.
+        owner: the owner of runs whose config names none (`configurable["owner"]`).
+        min_chars: a content of fewer characters stays in the checkpoint.
+        missing: what happens when a content is not in the store: "error" raises MessageNotFoundError, "placeholder" reads a note in
+            its place. A content that was erased with its message always reads as a note.
+    """
+
+    def __init__(
+        self,
+        saver: BaseCheckpointSaver[Any],
+        *,
+        store: Store,
+        owner: str = "default",
+        min_chars: int = MIN_CHARS,
+        missing: Missing = "error",
+    ) -> None:
+        if missing not in get_args(Missing):
+            raise ConfigError(f"missing is {missing!r}: use one of {', '.join(get_args(Missing))}")
+        super().__init__(serde=saver.serde)
+        self._saver = saver
+        self._ports = Ports(store=store, counter=Uncounted())
+        self._owner = check_name("owner", owner)
+        self._min_chars = whole_number(
+            "min_chars", min_chars, "give the characters from which on a content is stored apart"
+        )
+        self._missing: Missing = missing
+        self._stored: LruCache[tuple[SessionKey, str], bool] = LruCache(_STORED)
+
+    def __repr__(self) -> str:
+        return f"SlimCheckpointer({type(self._saver).__name__}, store={self._ports.store!r}, owner={self._owner!r})"
+
+    # writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        slim, flow = self._slim(config, checkpoint["channel_values"])
+        run(flow, self._ports)
+        return self._saver.put(config, _with_values(checkpoint, slim), self._noted(config, metadata), new_versions)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        slim, flow = self._slim(config, checkpoint["channel_values"])
+        await arun(flow, self._ports)
+        return await self._saver.aput(
+            config, _with_values(checkpoint, slim), self._noted(config, metadata), new_versions
+        )
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        slim, flow = self._slim(config, [*writes])
+        run(flow, self._ports)
+        self._saver.put_writes(config, slim, task_id, task_path)
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        slim, flow = self._slim(config, [*writes])
+        await arun(flow, self._ports)
+        await self._saver.aput_writes(config, slim, task_id, task_path)
+
+    def _slim(self, config: RunnableConfig, value: Any) -> tuple[Any, Flow[None]]:
+        """Returns the value with references, and the flow that stores what they refer to."""
+        slimmed = _Slimmed(self._min_chars)
+        slim = _mapped(value, slimmed)
+        return slim, self._store(self._key(config), [*slimmed.contents.values()])
+
+    def _store(self, key: SessionKey, contents: Sequence[_Content]) -> Flow[None]:
+        new = [c for c in contents if self._stored.get((key, c.record_id)) is None]
+        for start in range(0, len(new), _BATCH):
+            batch = new[start : start + _BATCH]
+            try:
+                yield from StoreCall(Store.append, key, self._drafts(batch), known=1 << 62)
+            except MessageConflictError:  # one of them was erased meanwhile, and stays erased
+                there = yield from StoreCall(Store.find, key, [c.record_id for c in batch])
+                known_ids = {record.id for record in there}
+                rest = self._drafts([c for c in batch if c.record_id not in known_ids])
+                yield from StoreCall(Store.append, key, rest, known=1 << 62)
+            self._stored.update({(key, c.record_id): True for c in batch})
+
+    def _drafts(self, contents: Sequence[_Content]) -> list[Draft]:
+        now_s = SystemClock().now_s()
+        return [Draft(c.record_id, MessageAdded(user(c.text, id=c.name)), _OPEN_TURN, now_s) for c in contents]
+
+    def _noted(self, config: RunnableConfig, metadata: CheckpointMetadata) -> CheckpointMetadata:
+        """Returns the metadata with the owner where the config names another than this object's."""
+        owner = self._key(config).owner
+        return metadata if owner == self._owner else cast("CheckpointMetadata", {**metadata, OWNER: owner})
+
+    # reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        found = self._saver.get_tuple(config)
+        return None if found is None else run(self._read(config, found, {}), self._ports)
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        found = await self._saver.aget_tuple(config)
+        return None if found is None else await arun(self._read(config, found, {}), self._ports)
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        known: dict[SessionKey, _Known] = {}
+        for found in self._saver.list(config, filter=filter, before=before, limit=limit):
+            yield run(self._read(config, found, known), self._ports)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        known: dict[SessionKey, _Known] = {}
+        async for found in self._saver.alist(config, filter=filter, before=before, limit=limit):
+            yield await arun(self._read(config, found, known), self._ports)
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        found = self._saver.get_delta_channel_history(config=config, channels=channels)
+        if not _references(found):
+            return found
+        key = self._key_of(config, self._saver.get_tuple(config))
+        return cast("Mapping[str, DeltaChannelHistory]", run(self._restored(key, found, {}), self._ports))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        found = await self._saver.aget_delta_channel_history(config=config, channels=channels)
+        if not _references(found):
+            return found
+        key = self._key_of(config, await self._saver.aget_tuple(config))
+        return cast("Mapping[str, DeltaChannelHistory]", await arun(self._restored(key, found, {}), self._ports))
+
+    def _read(
+        self, config: RunnableConfig | None, found: CheckpointTuple, known: dict[SessionKey, _Known]
+    ) -> Flow[CheckpointTuple]:
+        key = self._key_of(config, found)
+        value = (found.checkpoint["channel_values"], found.pending_writes)
+        values, writes = yield from self._restored(key, value, known.setdefault(key, {}))
+        return found._replace(checkpoint=_with_values(found.checkpoint, values), pending_writes=writes)
+
+    def _restored(self, key: SessionKey, value: Any, known: _Known) -> Flow[Any]:
+        """Returns the value with whole messages; `known` gets what had to be read."""
+        references = _references(value)
+        unread = [reference for reference in references if reference not in known]
+        for start in range(0, len(unread), _BATCH):
+            for record in (yield from StoreCall(Store.find, key, unread[start : start + _BATCH])):
+                match record.body:
+                    case MessageAdded(message=message):
+                        known[record.id] = message.text
+                        self._stored.put((key, record.id), True)
+                    case Erased():
+                        known[record.id] = None
+                    case _:
+                        continue
+        return _whole(value, known, self._missing, key) if references else value
+
+    # threads
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Deletes the thread's checkpoints and the contents that they refer to; `ContextMiddleware.erase` deletes its sessions."""
+        newest = self._saver.get_tuple(_thread(thread_id))
+        self._saver.delete_thread(thread_id)
+        self._ports.store.erase((), gone=(self._key_of(_thread(thread_id), newest),))
+        self._stored.clear()
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        newest = await self._saver.aget_tuple(_thread(thread_id))
+        await self._saver.adelete_thread(thread_id)
+        await self._ports.store.aerase((), gone=(self._key_of(_thread(thread_id), newest),))
+        self._stored.clear()
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copies the contents too, where the wrapped checkpointer copies threads."""
+        newest = self._saver.get_tuple(_thread(source_thread_id))
+        run(self._copied(self._key_of(_thread(source_thread_id), newest), target_thread_id), self._ports)
+        self._saver.copy_thread(source_thread_id, target_thread_id)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        newest = await self._saver.aget_tuple(_thread(source_thread_id))
+        await arun(self._copied(self._key_of(_thread(source_thread_id), newest), target_thread_id), self._ports)
+        await self._saver.acopy_thread(source_thread_id, target_thread_id)
+
+    def _copied(self, source: SessionKey, target_thread: str) -> Flow[None]:
+        target, after = self._key_in(target_thread, source.owner), 0
+        while records := (yield from StoreCall(Store.read, source, after=after, upto=after + _BATCH)):
+            drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
+            yield from StoreCall(Store.append, target, drafts, known=1 << 62)
+            after += _BATCH
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        self._saver.delete_for_runs(run_ids)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        await self._saver.adelete_for_runs(run_ids)
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        self._saver.prune(thread_ids, strategy=strategy)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        await self._saver.aprune(thread_ids, strategy=strategy)
+
+    # what the wrapped checkpointer decides
+
+    @property
+    def config_specs(self) -> Any:
+        return cast("Any", self._saver).config_specs
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        return self._saver.get_next_version(current, channel)
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> SlimCheckpointer:
+        saver = self._saver.with_allowlist(extra_allowlist)
+        if saver is self._saver:
+            return self
+        other = copy.copy(self)
+        other._saver, other.serde = saver, saver.serde
+        return other
+
+    # keys
+
+    def _key(self, config: RunnableConfig) -> SessionKey:
+        configurable = config.get("configurable", {})
+        return self._key_in(configurable.get("thread_id"), configurable.get("owner", self._owner))
+
+    def _key_of(self, config: RunnableConfig | None, found: CheckpointTuple | None) -> SessionKey:
+        """Returns the log of a checkpoint's contents; what it says of its owner counts before the config of the reader."""
+        if found is None:
+            return self._key(config or {})
+        own = cast("Mapping[str, Any]", found.metadata).get(OWNER)
+        return self._key_in(found.config.get("configurable", {})["thread_id"], self._owner if own is None else own)
+
+    @staticmethod
+    def _key_in(thread: object, owner: object) -> SessionKey:
+        key = session_key(thread, owner)
+        return key._replace(session=f"{key.session}{OFFLOADED}")
+
+
+def _with_values(checkpoint: Checkpoint, values: Any) -> Checkpoint:
+    return {**checkpoint, "channel_values": values}
+
+
+def _thread(thread_id: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
