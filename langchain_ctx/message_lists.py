@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import TypeVar, overload
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
@@ -16,21 +17,76 @@ from langchain_ctx.messages import from_langchain, given_ids
 __all__ = ["LangChainList", "VersionCache", "leading_count", "new_messages", "with_refusals"]
 
 
+T_co = TypeVar("T_co", covariant=True)
+
 CACHED_VERSIONS = 2_048  # of each generation of a VersionCache
 CACHED_CHARS = 2_000  # a longer text is hashed each time
 
 
-class LangChainList:
-    """An incoming list of LangChain messages that all have ids.
+class MessageIds(Sequence[str]):
+    """The ids of messages, read when they are asked for: a pass over a long list that was just loaded is slow."""
 
-    The ids are read once: each pass over a long list that was just loaded is slow. `known` remembers versions across lists.
-    """
+    def __init__(self, messages: Sequence[BaseMessage]) -> None:
+        self._messages = messages
+        self._all: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if self._all is not None:
+            return self._all[index]
+        if isinstance(index, slice):
+            return [str(m.id) for m in self._messages[index]]
+        return str(self._messages[index].id)
+
+    def __iter__(self) -> Iterator[str]:
+        if self._all is None:
+            self._all = [str(m.id) for m in self._messages]
+        return iter(self._all)
+
+
+class Joined(Sequence[T_co]):
+    """Two sequences one after the other, without a copy of the first one."""
+
+    def __init__(self, first: Sequence[T_co], second: Sequence[T_co]) -> None:
+        self._first, self._second = first, second
+        self._at, self._length = len(first), len(first) + len(second)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T_co]: ...
+    def __getitem__(self, index: int | slice) -> T_co | Sequence[T_co]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            if step == 1:
+                return [*self._first[start:stop], *self._second[max(0, start - self._at) : max(0, stop - self._at)]]
+            return [self[i] for i in range(start, stop, step)]
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        index %= self._length
+        return self._first[index] if index < self._at else self._second[index - self._at]
+
+    def __iter__(self) -> Iterator[T_co]:
+        return chain(self._first, self._second)
+
+
+class LangChainList:
+    """An incoming list of LangChain messages that all have ids. `known` remembers versions across lists."""
 
     def __init__(
         self, messages: Sequence[BaseMessage], ids: Sequence[str] | None = None, *, known: VersionCache | None = None
     ) -> None:
         self._messages = messages
-        self._ids = [str(m.id) for m in messages] if ids is None else ids
+        self._ids = MessageIds(messages) if ids is None else ids
         self._version_of = _version if known is None else known.version
         self._versions: dict[int, str] = {}
         self._digests: dict[int, str] = {}
@@ -41,7 +97,7 @@ class LangChainList:
 
     def digest(self, end: int) -> str:
         if end not in self._digests:
-            self._digests[end] = ids_digest(self._ids[:end])
+            self._digests[end] = ids_digest(self._ids, end)
         return self._digests[end]
 
     def version(self, index: int) -> str:
@@ -55,7 +111,7 @@ class LangChainList:
 
     def followed_by(self, messages: Sequence[BaseMessage]) -> LangChainList:
         """Returns the list with these messages added at its end."""
-        longer = LangChainList([*self._messages, *messages], [*self._ids, *(str(m.id) for m in messages)])
+        longer = LangChainList(Joined(self._messages, messages), Joined(self._ids, MessageIds(messages)))
         longer._versions, longer._digests = {**self._versions}, {**self._digests}
         longer._version_of = self._version_of
         return longer

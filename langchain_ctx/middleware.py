@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Mapping,
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import Annotated, Any, NotRequired, TypeAlias, Unpack, cast
 from uuid import UUID
 
@@ -56,7 +55,7 @@ from langchain_ctx.chat_model import WINDOW
 from langchain_ctx.checkpoints import MIN_CHARS, Missing, SlimCheckpointer
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
-from langchain_ctx.message_lists import LangChainList, VersionCache, leading_count
+from langchain_ctx.message_lists import LangChainList, MessageIds, VersionCache, leading_count
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable
 from langchain_ctx.reasoning import returning
@@ -162,15 +161,14 @@ def takes_tools(model: BaseChatModel) -> bool:
 
 
 ModelAnswer: TypeAlias = "ModelResponse[Any] | ExtendedModelResponse[Any] | AIMessage"
-_ID = attrgetter("id")
 
 
 @dataclass(frozen=True, slots=True)
 class AgentList:
     """The messages of a request without the leading system messages, each with an id.
 
-    `unsaved` are the positions of messages that other middleware added to this request only: they came without an id, and the
-    agent's state does not have them.
+    Of a list that goes on from the cursor in the agent's state, only the newest messages are looked at. `unsaved` are the positions
+    of messages that other middleware added to this request only: they came without an id, and the agent's state does not have them.
     """
 
     messages: Sequence[BaseMessage]
@@ -179,15 +177,20 @@ class AgentList:
 
     @classmethod
     def of(cls, request: ModelRequest[Any]) -> AgentList:
-        messages = cast("list[BaseMessage]", request.messages[leading_count(request.messages) :])
-        ids: list[str | None] = [*map(_ID, messages)]
-        if all(ids):
-            return cls(messages, cast("list[str]", ids), frozenset())
-        unsaved = frozenset(i for i, message_id in enumerate(ids) if not message_id)
+        leading = leading_count(request.messages)
+        messages = cast("list[BaseMessage]", request.messages[leading:] if leading else request.messages)
+        cursor = kept_cursor(request.state)
+        if cursor is not None and all(m.id for m in messages[cursor.before :]):
+            incoming = LangChainList(messages)
+            if cursor.has_same_ids(incoming):
+                return cls(messages, incoming.ids, frozenset())
+        unsaved = frozenset(i for i, m in enumerate(messages) if not m.id)
+        if not unsaved:
+            return cls(messages, MessageIds(messages), unsaved)
         messages = [
             m.model_copy(update={"id": uuid.uuid4().hex}) if i in unsaved else m for i, m in enumerate(messages)
         ]
-        return cls(messages, [str(m.id) for m in messages], unsaved)
+        return cls(messages, MessageIds(messages), unsaved)
 
     def incoming(self, known: VersionCache) -> LangChainList:
         return LangChainList(self.messages, self.ids, known=known)

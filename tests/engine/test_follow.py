@@ -26,7 +26,7 @@ class Kept:
         return [m.id for m in self._messages]
 
     def digest(self, end: int) -> str:
-        return ids_digest(self.ids[:end])
+        return ids_digest(self.ids, end)
 
     def version(self, index: int) -> str:
         return repr((self._messages[index].text, self._messages[index].tool_calls))
@@ -264,3 +264,35 @@ def test_a_list_whose_older_part_changed_does_not_only_go_on(make: Callable[...,
     assert left.before > 0
     assert left.precedes(Kept([*messages, *turn(3)]))
     assert not left.precedes(Kept([replace(messages[0], id="another"), *messages[1:], *turn(3)]))
+
+
+class Counting(Sequence[str]):
+    """Ids that count how often one of them is read."""
+
+    def __init__(self, ids: list[str]) -> None:
+        self.all, self.reads = ids, 0
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self.all[index]
+        self.reads += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("length", [1_000, 10_000, 100_000])
+def test_a_digest_reads_as_many_ids_of_a_long_list_as_of_a_short_one(length: int) -> None:
+    ids = Counting([f"m{n}" for n in range(length)])
+    ids_digest(ids, length - 10)
+    assert ids.reads < 140
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 1_000, 10_000])
+def test_a_digest_changes_with_the_place_of_the_older_messages(length: int) -> None:
+    ids = [f"m{n}" for n in range(length)]
+    digest = ids_digest([*ids, "later"], length)
+    assert digest == ids_digest([*ids, "another"], length)
+    for place in {0, length // 3, length // 2, length - 1}:
+        assert ids_digest([*ids[:place], "new", *ids[place:]], length) != digest
+        assert ids_digest([*ids[:place], *ids[place + 1 :], "later"], length) != digest

@@ -128,10 +128,10 @@ def cursor_at(
     """Returns the cursor to keep beside the list as it is now; `reread` is that of `Engine.open`."""
     open_session = yield from engine.open(key, reread=reread)
     visible, ids = {e.id for e in _visible(open_session)}, incoming.ids
-    before = len(ids)
-    while before and ids[before - 1] in visible:
-        before -= 1
-    handed = {ids[i]: incoming.version(i) for i in range(before, len(ids))}
+    newest = ids[max(0, len(ids) - len(visible)) :]
+    shown = [*takewhile(visible.__contains__, reversed(newest))][::-1]
+    before = len(ids) - len(shown)
+    handed = {message_id: incoming.version(i) for i, message_id in enumerate(shown, before)}
     state = open_session.state
     return Cursor(root.session, key.session, state.head, state.head_id, before, incoming.digest(before), handed)
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from ctxfold.errors import OrphanToolResultError
 from ctxfold.history.sections import lasting_sections
 from ctxfold.history.view import Entry
-from ctxfold.messages import Message, ToolResultPart, without_calls
+from ctxfold.messages import Message, ToolCallPart, ToolResultPart, without_calls
 
 __all__ = [
     "CutRule",
@@ -200,7 +200,8 @@ def _answers(messages: Iterable[Message], calls: Collection[str]) -> list[Messag
 
 
 def _follow(waiting: set[str], message: Message) -> None:
-    for result in message.tool_results:
-        waiting.discard(result.call_id)
-    for call in message.tool_calls:
-        waiting.add(call.id)
+    for part in message.parts:  # results stand before calls
+        if isinstance(part, ToolCallPart):
+            waiting.add(part.id)
+        elif isinstance(part, ToolResultPart):
+            waiting.discard(part.call_id)

@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 CHANGED = ""  # no message has this version: forces a message to be treated as changed
+SAMPLED = 64  # of the older ids of a list
 _LOOK_BACK = 512  # newest live messages whose ids are looked at; older ones are recognised by the store
 
 
@@ -48,7 +49,7 @@ class IncomingList(Protocol):
     def ids(self) -> Sequence[str]: ...
 
     def digest(self, end: int) -> str:
-        """Returns `ids_digest` of the first `end` ids; an implementation may cache it."""
+        """Returns `ids_digest` of the list; an implementation may cache it."""
         ...
 
     def version(self, index: int) -> str:
@@ -58,8 +59,13 @@ class IncomingList(Protocol):
     def message(self, index: int) -> Message: ...
 
 
-def ids_digest(ids: Sequence[str]) -> str:
-    return hashlib.blake2b("\0".join(ids).encode(), digest_size=8).hexdigest()
+def ids_digest(ids: Sequence[str], end: int) -> str:
+    """Returns a digest of about `SAMPLED` of the first `end` ids, spread evenly, so that a long list is not read whole.
+
+    A message that is added or removed before `end` moves those after it, and with them the sampled ones.
+    """
+    sampled = ids[: end : max(1, end // SAMPLED)]
+    return hashlib.blake2b("\0".join([*sampled, *ids[max(0, end - 1) : end]]).encode(), digest_size=8).hexdigest()
 
 
 class MessageList:
@@ -74,7 +80,7 @@ class MessageList:
         return [m.id for m in self._messages]
 
     def digest(self, end: int) -> str:
-        return ids_digest(self.ids[:end])
+        return ids_digest(self.ids, end)
 
     def version(self, index: int) -> str:
         if index not in self._versions:
@@ -97,7 +103,7 @@ class Cursor:
 
     `root` is the session name that was asked for, `session` the one that serves the list, `head` and `head_id` its newest record
     at that time. `handed` maps the newest messages of the list to their versions: those that the session still shows.
-    `before` counts the older messages of the list, and `digest` is the `ids_digest` of their ids.
+    `before` counts the older messages of the list, and `digest` is their `ids_digest`.
     """
 
     root: str
@@ -123,7 +129,7 @@ class Cursor:
         return self.before + len(self.handed)
 
     def has_same_ids(self, incoming: IncomingList) -> bool:
-        """Returns True where the list begins with the very messages that it had at the cursor, by id."""
+        """Returns True where the list begins with the very messages that it had at the cursor, by id; older ones are sampled."""
         return [*incoming.ids[self.before : self.end]] == [*self.handed] and incoming.digest(self.before) == self.digest
 
     def precedes(self, incoming: IncomingList) -> bool:

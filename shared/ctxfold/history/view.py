@@ -57,13 +57,17 @@ class Prefix(Sequence[Entry]):
     def __getitem__(self, index: slice) -> Sequence[Entry]: ...
     def __getitem__(self, index: int | slice) -> Entry | Sequence[Entry]:
         if isinstance(index, slice):
-            return [self._entries[i] for i in range(*index.indices(self._length))]
+            start, stop, step = index.indices(self._length)
+            return self._entries[start:stop:step] if step > 0 else [self._entries[i] for i in range(start, stop, step)]
         if not -self._length <= index < self._length:
             raise IndexError(index)
         return self._entries[index if index >= 0 else self._length + index]
 
     def __iter__(self) -> Iterator[Entry]:
         return islice(self._entries, self._length)
+
+    def __reversed__(self) -> Iterator[Entry]:
+        return map(self._entries.__getitem__, range(self._length - 1, -1, -1))
 
     def same_list(self, other: Prefix) -> bool:
         """Returns True when both show one append-only list, so that the shorter is a prefix of the longer."""
