@@ -205,7 +205,7 @@ def _head(measured: Measured) -> list[str]:
         f"{measured.facts} facts asked for later: {measured.found_facts} with ctxfold, {measured.trimmed_facts} without"
     )
     return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="640" role="img" {LABELLED} {FONT}>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="480" role="img" {LABELLED} {FONT}>',
         f'<title id="t">A context window over {len(measured.whole)} turns</title><desc id="d">{about}</desc>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
         _text(16, 30, title, weight="600", size=20),
