@@ -40,7 +40,7 @@ from ctxfold.protocols import (
     Request,
     capabilities_of,
 )
-from ctxfold.telemetry import Noted, record_reply, request_span, traced, traced_async
+from ctxfold.telemetry import Noted, record_lease, record_reply, request_span, traced, traced_async
 
 __all__ = [
     "LONG_CHARS",
@@ -604,10 +604,14 @@ class TakeLease(Effect[bool]):
     ttl_s: float
 
     def perform(self, ports: Ports) -> bool:
-        return ports.store.lease(self.key, self.name, self.holder, now_s=ports.clock.now_s(), ttl_s=self.ttl_s)
+        taken = ports.store.lease(self.key, self.name, self.holder, now_s=ports.clock.now_s(), ttl_s=self.ttl_s)
+        record_lease(taken=taken)
+        return taken
 
     async def aperform(self, ports: Ports) -> bool:
-        return await ports.store.alease(self.key, self.name, self.holder, now_s=ports.clock.now_s(), ttl_s=self.ttl_s)
+        taken = await ports.store.alease(self.key, self.name, self.holder, now_s=ports.clock.now_s(), ttl_s=self.ttl_s)
+        record_lease(taken=taken)
+        return taken
 
 
 @dataclass(frozen=True, slots=True)

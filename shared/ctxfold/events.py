@@ -374,9 +374,13 @@ Subscriber: TypeAlias = Callable[[Event], None]
 
 
 class Subscribers:
-    """Delivers events to subscribers. An exception of a subscriber is logged and does not break the turn."""
+    """Delivers events to subscribers. An exception of a subscriber is logged and does not break the turn.
 
-    def __init__(self) -> None:
+    `always` receives each event too; it is none of those that were added, for which alone some events are made.
+    """
+
+    def __init__(self, always: Subscriber | None = None) -> None:
+        self._always = () if always is None else (always,)
         self._all: list[Subscriber] = []
         self.rewriters: list[Rewriter] = []  # at most one
 
@@ -405,7 +409,7 @@ class Subscribers:
         return bool(self._all)
 
     def emit(self, event: Event) -> None:
-        for subscriber in tuple(self._all):
+        for subscriber in (*self._always, *self._all):
             try:
                 subscriber(event)
             except Exception as error:  # noqa: BLE001 - logged; a subscriber must not break a turn

@@ -1,6 +1,6 @@
-"""Records OpenTelemetry spans of requests and compactions; does nothing without `opentelemetry-api`.
+"""Records OpenTelemetry spans of requests and compactions, and metrics of sessions; does nothing without `opentelemetry-api`.
 
-Attributes follow the semantic conventions for generative AI. No text of a message is recorded.
+Attributes follow the semantic conventions for generative AI. No text of a message is recorded, and no metric names a session.
 """
 
 from __future__ import annotations
@@ -10,13 +10,25 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ctxfold.events import Appended, CompactionHeld, Event, HistoryCompacted, TurnEnded
 from ctxfold.messages import Usage
 from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream, Reply, Request
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = ["Noted", "record_reply", "request_span", "span", "traced", "traced_async"]
+__all__ = [
+    "Noted",
+    "record_event",
+    "record_lease",
+    "record_reply",
+    "record_retry",
+    "record_window",
+    "request_span",
+    "span",
+    "traced",
+    "traced_async",
+]
 
 Noted: TypeAlias = "Span | None"
 
@@ -184,3 +196,94 @@ class _TracedAsync:
         await self._stream.aclose()
         if self._noted.is_recording():
             self._noted.end()
+
+
+# metrics
+
+
+class _Instruments:
+    """The instruments of ctxfold, made once; they report to the meter provider that the program sets, also later."""
+
+    def __init__(self, meter: Any) -> None:
+        self.messages = meter.create_counter("ctxfold.messages", "{message}", "Messages stored")
+        self.turns = meter.create_counter("ctxfold.turns", "{turn}", "Turns that ended")
+        self.compactions = meter.create_counter("ctxfold.compactions", "{compaction}", "Compactions committed")
+        self.held = meter.create_counter("ctxfold.compactions.held", "{compaction}", "Compactions that changed nothing")
+        self.freed = meter.create_counter("ctxfold.compactions.freed", "{token}", "Tokens that compactions took away")
+        self.summary_calls = meter.create_counter("ctxfold.summary_calls", "{call}", "Model calls for summaries")
+        self.tokens = meter.create_counter("ctxfold.tokens", "{token}", "Tokens that model services reported")
+        self.fill = meter.create_histogram("ctxfold.window.fill", "1", "Share of the token budget that a request takes")
+        self.retries = meter.create_counter("ctxfold.store.retries", "{retry}", "Store calls tried again")
+        self.leases = meter.create_counter("ctxfold.leases", "{lease}", "Leases asked for")
+
+
+@cache
+def _instruments() -> _Instruments | None:
+    try:
+        from opentelemetry import metrics
+    except ImportError:
+        return None
+    return _Instruments(metrics.get_meter("ctxfold"))
+
+
+def record_event(event: Event) -> None:
+    """Counts what an event of a session tells."""
+    instruments = _instruments()
+    if instruments is None:
+        return
+    match event:
+        case Appended():
+            instruments.messages.add(len(event.messages))
+            for message in event.messages:
+                _count_tokens(instruments, message.usage, "chat", message.model)
+        case TurnEnded():
+            instruments.turns.add(1, {"ctxfold.turn.status": event.status})
+        case HistoryCompacted():
+            named = {"ctxfold.strategy": event.strategy, "ctxfold.fallback_level": event.fallback_level}
+            instruments.compactions.add(1, named)
+            instruments.freed.add(max(0, event.tokens_before - event.tokens_after))
+            if event.summary_calls:
+                instruments.summary_calls.add(event.summary_calls)
+            _count_tokens(instruments, event.summary_usage, "summarize", None)
+        case CompactionHeld():
+            instruments.held.add(1)
+        case _:
+            pass
+
+
+def _count_tokens(instruments: _Instruments, usage: Usage | None, operation: str, model: str | None) -> None:
+    """Counts reported tokens; the cached ones are part of the input, reasoning is part of the output."""
+    if usage is None:
+        return
+    named = {"gen_ai.operation.name": operation} | ({"gen_ai.response.model": model} if model else {})
+    counts = {
+        "input": usage.input_tokens,
+        "output": usage.output_tokens,
+        "cache_read": usage.cache_read_tokens,
+        "cache_write": usage.cache_write_tokens,
+        "reasoning": usage.reasoning_tokens,
+    }
+    for kind, count in counts.items():
+        if count:
+            instruments.tokens.add(count, {**named, "gen_ai.token.type": kind})
+
+
+def record_window(used_tokens: int, budget_tokens: int) -> None:
+    """Records how full the window of a request is."""
+    instruments = _instruments()
+    if instruments is not None:
+        instruments.fill.record(used_tokens / budget_tokens)
+
+
+def record_lease(*, taken: bool) -> None:
+    """Counts a lease that was asked for: taken, or held by another worker."""
+    instruments = _instruments()
+    if instruments is not None:
+        instruments.leases.add(1, {"ctxfold.lease.taken": taken})
+
+
+def record_retry(backend: str) -> None:
+    """Counts a store call that met a lock, a lost race or a dropped connection, and is tried again."""
+    instruments = _instruments()
+    if instruments is not None:
+        instruments.retries.add(1, {"db.system.name": backend})

@@ -28,7 +28,9 @@ def base_url() -> Iterator[str]:
         yield server.base_url
 
 
-@pytest.mark.parametrize(("heading", "outputs"), [("OpenTelemetry", 3), ("LangChain", 1), ("LlamaIndex", 1)])
+@pytest.mark.parametrize(
+    ("heading", "outputs"), [("OpenTelemetry", 3), ("Metrics", 1), ("LangChain", 1), ("LlamaIndex", 1)]
+)
 def test_a_section_prints_what_it_shows(heading: str, outputs: int, base_url: str, tmp_path: Path) -> None:
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```python\n(.*?)^```", section, flags=re.S | re.M)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from opentelemetry import trace
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -18,14 +22,17 @@ from ctxfold import (
     MessageNotFoundError,
     Reply,
     Section,
+    SqlStore,
     ToolSpec,
     Usage,
     assistant,
     open_backend,
     tool_result,
+    user,
 )
 from ctxfold.testing import ModelServer
 from tests.support.driven import Driven, call, scripted, turns
+from tests.support.postgres_schema import fresh_schema
 
 _exporter = InMemorySpanExporter()
 
@@ -162,3 +169,90 @@ def test_why_a_subscriber_failed_is_told_to_who_asks_for_it(
     everything(make)
     assert f"ValueError: cannot take {MARK}" in caplog.text
     assert not [s.name for s in spans() if MARK in s.to_json()]
+
+
+_reader = InMemoryMetricReader()
+
+
+@pytest.fixture
+def counted() -> Callable[[], dict[tuple[str, ...], Any]]:
+    """What was counted since the test began, by the metric's name and the values of its attributes."""
+    if not isinstance(metrics.get_meter_provider(), MeterProvider):
+        metrics.set_meter_provider(MeterProvider(metric_readers=[_reader]))  # can be set once per process
+
+    def read() -> dict[tuple[str, ...], Any]:
+        data = _reader.get_metrics_data()
+        scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
+        return {
+            (metric.name, *map(str, point.attributes.values())): getattr(point, "value", getattr(point, "count", None))
+            for metric in scopes[0].metrics
+            for point in metric.data.data_points
+        }
+
+    before = read() if _reader.get_metrics_data() else {}
+
+    def since() -> dict[tuple[str, ...], Any]:
+        now = {name: value - before.get(name, 0) for name, value in read().items()}
+        return {name: value for name, value in now.items() if value}
+
+    return since
+
+
+def test_turns_and_reported_tokens_are_counted(make: Callable[..., Driven], counted: Any) -> None:
+    replies = [Reply(assistant(f"hi {n}", id=f"a{n}"), Usage(12, 3, 4, 0, 2), "stop") for n in range(2)]
+    ctx = make(scripted(*replies))
+    ctx.send("one")
+    ctx.send("two")
+    assert counted() == {
+        ("ctxfold.messages",): 4,
+        ("ctxfold.turns", "completed"): 2,
+        ("ctxfold.window.fill",): 2,
+    }, "a scripted reply reports its usage beside the message"
+
+
+def test_tokens_of_a_service_are_counted_by_kind(counted: Any) -> None:
+    with (
+        ModelServer(model="lookup") as server,
+        open_backend("generic", "lookup", base_url=server.base_url) as backend,
+        AgentContext(backend, session_id="s", context_window=2_000) as ctx,
+    ):
+        usage = ctx.send("One.").usage
+        assert usage is not None
+    found = counted()
+    assert found["ctxfold.tokens", "chat", "lookup", "input"] == usage.input_tokens
+    assert found["ctxfold.tokens", "chat", "lookup", "output"] == usage.output_tokens
+
+
+def test_compactions_and_what_they_free_are_counted(make: Callable[..., Driven], counted: Any) -> None:
+    ctx = make(scripted(), context_window=4_000, strategy="truncate")
+    ctx.add(turns(40, words=30))
+    before = counted()
+    outcome = ctx.compact()
+    found = {name: value - before.get(name, 0) for name, value in counted().items()}
+    assert found["ctxfold.compactions", "truncate", outcome.event.fallback_level] == 1
+    assert found["ctxfold.compactions.freed",] == outcome.event.tokens_before - outcome.event.tokens_after
+
+
+def test_store_calls_that_are_tried_again_are_counted(postgres_url: str, counted: Any) -> None:
+    with fresh_schema(postgres_url) as url, SqlStore(url + "&application_name=ctxfold_metrics") as store:
+        ctx = AgentContext(store=store, session_id="s", context_window=2_000)
+        ctx.add([user("One.", id="u1")])
+        assert ("ctxfold.store.retries", "postgresql") not in counted()
+        with psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
+            own = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'ctxfold_metrics'"
+            other.execute(own)
+        ctx.add([assistant("Noted.", id="a1")])
+        assert counted()["ctxfold.store.retries", "postgresql"] >= 1
+
+
+def test_leases_are_counted_as_taken_or_held_by_another(tmp_path: Path, counted: Any) -> None:
+    with (
+        ModelServer(model="lookup") as server,
+        open_backend("generic", "lookup", base_url=server.base_url) as backend,
+        SqlStore(f"sqlite:///{tmp_path / 'chat.db'}") as store,
+    ):
+        ctx = AgentContext(backend, summarizer=backend, store=store, session_id="s", context_window=4_000)
+        ctx.add(turns(60, words=20))
+        before = counted().get(("ctxfold.leases", "True"), 0)
+        ctx.compact()
+        assert counted()["ctxfold.leases", "True"] > before

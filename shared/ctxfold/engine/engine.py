@@ -55,6 +55,7 @@ from ctxfold.session_state import (
     rules_to_open_with,
     timed_out_turns,
 )
+from ctxfold.telemetry import record_event
 from ctxfold.validation import named
 
 __all__ = ["Added", "Engine"]
@@ -85,7 +86,7 @@ class Engine:
         self.ports = ports
         self.rules = rules
         self.strategies = {s.name: s for s in strategies}
-        self.events = Subscribers()
+        self.events = Subscribers(always=record_event)
         self.fitter = WindowFitter(ports, self.strategies, self.events)
         self.sections = sections
         self._open_sessions: LruCache[SessionKey, OpenSession] = LruCache(max_sessions)

@@ -57,6 +57,7 @@ from ctxfold.session_state import (
     refresh,
 )
 from ctxfold.stream import Fold, Played
+from ctxfold.telemetry import record_window
 
 __all__ = [
     "OnAbort",
@@ -405,6 +406,7 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     tokens = window.view.tokens + overhead_tokens + recalled_tokens
     open_session.sent_counts[turn_id] = (attempt.model, tokens)
     open_session.recalled_tokens.put(turn_id, max(recalled_tokens, open_session.recalled_tokens.get(turn_id) or 0))
+    record_window(tokens, stage.rules.budget_tokens)
     if engine.events:
         reading = gauge(open_session, open_session.with_new_view(stage), counter, auto_compact=options.auto_compact)
         engine.events.emit(replace(reading, used_tokens=tokens))

@@ -41,6 +41,7 @@ from ctxfold.stores.sql_engine import (
     translated,
 )
 from ctxfold.stores.sql_rows import Rows, stored_record
+from ctxfold.telemetry import record_retry
 
 if TYPE_CHECKING:
     from ctxfold.protocols import OwnerIndex, Store
@@ -208,6 +209,7 @@ class SqlStore(BaseStore):
                     raise translated(error, self._address, self._timeout_s) from None
             except UnicodeEncodeError:
                 raise InvalidTextError("an id or term holds a lone surrogate: decode the text properly") from None
+            record_retry("sqlite" if self._address.sqlite else "postgresql")
             time.sleep(random.uniform(0.001, 0.005 * 2 ** min(attempt, 6)))
         raise AssertionError("unreachable")
 
