@@ -25,5 +25,6 @@ SHOWS = (
     "evidence",
     "pruning",
     "faults",
+    "index_layouts",
     "checkpoints",
 )

@@ -264,7 +264,7 @@ def test_the_doctor_finds_all_well(ctxfold: Run) -> None:
     checks = {check["what"]: check for check in done.json["checks"]}
     assert {check["verdict"] for check in checks.values()} <= {"ok", "missing"}
     assert checks["extra cli"]["detail"].startswith("rich ")
-    assert checks["store"]["detail"].endswith("opens, format 2, 2 sessions of owner 'default'")
+    assert checks["store"]["detail"].endswith("opens, format 3, 2 sessions of owner 'default'")
     shown = ctxfold("doctor", "--owner", "mallory").out
     assert re.search(r"^ok +store +sqlite:///.* 1 sessions of owner 'mallory'$", shown, flags=re.M)
     assert shown.endswith("all is well\n")

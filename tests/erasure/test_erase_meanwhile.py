@@ -122,7 +122,7 @@ def test_a_store_of_format_1_has_no_remains_either(tmp_path: Path) -> None:
         assert places_of(MARK, store) == []
         assert store.sessions("owner-2") == (golden.OTHER.session,)
         with closing(sqlite3.connect(path)) as file:
-            assert dict(file.execute("SELECT * FROM ctxfold_meta").fetchall()) == {"format_version": "2"}
+            assert dict(file.execute("SELECT * FROM ctxfold_meta").fetchall()) == {"format_version": "3"}
 
 
 class Erasing:

@@ -138,6 +138,8 @@ def rows(path: Path, tables: Sequence[str] = TABLES) -> str:
 def _literal(value: object) -> str:
     if value is None:
         return "NULL"
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value)
 
 

@@ -1,16 +1,9 @@
 """Builds the golden store of format version 2: that of version 1, the kinds of records that came since, and memory items.
 
-`python -m tests.golden.build_v2` writes `v2_rows.sql` and `v2_schema_*.sql`. Written once per format, when it is released; never
-changed afterwards: later versions of ctxfold have to open it.
+It was written when that format was released, and is never changed: later versions of ctxfold have to open it.
 """
 
 from __future__ import annotations
-
-import tempfile
-from pathlib import Path
-
-from sqlalchemy import Dialect
-from sqlalchemy.dialects import postgresql, sqlite
 
 from ctxfold import Draft, MemoryItem, SqlStore, Usage, tool_result, user
 from ctxfold.history.records import (
@@ -27,13 +20,10 @@ from ctxfold.history.records import (
     TurnClosed,
 )
 from ctxfold.history.sections import Placed, SectionNote, section
-from ctxfold.stores.sql_schema import create_tables
 from tests.golden import build_v1
 
 FOLDER = build_v1.FOLDER
 KEY = build_v1.KEY
-TABLES = (*build_v1.TABLES, "ctxfold_memory")
-DIALECTS: dict[str, type[Dialect]] = {"sqlite": sqlite.dialect, "postgresql": postgresql.dialect}
 
 _NOTE = SectionNote("documents", (Placed("0123456789abcdef", "a file", "item-1", 0.5),), "head")
 DRAFTS = (
@@ -65,35 +55,3 @@ def fill(store: SqlStore) -> None:
     for item in ITEMS:
         store.remember(KEY.owner, [item])
     store.forget(KEY.owner, ["i4"])
-
-
-def build() -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "golden.db"
-        with SqlStore(f"sqlite:///{path}") as store:
-            fill(store)
-        return build_v1.rows(path, TABLES)
-
-
-class _Written:
-    """Takes statements down instead of a database."""
-
-    def __init__(self) -> None:
-        self.statements: list[str] = []
-
-    def execute(self, statement: str) -> None:
-        self.statements.append(statement.strip())
-
-
-def schema(name: str) -> str:
-    """The tables and indexes of a new store, as statements."""
-    written = _Written()
-    create_tables(written, DIALECTS[name]())  # type: ignore[arg-type]
-    kept = (s for s in written.statements if s.startswith("CREATE"))
-    return "".join(f"{statement};\n" for statement in kept)
-
-
-if __name__ == "__main__":
-    (FOLDER / "v2_rows.sql").write_text(build(), encoding="utf-8")
-    for dialect in DIALECTS:
-        (FOLDER / f"v2_schema_{dialect}.sql").write_text(schema(dialect), encoding="utf-8")

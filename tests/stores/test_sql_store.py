@@ -236,8 +236,8 @@ def test_unreadable_record_is_named(url: str) -> None:
 def test_newer_format(url: str) -> None:
     with SqlStore(url) as store:
         store.append(KEY, [said("a")])
-    run_sql(url, "UPDATE ctxfold_meta SET value = '3'")
-    with pytest.raises(StoreFormatError, match="format 3, this ctxfold reads 2: upgrade"):
+    run_sql(url, "UPDATE ctxfold_meta SET value = '4'")
+    with pytest.raises(StoreFormatError, match="format 4, this ctxfold reads 3: upgrade"):
         SqlStore(url)
     run_sql(url, "UPDATE ctxfold_meta SET value = '1'")
     with SqlStore(url) as store:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ctxfold.errors import ConfigError, HeadMovedError, InvalidTextError, StoreUnavailableError
+from ctxfold.errors import ConfigError, HeadMovedError, InvalidTextError, StoreError, StoreUnavailableError
 from ctxfold.history.memory_items import MemoryItem, Remembered
 from ctxfold.history.posting_cache import Hit
 from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
@@ -25,7 +27,6 @@ from ctxfold.stores.base import (
     encoded,
     erased_meanwhile,
     follow_forks,
-    indexed_term,
     unseen,
     written_at,
 )
@@ -40,6 +41,7 @@ from ctxfold.stores.sql_engine import (
     transaction,
     translated,
 )
+from ctxfold.stores.sql_index import STAYS_FORMAT, Index, OldRow
 from ctxfold.stores.sql_rows import Rows, stored_record
 from ctxfold.telemetry import record_retry
 
@@ -52,6 +54,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TRIES = 12
+_UPGRADE = SessionKey("", "")  # whose lease the worker has that moves the search index
+_UPGRADE_LEASE_S = 30.0
+
+_logger = logging.getLogger("ctxfold.stores")
 
 
 class _Queue:
@@ -78,11 +84,14 @@ class SqlStore(BaseStore):
     Safe across threads, tasks and processes. The constructor connects and makes the tables: StoreError when it
     cannot. `timeout_s` bounds waiting for locks, for a connection and for the server. `sqlite://` lives in
     memory, as long as this object. Async forms run in worker threads.
+
+    A store of an older format is upgraded: its tables at once, its search index afterwards, by a thread of this store. With
+    `upgrade=False` a store of format 2 stays one, so that workers of the release before can use it too.
     """
 
     capabilities = StoreCapabilities(owner_index=True)
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0, pool_size: int = 8) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 30.0, pool_size: int = 8, upgrade: bool = True) -> None:
         if timeout_s <= 0 or pool_size < 0:
             raise ConfigError(
                 f"timeout_s={timeout_s:g} and pool_size={pool_size}: give a time above zero, and a size of 0 or more"
@@ -99,6 +108,10 @@ class SqlStore(BaseStore):
         dialect = "sqlite" if self._address.sqlite else "postgresql"
         self._sql = Statements.of(dialect)
         self._rows = Rows(self._sql, dialect, marks)
+        self._index = Index(self._rows)
+        self._upgrade = upgrade
+        self._stop = threading.Event()
+        self._mover: threading.Thread | None = None
         self._closed = False
         self._ready = False
         self._file: tuple[int, int] | None = None
@@ -137,6 +150,7 @@ class SqlStore(BaseStore):
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
+            self._mover = None  # threads stay in the parent
             self._forked_in_use = self._address.sqlite and self._busy > 0
             self._make_locks()  # other threads of the parent may have held them
             if not self._address.sqlite:
@@ -233,24 +247,75 @@ class SqlStore(BaseStore):
             if file != found:
                 self._engine.dispose()  # connections that are opened from here on lead to `file`, or the next call sees it
             self._ready, self._file = True, file
+            if self._upgrade and self._index.old_rows:
+                self._start_mover()
 
     def _create(self, connection: Driven) -> None:
-        from ctxfold.stores.sql_schema import FORMAT_VERSION, create_tables, stored_version, upgrade_tables
+        from ctxfold.stores.sql_schema import (
+            FORMAT_VERSION,
+            create_tables,
+            stored_version,
+            upgrade_tables,
+        )
 
         found = stored_version(connection, self._address)
-        if found == FORMAT_VERSION:
-            return
-        if found is None and self._address.sqlite and not self._address.in_memory:
-            connection.execute("PRAGMA journal_mode=WAL")
-        with transaction(connection, self._address, self._timeout_s):
-            (create_tables if found is None else upgrade_tables)(connection, self._engine.dialect)
-        stored_version(connection, self._address)
+        if found != FORMAT_VERSION:
+            if found is None and self._address.sqlite and not self._address.in_memory:
+                connection.execute("PRAGMA journal_mode=WAL")
+            upgrade = found is not None and (self._upgrade or found < STAYS_FORMAT)
+            with transaction(connection, self._address, self._timeout_s):
+                (upgrade_tables if upgrade else create_tables)(connection, self._engine.dialect)
+            found = stored_version(connection, self._address)
+        self._index.old_rows = found == STAYS_FORMAT or self._index.any_old_row(connection)
+
+    def _start_mover(self) -> None:
+        if self._mover is None or not self._mover.is_alive():
+            work = partial(_move_in_background, weakref.ref(self), self._stop)
+            self._mover = threading.Thread(target=work, name="ctxfold-upgrade", daemon=True)
+            self._mover.start()
+
+    def upgrade(self, *, progress: Callable[[int], object] | None = None) -> int:
+        """Brings the store to the newest format, and returns when its search index has been moved: how many rows this call moved.
+
+        `progress` is called with that number after each transaction. Other workers may use the store meanwhile, and whoever is
+        ended in between goes on where it was. A store that was opened without `upgrade=False` does the same in a thread.
+        """
+        from ctxfold.stores.sql_schema import upgrade_tables
+
+        self._write(lambda c: upgrade_tables(c, self._engine.dialect))
+        moved, after = 0, _BEGINNING
+        while (step := self._move_some(after)) is not None:
+            after, rows = step
+            moved += rows
+            if progress is not None and rows:
+                progress(moved)
+        return moved
+
+    def _move_some(self, after: OldRow) -> tuple[OldRow, int] | None:
+        """Moves some rows of format 2 behind `after`: where to go on, and how many; None when there is none left at all."""
+        step = self._write(lambda c: self._index.move_old_rows(c, after))
+        if step is not None:
+            return step
+        if after != _BEGINNING:
+            return _BEGINNING, 0  # rows that came before it meanwhile
+        self._index.old_rows = False
+        if not self._address.sqlite:
+            with suppress(StoreUnavailableError):  # readers are in the way: VACUUM gives the space back later
+                self._write(self._index.truncate_old_rows)
+        return None
+
+    def _close_mover(self) -> None:
+        self._stop.set()
+        mover, self._mover = self._mover, None
+        if mover is not None and mover is not threading.current_thread():
+            mover.join(self._timeout_s)
 
     def close(self) -> None:
         """Wait for running calls, then close every connection; idempotent."""
         with self._state:
             self._closed = True
             self._state.wait_for(lambda: self._busy == 0, timeout=self._timeout_s)
+        self._close_mover()
         self._finalizer()
 
     # the log
@@ -285,7 +350,10 @@ class SqlStore(BaseStore):
                 raise HeadMovedError(expect, head)
             new = unseen(ready, {name: fingerprint for name, (fingerprint, _) in there.items()})
             records = self._rows.insert(connection, key, head, new, payloads, numbered=numbered)
-            added = self._rows.index(connection, key, documents) if documents else ()
+            added: tuple[Document, ...] = ()
+            if documents:
+                by_row = not self._upgrade and self._index.stays(connection)
+                added = self._index.add(connection, key, documents, archived=archived, by_row=by_row)
             if new or added:
                 snapshot = max((r.seq for r in records if isinstance(r.body, SnapshotTaken)), default=snapshot)
                 totals = (archived + len(added), length + sum(document.length for document in added))
@@ -333,36 +401,34 @@ class SqlStore(BaseStore):
         self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
     ) -> Postings:
         checked_key(key)
-        names = {term: indexed_term(term) for term in terms}
-        wanted = sorted(set(names.values()))
+        wanted = list(dict.fromkeys(terms))
 
         def work(connection: Driven) -> tuple[Any, dict[str, tuple[Hit, ...]]]:
             totals = connection.execute(self._sql.archive, tuple(key)).fetchone()
             if among is not None:
-                return totals, self._rows.hits_among(connection, key, wanted, among)
+                return totals, self._index.hits_among(connection, key, wanted, among)
             if newest is not None:
-                return totals, self._rows.newest_hits(connection, key, wanted, newest)
-            return totals, self._rows.hits(connection, key, wanted)
+                return totals, self._index.newest_hits(connection, key, wanted, newest)
+            return totals, self._index.hits(connection, key, wanted)
 
-        totals, by_name = self._read(work)
-        by_term = {term: by_name.get(name, ()) for term, name in names.items()}
+        totals, by_term = self._read(work)
         documents, length = (0, 0) if totals is None else (int(totals[0]), int(totals[1]))
-        return Postings(documents, length, by_term)
+        return Postings(documents, length, {term: by_term[term] for term in terms})
 
     def owner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:
         checked_key(SessionKey(owner, ""))
-        names = {term: indexed_term(term) for term in terms}
+        wanted = list(dict.fromkeys(terms))
 
-        def work(connection: Driven) -> tuple[list[Any], dict[str, dict[str, list[Hit]]]]:
+        def work(connection: Driven) -> tuple[list[Any], dict[str, dict[str, tuple[Hit, ...]]]]:
             sizes = connection.execute(self._sql.owner_archives, (owner,)).fetchall()
-            return sizes, self._rows.owner_hits(connection, owner, sorted(set(names.values())), newest)
+            return sizes, self._index.owner_hits(connection, owner, wanted, newest)
 
         sizes, found = self._read(work)
         return {
             str(session): Postings(
                 int(documents),
                 int(length),
-                {term: tuple(found.get(str(session), {}).get(name, ())) for term, name in names.items()},
+                {term: found.get(str(session), {}).get(term, ()) for term in terms},
             )
             for session, documents, length in sizes
         }
@@ -418,8 +484,13 @@ class SqlStore(BaseStore):
         from ctxfold.stores.sql_schema import owned_tables
 
         def work(connection: Driven) -> None:
+            def unindexed(key: SessionKey, seqs: Sequence[int]) -> tuple[int, int]:
+                if seqs:
+                    self._index.remove(connection, key, seqs)
+                return self._index.totals(connection, key)
+
             for change in sorted(rewrites, key=lambda r: r.key):
-                if self._rows.rewrite(connection, change):
+                if self._rows.rewrite(connection, change, unindexed):
                     sql_memory.without_sources(self._rows, connection, change.key.owner, change.key.session, change.ids)
             for owner, session in sorted(map(checked_key, gone)):
                 self._rows.remove(connection, owned_tables(), owner, session)
@@ -452,6 +523,39 @@ class SqlStore(BaseStore):
             return self._call(settle, alone=True)
         except StoreUnavailableError:
             return False  # what was asked for is written; the files follow
+
+
+_BEGINNING: OldRow = ("", "", "", -1)
+
+
+def _move_in_background(reference: weakref.ref[SqlStore], stop: threading.Event) -> None:
+    """Moves the search index of a store to the newest format while the store is in use, one worker at a time."""
+    holder, after = uuid.uuid4().hex, _BEGINNING
+    while not stop.is_set():
+        store = reference()
+        if store is None:
+            return
+        start_s = time.monotonic()
+        try:
+            if not store.lease(_UPGRADE, "upgrade", holder, now_s=time.time(), ttl_s=_UPGRADE_LEASE_S):
+                pause_s = 1.0
+                step: tuple[OldRow, int] | None = (after, 0)
+            else:
+                step = store._move_some(after)  # pyright: ignore[reportPrivateUsage]
+                pause_s = time.monotonic() - start_s  # as long as it took: others write, too
+            if step is None:
+                store.release(_UPGRADE, "upgrade", holder)
+                return
+            after = step[0]
+        except StoreUnavailableError:
+            pause_s = 1.0  # the database is away or busy, or the store was closed
+        except StoreError:
+            _logger.exception(
+                "the search index of %r could not be upgraded; it goes on when the store is opened again", store
+            )
+            return
+        del store
+        stop.wait(pause_s)
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Rows of the SQL store within a connection: reading, appending, indexing, erasing. Transactions are the caller's."""
+"""Rows of the SQL store within a connection: reading, appending, erasing. Transactions are the caller's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.errors import HeadMovedError, StoreCorruptError
-from ctxfold.history.posting_cache import Hit
 from ctxfold.history.records import NUMBERED, Record, SessionKey, decode_body, fingerprint
-from ctxfold.protocols import Document, Rewrite
-from ctxfold.stores.base import Fresh, checked_drafts, encoded, indexed_term, written_at
+from ctxfold.protocols import Rewrite
+from ctxfold.stores.base import Fresh, checked_drafts, encoded, written_at
 from ctxfold.stores.sql_engine import Driven
 
 if TYPE_CHECKING:
@@ -71,23 +70,6 @@ class Rows:
             self.many(connection, self.sql.insert, rows)
         return records
 
-    def index(self, connection: Driven, key: SessionKey, documents: Sequence[Document]) -> tuple[Document, ...]:
-        """Make documents searchable; returns those that were not already."""
-        by_seq = {document.seq: document for document in reversed(documents)}
-        for row in self.listed(connection, self.sql.indexed_in, key, list(by_seq)):
-            del by_seq[int(row[0])]
-        rows: list[tuple[Any, ...]] = []
-        for document in by_seq.values():
-            rows.append((*key, "", document.seq, 0, document.length))
-            rows.extend(
-                (*key, indexed_term(term), document.seq, count, document.length)
-                for term, count in document.terms.items()
-                if term
-            )
-        if rows:
-            self.many(connection, self.sql.insert_term, rows)
-        return tuple(by_seq.values())
-
     def many(self, connection: Driven, sql: str, rows: list[tuple[Any, ...]]) -> None:
         cursor = connection.cursor()
         try:
@@ -124,44 +106,13 @@ class Rows:
             rows.sort(key=lambda row: row[order])
         return rows
 
-    def hits(self, connection: Driven, key: SessionKey, terms: Sequence[str]) -> dict[str, tuple[Hit, ...]]:
-        """All hits of each term, oldest first."""
-        found: dict[str, list[Hit]] = {}
-        for term, *hit in self.listed(connection, self.sql.postings_in, key, terms, order=1):
-            found.setdefault(term, []).append((hit[0], hit[1], hit[2]))
-        return {term: tuple(hits) for term, hits in found.items()}
-
-    def newest_hits(
-        self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int
-    ) -> dict[str, tuple[Hit, ...]]:
-        """Walks down the primary key once per term, for a short distance however many hits the term has."""
-        found: dict[str, tuple[Hit, ...]] = {}
-        for term in terms:
-            found[term] = tuple(connection.execute(self.sql.newest_hits, (*key, term, newest)).fetchall()[::-1])
-        return found
-
-    def owner_hits(
-        self, connection: Driven, owner: str, terms: Sequence[str], newest: int
-    ) -> dict[str, dict[str, list[Hit]]]:
-        """The newest hits of each term in each session of the owner, oldest first, by session: one statement per term."""
-        found: dict[str, dict[str, list[Hit]]] = {}
-        for term in terms:
-            values = (term, term, newest - 1, owner) if self.dialect == "sqlite" else (term, newest, owner)
-            for session, seq, count, length in connection.execute(self.sql.owner_hits, values):
-                found.setdefault(str(session), {}).setdefault(term, []).append((seq, count, length))
-        return found
-
-    def hits_among(
-        self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]
-    ) -> dict[str, tuple[Hit, ...]]:
-        wanted = sorted(set(seqs))
-        return {t: tuple(self.listed(connection, self.sql.hits_among_in, (*key, t), wanted, order=0)) for t in terms}
-
-    def rewrite(self, connection: Driven, change: Rewrite) -> bool:
+    def rewrite(
+        self, connection: Driven, change: Rewrite, unindexed: Callable[[SessionKey, Sequence[int]], tuple[int, int]]
+    ) -> bool:
         """Rewrites the records of a session for an erasure; False when an earlier attempt did so already.
 
-        Memory items that were learnt from erased messages are the caller's to delete. Raises HeadMovedError when the log does
-        not end where `change` expects.
+        `unindexed` removes documents from the index and returns the totals. Memory items that were learnt from erased messages
+        are the caller's to delete. Raises HeadMovedError when the log does not end where `change` expects.
         """
         key = change.key
         head, snapshot, _, _, numbered = self.locked(connection, key)
@@ -173,11 +124,9 @@ class Rows:
         rows = [(r.body.kind, fingerprint(r.body), encoded(r.body, r.id), *key, r.seq) for r in change.records]
         if rows:
             self.many(connection, self.sql.rewrite, rows)
-        for chunk in _chunks(change.unindexed):
-            connection.execute(self.sql.unindex_in + self.marks(len(chunk), self.dialect), (*key, *chunk))
         payloads = {item.draft.id: encoded(item.draft.body, item.draft.id) for item in fresh}
         added = self.insert(connection, key, head, fresh, payloads, numbered=numbered)
-        documents, length = connection.execute(self.sql.indexed_totals, tuple(key)).fetchone()
+        documents, length = unindexed(key, change.unindexed)
         numbered = max((r.number for r in added), default=0) or numbered
         connection.execute(self.sql.move_head, (head + len(fresh), snapshot, documents, length, numbered, *key))
         return True
@@ -196,7 +145,3 @@ def stored_record(row: Sequence[Any]) -> Record:
         return Record(int(seq), record_id, decode_body(payload), turn_id, float(at_s), int(number or 0))
     except StoreCorruptError as error:
         raise StoreCorruptError(f"record {seq} ({record_id!r}): {error}") from None
-
-
-def _chunks(values: Sequence[int]) -> list[Sequence[int]]:
-    return [values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK)]

@@ -1,6 +1,6 @@
-"""Format version 2 of the SQL store: its tables, how they are made and upgraded, and its statements.
+"""Format version 3 of the SQL store: its tables, how they are made and upgraded, and its statements.
 
-Version 2 has further kinds of records, numbers of messages, and memory items.
+Version 2 has further kinds of records, numbers of messages, and memory items; version 3 keeps the search index in leaves.
 Every table but the first begins with the owner: erasing one goes by that.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from sqlalchemy import BigInteger, Column, Double, Index, MetaData, Table, Text, collate, text
+from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, MetaData, Table, Text, collate, text
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ctxfold.errors import StoreCorruptError, StoreFormatError
@@ -31,7 +31,7 @@ __all__ = [
     "upgrade_tables",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 # any fixed number will do: it only has to be the same in every process
 _CREATION_LOCK = 0x63_74_78_66_6F_6C_64
@@ -120,7 +120,17 @@ _INDEXES = {
         ),
     ),
 }
-# a row with the empty term stands for the document itself
+# hits by search term, packed by `posting_leaves`; those of the empty term stand for the documents themselves
+Table(
+    "ctxfold_postings",
+    _metadata,
+    Column("owner", Text, primary_key=True),
+    Column("session", Text, primary_key=True),
+    Column("first_key", LargeBinary, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+# the same in format 2; its rows move to the leaves in the background, and the empty table stays for workers that still read it
 Table(
     "ctxfold_terms",
     _metadata,
@@ -200,13 +210,22 @@ def create_tables(connection: Driven, dialect: Dialect) -> None:
 
 
 def upgrade_tables(connection: Driven, dialect: Dialect) -> None:
-    """Bring a store of an older format to this one, inside the caller's transaction."""
+    """Bring a store of an older format to this one, inside the caller's transaction; its search index follows later."""
+    if dialect.name == "postgresql":
+        connection.execute(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
+    row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'format_version'").fetchone()
+    if row[0] == "1":
+        _number_messages(connection, dialect)
+    create_tables(connection, dialect)
+    connection.execute(f"UPDATE ctxfold_meta SET value = '{FORMAT_VERSION}' WHERE key = 'format_version'")
+
+
+def _number_messages(connection: Driven, dialect: Dialect) -> None:
+    """Brings a store from format 1 to 2."""
     _add_column(connection, dialect, "ctxfold_records", "number", "BIGINT")
     _add_column(connection, dialect, "ctxfold_sessions", "numbered", "BIGINT NOT NULL DEFAULT 0")
-    create_tables(connection, dialect)
     for statement in _NUMBERING:
         connection.execute(statement)
-    connection.execute(f"UPDATE ctxfold_meta SET value = '{FORMAT_VERSION}' WHERE key = 'format_version'")
     if dialect.name == "sqlite":
         connection.execute(f"INSERT INTO ctxfold_meta VALUES ('{VACUUM_DUE}', '1') ON CONFLICT (key) DO NOTHING")
 
@@ -238,8 +257,9 @@ _NUMBERING = (
 
 
 def owned_tables() -> tuple[str, ...]:
-    """The tables whose rows belong to an owner and a session."""
-    return tuple(table.name for table in _metadata.sorted_tables if "owner" in table.columns)
+    """The tables whose rows belong to an owner and a session, those first whose rows every writer locks."""
+    names = [table.name for table in _metadata.sorted_tables if "owner" in table.columns]
+    return tuple(sorted(names, key=lambda name: (name != "ctxfold_sessions", name)))
 
 
 _MINE = "owner = ? AND session = ?"
@@ -251,6 +271,7 @@ _COLUMNS = "seq, record_id, turn_id, at_s, payload, number"
 class Statements:
     """The SQL texts in one driver's parameter style; those that end in `_in` take a list from `marks`."""
 
+    format_version: str = "SELECT value FROM ctxfold_meta WHERE key = 'format_version'"
     lock: str = f"SELECT head, snapshot_seq, documents, total_length, numbered FROM ctxfold_sessions WHERE {_MINE}"
     head: str = f"SELECT head, snapshot_seq FROM ctxfold_sessions WHERE {_MINE}"
     archive: str = f"SELECT documents, total_length FROM ctxfold_sessions WHERE {_MINE}"
@@ -281,7 +302,6 @@ class Statements:
     )
     fetch_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq IN "
     find_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE_C} AND record_id{{c}} IN "
-    indexed_in: str = f"SELECT seq FROM ctxfold_terms WHERE {_MINE} AND term = '' AND seq IN "
     postings_in: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term IN "
     newest_hits: str = (
         f"SELECT seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? ORDER BY seq DESC LIMIT ?"
@@ -303,7 +323,32 @@ class Statements:
     record_id: str = f"SELECT record_id FROM ctxfold_records WHERE {_MINE} AND seq = ?"
     rewrite: str = f"UPDATE ctxfold_records SET kind = ?, fingerprint = ?, payload = ? WHERE {_MINE} AND seq = ?"
     unindex_in: str = f"DELETE FROM ctxfold_terms WHERE {_MINE} AND seq IN "
-    indexed_totals: str = f"SELECT COUNT(*), COALESCE(SUM(length), 0) FROM ctxfold_terms WHERE {_MINE} AND term = ''"
+    every_leaf: str = f"SELECT first_key, data FROM ctxfold_postings WHERE {_MINE} ORDER BY first_key LIMIT ?"
+    put_leaf: str = (
+        "INSERT INTO ctxfold_postings (owner, session, first_key, data) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (owner, session, first_key) DO UPDATE SET data = excluded.data"
+    )
+    drop_leaf: str = f"DELETE FROM ctxfold_postings WHERE {_MINE} AND first_key = ?"
+    leaves: str = (
+        f"SELECT first_key, data FROM ctxfold_postings WHERE {_MINE} AND first_key <= ? "
+        f"AND first_key >= COALESCE((SELECT first_key FROM ctxfold_postings WHERE {_MINE} AND first_key <= ? "
+        "ORDER BY first_key DESC LIMIT 1), ?) ORDER BY first_key DESC LIMIT ?"
+    )
+    leaves_of: str = ""
+    owner_leaves: str = (
+        "SELECT t.session, t.data FROM ctxfold_sessions s CROSS JOIN ctxfold_postings t "
+        "WHERE t.owner = s.owner AND t.session = s.session AND t.first_key <= ? AND t.first_key >= MAX("
+        "COALESCE((SELECT x.first_key FROM ctxfold_postings x WHERE x.owner = s.owner AND x.session = s.session "
+        "AND x.first_key <= ? ORDER BY x.first_key DESC LIMIT 1), x''), "
+        "COALESCE((SELECT x.first_key FROM ctxfold_postings x WHERE x.owner = s.owner AND x.session = s.session "
+        "AND x.first_key <= ? ORDER BY x.first_key DESC LIMIT 1 OFFSET ?), x'')) AND s.owner = ?"
+    )
+    old_row_after: str = (
+        "SELECT owner, session, term, seq FROM ctxfold_terms WHERE (owner, session, term, seq) > (?, ?, ?, ?) "
+        "ORDER BY owner, session, term, seq LIMIT 1"
+    )
+    old_rows: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} ORDER BY term, seq LIMIT ?"
+    drop_old_rows: str = f"DELETE FROM ctxfold_terms WHERE {_MINE} AND (term, seq) <= (?, ?)"
     copies: str = (
         "SELECT s.session FROM ctxfold_sessions s WHERE s.owner = ? AND s.session <> ? AND EXISTS ("
         "SELECT 1 FROM ctxfold_records r WHERE r.owner = s.owner AND r.session = s.session AND r.seq = 1 AND r.record_id = ?)"
@@ -342,10 +387,30 @@ class Statements:
         if dialect == "sqlite":
             return cls(**texts)
         texts["lock"] += " FOR UPDATE"
+        texts["format_version"] += " FOR SHARE"
         texts["owner_hits"] = (
             "SELECT s.session, t.seq, t.count, t.length FROM ctxfold_sessions s CROSS JOIN LATERAL ("
             "SELECT seq, count, length FROM ctxfold_terms WHERE owner = s.owner AND session = s.session AND term = %s "
             "ORDER BY seq DESC LIMIT %s) t WHERE s.owner = %s ORDER BY s.session, t.seq"
+        )
+        # all ranges in one round trip
+        texts["leaves"] = (
+            "SELECT r.at, t.first_key, t.data FROM unnest(%s::bytea[], %s::bytea[]) WITH ORDINALITY AS r(low, high, at) "
+            "CROSS JOIN LATERAL (SELECT first_key, data FROM ctxfold_postings WHERE owner = %s AND session = %s "
+            "AND first_key <= r.high AND first_key >= COALESCE((SELECT first_key FROM ctxfold_postings "
+            "WHERE owner = %s AND session = %s AND first_key <= r.low ORDER BY first_key DESC LIMIT 1), r.low) "
+            "ORDER BY first_key DESC LIMIT %s) t"
+        )
+        texts["leaves_of"] = (
+            "SELECT first_key, data FROM ctxfold_postings WHERE owner = %s AND session = %s AND first_key = ANY(ARRAY("
+            "SELECT DISTINCT (SELECT first_key FROM ctxfold_postings WHERE owner = %s AND session = %s AND first_key <= k.k "
+            "ORDER BY first_key DESC LIMIT 1) FROM unnest(%s::bytea[]) AS k(k)))"
+        )
+        texts["owner_leaves"] = (
+            "SELECT s.session, t.data FROM ctxfold_sessions s CROSS JOIN LATERAL (SELECT data FROM ctxfold_postings p "
+            "WHERE p.owner = s.owner AND p.session = s.session AND p.first_key <= %s AND p.first_key >= COALESCE(("
+            "SELECT x.first_key FROM ctxfold_postings x WHERE x.owner = s.owner AND x.session = s.session "
+            "AND x.first_key <= %s ORDER BY x.first_key DESC LIMIT 1), '') ORDER BY p.first_key DESC LIMIT %s) t WHERE s.owner = %s"
         )
         return cls(**texts)
 

@@ -1,0 +1,322 @@
+"""The search index of the SQL store within a connection: hits in leaves, and rows of format 2 that were not moved yet.
+
+Transactions are the caller's. Rows only move from the old table to the leaves, and the old table is read first: a reader may
+see a hit in both places, and never in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctxfold.history.posting_cache import Hit
+from ctxfold.history.records import SessionKey
+from ctxfold.protocols import Document
+from ctxfold.stores.base import indexed_term
+from ctxfold.stores.posting_leaves import (
+    LEAF_BYTES,
+    RUN,
+    divided,
+    hits_of,
+    leaf_key,
+    placed,
+    stored_term,
+    with_hits,
+    without_documents,
+)
+from ctxfold.stores.sql_engine import Driven
+from ctxfold.stores.sql_rows import Rows
+
+__all__ = ["MOVED_ROWS", "STAYS_FORMAT", "Index", "OldRow"]
+
+STAYS_FORMAT = 2  # that a store keeps when its user says so
+
+MOVED_ROWS = 2_000  # of format 2 in one transaction: some 20 ms
+OldRow = tuple[str, str, str, int]  # the primary key of a row of format 2
+
+_ALL = 1 << 30
+_NEWEST_SEQ = (1 << 63) - 1
+_SMALL_ARCHIVE = 400  # documents of a session whose leaves are all read when it is written to
+_NEAR = 32  # seqs that are so close to each other are looked for together
+
+
+@dataclass(slots=True)
+class Index:
+    """Reads and writes the hits of sessions. While `old_rows` holds, the table of format 2 is read, too."""
+
+    rows: Rows
+    old_rows: bool = True
+
+    # reading
+
+    def hits(self, connection: Driven, key: SessionKey, terms: Sequence[str]) -> dict[str, tuple[Hit, ...]]:
+        """Returns all hits of each term, oldest first."""
+        found = self._old(connection, self.rows.sql.postings_in, key, terms)
+        names = {term: stored_term(term) for term in terms}
+        ranges = [(leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)) for name in names.values()]
+        leaves = self._leaves(connection, key, ranges, _ALL)
+        return {
+            t: _joined(found.get(t, ()), data, name)
+            for (t, name), data in zip(names.items(), map(_data, leaves), strict=True)
+        }
+
+    def newest_hits(
+        self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int
+    ) -> dict[str, tuple[Hit, ...]]:
+        """Walks back from the newest leaf of each term, for a short distance however many hits the term has."""
+        old: dict[str, Sequence[Hit]] = {}
+        if self.old_rows:
+            sql = self.rows.sql.newest_hits
+            old = {t: connection.execute(sql, (*key, indexed_term(t), newest)).fetchall() for t in terms}
+        names = {term: stored_term(term) for term in terms}
+        ranges = [(leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)) for name in names.values()]
+        limit = _leaves_for(newest)
+        found: dict[str, tuple[Hit, ...]] = {}
+        unfinished: list[str] = []
+        for (term, name), leaves in zip(names.items(), self._leaves(connection, key, ranges, limit), strict=True):
+            found[term] = _joined(old.get(term, ()), _data(leaves), name)[-newest:]
+            if len(leaves) == limit and len(found[term]) < newest:  # an erasure has made leaves of few hits
+                unfinished.append(term)
+        if unfinished:
+            found |= {t: hits[-newest:] for t, hits in self.hits(connection, key, unfinished).items()}
+        return found
+
+    def hits_among(
+        self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]
+    ) -> dict[str, tuple[Hit, ...]]:
+        """Returns the hits of each term in these documents."""
+        wanted = frozenset(seqs)
+        old: dict[str, list[Any]] = {}
+        if self.old_rows:
+            sql = self.rows.sql.hits_among_in
+            old = {t: self.rows.listed(connection, sql, (*key, indexed_term(t)), sorted(wanted)) for t in terms}
+        names = {term: stored_term(term) for term in terms}
+        stretches = _stretches(sorted(wanted))
+        ranges = [(leaf_key(n, low), leaf_key(n, high)) for n in names.values() for low, high in stretches]
+        leaves = self._leaves(connection, key, ranges, _ALL)
+        found: dict[str, tuple[Hit, ...]] = {}
+        for at, (term, name) in enumerate(names.items()):
+            mine = {k: d for each in leaves[at * len(stretches) : (at + 1) * len(stretches)] for k, d in each}
+            hits = _joined(old.get(term, ()), list(mine.values()), name)
+            found[term] = tuple([hit for hit in hits if hit[0] in wanted])
+        return found
+
+    def owner_hits(
+        self, connection: Driven, owner: str, terms: Sequence[str], newest: int
+    ) -> dict[str, dict[str, tuple[Hit, ...]]]:
+        """Returns the newest hits of each term in each session of the owner, by session: one statement per term."""
+        found: dict[str, dict[str, tuple[Hit, ...]]] = {}
+        limit = _leaves_for(newest)
+        sqlite = self.rows.dialect == "sqlite"
+        for term in terms:
+            old = self._old_of_owner(connection, owner, term, newest)
+            name = stored_term(term)
+            low, high = leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)
+            values = (high, low, high, limit - 1, owner) if sqlite else (high, low, limit, owner)
+            leaves: dict[str, list[bytes]] = {}
+            for session, data in connection.execute(self.rows.sql.owner_leaves, values):
+                leaves.setdefault(str(session), []).append(data)
+            for session in leaves.keys() | old.keys():
+                data_of_leaves = leaves.get(session, [])
+                hits = _joined(old.get(session, ()), data_of_leaves, name)[-newest:]
+                if len(data_of_leaves) == limit and len(hits) < newest:
+                    hits = self.newest_hits(connection, SessionKey(owner, session), [term], newest)[term]
+                if hits:
+                    found.setdefault(session, {})[term] = hits
+        return found
+
+    def totals(self, connection: Driven, key: SessionKey) -> tuple[int, int]:
+        """Returns the number of documents and the sum of their lengths, counted."""
+        documents = self.hits(connection, key, [""])[""]
+        return len(documents), sum(hit[2] for hit in documents)
+
+    # writing
+
+    def add(
+        self, connection: Driven, key: SessionKey, documents: Sequence[Document], *, archived: int, by_row: bool
+    ) -> tuple[Document, ...]:
+        """Makes documents searchable; returns those that were not already. The caller holds the session's row.
+
+        `archived` is how many documents the session has. With `by_row` the hits are written as format 2 has them.
+        """
+        by_seq = {document.seq: document for document in reversed(documents)}
+        for hit in self.hits_among(connection, key, [""], list(by_seq))[""] if archived else ():
+            del by_seq[hit[0]]
+        new = tuple(by_seq.values())
+        if by_row:
+            self._add_rows(connection, key, new)
+            return new
+        hits: dict[bytes, list[Hit]] = {b"": [(d.seq, 0, d.length) for d in new]} if new else {}
+        for document in new:
+            for term, count in document.terms.items():
+                if term:
+                    hits.setdefault(stored_term(term), []).append((document.seq, count, document.length))
+        self._put(connection, key, hits, small=archived <= _SMALL_ARCHIVE)
+        return new
+
+    def remove(self, connection: Driven, key: SessionKey, seqs: Sequence[int]) -> None:
+        """Removes documents with all their hits: reads the whole index of the session."""
+        for start in range(0, len(seqs), 500):
+            chunk = seqs[start : start + 500]
+            marks = self.rows.marks(len(chunk), self.rows.dialect)
+            if self.old_rows:
+                connection.execute(self.rows.sql.unindex_in + marks, (*key, *chunk))
+        erased = frozenset(seqs)
+        leaves = connection.execute(self.rows.sql.every_leaf, (*key, _ALL)).fetchall()
+        changes = ((old, without_documents(old, data, erased)) for old, data in leaves)
+        changed = [(old, *change) for old, change in changes if change is not None]
+        if not changed:
+            return
+        self.rows.many(connection, self.rows.sql.drop_leaf, [(*key, old) for old, _, _ in changed])
+        kept = [(*key, new, data) for _, new, data in changed if data]
+        if kept:
+            self.rows.many(connection, self.rows.sql.put_leaf, kept)
+
+    def _put(self, connection: Driven, key: SessionKey, hits: Mapping[bytes, list[Hit]], *, small: bool) -> None:
+        """Puts hits into the leaves where they belong, and divides those that become too long."""
+        if not hits:
+            return
+        for each in hits.values():
+            each.sort()
+        if small:
+            found = connection.execute(self.rows.sql.every_leaf, (*key, _ALL)).fetchall()
+        else:
+            found = self._leaves_of(connection, key, [leaf_key(t, hit[0]) for t, each in hits.items() for hit in each])
+        data_by_key: dict[bytes, bytes] = dict(found)
+        written: list[tuple[object, ...]] = []
+        for first_key, new in placed(sorted(data_by_key), hits).items():
+            data = data_by_key.get(first_key, b"")
+            longer = with_hits(data, new)
+            leaves = [(first_key, longer)] if len(longer) <= LEAF_BYTES else divided(first_key, data, new)
+            written += [(*key, *leaf) for leaf in leaves]
+        self.rows.many(connection, self.rows.sql.put_leaf, written)
+
+    # rows of format 2
+
+    def any_old_row(self, connection: Driven) -> bool:
+        return connection.execute(self.rows.sql.old_row_after, ("", "", "", -1)).fetchone() is not None
+
+    def stays(self, connection: Driven) -> bool:
+        """Returns True while the store is of format 2; until the transaction ends, nobody changes that."""
+        return bool(connection.execute(self.rows.sql.format_version).fetchone()[0] == str(STAYS_FORMAT))
+
+    def move_old_rows(self, connection: Driven, after: OldRow) -> tuple[OldRow, int] | None:
+        """Moves some rows of one session behind `after` into its leaves: where to go on, and how many; None at the end."""
+        row = connection.execute(self.rows.sql.old_row_after, after).fetchone()
+        if row is None:
+            return None
+        key = SessionKey(str(row[0]), str(row[1]))
+        session = connection.execute(self.rows.sql.lock, tuple(key)).fetchone()
+        found = connection.execute(self.rows.sql.old_rows, (*key, MOVED_ROWS)).fetchall()
+        if not found:  # another process came first
+            return (key.owner, key.session, str(row[2]), int(row[3])), 0
+        if session is not None:
+            hits: dict[bytes, list[Hit]] = {}
+            for term, seq, count, length in found:
+                hits.setdefault(stored_term(str(term)), []).append((int(seq), int(count), int(length)))
+            self._put(connection, key, hits, small=int(session[2]) <= _SMALL_ARCHIVE)
+        last = (str(found[-1][0]), int(found[-1][1]))
+        connection.execute(self.rows.sql.drop_old_rows, (*key, *last))
+        return (key.owner, key.session, *last), len(found)
+
+    def truncate_old_rows(self, connection: Driven) -> None:
+        """Gives the space of the empty old table back to PostgreSQL's disk at once."""
+        connection.execute("LOCK TABLE ctxfold_terms IN ACCESS EXCLUSIVE MODE NOWAIT")
+        if not self.any_old_row(connection):
+            connection.execute("TRUNCATE ctxfold_terms")
+
+    def _add_rows(self, connection: Driven, key: SessionKey, documents: Iterable[Document]) -> None:
+        rows: list[tuple[object, ...]] = []
+        for document in documents:
+            rows.append((*key, "", document.seq, 0, document.length))
+            rows.extend(
+                (*key, indexed_term(term), document.seq, count, document.length)
+                for term, count in document.terms.items()
+                if term
+            )
+        if rows:
+            self.rows.many(connection, self.rows.sql.insert_term, rows)
+
+    def _old(self, connection: Driven, sql: str, key: SessionKey, terms: Sequence[str]) -> dict[str, list[Hit]]:
+        found: dict[str, list[Hit]] = {}
+        if self.old_rows:
+            names: dict[str, list[str]] = {}
+            for term in terms:
+                names.setdefault(indexed_term(term), []).append(term)
+            for name, *hit in self.rows.listed(connection, sql, key, sorted(names)):
+                for term in names[str(name)]:
+                    found.setdefault(term, []).append((hit[0], hit[1], hit[2]))
+        return found
+
+    def _old_of_owner(self, connection: Driven, owner: str, term: str, newest: int) -> dict[str, list[Hit]]:
+        found: dict[str, list[Hit]] = {}
+        if self.old_rows:
+            name = indexed_term(term)
+            values = (name, name, newest - 1, owner) if self.rows.dialect == "sqlite" else (name, newest, owner)
+            for session, seq, count, length in connection.execute(self.rows.sql.owner_hits, values):
+                found.setdefault(str(session), []).append((seq, count, length))
+        return found
+
+    # leaves
+
+    def _leaves(
+        self, connection: Driven, key: SessionKey, ranges: Sequence[tuple[bytes, bytes]], limit: int
+    ) -> list[list[tuple[bytes, bytes]]]:
+        """Returns for each range of keys the leaves that cover it, at most `limit`, the newest first."""
+        if not ranges:
+            return []
+        sql = self.rows.sql.leaves
+        found: list[list[tuple[bytes, bytes]]] = [[] for _ in ranges]
+        if self.rows.dialect != "sqlite":
+            lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
+            for at, first_key, data in connection.execute(sql, (lows, highs, *key, *key, limit)):
+                found[int(at) - 1].append((first_key, data))
+            return found
+        read: list[tuple[bytes, bytes]] = []
+        read_from = b""
+        for at in sorted(range(len(ranges)), key=ranges.__getitem__, reverse=True):
+            low, high = ranges[at]
+            if read and high < read_from and read[-1][0] <= low:
+                read = read[-1:]  # the lowest leaf of the range above holds all of this one, too
+            else:
+                read = connection.execute(sql, (*key, high, *key, low, low, limit)).fetchall()
+            found[at], read_from = read, low
+        return found
+
+    def _leaves_of(self, connection: Driven, key: SessionKey, keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        """Returns each leaf in which one of the keys belongs, once."""
+        if self.rows.dialect != "sqlite":
+            sql = self.rows.sql.leaves_of
+            return [(first, data) for first, data in connection.execute(sql, (*key, *key, list(keys)))]
+        found = self._leaves(connection, key, [(k, k) for k in keys], 1)
+        return list({leaf[0]: leaf for leaves in found for leaf in leaves}.values())
+
+
+def _data(leaves: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    return [data for _, data in leaves]
+
+
+def _joined(old: Iterable[Sequence[int]], leaves: Iterable[bytes], term: bytes) -> tuple[Hit, ...]:
+    """Returns the hits of a term in rows of format 2 and in leaves, in order, those that are in both once."""
+    found: dict[int, Hit] = {hit[0]: (hit[0], hit[1], hit[2]) for hit in old}
+    for data in leaves:
+        for hit in hits_of(data, term):
+            found[hit[0]] = hit
+    return tuple([found[seq] for seq in sorted(found)])
+
+
+def _leaves_for(newest: int) -> int:
+    """Returns how many leaves are read for so many hits of a term."""
+    return 2 + newest // RUN
+
+
+def _stretches(seqs: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns (first, last) of seqs that are near each other."""
+    found: list[tuple[int, int]] = []
+    for seq in seqs:
+        if found and seq - found[-1][1] <= _NEAR:
+            found[-1] = (found[-1][0], seq)
+        else:
+            found.append((seq, seq))
+    return found

@@ -1,0 +1,284 @@
+"""The search index in leaves: it finds what format 2 found; an upgrade moves it in the background, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxfold import Document, Draft, MemoryStore, MessageCounter, SessionKey, SqlStore, StoreCorruptError, user
+from ctxfold.effects import run
+from ctxfold.history.records import MessageAdded
+from ctxfold.protocols import Ports, Rewrite
+from ctxfold.retrieval.bm25 import ranked
+from tests.support.driven import COUNTER
+from tests.support.postgres_schema import fresh_schema
+from tests.support.processes import import_once, start
+
+import_once(__name__)
+
+LONG, SHORT = SessionKey("ann", "long"), [SessionKey("ann", f"short {n}") for n in range(20)]
+KILLS = int(os.environ.get("CTXFOLD_KILLS", "8"))
+WORDS = [
+    f"{a}{b}{c}"
+    for a in "bdfgk"
+    for b in ("ar", "ol", "un", "é", "ee")
+    for c in ("", "t", "mer", "zing", "ß", "o", "il")
+]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/a.db"
+        return
+    with fresh_schema(request.getfixturevalue("postgres_url")) as place:
+        yield place
+
+
+def execute(url: str, sql: str) -> list[Any]:
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as file:
+            return file.execute(sql).fetchall()
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as server:
+        cursor = server.execute(sql.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def old_store(url: str) -> SqlStore:
+    """A store of format 2, which writes a row for each hit."""
+    SqlStore(url).close()
+    execute(url, "UPDATE ctxfold_meta SET value = '2'")
+    return SqlStore(url, upgrade=False)
+
+
+def old_rows(url: str) -> int:
+    return int(execute(url, "SELECT COUNT(*) FROM ctxfold_terms")[0][0])
+
+
+def documents(first: int, count: int, seed: int) -> list[Document]:
+    """Texts whose words are as common as the words of a language: few often, most rarely."""
+    rng = random.Random(seed)
+    found: list[Document] = []
+    for seq in range(first, first + count):
+        words = [WORDS[min(int(rng.paretovariate(0.7)) - 1, len(WORDS) - 1)] for _ in range(rng.randint(3, 40))]
+        words += [f"box-{rng.randrange(2_000)}"]
+        found.append(Document(2 * seq, Counter(words), len(words)))
+    return found
+
+
+def fill(store: Any, long: int = 900) -> None:
+    for first in range(1, long, 50):
+        store.append(LONG, (), documents=documents(first, 50, first))
+    for n, key in enumerate(SHORT):
+        for first in range(1, 41, 10):
+            store.append(key, (), documents=documents(first, 10, n * 1_000 + first))
+
+
+def rankings(store: Any, queries: int) -> list[Any]:
+    """The 20 best of many questions, in the long session and in short ones, and over all of the owner's."""
+    rng = random.Random(7)
+    found: list[Any] = []
+    for number in range(queries):
+        terms = [rng.choice(WORDS[: rng.choice([8, 60, 300])]) for _ in range(rng.randint(1, 6))] + [f"box-{number}"]
+        key = LONG if number % 3 else SHORT[number % len(SHORT)]
+        best, weights = run(
+            ranked(key, tuple(dict.fromkeys(terms)), probe=rng.choice([None, 4])), Ports(store, COUNTED)
+        )
+        found.append(
+            (best[:20], weights, store.postings(key, terms), store.postings(key, ["", *terms], among=range(1, 400)))
+        )
+        if number % 10 == 0:
+            found.append(store.owner_postings("ann", terms, newest=rng.choice([2, 30, 5_000])))
+    return found
+
+
+COUNTED = MessageCounter(COUNTER)
+
+
+def test_the_20_best_are_the_same_before_and_after(url: str) -> None:
+    with old_store(url) as store:
+        fill(store)
+        before = rankings(store, 60)
+        rows = old_rows(url)
+        assert rows > 15_000
+        assert execute(url, "SELECT COUNT(*) FROM ctxfold_postings")[0][0] == 0
+    told: list[int] = []
+    with SqlStore(url, upgrade=False) as store:
+        assert store.upgrade(progress=told.append) == rows == told[-1]
+        assert len(told) > 5
+        assert old_rows(url) == 0
+        assert rankings(store, 60) == before
+        assert execute(url, "SELECT value FROM ctxfold_meta")[0][0] == "3"
+    execute(url, "DELETE FROM ctxfold_postings")
+    execute(url, "DELETE FROM ctxfold_sessions")
+    with SqlStore(url) as store:  # written as leaves from the beginning
+        fill(store)
+        assert rankings(store, 60) == before
+
+
+def test_a_leaf_row_takes_an_eighth_of_the_space(url: str) -> None:
+    with old_store(url) as store:
+        fill(store)
+    key, hit = "LENGTH(owner) + LENGTH(session)", "LENGTH(term) + 24"
+    (before,) = execute(url, f"SELECT SUM({key} + {hit}) FROM ctxfold_terms")[0]
+    with SqlStore(url) as store:
+        store.upgrade()
+        (after,) = execute(url, f"SELECT SUM({key} + LENGTH(first_key) + LENGTH(data)) FROM ctxfold_postings")[0]
+    assert after < before / 4
+
+
+def test_the_background_moves_it_while_others_write_and_erase(url: str) -> None:
+    with old_store(url) as old:
+        fill(old, 500)
+        with SqlStore(url) as new, SqlStore(url) as third, MemoryStore() as model:
+            fill(model, 500)
+            for step in range(20):
+                more = documents(1_000 + 10 * step, 10, step)
+                writer = (old, new, third)[step % 3]
+                draft = Draft(f"d{step}", MessageAdded(user("x", id=f"d{step}")), None, 1.0)
+                for store in (writer, model):
+                    store.append(LONG, [draft], documents=more)
+                seqs = tuple(d.seq for d in documents(20 * step + 1, 7, 0))
+                for store in (writer, model):
+                    head = store.head(LONG)
+                    assert head is not None
+                    store.erase([Rewrite(LONG, head.seq, (), (), seqs, ())])
+            until_moved(url)
+            for store in (old, new, third):
+                assert everything(store, LONG) == everything(model, LONG)
+                assert [everything(store, key) for key in SHORT] == [everything(model, key) for key in SHORT]
+
+
+def everything(store: Any, key: SessionKey) -> Any:
+    return store.postings(key, ["", *WORDS, *(f"box-{n}" for n in range(2_000))])
+
+
+def until_moved(url: str) -> None:
+    for _ in range(3_000):
+        if not old_rows(url):
+            return
+        sleep(0.01)
+    raise AssertionError(f"{old_rows(url)} rows were not moved")
+
+
+def upgrade_in_a_process(url: str) -> None:
+    with SqlStore(url, upgrade=False) as store:
+        store.upgrade()
+
+
+def kill_while(work: Callable[..., None], *arguments: Any, kills: int, longest_s: float) -> int:
+    """Ends processes that do this work at random moments; how many of them had not ended by themselves."""
+    rng, ended = random.Random(kills), 0
+    for _ in range(kills):
+        process = start(work, *arguments)
+        process.join(rng.uniform(0.02, longest_s))
+        ended += process.is_alive()
+        process.kill()
+        process.join()
+        process.close()
+    return ended
+
+
+def test_killed_during_the_upgrade(url: str) -> None:
+    with old_store(url) as store:
+        fill(store, 600 + 60 * KILLS)
+        before = [everything(store, key) for key in (LONG, *SHORT)]
+        rows = old_rows(url)
+    kill_while(upgrade_in_a_process, url, kills=KILLS, longest_s=0.4)
+    assert old_rows(url) < rows
+    with SqlStore(url, upgrade=False) as store:
+        assert [everything(store, key) for key in (LONG, *SHORT)] == before
+        store.upgrade()
+        assert old_rows(url) == 0
+        assert [everything(store, key) for key in (LONG, *SHORT)] == before
+
+
+def test_a_store_stays_format_2_until_it_is_said_otherwise(url: str) -> None:
+    with old_store(url) as first, SqlStore(url, upgrade=False) as second:
+        first.append(LONG, (), documents=[Document(1, {"a": 1}, 1)])
+        assert (execute(url, "SELECT value FROM ctxfold_meta")[0][0], old_rows(url)) == ("2", 2)
+        assert first.upgrade() == 2
+        second.append(
+            LONG, (), documents=[Document(2, {"a": 2}, 2), Document(1, {"a": 1}, 1)]
+        )  # it looks before it writes
+        assert old_rows(url) == 0
+        for store in (first, second):
+            found = store.postings(LONG, ["a"])
+            assert (found.documents, found.by_term["a"]) == (2, ((1, 1, 1), (2, 2, 2)))
+
+
+def test_newest_hits_behind_leaves_that_an_erasure_emptied(url: str) -> None:
+    with SqlStore(url) as store:
+        store.append(LONG, (), documents=[Document(seq, {"common": 1, "other": 2}, 3) for seq in range(1, 2_001)])
+        kept = (5, 9, 300, *range(310, 2_000, 100))
+        gone = tuple(seq for seq in range(1, 2_001) if seq not in kept)
+        store.erase([Rewrite(LONG, 0, (), (), gone, ())])
+        for newest in (1, 3, 16, 100):
+            expected = tuple((seq, 1, 3) for seq in kept)[-newest:]
+            assert store.postings(LONG, ["common"], newest=newest).by_term == {"common": expected}
+            assert store.owner_postings("ann", ["common"], newest=newest)["long"].by_term == {"common": expected}
+
+
+def test_no_erased_term_stays_as_the_key_of_a_leaf(url: str) -> None:
+    with SqlStore(url) as store:
+        for first in range(1, 400, 10):
+            store.append(LONG, (), documents=documents(first, 10, first))
+        for seq in range(2, 782, 2):
+            store.erase([Rewrite(LONG, 0, (), (), (seq,), ())])
+        left = {term.encode() for d in documents(391, 10, 391) for term in d.terms} | {b""}
+        keys = [bytes(row[0]) for row in execute(url, "SELECT first_key FROM ctxfold_postings")]
+        assert {key.partition(b"\0")[0] for key in keys} <= left
+
+
+def test_a_damaged_leaf_is_told(url: str) -> None:
+    with SqlStore(url) as store:
+        store.append(LONG, (), documents=documents(1, 5, 1))
+        execute(url, "UPDATE ctxfold_postings SET data = SUBSTR(data, 1, LENGTH(data) - 1)")
+        with pytest.raises(StoreCorruptError, match="leaf of the search index"):
+            everything(store, LONG)
+
+
+Step = tuple[str, list[int], list[str]]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "add", "erase"]),
+        st.lists(st.integers(1, 300) | st.integers(1, 2**40), min_size=1, max_size=12, unique=True),
+        st.lists(st.sampled_from(["a", "ab", "b" * 300, "z\0z", "日本", *WORDS[:40]]), min_size=1, max_size=30),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(1, 2**33))
+def test_it_holds_what_a_store_in_memory_holds(steps: Sequence[Step], count: int) -> None:
+    terms = ["", "a", "ab", "b" * 300, "z\0z", "日本", "absent", *WORDS[:40]]
+    with SqlStore("sqlite://") as store, MemoryStore() as model:
+        for what, seqs, words in steps:
+            for each in (store, model):
+                if what == "add":
+                    new = [
+                        Document(s, {w: (count if w == "a" else 1 + s % 3) for w in words}, s + len(words))
+                        for s in seqs
+                    ]
+                    each.append(LONG, (), documents=new)
+                else:
+                    each.erase([Rewrite(LONG, 0, (), (), tuple(seqs), ())])
+        assert store.postings(LONG, terms) == model.postings(LONG, terms)
+        for newest in (1, 7):
+            assert store.postings(LONG, terms, newest=newest) == model.postings(LONG, terms, newest=newest)
+        assert store.postings(LONG, terms, among=range(1, 300, 3)) == model.postings(
+            LONG, terms, among=range(1, 300, 3)
+        )
