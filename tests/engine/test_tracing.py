@@ -184,7 +184,9 @@ def counted() -> Callable[[], dict[tuple[str, ...], Any]]:
         data = _reader.get_metrics_data()
         scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
         return {
-            (metric.name, *map(str, (point.attributes or {}).values())): getattr(point, "value", getattr(point, "count", None))
+            (metric.name, *map(str, (point.attributes or {}).values())): getattr(
+                point, "value", getattr(point, "count", None)
+            )
             for metric in scopes[0].metrics
             for point in metric.data.data_points
         }
