@@ -836,6 +836,36 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "engine/retention.py",
+        (
+            "an_erasure_counts_as_use",
+            "if record.body.kind in NUMBERED and not record.id.startswith(NOTICE):",
+            "if record.body.kind in NUMBERED:",
+            "erasure/test_retention.py::test_by_age",
+        ),
+        (
+            "open_turns_are_pruned",
+            "for i, (at_s, size, turn_id) in sizes.items() if turn_id in closed}",
+            "for i, (at_s, size, turn_id) in sizes.items()}",
+            "erasure/test_retention.py::test_tool_rounds_and_open_turns_stay_whole",
+        ),
+        (
+            "the_lease_is_kept_after_an_error",
+            "    except BaseException:\n        yield from StoreCall(Store.release, place, LEASE, worker)\n        raise",
+            "    except BaseException:\n        raise",
+            "erasure/test_retention.py::test_one_worker_at_a_time",
+        ),
+    ),
+    *_of(
+        "stores/sql_rows.py",
+        (
+            "an_open_reader_reads_on_in_an_erased_log",
+            'f"(SELECT owner, session, head FROM ctxfold_sessions WHERE owner = {mark})",',
+            'f"(SELECT owner, session, -1 FROM ctxfold_sessions WHERE owner = {mark})",',
+            "erasure/test_retention.py::test_a_killed_erasure_of_an_owner_is_completed",
+        ),
+    ),
+    *_of(
         "engine/known_messages.py",
         (
             "an_erased_reply_stops_its_thread",
@@ -854,7 +884,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_session_leaves_its_contents",
-            "settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key, offloaded))",
+            "settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key, *unused))",
             "settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key,))",
             "langchain/test_slim_checkpoints.py::test_erasing_the_session_or_the_owner_takes_the_contents",
         ),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ctxfold.engine.engine import Added
     from ctxfold.engine.erase import Erasure
     from ctxfold.engine.fit import Window
+    from ctxfold.engine.retention import Pruned, Pruning, Retention
     from ctxfold.engine.turn import RequestOptions
     from ctxfold.errors import (
         BackendError,
@@ -221,6 +222,9 @@ _WHERE = {
     "EmptyMessagesError": "errors",
     "EncodingNotFoundError": "tokens",
     "Erasure": "engine.erase",
+    "Pruned": "engine.retention",
+    "Pruning": "engine.retention",
+    "Retention": "engine.retention",
     "Event": "events",
     "Explanation": "inspect.explain",
     "Fold": "stream",
@@ -457,6 +461,8 @@ __all__ = [
     "Prices",
     "Profile",
     "PromptTruncated",
+    "Pruned",
+    "Pruning",
     "Query",
     "RatioCounter",
     "RatioTrigger",
@@ -469,6 +475,7 @@ __all__ = [
     "Request",
     "RequestOptions",
     "ResponseType",
+    "Retention",
     "Retry",
     "Rewrite",
     "RewriteRefused",

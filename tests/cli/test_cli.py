@@ -236,6 +236,18 @@ def test_erase_a_session_and_everything(ctxfold: Run) -> None:
     assert len(ctxfold("show", "eve", "--owner", "mallory", "--json").json) == 2
 
 
+def test_prune(ctxfold: Run) -> None:
+    told = ctxfold("prune", "bob", "--max-messages", "1", "--yes", "--json").json
+    assert (told["sessions"], told["removed"], told["busy"], told["settled"]) == (["bob"], [], False, True)
+    assert told["messages"] > 0
+    assert ctxfold("prune", "--max-messages", "1", "--older-than", "1d", "--yes").out.startswith("erased: ")
+    assert ctxfold("prune", "--max-messages", "1", "--yes").out == "erased: 0 messages\n"
+    wrong = ctxfold("prune", "--yes")
+    assert "Retention has no limit" in wrong.err
+    assert "'nobody'" in ctxfold("prune", "nobody", "--max-bytes", "1", "--yes").err
+    assert {line["session"] for line in ctxfold("sessions", "--json").json} == {"ann", "bob"}
+
+
 def test_erase_by_age(ctxfold: Run) -> None:
     assert ctxfold("erase", "--all", "--older-than", "1d", "--yes", "--json").json["messages"] == []
     told = ctxfold("erase", "bob", "--older-than", "0h", "--yes", "--json").json

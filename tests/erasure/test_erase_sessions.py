@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold import ConfigError, MemoryStore, Reply, SessionNotFoundError, assistant, user
+from ctxfold import ConfigError, MemoryStore, Pruned, Reply, SessionNotFoundError, assistant, user
 from tests.erasure.erasing import MARK, SAID, filled, opened_store
 from tests.erasure.scan import places_of
 from tests.support.driven import Driven, context, text_of, turns
@@ -119,10 +119,13 @@ def test_retention_by_age(make: Callable[..., Driven], store: Any) -> None:
         ctx.erase_older_than(timedelta(days=-1))
 
 
-def test_the_page_on_erasing_runs() -> None:
+def test_the_page_on_erasing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "erasure.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    example, retention = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     names: dict[str, Any] = {}
     exec(compile(example, "erasure.md", "exec"), names)
     with names["ctx"] as ctx:
         assert ctx.messages() == ()
+    exec(compile(retention, "erasure.md", "exec"), names)
+    assert names["done"] == Pruned()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.progress import track
+from rich.progress import Progress, track
 
 from ctxfold.cli.common import (
     ANY_WINDOW,
@@ -31,13 +31,15 @@ from ctxfold.cli.common import (
 )
 from ctxfold.connect import named_provider, open_backend
 from ctxfold.engine.erase import Erasure
-from ctxfold.errors import ConfigError
+from ctxfold.engine.retention import Pruned, Retention
+from ctxfold.errors import ConfigError, SessionNotFoundError
+from ctxfold.history.records import OFFLOADED
 from ctxfold.history.view import View
 from ctxfold.io.session_files import Zone, file_rules
 from ctxfold.protocols import Store, Wire
 from ctxfold.session.context import AgentContext
 
-__all__ = ["compact", "erase", "export", "fork", "import_", "undo"]
+__all__ = ["compact", "erase", "export", "fork", "import_", "prune", "undo"]
 
 Zones = ("all", "window", "immutable", "compressed", "incremental")
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
@@ -178,9 +180,62 @@ def erase(
         if name is None and oldest is None:
             done = [Erasure(removed=place.sessions(owner), settled=place.erase_owner(owner))]
         else:
-            names = [name] if name is not None else place.sessions(owner)
+            # contents that checkpoints refer to are erased with their messages
+            names = [name] if name is not None else [n for n in place.sessions(owner) if not n.endswith(OFFLOADED)]
             done = _erase_in(place, owner, names, references or (), oldest)
         _print_erasure(done, as_json=as_json)
+
+
+def prune(
+    store: StoreUrl,
+    name: Annotated[str | None, typer.Argument(metavar="[SESSION]", help="only this session")] = None,
+    owner: Owner = OWNER,
+    older_than: Annotated[str | None, typer.Option("--older-than", help="messages of before: 12h, 30d, 6w, 1y")] = None,
+    max_messages: Annotated[int | None, typer.Option("--max-messages", help="of each session the newest stay")] = None,
+    max_bytes: Annotated[int | None, typer.Option("--max-bytes", help="of each session the newest bytes stay")] = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Erase for good what is beyond these limits in every session of the owner; sessions that are older are removed."""
+    with within(as_json=as_json), opened(store) as place:
+        limits = Retention(
+            max_age=None if older_than is None else age("--older-than", older_than),
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+        )
+        names = [n for n in place.sessions(owner) if not n.endswith(OFFLOADED)]
+        if name is not None and name not in names:
+            raise SessionNotFoundError(
+                f"session {name!r} of owner {owner!r} does not exist in this store: check the name, or create it"
+            )
+        where = f"every session of owner {owner!r}" if name is None else f"session {name!r}"
+        _confirm(f"what is beyond the limits in {where}", yes=yes)
+        done = _pruned(place, owner, names, limits if name is None else None, {} if name is None else {name: limits})
+        if as_json:
+            print_json(asdict(done))
+            return
+        if done.busy:
+            output().print("another worker is pruning for this owner: run this again later")
+        _print_erasure(
+            [Erasure(sessions=done.sessions, removed=done.removed, settled=done.settled)], count=done.messages
+        )
+
+
+def _pruned(
+    store: Store, owner: str, names: Sequence[str], limits: Retention | None, by_session: dict[str, Retention | None]
+) -> Pruned:
+    if not names:
+        return Pruned()
+    with (
+        AgentContext(
+            store=store, owner=owner, session_id=names[0], context_window=ANY_WINDOW, create=False, background=False
+        ) as context,
+        Progress(console=progress(), transient=True, disable=len(names) < 2) as bar,
+    ):
+        task = bar.add_task("pruning", total=len(names))
+        return context.prune(
+            limits, by_session=by_session, on_progress=lambda done: bar.update(task, completed=done.done)
+        )
 
 
 def _erase_in(
@@ -213,14 +268,15 @@ def _confirm(what: str, *, yes: bool) -> None:
     typer.confirm(f"Erase {shown(what)}? This cannot be undone.", abort=True)
 
 
-def _print_erasure(done: Sequence[Erasure], *, as_json: bool) -> None:
+def _print_erasure(done: Sequence[Erasure], *, as_json: bool = False, count: int | None = None) -> None:
     settled = all(e.settled for e in done)
     ids, removed = [i for e in done for i in e.ids], [s for e in done for s in e.removed]
     forks = sorted({s for e in done for s in e.sessions})
     if as_json:
         print_json({"messages": ids, "sessions": forks, "removed": removed, "settled": settled})
         return
-    parts = [f"{len(ids)} messages"] if ids or not removed else []
+    count = len(ids) if count is None else count
+    parts = [f"{count} messages"] if count or not removed else []
     parts += [f"{len(removed)} sessions ({shown(', '.join(removed))})"] if removed else []
     place = f" in {shown(', '.join(forks))}" if forks else ""
     output().print(f"erased: {' and '.join(parts)}{place}")

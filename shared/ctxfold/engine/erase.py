@@ -57,6 +57,7 @@ __all__ = [
     "Erasure",
     "Scrub",
     "erase",
+    "erase_messages",
     "erase_older_than",
     "erase_owner",
     "erase_session",
@@ -317,16 +318,24 @@ def erase_older_than(engine: Engine, open_session: OpenSession, age: Age) -> Flo
     return (yield from _erased(engine, open_session.key, chosen))
 
 
+def erase_messages(engine: Engine, key: SessionKey, ids: Collection[str]) -> Flow[Erasure]:
+    """Erases messages of a session that need not be open, by their ids, with their tool rounds."""
+    return _erased(engine, key, lambda records: with_tool_rounds(records, ids))
+
+
 def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
-    """Removes a session with all that belongs to it, and from its forks the messages that they took over."""
+    """Removes a session with all that belongs to it, and from its forks the messages that they took over.
+
+    Contents that a checkpointer's states refer to go with the last session of their thread.
+    """
     for _ in range(TRIES):
         records = yield from StoreCall(Store.read, key)
         names = yield from forks(key)
         rewrites = yield from _taken_over(engine.ports, key, records, None, names)
         rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites, whole=True)
         try:
-            offloaded = SessionKey(key.owner, f"{key.session}{OFFLOADED}")
-            settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key, offloaded))
+            unused = yield from _unused_contents(key)
+            settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key, *unused))
         except HeadMovedError:
             continue
         engine.forget(lambda k: k == key)
@@ -336,6 +345,15 @@ def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
         sessions = tuple(r.key.session for r in rewrites)
         return Erasure((), sessions, (key.session,) if records else (), settled and late_settled)
     raise _busy(key)
+
+
+def _unused_contents(key: SessionKey) -> Flow[tuple[SessionKey, ...]]:
+    """Returns the logs of contents that no session but this one may refer to."""
+    names = yield from StoreCall(Store.sessions, key.owner)
+    logs = {log for log in offloaded_of(key) if log.session in names}
+    others = (n for n in names if logs and n != key.session and not n.endswith(OFFLOADED))
+    used = {log for name in others for log in offloaded_of(SessionKey(key.owner, name))}
+    return tuple(sorted(logs - used))
 
 
 def erase_owner(engine: Engine, owner: str) -> Flow[bool]:

@@ -23,6 +23,8 @@ from ctxfold.engine.attach import Attachment, Cursor, IncomingList, cursor_at, f
 from ctxfold.engine.engine import Added, Engine
 from ctxfold.engine.erase import Age, Erasure
 from ctxfold.engine.owner_search import scope_of, search_owner
+from ctxfold.engine.retention import LEASE_S, Pruned, Pruning, Retention
+from ctxfold.engine.retention import prune as prune_owner
 from ctxfold.errors import (
     BudgetError,
     EmptyMessagesError,
@@ -505,6 +507,29 @@ class SessionErasing(SessionHandle):
         return erase.erase_owner(self._engine, self._key.owner)
 
     aerase_owner = async_method(erase_owner)
+
+    @sync_method
+    def prune(
+        self,
+        retention: Retention | None,
+        *,
+        by_session: Mapping[str, Retention | None] | None = None,
+        on_progress: Callable[[Pruning], None] | None = None,
+        lease_s: float = LEASE_S,
+    ) -> Flow[Pruned]:
+        """Erase what the limits let go in every session of this context's owner.
+
+        `by_session` gives sessions limits of their own, None keeps a session whole; with `retention` None only these are looked
+        at. One worker at a time does this for an owner, under a lease of `lease_s` seconds that is renewed before each session;
+        an interrupted run is resumed by the next one.
+        """
+        self._turn = None
+        rules = dict(by_session or {})
+        return prune_owner(
+            self._engine, self._key.owner, retention, by_session=rules, on_progress=on_progress, lease_s=lease_s
+        )
+
+    aprune = async_method(prune)
 
     @sync_method
     def forks(self) -> Flow[tuple[str, ...]]:

@@ -342,6 +342,8 @@ class SqlStore(BaseStore):
 
         def work(connection: Driven) -> tuple[Record, ...]:
             head, snapshot, archived, length, numbered = self._rows.locked(connection, key)
+            if not head:
+                self._rows.remove_left_over(connection, key)
             ids = [*(() if known_id is None else (known_id,)), *(item.draft.id for item in ready)]
             there = self._rows.fingerprints(connection, key, ids) if head else {}
             if known_id is not None and there.get(known_id, ("", 0))[1] != known:
@@ -500,10 +502,16 @@ class SqlStore(BaseStore):
         return self._settled()
 
     def erase_owner(self, owner: str) -> bool:
-        from ctxfold.stores.sql_schema import owned_tables
+        """Takes the sessions out of sight in one short transaction, then removes their rows in batches.
 
+        An erasure that was interrupted in between is completed by the next one. The rows that are left belong to no session, and a
+        session that is begun anew under the same name removes them first.
+        """
         checked_key(SessionKey(owner, ""))
-        self._write(lambda c: self._rows.remove(c, owned_tables(), owner))
+        self._write(lambda c: self._rows.hide_owner(c, owner))
+        while keys := self._read(lambda c: self._rows.left_over(c, owner)):
+            while self._write(partial(self._rows.remove_batch, keys=keys)):
+                pass
         return self._settled()
 
     def _settled(self) -> bool:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Rows", "stored_record"]
 
 _CHUNK = 500
+ERASED_ROWS = 5_000  # in one transaction, for which writers of SQLite wait
+ERASED_SESSIONS = 64  # at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +135,73 @@ class Rows:
 
     def remove(self, connection: Driven, tables: Sequence[str], owner: str, session: str | None = None) -> None:
         """Every row of the owner, or of one session, in these tables."""
-        mark = "?" if self.dialect == "sqlite" else "%s"
+        mark = _mark(self.dialect)
         rest, values = ("", (owner,)) if session is None else (f" AND session = {mark}", (owner, session))
         for table in tables:
             connection.execute(f"DELETE FROM {table} WHERE owner = {mark}{rest}", values)
+
+    # an owner's erasure: rows without a session are out of sight, and are removed in batches
+
+    def hide_owner(self, connection: Driven, owner: str) -> None:
+        """Removes the owner's sessions, what is small, and each log's newest record, by which a reader knows its log again."""
+        from ctxfold.stores.sql_schema import SMALL_TABLES
+
+        mark = _mark(self.dialect)
+        connection.execute(
+            "DELETE FROM ctxfold_records WHERE (owner, session, seq) IN "
+            f"(SELECT owner, session, head FROM ctxfold_sessions WHERE owner = {mark})",
+            (owner,),
+        )
+        for table in SMALL_TABLES:
+            connection.execute(f"DELETE FROM {table} WHERE owner = {mark}", (owner,))
+
+    def left_over(self, connection: Driven, owner: str) -> list[SessionKey]:
+        """Returns some of the sessions of which only rows are left."""
+        from ctxfold.stores.sql_schema import large_tables
+
+        mark = _mark(self.dialect)
+        names = {
+            str(row[0])
+            for table in large_tables()
+            for row in connection.execute(
+                f"SELECT DISTINCT t.session FROM {table} t WHERE t.owner = {mark} AND NOT EXISTS "
+                "(SELECT 1 FROM ctxfold_sessions s WHERE s.owner = t.owner AND s.session = t.session) "
+                f"LIMIT {ERASED_SESSIONS}",
+                (owner,),
+            )
+        }
+        return [SessionKey(owner, name) for name in sorted(names)]
+
+    def remove_batch(self, connection: Driven, keys: Sequence[SessionKey]) -> bool:
+        """Removes some rows of sessions that are gone; False when nothing is left of them, or they were begun anew."""
+        from ctxfold.stores.sql_schema import large_tables
+
+        mark, room = _mark(self.dialect), ERASED_ROWS
+        for key in keys:
+            # a session of this name that is begun meanwhile waits for the row
+            if room <= 0 or not connection.execute(self.sql.new_session, tuple(key)).rowcount:
+                continue
+            for table, columns in large_tables().items():
+                names = ", ".join(columns)
+                room -= connection.execute(
+                    f"DELETE FROM {table} WHERE owner = {mark} AND session = {mark} AND ({names}) IN "
+                    f"(SELECT {names} FROM {table} WHERE owner = {mark} AND session = {mark} LIMIT {max(0, room)})",
+                    (*key, *key),
+                ).rowcount
+            connection.execute(f"DELETE FROM ctxfold_sessions WHERE owner = {mark} AND session = {mark}", tuple(key))
+        return room < ERASED_ROWS
+
+    def remove_left_over(self, connection: Driven, key: SessionKey) -> None:
+        """Removes the rows that an interrupted erasure left of a session that is begun anew."""
+        from ctxfold.stores.sql_schema import large_tables
+
+        mark = _mark(self.dialect)
+        for table in large_tables():
+            connection.execute(f"DELETE FROM {table} WHERE owner = {mark} AND session = {mark}", tuple(key))
+
+
+def _mark(dialect: str) -> str:
+    return "?" if dialect == "sqlite" else "%s"
 
 
 def stored_record(row: Sequence[Any]) -> Record:

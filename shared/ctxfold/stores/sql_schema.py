@@ -7,6 +7,7 @@ Every table but the first begins with the owner: erasing one goes by that.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING
 
 from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, MetaData, Table, Text, collate, text
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT_VERSION",
+    "SMALL_TABLES",
     "VACUUM_DUE",
     "Statements",
     "create_tables",
+    "large_tables",
     "marks",
     "owned_tables",
     "stored_version",
@@ -260,6 +263,20 @@ def owned_tables() -> tuple[str, ...]:
     """The tables whose rows belong to an owner and a session, those first whose rows every writer locks."""
     names = [table.name for table in _metadata.sorted_tables if "owner" in table.columns]
     return tuple(sorted(names, key=lambda name: (name != "ctxfold_sessions", name)))
+
+
+# of an owner, few rows; the others have a row for each record or term
+SMALL_TABLES = ("ctxfold_sessions", "ctxfold_memory", "ctxfold_leases")
+
+
+@cache
+def large_tables() -> dict[str, tuple[str, ...]]:
+    """Returns the owned tables that may have very many rows, with what beside owner and session makes their key."""
+    return {
+        name: tuple(c.name for c in _metadata.tables[name].primary_key if c.name not in ("owner", "session"))
+        for name in owned_tables()
+        if name not in SMALL_TABLES
+    }
 
 
 _MINE = "owner = ? AND session = ?"

@@ -1,0 +1,178 @@
+"""Erases what a retention policy lets go, session by session: by one worker at a time, and resumed by any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeAlias
+
+from ctxfold.effects import Flow, StoreCall, TakeLease
+from ctxfold.engine.engine import Engine
+from ctxfold.engine.erase import Erasure, erase_messages, erase_session
+from ctxfold.errors import ConfigError
+from ctxfold.history.edits import PROMPT_ID
+from ctxfold.history.records import NOTICE, NUMBERED, OFFLOADED, Record, SessionKey, TurnClosed, encode_body
+from ctxfold.history.snapshot import stored_message
+from ctxfold.protocols import Store
+from ctxfold.validation import is_a, kind_of, whole_number
+
+__all__ = ["LEASE_S", "Pruned", "Pruning", "Retention", "prune"]
+
+LEASE = "retention"
+LEASE_S = 120.0
+PAGE = 256  # records that are looked at together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Says how much of each session stays; several limits hold together, and the oldest messages go first.
+
+    Args:
+        max_age: messages that were stored longer ago go; a session in which nothing was stored since is removed as a whole.
+        max_messages: the number of messages that stay, summaries and system prompts not counted.
+        max_bytes: the bytes of stored messages that stay, as they stand in the log (JSON; a letter beyond ASCII takes 6 bytes).
+    """
+
+    max_age: timedelta | None = None
+    max_messages: int | None = None
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_age is None and self.max_messages is None and self.max_bytes is None:
+            raise ConfigError("Retention has no limit: give max_age, max_messages or max_bytes")
+        if self.max_age is not None and (not is_a(self.max_age, timedelta) or self.max_age <= timedelta(0)):
+            shown = self.max_age if is_a(self.max_age, timedelta) else kind_of(self.max_age)
+            raise ConfigError(f"max_age is {shown}: give a span of time above zero, such as timedelta(days=30)")
+        for name in ("max_messages", "max_bytes"):
+            limit = getattr(self, name)
+            if limit is not None:
+                whole_number(name, limit, "give a number of 1 or more, or None for no limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """Says how far a retention run has come: `done` of `total` sessions, the last of which was `session`."""
+
+    session: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """Says what a retention run erased: the number of `messages`, the `sessions` that lost some, and those `removed` as a whole.
+
+    `busy` is True when another worker had the lease, so that the run did not begin or did not come to its end. `settled` is
+    that of `Erasure`.
+    """
+
+    messages: int = 0
+    sessions: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    busy: bool = False
+    settled: bool = True
+
+
+Rules: TypeAlias = Mapping[str, Retention | None]
+
+
+def prune(
+    engine: Engine,
+    owner: str,
+    retention: Retention | None,
+    *,
+    by_session: Rules,
+    on_progress: Callable[[Pruning], None] | None,
+    lease_s: float,
+) -> Flow[Pruned]:
+    """Erases what the limits let go in all sessions of the owner; `by_session` names sessions with limits of their own, or none.
+
+    Each session is done in a transaction of its own. A run that was interrupted is resumed by the next: what is done has nothing
+    left to erase.
+    """
+    if not is_a(lease_s, (int, float)) or not lease_s > 0:
+        raise ConfigError(
+            f"lease_s is {lease_s!r}: give the seconds after which another worker takes over from one that died"
+        )
+    place, worker = SessionKey(owner, ""), engine.ports.ids.new()
+    names = [name for name in (yield from StoreCall(Store.sessions, owner)) if not name.endswith(OFFLOADED)]
+    done: list[Erasure] = []
+    busy = False
+    try:
+        for number, name in enumerate(names, 1):
+            limits = by_session.get(name, retention)
+            if not (yield from TakeLease(place, LEASE, worker, lease_s)):
+                busy = True
+                break
+            if limits is not None:
+                done.append((yield from _pruned(engine, SessionKey(owner, name), limits)))
+            if on_progress is not None:
+                on_progress(Pruning(name, number, len(names)))
+    except GeneratorExit:
+        raise  # the lease ends by itself
+    except BaseException:
+        yield from StoreCall(Store.release, place, LEASE, worker)
+        raise
+    yield from StoreCall(Store.release, place, LEASE, worker)
+    return Pruned(
+        messages=sum(len(erasure.ids) for erasure in done),
+        sessions=tuple(dict.fromkeys(name for erasure in done for name in erasure.sessions)),
+        removed=tuple(name for erasure in done for name in erasure.removed),
+        busy=busy,
+        settled=all(erasure.settled for erasure in done),
+    )
+
+
+def _pruned(engine: Engine, key: SessionKey, limits: Retention) -> Flow[Erasure]:
+    log = yield from _scanned(key)
+    before_s = None if limits.max_age is None else engine.ports.clock.now_s() - limits.max_age.total_seconds()
+    if before_s is not None and log.newest_s < before_s:
+        return (yield from erase_session(engine, key))
+    ids = log.beyond(limits, before_s)
+    return (yield from erase_messages(engine, key, ids)) if ids else Erasure()
+
+
+@dataclass(slots=True)
+class _Log:
+    """What the limits are compared with: of each message of a closed turn its time and size, in the log's order."""
+
+    messages: dict[str, tuple[float, int]]
+    newest_s: float
+
+    def beyond(self, limits: Retention, before_s: float | None) -> frozenset[str]:
+        """Returns the ids of the messages beyond the limits."""
+        ids: set[str] = set()
+        size = 0
+        for count, (message_id, (at_s, message_bytes)) in enumerate(reversed(self.messages.items()), 1):
+            size += message_bytes
+            old = before_s is not None and at_s < before_s
+            many = limits.max_messages is not None and count > limits.max_messages
+            large = limits.max_bytes is not None and size > limits.max_bytes
+            if old or many or large:
+                ids.add(message_id)
+        return frozenset(ids)
+
+
+def _scanned(key: SessionKey) -> Flow[_Log]:
+    """Reads a log page by page, so that no more than a page of it is in memory."""
+    sizes: dict[str, tuple[float, int, str | None]] = {}
+    closed: set[str | None] = {None}
+    after, newest_s, spoken_s = 0, 0.0, 0.0
+    records: Sequence[Record] = yield from StoreCall(Store.read, key, upto=PAGE)
+    while records:
+        for record in records:
+            newest_s = max(newest_s, record.at_s)
+            # not by what an erasure notes down: the session would count as used
+            if record.body.kind in NUMBERED and not record.id.startswith(NOTICE):
+                spoken_s = max(spoken_s, record.at_s)
+            if isinstance(record.body, TurnClosed):
+                closed.add(record.turn_id)
+            message = stored_message(record)
+            if message is not None and message.kind == "message" and not message.id.startswith(PROMPT_ID):
+                at_s, size, turn_id = sizes.get(message.id, (record.at_s, 0, record.turn_id))
+                sizes[message.id] = at_s, size + len(encode_body(record.body)), turn_id
+        after += PAGE
+        records = yield from StoreCall(Store.read, key, after=after, upto=after + PAGE)
+    messages = {i: (at_s, size) for i, (at_s, size, turn_id) in sizes.items() if turn_id in closed}
+    return _Log(messages, spoken_s or newest_s)
