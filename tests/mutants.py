@@ -1235,6 +1235,78 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "backends/profile.py",
+        (
+            "a_providers_summary_goes_to_another_model",
+            "if kept is None or (kept.wire, kept.provider, kept.model) != (profile.wire, profile.name, model):",
+            "if kept is None:",
+            "wire/test_provider_compaction.py::test_another_model_and_another_wire_read_our_own_summary",
+        ),
+        (
+            "a_refused_summary_of_the_provider_goes_again",
+            "kept = ProviderSummary.of(messages[place]) if place >= refused_before else None",
+            "kept = ProviderSummary.of(messages[place]) if place >= 0 else None",
+            "wire/test_provider_compaction.py::test_a_block_that_the_service_refuses_gives_way_to_our_own_summary",
+        ),
+    ),
+    *_of(
+        "compaction/compact.py",
+        (
+            "a_provider_is_asked_below_its_least_size",
+            "if own_size < least:",
+            "if False:",
+            "wire/test_provider_compaction.py::test_where_there_is_no_such_summary_the_ladder_writes_it",
+        ),
+        (
+            "a_failed_summary_of_the_provider_is_not_named",
+            "problems=(problem, *summary.problems)",
+            "problems=summary.problems",
+            "wire/test_provider_compaction.py::test_where_there_is_no_such_summary_the_ladder_writes_it",
+        ),
+        (
+            "a_summary_of_the_provider_costs_nothing",
+            "    open_session.unbooked_usage += usage\n",
+            "",
+            "wire/test_provider_compaction.py::test_forty_turns_over_three_summaries_then_the_service_is_gone",
+        ),
+    ),
+    *_of(
+        "backends/anthropic/request.py",
+        (
+            "what_a_compaction_stands_for_is_sent_again",
+            "            result.rows.clear()\n",
+            "",
+            "wire/test_provider_compaction.py::test_what_a_summary_within_a_reply_took_is_in_the_sessions_sums",
+        ),
+    ),
+    *_of(
+        "backends/anthropic/backend.py",
+        (
+            "a_compaction_block_goes_without_its_beta",
+            "            kinds.append(COMPACT)  # its blocks are known under the same name\n",
+            "            pass\n",
+            "wire/test_provider_compaction.py::test_forty_turns_over_three_summaries_then_the_service_is_gone",
+        ),
+    ),
+    *_of(
+        "engine/erase.py",
+        (
+            "an_erased_message_stays_in_a_later_compaction_block",
+            "message=without_compactions(message)",
+            "message=message",
+            "wire/test_provider_compaction.py::test_a_block_within_a_reply_stands_for_what_was_before_until_that_is_erased",
+        ),
+    ),
+    *_of(
+        "engine/turn.py",
+        (
+            "what_the_service_spent_beside_a_reply_is_not_stored",
+            "        drafts.append(draft(ports, OutputsSummarised((), usage=own)))\n",
+            "",
+            "wire/test_provider_compaction.py::test_what_a_summary_within_a_reply_took_is_in_the_sessions_sums",
+        ),
+    ),
+    *_of(
         "backends/openai_responses/parse.py",
         (
             "the_stub_of_encrypted_reasoning_goes_back",

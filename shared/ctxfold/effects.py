@@ -523,7 +523,11 @@ class Complete(Effect[Reply]):
         return self.request if sparing is None else sparing(self.request)
 
     def _span(self, backend: ContextBackend) -> AbstractContextManager[Noted]:
-        return request_span(self.request, backend.model, "summarize" if self.summarizer else "chat")
+        return request_span(
+            self.request,
+            backend.model,
+            "summarize" if self.summarizer else "compact" if self.request.compact else "chat",
+        )
 
     def perform(self, ports: Ports) -> Reply:
         backend = self._backend(ports)

@@ -22,6 +22,7 @@ __all__ = [
     "MessageKind",
     "Opaque",
     "Part",
+    "ProviderSummary",
     "ReasoningPart",
     "Role",
     "TextPart",
@@ -40,6 +41,7 @@ __all__ = [
     "user",
     "validated",
     "without_calls",
+    "without_compactions",
 ]
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -48,6 +50,7 @@ Visibility: TypeAlias = Literal["model", "user"]
 ROLES: frozenset[str] = frozenset(get_args(Role))
 KINDS: frozenset[str] = frozenset(get_args(MessageKind))
 VISIBLE = frozenset({*get_args(Visibility), None})
+PROVIDER_SUMMARY = "provider_summary"  # the namespace of the opaque part that keeps a provider's own summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class ToolResultPart:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Data that only one framework uses, as JSON text; it is never sent, counted or compared."""
+    """Data that only one framework uses, as JSON text; it is never sent, counted or compared (apart from `ProviderSummary`)."""
 
     namespace: str
     json: str
@@ -139,6 +142,15 @@ class Usage:
             self.cache_read_tokens + other.cache_read_tokens,
             self.cache_write_tokens + other.cache_write_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+    def __sub__(self, other: Usage) -> Usage:
+        return self + Usage(
+            -other.input_tokens,
+            -other.output_tokens,
+            -other.cache_read_tokens,
+            -other.cache_write_tokens,
+            -other.reasoning_tokens,
         )
 
 
@@ -210,6 +222,34 @@ class Message:
 
     def with_role(self, role: Role) -> Message:
         return replace(self, role=role)
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSummary:
+    """A summary that a provider wrote on its own side: `blocks` of its wire, as they came, which stand for what was compacted.
+
+    Only the model that wrote them reads them, on that provider and wire. `tokens` is their size as the provider reported it, or
+    as we count it.
+    """
+
+    wire: str
+    provider: str
+    model: str
+    blocks: tuple[Mapping[str, Any], ...]
+    tokens: int = 0
+
+    def part(self) -> Opaque:
+        """Returns the part that keeps it in a summary message, beside a text of our own for every other model."""
+        fields = {"wire": self.wire, "provider": self.provider, "model": self.model, "tokens": self.tokens}
+        return Opaque(PROVIDER_SUMMARY, json.dumps({**fields, "blocks": self.blocks}, ensure_ascii=False))
+
+    @staticmethod
+    def of(message: Message) -> ProviderSummary | None:
+        """Returns the provider's summary that a summary message keeps; None when it has none."""
+        if message.kind != "summary" or (kept := message.opaque(PROVIDER_SUMMARY)) is None:
+            return None
+        blocks = tuple(kept["blocks"])
+        return ProviderSummary(kept["wire"], kept["provider"], kept["model"], blocks, kept["tokens"])
 
 
 def system(text: str, *, id: str) -> Message:
@@ -286,6 +326,27 @@ def _canonical_json(text: str) -> str:
         return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         return text
+
+
+def without_compactions(message: Message) -> Message:
+    """Returns the message without the summaries that a service put into its reply on its own side: they quote what was before."""
+    parts: list[Part] = []
+    for part in message.parts:
+        if not isinstance(part, ReasoningPart) or part.details is None:
+            parts.append(part)
+            continue
+        details: object = json.loads(part.details)
+        blocks = cast("list[object]", details) if isinstance(details, list) else []
+        kept = [block for block in blocks if not _compacts(block)]
+        if len(kept) == len(blocks):
+            parts.append(part)
+        elif kept or part.text:
+            parts.append(replace(part, details=json.dumps(kept, ensure_ascii=False) if kept else None))
+    return message if tuple(parts) == message.parts else replace(message, parts=tuple(parts))
+
+
+def _compacts(block: object) -> bool:
+    return isinstance(block, dict) and cast("dict[str, Any]", block).get("type") == "compaction"
 
 
 def without_calls(message: Message, call_ids: Collection[str]) -> Message:

@@ -79,7 +79,7 @@ class Policy(BaseModel):
     auto_compact: bool = True
     strategy: str = Field(
         default="tiered",
-        description="tiered, summarize, truncate, sliding_window, clear_tools, tool_summaries, or a strategy object's name",
+        description="tiered, summarize, provider, truncate, sliding_window, clear_tools, tool_summaries, or an object's name",
     )
     trigger: Trigger | None = Field(
         default=None, description="when compaction is due, in place of the two ratios below"
@@ -327,7 +327,7 @@ def resized(rules: Policy, context_window: int) -> Policy:
 
 def needs_goal(rules: Policy) -> bool:
     """Returns True when tool outputs give way in an order that depends on the goal of the conversation."""
-    prunes = rules.strategy not in ("summarize", "truncate", "sliding_window")
+    prunes = rules.strategy not in ("provider", "summarize", "truncate", "sliding_window")
     return prunes and rules.pruning_order != "reactive"
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from ctxfold.history.memory_items import ItemStore
 from ctxfold.history.records import Draft, Record, SessionKey
-from ctxfold.messages import Message, ToolCallPart, ToolSpec, Usage
+from ctxfold.messages import Message, ProviderSummary, ToolCallPart, ToolSpec, Usage
 from ctxfold.triggers import Prices
 
 __all__ = [
@@ -66,6 +66,8 @@ class Request:
     `refused_before`: the service has refused the reasoning of messages at an index below it, so that none of theirs is sent.
     `stable_messages`: how many leading messages the next request will repeat, None when nothing is known; with it, or with
     `cache_key` (the same for all requests of a session), the row's prompt-cache marks are set.
+    `compact`: the request asks the service for its own summary of the messages, and for no answer; only where
+    `BackendCapabilities.compacts_from` says from which size on the service writes one.
     `live_prefix`: the request asks for a summary with the very beginning of the conversation's last request, so that the
     provider's prompt cache serves it; its settings are that request's and may not be changed.
     """
@@ -84,6 +86,7 @@ class Request:
     stable_messages: int | None = None
     cache_key: str | None = None
     live_prefix: bool = False
+    compact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,8 @@ class Reply:
 
     `empty_content` says that the service sent content, and that it was empty. A service that shortened the context on its own side
     says so: `usage` is what the answer's context held, `billed` all that was spent, the service's summary included (None where
-    both are the same), `applied_edits` the provider's reports of what it cleared.
+    both are the same), `applied_edits` the provider's reports of what it cleared. `summary` answers a request with `compact`, None
+    where the service wrote none.
     """
 
     message: Message
@@ -102,6 +106,7 @@ class Reply:
     empty_content: bool = False
     billed: Usage | None = None
     applied_edits: tuple[Mapping[str, Any], ...] = ()
+    summary: ProviderSummary | None = None
 
     @property
     def response_type(self) -> ResponseType:
@@ -197,6 +202,8 @@ class BackendCapabilities:
         reasoning_expires: reasoning goes back only within its tool round; the next user turn leaves it out.
         truncates_silently: the service cuts a prompt that is too long and reports no error.
         compacts_itself: the service compacts on its own side, so that triggers wait until 95 % of the budget.
+        compacts_from: tokens of a conversation from which on the service writes a summary of its own when it is asked to
+            (`Request.compact`); None where it never does.
         sparing: returns a summariser's request changed so that the model answers it briefly and, where it can, without thinking;
             None sends the request as it is.
         continues: of a summariser that is another object than the session's backend, returns True when it can send the given
@@ -208,6 +215,7 @@ class BackendCapabilities:
     reasoning_expires: bool = False
     truncates_silently: bool = False
     compacts_itself: bool = False
+    compacts_from: int | None = None
     sparing: Callable[[Request], Request] | None = None
     continues: Callable[[Request], bool] | None = None
 

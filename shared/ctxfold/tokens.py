@@ -28,7 +28,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from ctxfold.errors import ConfigError
-from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
+from ctxfold.messages import (
+    MediaPart,
+    Message,
+    ProviderSummary,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    ToolSpec,
+)
 from ctxfold.validation import json_problem
 
 if TYPE_CHECKING:
@@ -648,7 +657,8 @@ class MessageCounter:
                     total += self._count_medium(part)
                 case _:
                     continue
-        return total
+        provided = ProviderSummary.of(message)
+        return total if provided is None else max(total, MESSAGE_OVERHEAD_TOKENS + provided.tokens)
 
     def _count_medium(self, part: MediaPart) -> int:
         key = (part.kind, part.mime, len(part.data), hash(part.data))

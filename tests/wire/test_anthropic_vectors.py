@@ -111,7 +111,9 @@ def test_a_compaction_that_pauses_or_failed() -> None:
         with RawServer(Play([json.dumps(body).encode()])) as server, backend(server) as service:
             reply = service.send(ASKED)
             assert (reply.finish_reason, reply.message.text) == ("pause", "")
-            assert next_rows(service, reply.message)[1] == {"role": "assistant", "content": [block]}
+            # what stands before a summary is not sent any more; a compaction that failed stands for nothing
+            place = 1 if summary is None else 0
+            assert next_rows(service, reply.message)[place] == {"role": "assistant", "content": [block]}
 
 
 def whole() -> Reply:

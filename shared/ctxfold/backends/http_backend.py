@@ -37,7 +37,7 @@ from ctxfold.backends.transport import (
     whole_reply,
 )
 from ctxfold.errors import BackendError, ConfigError, InvalidTextError
-from ctxfold.messages import Message, TextPart, ToolSpec
+from ctxfold.messages import Message, ProviderSummary, TextPart, ToolSpec
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Ids, Reply, Request, UuidIds
 from ctxfold.stream import Fold
 from ctxfold.tokens import MessageCounter
@@ -254,6 +254,7 @@ class HttpBackend(ABC, Closing):
             reasoning_optional=row.reasoning_out.optional,
             reasoning_expires=row.reasoning_out.keep == "current_round",
             truncates_silently=row.silent_truncation,
+            compacts_from=None if row.compaction is None else row.compaction.min_tokens,
             sparing=self.sparing,
         )
 
@@ -273,13 +274,13 @@ class HttpBackend(ABC, Closing):
         channel = self._channel(request)
         reply = drive(whole_reply(self._call(request, stream=False)), channel)
         channel.close()
-        return reply
+        return self._with_summary(request, reply)
 
     async def asend(self, request: Request) -> Reply:
         channel = self._achannel(request)
         reply = await adrive(whole_reply(self._call(request, stream=False)), channel)
         await channel.aclose()
-        return reply
+        return self._with_summary(request, reply)
 
     def open_stream(self, request: Request) -> HttpStream:
         """Returns a stream whose first event has arrived; errors before it are raised here."""
@@ -344,9 +345,26 @@ class HttpBackend(ABC, Closing):
         if body is None:
             return None
         call = self._call(request, stream=False)
+        return replace(call, open=replace(call.open, url=self._beside(rules.name), body=_encoded(body)))
+
+    def _beside(self, path: str) -> str:
+        """Returns the URL of another endpoint of the service."""
         parts = urlsplit(self._url.get_secret_value())
-        url = urlunsplit(parts._replace(path=parts.path.removesuffix(self._row.path) + rules.name))
-        return replace(call, open=replace(call.open, url=_for_model(url, self._model), body=_encoded(body)))
+        url = urlunsplit(parts._replace(path=parts.path.removesuffix(self._row.path) + path))
+        return _for_model(url, self._model)
+
+    def _with_summary(self, request: Request, reply: Reply) -> Reply:
+        """Returns the reply with the summary that the service wrote, where the request asked for one."""
+        if not request.compact:
+            return reply
+        blocks, tokens = self._summary_blocks(reply)
+        model = request.model or self._model
+        summary = ProviderSummary(self.wire, self._row.name, model, tuple(blocks), tokens) if blocks else None
+        return replace(reply, summary=summary)
+
+    def _summary_blocks(self, reply: Reply) -> tuple[list[dict[str, Any]], int]:
+        """Returns the blocks of the service's own summary in a reply, as they came, and their size in tokens."""
+        return [], 0
 
     def _count_body(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns what the counting endpoint takes of a request's body; None when the wire has no such endpoint."""
@@ -391,6 +409,12 @@ class HttpBackend(ABC, Closing):
     def _call(self, request: Request, *, stream: bool) -> HttpCall:
         resolved = self._resolved(request)
         profile = self._profile_for(resolved.model)
+        rules = profile.compaction if resolved.compact else None
+        if resolved.compact and rules is None:
+            raise ConfigError(
+                f"provider {profile.name!r} writes no summaries of its own on the wire {self.wire} with {resolved.model}: "
+                "leave out compact, or use strategy='tiered'"
+            )
         headers = {
             "accept": self.stream_type if stream else "application/json",
             "content-type": "application/json",
@@ -404,7 +428,13 @@ class HttpBackend(ABC, Closing):
         return HttpCall(
             profile,
             Open(
-                self._address(resolved.model or self._model, stream=stream), headers, body, self._timeout_s, self._sign
+                self._address(resolved.model or self._model, stream=stream)
+                if rules is None or rules.path is None
+                else self._beside(rules.path),
+                headers,
+                body,
+                self._timeout_s,
+                self._sign,
             ),
             lambda: self._parser(profile, resolved),
             self._idle_timeout_s,

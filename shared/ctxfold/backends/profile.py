@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ctxfold.errors import ConfigError
-from ctxfold.messages import Message, ToolCallPart
+from ctxfold.messages import Message, ProviderSummary, ToolCallPart
 from ctxfold.protocols import Request, Wire
 from ctxfold.tokens import RatioCounter, TextCounter, text_counter
 
@@ -25,6 +25,7 @@ __all__ = [
     "WIRES",
     "CacheRules",
     "CommonRules",
+    "CompactionRules",
     "ErrorRule",
     "Profile",
     "ReasoningIn",
@@ -41,6 +42,7 @@ __all__ = [
     "keeps_reasoning",
     "load_profile",
     "provider_names",
+    "provider_summary",
     "round_start",
     "thinking_fields",
     "thinks",
@@ -213,6 +215,18 @@ class TokenRules(_Row):
     cjk_tokens_per_char: float = Field(default=0.6, gt=0)
 
 
+class CompactionRules(_Row):
+    """How a service is asked for its own summary of a conversation: at `path`, where it has one for that, with `body` added.
+
+    It writes one from `min_tokens` of input on. `ask` is the user's text that ends the conversation, where one has to.
+    """
+
+    path: str | None = None
+    body: dict[str, Any] = Field(default_factory=dict)
+    min_tokens: int = Field(default=0, ge=0)
+    ask: str | None = None
+
+
 class Profile(_Row):
     """The properties of one provider; `models` overrides whole fields by prefixes of model names.
 
@@ -221,8 +235,8 @@ class Profile(_Row):
     and in `stream_path`, which is used for streams where it is set, `{model}` stands for the name of the model.
     `model_prefix` is a regular expression for what may stand before those prefixes, such as a region. `error_header` is the
     response header with the name of an error, up to a colon. `betas` maps the kinds of context edits to the beta features that
-    Anthropic wants named for them. `verified_on` is the month in which the profile was last compared
-    with its `source`.
+    Anthropic wants named for them. `compaction` is None for a service without summaries of its own. `verified_on` is the
+    month in which the profile was last compared with its `source`.
     """
 
     name: str
@@ -247,6 +261,7 @@ class Profile(_Row):
     tokens: TokenRules = TokenRules()
     cache: CacheRules = CacheRules()
     betas: dict[str, str] = Field(default_factory=dict)
+    compaction: CompactionRules | None = None
     error_header: str | None = None
     model_prefix: Pattern = ""
     models: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -459,6 +474,21 @@ def json_lines(rows: Iterable[object]) -> bytes:
     """Returns one JSON object a line with sorted keys, so that requests can be compared by their bytes."""
     text = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n" for row in rows)
     return text.encode("utf-8", "surrogatepass")
+
+
+def provider_summary(
+    profile: Profile, messages: Sequence[Message], *, model: str, refused_before: int = 0
+) -> tuple[int, list[dict[str, Any]]]:
+    """Returns the place of the summary that this model wrote on its own side, and its blocks; (-1, []) without one.
+
+    It stands for what was before it, so that only system prompts may lead it. Every other model, and one whose service has refused
+    the blocks, reads the text beside them.
+    """
+    place = next((i for i, message in enumerate(messages) if message.role != "system"), -1)
+    kept = ProviderSummary.of(messages[place]) if place >= refused_before else None
+    if kept is None or (kept.wire, kept.provider, kept.model) != (profile.wire, profile.name, model):
+        return -1, []
+    return place, [dict(block) for block in kept.blocks]
 
 
 def round_start(messages: Sequence[Message]) -> int:

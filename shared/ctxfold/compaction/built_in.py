@@ -280,6 +280,7 @@ BUILT_IN: Mapping[str, Strategy] = {
         Tiered(),
         Tiered("summarize", pruning=()),
         _TRUNCATE,
+        Tiered("provider", pruning=(), summary=SummarizeSpan("provider")),
         Tiered("clear_tools", summary=None),
         Tiered("tool_summaries", pruning=(ShowToolSummaries(),), summary=None),
         SlidingWindow(),

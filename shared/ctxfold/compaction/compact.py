@@ -19,7 +19,7 @@ from ctxfold.compaction.selection import orphaned_answers
 from ctxfold.compaction.strategy import CompactionInput, Strategy, decide, rewritten
 from ctxfold.compaction.summarize import Progress, Summary, as_message, summarize
 from ctxfold.compaction.verify import probe
-from ctxfold.effects import DetachedCall, Flow, StoreCall, off_loop
+from ctxfold.effects import Complete, Deadline, DetachedCall, Flow, StoreCall, off_loop
 from ctxfold.errors import BackendError, ConfigError, CtxError, StrategyError, SummarizationFailedError
 from ctxfold.events import (
     CompactionHeld,
@@ -34,7 +34,7 @@ from ctxfold.events import (
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Usage, user
 from ctxfold.policy import Policy
-from ctxfold.protocols import Ports, Store
+from ctxfold.protocols import Ports, Request, Store, capabilities_of
 from ctxfold.session_state import CompactionPause, OpenSession, Stage, refresh
 from ctxfold.telemetry import span
 from ctxfold.triggers import counts, depends_on_idle_time
@@ -79,7 +79,7 @@ def compact(
         if isinstance(decision, Skip):
             yield from prepare(open_session, case, strategy, write)
             return Outcome(None, decision.reason), (*events, *_pause_after(open_session, stage, case, decision))
-        imported = decision if _is_import(decision, case, ports) else None
+        imported = replace(decision, writer="model") if _is_import(decision, case, ports) else None
         if imported is not None:
             note = f"{len(decision.covered)} messages came at once: a summary by the model follows"
             decision = replace(decision, writer="extractive", reason=f"{decision.reason}; {note}")
@@ -222,7 +222,7 @@ def _is_import(plan: Plan, case: CompactionInput, ports: Ports) -> bool:
     if case.facts.occasion == "on_demand" or ports.summarizer is None or ports.tasks is None:
         return False
     large = sum(e.tokens for e in plan.covered) > IMPORT_RATIO * case.rules.budget_tokens
-    return large and plan.writer == "model" and plan.turn_id is None and plan.text is None
+    return large and plan.writer in ("model", "provider") and plan.turn_id is None and plan.text is None
 
 
 def _is_paused(open_session: OpenSession, stage: Stage) -> bool:
@@ -286,6 +286,8 @@ def _started(open_session: OpenSession, plan: Plan, *, asks_model: bool, backgro
 
 
 def _asks_model(plan: Plan, ports: Ports) -> bool:
+    if plan.writer == "provider" and capabilities_of(ports.backend).compacts_from is not None:
+        return True
     return bool(plan.covered) and plan.writer == "model" and plan.text is None and ports.summarizer is not None
 
 
@@ -295,7 +297,7 @@ def _write_and_commit(
     """Writes the summary where none was prepared, offers it to the subscriber, and commits the plan."""
     if plan.covered and summary is None:
         try:
-            summary = yield from _write_summary(open_session, ports, plan, case, progress=_progress_of(open_session))
+            plan, summary = yield from _written(open_session, ports, plan, case)
         except SummarizationFailedError as error:
             return Outcome(None, str(error), status="rejected")
     plan, summary, refused = offered(open_session.key.session, plan, summary, case, open_session.events.rewriters)
@@ -355,6 +357,86 @@ def _write_summary(
         raise SummarizationFailedError(f"{report}; the originals stay")
     # the request has to fit: a summary of verbatim lines in its place
     return (yield from _write_summary(open_session, ports, replace(plan, writer="extractive"), case))
+
+
+def _written(open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput) -> Flow[tuple[Plan, Summary]]:
+    """Returns the plan with its summary. Where the service writes none of its own, a model does, and the reason says why."""
+    problem = None
+    if plan.writer == "provider":
+        result = yield from _by_provider(open_session, ports, plan, case)
+        if isinstance(result, Summary):
+            return plan, result
+        problem = f"provider: {result}"
+        plan = replace(plan, strategy="summarize", writer="model", reason=f"{plan.reason}; {problem}")
+    summary = yield from _write_summary(open_session, ports, plan, case, progress=_progress_of(open_session))
+    return plan, summary if problem is None else replace(summary, problems=(problem, *summary.problems))
+
+
+def _by_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput) -> Flow[Summary | str]:
+    """Returns the service's own summary of the plan's span beside a text of ours, which every other model reads.
+
+    Returns the reason instead where it writes none, or one that does not help.
+    """
+    asked = _asked_of_provider(open_session, ports, plan, case)
+    if isinstance(asked, str):
+        return asked
+    effect, limit_s = Complete(asked), case.rules.summary_timeout_s
+    try:
+        reply = yield from (effect if limit_s is None else Deadline(effect, limit_s))
+    except CtxError as error:
+        return str(error)
+    usage = reply.billed or reply.usage or Usage()
+    open_session.unbooked_calls += 1
+    open_session.unbooked_usage += usage
+    if reply.summary is None:
+        return "the answer held no summary"
+    own = yield from _write_summary(open_session, ports, replace(plan, writer="extractive"), case)
+    summary = replace(own, fallback_level="provider", provided=reply.summary, calls=1, usage=usage)
+    return _too_long(plan, summary, case) or summary
+
+
+def _asked_of_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput) -> Request | str:
+    """Returns the request for the service's own summary of the plan's span, or why it is not asked for one."""
+    least = capabilities_of(ports.backend).compacts_from
+    if least is None:
+        return "this service writes no summaries of its own"
+    if plan.within or plan.turn_id is not None:
+        return "its summary would stand for all that is before it, and this one stands within the conversation"
+    limit, spent = case.rules.max_summary_calls, open_session.state.summary_calls + open_session.unbooked_calls
+    if limit is not None and spent >= limit:
+        return f"max_summary_calls is {limit}, and as many were made"
+    entries = [*case.view.system, *(e for e in plan.covered if e.message.kind != "section")]
+    size = sum(e.tokens for e in entries)
+    known = open_session.state.calibrations.get(open_session.model)
+    own_size = int(size * known.ratio) if known is not None else size  # as the service counts
+    if own_size < least:
+        return f"it summarises conversations from {least} tokens on, and this part has {own_size}"
+    if size > case.rules.context_window:
+        return f"the part to summarise has {size} tokens, and the window {case.rules.context_window}"
+    sent = open_session.sent_request
+    base = sent.request if sent is not None else Request(())
+    return Request(
+        [e.message for e in entries],
+        tools=base.tools,
+        thinking=base.thinking,
+        model=open_session.model or None,
+        unbound_before=len(entries),  # a service that binds reasoning takes the conversation without it
+        refused_before=sum(e.seq <= open_session.refused_seq for e in entries),
+        cache_key=base.cache_key,
+        compact=True,
+    )
+
+
+def _too_long(plan: Plan, summary: Summary, case: CompactionInput) -> str:
+    """Returns why the summary may not stand for the span; "" where it may."""
+    size, source_tokens = case.counter.count(as_message(summary, message_id="")), sum(e.tokens for e in plan.covered)
+    after = plan.tokens_before - source_tokens + size
+    if size >= source_tokens:
+        return f"its summary has {size} tokens, and its source {source_tokens}"
+    needed = after + case.facts.overhead_tokens
+    if case.facts.occasion == "must_fit" and needed > case.rules.budget_tokens:
+        return f"with its summary of {size} tokens the request has {needed} of {case.rules.budget_tokens}"
+    return ""
 
 
 def write_postponed(open_session: OpenSession, postponed: Postponed, ports: Ports) -> Flow[HistoryCompacted | str]:
@@ -428,5 +510,6 @@ def _accepted(
         in_ledger=0,
         archived=0,
         invented=0,
+        provided=None,
     )
     return replace(plan, covered=decision.covered, tokens_after=decision.tokens_after), changed

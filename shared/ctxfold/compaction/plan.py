@@ -14,7 +14,7 @@ from ctxfold.messages import Message
 __all__ = ["Decision", "Occasion", "Plan", "SessionFacts", "Skip", "Writer", "reason_for"]
 
 Occasion: TypeAlias = Literal["after_turn", "must_fit", "on_demand"]
-Writer: TypeAlias = Literal["model", "extractive", "note", "none"]
+Writer: TypeAlias = Literal["provider", "model", "extractive", "note", "none"]
 
 _IN_REASONS: Mapping[Occasion, str] = {
     "after_turn": "after the turn",
@@ -70,8 +70,8 @@ class Plan:
         covered: entries that the summary replaces.
         shown: stand-ins for messages, under the same ids.
         turn_id: set when the covered entries belong to an open turn.
-        writer: who writes the summary: "model" (with its fallbacks), "extractive", "note" (one line) or "none" (the entries
-            leave without a summary).
+        writer: who writes the summary: "provider" (the conversation's service, or else "model"), "model" (with its fallbacks),
+            "extractive", "note" (one line) or "none" (the entries leave without a summary).
         text: a summary that is written already.
         rewrite: a function, sync or async, that returns the new message list; the plan becomes the difference.
         within: the covered entries are live ones, and the summary takes their place among the live messages.

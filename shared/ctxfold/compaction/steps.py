@@ -297,7 +297,7 @@ class SummarizeSpan:
             return None
         before, source_tokens = case.view.tokens, sum(e.tokens for e in covered)
         after = before - source_tokens + summary_limit(source_tokens, case.rules)
-        strategy = "truncate" if self.writer == "note" else "summarize"
+        strategy = {"note": "truncate", "provider": "provider"}.get(self.writer, "summarize")
         return Plan(strategy, limits.reason, before, after, covered=covered, writer=self.writer)
 
 

@@ -32,7 +32,7 @@ from ctxfold.effects import All, Complete, Deadline, Flow, off_loop
 from ctxfold.errors import CtxError, SummarizationFailedError
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry
-from ctxfold.messages import Message, TextPart, Usage, tool_result, user
+from ctxfold.messages import Message, Part, ProviderSummary, TextPart, Usage, tool_result, user
 from ctxfold.policy import Policy
 from ctxfold.protocols import Request, TokenCounter
 
@@ -60,7 +60,8 @@ class Summary:
 
     Args:
         text: the summary.
-        fallback_level: the writer: "model", "model, tool outputs left out", "extractive", "truncate", "given" or "dropped".
+        fallback_level: the writer: "provider", "model", "model, tool outputs left out", "extractive", "truncate", "given" or
+            "dropped".
         problems: why the writers before it failed.
         kept: literals of the source that the text has.
         in_ledger: literals that its verbatim lines add.
@@ -68,6 +69,7 @@ class Summary:
         invented: literals of the text that no source has.
         calls: how often the summariser was asked.
         usage: tokens that the summariser reported.
+        provided: the provider's own summary of the span, which its model reads in place of the text; None without one.
         live: True when it was written on the live prefix, False when the model was asked so and wrote no summary, None otherwise.
     """
 
@@ -81,6 +83,7 @@ class Summary:
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
     live: bool | None = None
+    provided: ProviderSummary | None = None
 
     @property
     def rung(self) -> str:
@@ -188,7 +191,10 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
 
 def as_message(summary: Summary, *, message_id: str, role: str = "user") -> Message:
     """Returns the summary as a message, which is recognised by its kind, never by its text."""
-    message = Message(message_id, "user" if role != "system" else "system", (TextPart(summary.text),))
+    parts: tuple[Part, ...] = (TextPart(summary.text),)
+    if summary.provided is not None:
+        parts = (*parts, summary.provided.part())
+    message = Message(message_id, "user" if role != "system" else "system", parts)
     return replace(message, kind="summary")
 
 

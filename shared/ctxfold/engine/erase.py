@@ -46,7 +46,7 @@ from ctxfold.history.snapshot import OpenSlots, Slot, Snapshot, parse_snapshot, 
 from ctxfold.history.terms import sentences
 from ctxfold.history.view import Entry
 from ctxfold.inspect.explain import original_record
-from ctxfold.messages import Message
+from ctxfold.messages import Message, without_compactions
 from ctxfold.policy import Policy
 from ctxfold.protocols import Ports, Rewrite, Store
 from ctxfold.session_state import OpenSession, closing_draft, draft
@@ -96,11 +96,13 @@ class Scrub:
         default_factory=dict[str, Entry]
     )  # each message as it was last seen, not counted
 
-    def body(self, record: Record) -> Body:
+    def body(self, record: Record) -> Body:  # noqa: PLR0911 - one case for each kind of record
         """Returns the new content of the record; a Compacted that `covers` an erased message still has its old summary."""
         match record.body:
             case MessageAdded(message=message) if message.id in self.erased_ids:
                 return Erased((message.id,), message.usage)
+            case MessageAdded(message=message) if self.emptied:
+                return replace(record.body, message=without_compactions(message))
             case MessageInserted(message=message) | MessageReplaced(message=message) | Restored(message=message) if (
                 message.id in self.erased_ids
             ):

@@ -41,8 +41,8 @@ from ctxfold.errors import (
 from ctxfold.events import Appended, PromptTruncated, RulesChanged
 from ctxfold.history.calibration import observed, overflowed, was_truncated
 from ctxfold.history.edits import prompted
-from ctxfold.history.records import Compacted, Draft, MessageAdded, SessionKey
-from ctxfold.messages import Message, Role, is_final, validated
+from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
+from ctxfold.messages import Message, Role, Usage, is_final, validated
 from ctxfold.policy import check_least, resized
 from ctxfold.protocols import AsyncChunkStream, ChunkStream, Reply, Request, Store, capabilities_of
 from ctxfold.session_state import (
@@ -159,7 +159,7 @@ def ask(engine: Engine, turn_input: TurnInput) -> Flow[Reply]:
         if stored is not None:
             return Reply(stored, stored.usage, stored.finish_reason)
         reply: Reply = yield from _send_with_recovery(engine, attempt, options, Complete)
-        message = yield from _commit(engine, attempt, options, reply.message)
+        message = yield from _commit(engine, attempt, options, reply.message, reply.billed)
     except GeneratorExit:
         raise
     except BaseException:
@@ -216,7 +216,7 @@ def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
     if reply.stored is not None:
         return Reply(reply.stored, reply.stored.usage, reply.stored.finish_reason)
     whole = reply.fold.close()
-    message = yield from _commit(engine, reply.attempt, reply.options, whole.message)
+    message = yield from _commit(engine, reply.attempt, reply.options, whole.message, whole.billed)
     reply.attempt.leave()
     return whole if message == whole.message else replace(whole, message=message)
 
@@ -493,11 +493,13 @@ def _learn_limit(engine: Engine, attempt: TurnAttempt, options: Options, error: 
 # 4. commit
 
 
-def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Message) -> Flow[Message]:
+def _commit(
+    engine: Engine, attempt: TurnAttempt, options: Options, reply: Message, billed: Usage | None = None
+) -> Flow[Message]:
     """Stores the reply; without tool calls it closes the turn, and the triggers are asked. Returns the reply as it is stored.
 
     A reply whose id the session has gets a new one. Raises TurnClosedError when somebody has closed the turn meanwhile: the
-    reply is not part of the conversation then.
+    reply is not part of the conversation then. `billed` is what the service spent in all, with a summary on its own side.
     """
     open_session, turn_id, ports = attempt.open_session, attempt.turn_id, engine.ports
     if (yield from StoreCall(Store.find, open_session.key, (f"m:{reply.id}",))):
@@ -507,6 +509,9 @@ def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Messa
     drafts = [draft(ports, MessageAdded(reply), turn_id=turn_id, record_id=f"m:{reply.id}")]
     if ends:
         drafts.append(closing_draft(ports, turn_id, "completed"))
+    if billed is not None:
+        own = billed - (reply.usage or Usage())
+        drafts.append(draft(ports, OutputsSummarised((), usage=own)))
     drafts += _calibration_drafts(engine, open_session, turn_id, reply)
     check_open(open_session, turn_id)
     try:

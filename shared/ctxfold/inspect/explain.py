@@ -16,7 +16,7 @@ from ctxfold.history.sections import section_note
 from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.view import Entry
 from ctxfold.inspect.html import window_html
-from ctxfold.messages import Message
+from ctxfold.messages import Message, ProviderSummary
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession, known_records
 from ctxfold.validation import kind_of
@@ -308,6 +308,11 @@ def _made_from(entry: Entry, record: Record | None) -> str:
 def _why(entry: Entry, pinned: bool) -> str:
     if pinned:
         return "pinned"
+    if (provided := ProviderSummary.of(entry.message)) is not None:
+        return (
+            f"stands for compacted messages; {provided.provider} wrote a summary of its own, which {provided.model} reads in place "
+            "of this text"
+        )
     if entry.message.kind == "summary":
         return "stands for compacted messages"
     if (note := section_note(entry.message)) is not None:

@@ -58,6 +58,13 @@ def reply(body: Body, *, count: Callable[[str], int], room: int | None, thinking
     return Scripted(content=cut, reasoning=why if thinking else "", finish_reason="stop" if cut == text else "length")
 
 
+def own_summary(body: Body, *, count: Callable[[str], int]) -> str:
+    """Returns the summary that a service writes of a request's messages on its own side."""
+    asked: Message = {"role": "user", "content": "Summarise the conversation above."}
+    transcript = to_summarise([*messages_of(body), asked]) or []
+    return lookup.summarise(transcript, limit_tokens=_DEFAULT_SUMMARY_TOKENS, count=count) or "Nothing to report."
+
+
 def messages_of(body: Body) -> list[Message]:
     """The request's messages."""
     return [as_mapping(message) for message in as_list(body.get("messages"))]

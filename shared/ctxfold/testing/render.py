@@ -17,13 +17,20 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A reply with what the server adds to it."""
+    """A reply with what the server adds to it.
+
+    `summary` is the text of the server's own compaction, "" without one; with `alone` it is the whole reply.
+    """
 
     reply: Scripted
     id: str
     created: int
     model: str
     usage: Mapping[str, Any]
+    summary: str = ""
+    alone: bool = False
+    summary_tokens: tuple[int, int] = (0, 0)  # read and written for it
+    told: tuple[str, ...] = ()  # the user's own messages before it
 
     def calls(self) -> list[dict[str, Any]]:
         """The tool calls, each with an id."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
@@ -44,6 +44,14 @@ class ServedWire(ABC):
     @abstractmethod
     def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
         """Returns the error that the request earns; `produced` maps the ids of calls to the reasoning they were sent with."""
+
+    def compaction(self, asked: Asked, prompt_tokens: int) -> Literal["alone", "beside"] | None:
+        """Returns whether the request gets the server's own summary of its messages, in place of a reply or beside it."""
+        return None
+
+    def without_compaction(self, asked: Asked) -> ErrorReply | None:
+        """Returns the error of a server that does not compact, for a request that asks for it."""
+        return None
 
     @abstractmethod
     def whole(self, completion: render.Completion) -> bytes:

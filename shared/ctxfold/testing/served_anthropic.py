@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
-from typing import Any
+from typing import Any, Literal
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
@@ -40,6 +40,11 @@ _TYPES = {
 _FINISH = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 _CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]+")
+_COMPACT = "compact_20260112"
+_COMPACT_BETA = "compact-2026-01-12"
+_LEAST_TRIGGER = 50_000
+_DEFAULT_TRIGGER = 150_000
+_COMPACTION = frozenset({"type", "content", "encrypted_content", "signature", "tool_changes", "cache_control"})
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 _KNOWN = {
     "user": frozenset({"document", "image", "search_result", "text", "tool_reference", "tool_result"}),
@@ -63,7 +68,7 @@ class Messages(ServedWire):
         body = asked.body
         system = "\n\n".join(_texts(body.get("system")))
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-        for row in _rows(body):
+        for row in _since_compaction(_rows(body)):
             messages += _chat_messages(row)
         tools = [as_mapping(tool) for tool in as_list(body.get("tools"))]
         chat: dict[str, Any] = {
@@ -82,25 +87,47 @@ class Messages(ServedWire):
         if strict is None:
             return None
         body, rows = asked.body, _rows(asked.body)
-        message = _parameters(body) or _turns(rows) or _blocks(rows) or _pairs(rows)
+        message = _parameters(body) or _compactions(asked, rows) or _turns(rows) or _blocks(rows) or _pairs(rows)
         message = message or _marks(body, rows) or _thinking(body, rows, produced)
         return api_error(400, message) if message else None
+
+    def compaction(self, asked: Asked, prompt_tokens: int) -> Literal["alone", "beside"] | None:
+        edit = _edit(asked.body)
+        if edit is None or prompt_tokens < int(as_mapping(edit.get("trigger")).get("value") or _DEFAULT_TRIGGER):
+            return None
+        return "alone" if edit.get("pause_after_compaction") is True else "beside"
+
+    def without_compaction(self, asked: Asked) -> ErrorReply | None:
+        if _edit(asked.body) is None:
+            return None
+        known = "'clear_thinking_20251015', 'clear_tool_uses_20250919'"
+        return api_error(
+            400,
+            f"context_management.edits.0: Input tag '{_COMPACT}' found using 'type' does not match any of the expected tags: "
+            f"{known}",
+        )
 
     def whole(self, completion: render.Completion) -> bytes:
         content: list[dict[str, Any]] = []
         reply = completion.reply
+        if completion.summary:
+            content.append({"type": "compaction", "content": completion.summary})
+        if completion.alone:
+            message = _message(completion, _managed_usage(completion))
+            return render.encode({**message, "content": content, "stop_reason": "compaction"})
         if reply.reasoning:
             thinking = {"thinking": reply.reasoning, "signature": signature(reply.reasoning)}
             content.append({"type": "thinking", **thinking})
         if reply.content:
             content.append({"type": "text", "text": reply.content})
         content += [{**_use(call), "input": _object(call["function"]["arguments"])} for call in completion.calls()]
-        message = _message(completion, _usage(completion.usage))
+        message = _message(completion, _managed_usage(completion))
         return render.encode({**message, "content": content, "stop_reason": _finish(completion)})
 
     def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
-        usage = _usage(completion.usage)
-        counted = {name: usage.pop(name) for name in ("output_tokens", "output_tokens_details")}
+        usage = _managed_usage(completion)
+        late = ("output_tokens", "output_tokens_details", "iterations")
+        counted = {name: usage.pop(name) for name in late if name in usage}
         message = _message(completion, {**usage, "output_tokens": 1})
         yield _event("message_start", message=message)
         yield _event("ping")
@@ -157,6 +184,11 @@ def _message(completion: render.Completion, usage: Mapping[str, Any]) -> dict[st
 def _streamed(completion: render.Completion) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Yields the start of each block and its deltas."""
     reply = completion.reply
+    if completion.summary:
+        summary = {"type": "compaction_delta", "content": completion.summary}
+        yield {"type": "compaction", "content": None}, [summary]
+    if completion.alone:
+        return
     if reply.reasoning:
         thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in render.pieces(reply.reasoning, None)]
         signed = {"type": "signature_delta", "signature": signature(reply.reasoning)}
@@ -185,8 +217,21 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _finish(completion: render.Completion) -> str:
-    finish = completion.reply.finish
+    finish = "compaction" if completion.alone else completion.reply.finish
     return _FINISH.get(finish, finish)
+
+
+def _managed_usage(completion: render.Completion) -> dict[str, Any]:
+    """Returns the usage of a reply; with a summary, that of its last iteration, and all iterations beside it."""
+    usage = _usage(completion.usage)
+    if not completion.summary:
+        return usage
+    read, written = completion.summary_tokens
+    iterations = [{"type": "compaction", "input_tokens": read, "output_tokens": written}]
+    if completion.alone:
+        return {**dict.fromkeys(usage, 0), "output_tokens_details": {"thinking_tokens": 0}, "iterations": iterations}
+    last = {name: value for name, value in usage.items() if name != "output_tokens_details"} | {"input_tokens": written}
+    return {**usage, "input_tokens": written, "iterations": [*iterations, {"type": "message", **last}]}
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,6 +276,9 @@ def _function(tool: Block) -> dict[str, Any]:
 
 def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if row.get("role") == "assistant":
+        summary = "".join(str(block["content"]) for block in _of(row, "compaction") if block.get("content"))
+        if summary:
+            yield {"role": "assistant", "content": summary}
         message: dict[str, Any] = {"role": "assistant", "content": "".join(_texts(row.get("content")))}
         thoughts = "".join(str(block.get("thinking") or "") for block in _of(row, "thinking"))
         if thoughts:
@@ -289,6 +337,38 @@ def _parameters(body: Body) -> str | None:
     return None
 
 
+def _edit(body: Body) -> Mapping[str, Any] | None:
+    """Returns the compaction that a request asks for."""
+    edits = map(as_mapping, as_list(as_mapping(body.get("context_management")).get("edits")))
+    return next((edit for edit in edits if edit.get("type") == _COMPACT), None)
+
+
+def _since_compaction(rows: Rows) -> Rows:
+    """Returns the rows from the newest compaction on: what stands before it is not read any more."""
+    compacted = (i for i, row in enumerate(rows) if any(block.get("content") for block in _of(row, "compaction")))
+    return rows[max(compacted, default=0) :]
+
+
+def _compactions(asked: Asked, rows: Rows) -> str | None:
+    """Compaction is a beta feature that a header names, and its blocks go back as they came."""
+    blocks = [(i, place, b) for i, row in enumerate(rows) for place, b in enumerate(_content(row.get("content")))]
+    blocks = [(i, place, b) for i, place, b in blocks if b.get("type") == "compaction"]
+    edit, named = _edit(asked.body), asked.headers.get("anthropic-beta", "").split(",")
+    if (blocks or edit is not None) and _COMPACT_BETA not in named:
+        where = "context_management" if edit is not None else f"messages.{blocks[0][0]}.content.{blocks[0][1]}"
+        return f"{where}: Extra inputs are not permitted"
+    for index, place, block in blocks:
+        where = f"messages.{index}.content.{place}.compaction"
+        if block.get("content") is not None and not isinstance(block["content"], str):
+            return f"{where}.content: Input should be a valid string"
+        if unknown := sorted(block.keys() - _COMPACTION):
+            return f"{where}.{unknown[0]}: Extra inputs are not permitted"
+    trigger = as_mapping(None if edit is None else edit.get("trigger"))
+    if trigger and (trigger.get("type") != "input_tokens" or int(trigger.get("value") or 0) < _LEAST_TRIGGER):
+        return f"context_management.edits.0.trigger.value: Input should be greater than or equal to {_LEAST_TRIGGER}"
+    return None
+
+
 def _turns(rows: Rows) -> str | None:
     if not rows:
         return "messages: at least one message is required"
@@ -298,7 +378,8 @@ def _turns(rows: Rows) -> str | None:
                 f'messages: Unexpected role "{row.get("role")}". The Messages API accepts a top-level `system` parameter, '
                 'not "system" as an input message role.'
             )
-    if rows[0].get("role") != "user":
+    begins = _content(rows[0].get("content"))[:1]
+    if rows[0].get("role") != "user" and not (begins and begins[0].get("type") == "compaction"):
         return 'messages: first message must use the "user" role'
     for row, following in pairwise(rows):
         if row.get("role") == following.get("role"):

@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
@@ -26,8 +26,13 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "function_call": frozenset({"type", "id", "call_id", "name", "arguments", "status", "namespace"}),
     "function_call_output": frozenset({"type", "id", "call_id", "output", "status"}),
     "reasoning": frozenset({"type", "id", "summary", "content", "encrypted_content", "status"}),
+    "compaction": frozenset({"type", "id", "encrypted_content", "created_by"}),
 }
+_COMPACT = frozenset({"model", "input", "instructions", "previous_response_id", "prompt_cache_key"})
+_LEAST_THRESHOLD = 1_000
+_COMPACT_PATH = "/responses/compact"
 _FOREIGN = ("messages", "max_tokens", "max_completion_tokens", "stop", "stream_options", "reasoning_effort")
+_SUMMARY = "compaction:"  # begins what is sealed in a compaction, so that sealed reasoning is none
 _NOT_STORED = (
     "Items are not persisted when `store` is set to false. Try again with `store` set to true, or remove this item "
     "from your input."
@@ -59,15 +64,19 @@ class Responses(ServedWire):
     """The Responses API; any `strict` makes it check requests."""
 
     def serves(self, path: str) -> bool:
-        return path.endswith("/responses")
+        return path.endswith(("/responses", _COMPACT_PATH))
 
     def chat_body(self, asked: Asked) -> dict[str, Any]:
         body = asked.body
         messages: list[dict[str, Any]] = []
         if body.get("instructions"):
             messages.append({"role": "system", "content": body["instructions"]})
-        for item in _items(body):
-            _add_message(messages, item)
+        items = _items(body)
+        # what stands before a compaction is not read any more, the user's own messages behind which it stands aside
+        newest = max((i for i, item in enumerate(items) if item.get("type") == "compaction"), default=0)
+        for index, item in enumerate(items):
+            if index >= newest or (item.get("type") == "message" and item.get("role") != "assistant"):
+                _add_message(messages, item)
         tools = [as_mapping(tool) for tool in as_list(body.get("tools"))]
         chat: dict[str, Any] = {
             "model": body.get("model"),
@@ -94,12 +103,36 @@ class Responses(ServedWire):
             return api_error(400, "One of 'input' or 'previous_response_id' must be provided.", param="input")
         refused = _sealed(items, stored=body.get("store") is not False)
         message = refused or _parameters(body, items) or _reasoning(items) or _pairs(items)
+        message = message or (_only_compacts(body) if asked.path.endswith(_COMPACT_PATH) else _managed(body))
         if message is None or isinstance(message, ErrorReply):
             return message
         return api_error(400, message, param="input")
 
+    def compaction(self, asked: Asked, prompt_tokens: int) -> Literal["alone", "beside"] | None:
+        if asked.path.endswith(_COMPACT_PATH):
+            return "alone"
+        thresholds = [as_mapping(one).get("compact_threshold") for one in as_list(asked.body.get("context_management"))]
+        return "beside" if any(isinstance(t, int) and prompt_tokens >= t for t in thresholds) else None
+
+    def without_compaction(self, asked: Asked) -> ErrorReply | None:
+        if asked.path.endswith(_COMPACT_PATH):
+            return api_error(404, f"Invalid URL (POST {asked.path})")
+        return (
+            api_error(400, "Unknown parameter: 'context_management'.") if "context_management" in asked.body else None
+        )
+
     def whole(self, completion: render.Completion) -> bytes:
-        return render.encode(_response(completion, _output(completion)))
+        if not completion.alone:
+            return render.encode(_response(completion, _output(completion)))
+        read, written = completion.summary_tokens
+        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        told = [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+            for text in completion.told
+        ]
+        identity, output = _reply_id(completion), [*told, _compaction(completion)]
+        body = {"id": f"resp_{identity}", "object": "response.compaction", "created_at": completion.created}
+        return render.encode({**body, "output": output, "usage": _usage(usage)})
 
     def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
         events = list(_events(completion))
@@ -154,7 +187,12 @@ def _output(completion: render.Completion) -> list[dict[str, Any]]:
                 "arguments": function["arguments"],
             }
         )
-    return items
+    return [*items, _compaction(completion)] if completion.summary else items
+
+
+def _compaction(completion: render.Completion) -> dict[str, Any]:
+    sealed = sealed_reasoning(f"{_SUMMARY}{completion.summary}")
+    return {"id": f"cmp_{_reply_id(completion)}", "type": "compaction", "encrypted_content": sealed}
 
 
 def _response(completion: render.Completion, output: Sequence[Item] | None) -> dict[str, Any]:
@@ -270,6 +308,11 @@ def _add_message(messages: list[dict[str, Any]], item: Item) -> None:
         role = "system" if item.get("role") == "developer" else item.get("role")
         messages.append({"role": role, "content": _text(item.get("content"))})
         return
+    if kind == "compaction":
+        messages.append(
+            {"role": "assistant", "content": (_opened(item.get("encrypted_content")) or "").removeprefix(_SUMMARY)}
+        )
+        return
     if not messages or messages[-1]["role"] != "assistant" or kind == "reasoning":
         messages.append({"role": "assistant", "content": ""})
     last = messages[-1]
@@ -314,7 +357,11 @@ def _parameters(body: Mapping[str, Any], items: Sequence[Item]) -> str | None:
 
 def _sealed(items: Sequence[Item], *, stored: bool) -> ErrorReply | None:
     """Returns the error of reasoning that came without its encrypted content, or with another's."""
-    for item in items:
+    for index, item in enumerate(items):
+        if item.get("type") == "compaction" and not isinstance(item.get("encrypted_content"), str):
+            return api_error(400, f"Missing required parameter: 'input[{index}].encrypted_content'.")
+        if item.get("type") == "compaction" and not (_opened(item["encrypted_content"]) or "").startswith(_SUMMARY):
+            return _unverified(item)
         if item.get("type") != "reasoning" or item.get("content"):
             continue
         if not item.get("encrypted_content"):
@@ -323,9 +370,29 @@ def _sealed(items: Sequence[Item], *, stored: bool) -> ErrorReply | None:
                 missing += f" {_NOT_STORED}"
             return api_error(404, missing, param="input")
         if _opened(item["encrypted_content"]) is None:
-            shown = str(item["encrypted_content"])[:12]
-            message = f"The encrypted content {shown}... could not be verified. Reason: {_UNREADABLE}"
-            return api_error(400, message, code="invalid_encrypted_content")
+            return _unverified(item)
+    return None
+
+
+def _unverified(item: Item) -> ErrorReply:
+    shown = str(item["encrypted_content"])[:12]
+    message = f"The encrypted content {shown}... could not be verified. Reason: {_UNREADABLE}"
+    return api_error(400, message, code="invalid_encrypted_content")
+
+
+def _only_compacts(body: Mapping[str, Any]) -> str | None:
+    unknown = sorted(body.keys() - _COMPACT)
+    return f"Unknown parameter: '{unknown[0]}'." if unknown else None
+
+
+def _managed(body: Mapping[str, Any]) -> str | None:
+    """Returns the error of a compaction that a request asks for beside its reply."""
+    for index, one in enumerate(map(as_mapping, as_list(body.get("context_management")))):
+        if one.get("type") != "compaction":
+            return f"Invalid value: '{one.get('type')}'. Supported values are: 'compaction'."
+        threshold = one.get("compact_threshold")
+        if not isinstance(threshold, int) or threshold < _LEAST_THRESHOLD:
+            return f"Invalid 'context_management[{index}].compact_threshold': integer below minimum value."
     return None
 
 

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, cast, get_args
 
@@ -64,7 +64,8 @@ class ModelServer:
     `model="lookup"` answers from the messages of each request alone; `script=` plays a list, or asks a function of the request's
     body in the form of chat completions, whatever wire format it came in. `requests` keeps the bodies as they came. `strict` adds
     what that provider refuses, or, with "alternating", a template that wants user and assistant to take turns; `context_window`
-    is in tokens. Attributes may be read from any thread.
+    is in tokens. Attributes may be read from any thread. The server writes summaries of its own where a wire has them, unless
+    `compacts` is set to False: then it refuses to be asked.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class ModelServer:
         self.context_window = context_window
         self.strict: Strict | None = strict
         self.cancelled = 0
+        self.compacts = True
         self._player = None if script is None else ScriptPlayer(script)
         self._reasoning = reasoning
         self._counter = counter
@@ -284,9 +286,10 @@ class ModelServer:
             return await self._send(wire.error(api_error(400, "The request body is not a JSON object.")), writer)
         asked = Asked(request.path, request.headers, body)
         try:
-            refused = wire.refusal(asked, self.strict, self._produced)
+            refused = None if self.compacts else wire.without_compaction(asked)
+            refused = refused or wire.refusal(asked, self.strict, self._produced)
             chat = wire.chat_body(asked) if refused is None else {}
-            reply, prompt = self._reply(chat) if refused is None else (refused, Prompt("", (), ()))
+            reply, prompt = self._reply(wire, asked, chat) if refused is None else (refused, Prompt("", (), ()))
         except Exception as error:  # noqa: BLE001  # what this server cannot digest is the client's to see
             return await self._send(wire.error(api_error(500, f"{type(error).__name__}: {error}")), writer)
         match reply:
@@ -295,14 +298,26 @@ class ModelServer:
             case RawReply():
                 return await self._play(reply, writer)
             case Scripted():
-                completion = await self._completion(reply, prompt, chat)
+                completion = self._compacted(wire, asked, await self._completion(reply, prompt, chat), prompt, chat)
                 if chat.get("stream"):
                     return await self._stream(wire, completion, asked, writer)
                 writer.write(http.plain(200, wire.whole(completion)))
                 await writer.drain()
                 return True
 
-    def _reply(self, body: Body) -> tuple[Reply, Prompt]:
+    def _compacted(
+        self, wire: ServedWire, asked: Asked, completion: render.Completion, prompt: Prompt, chat: Body
+    ) -> render.Completion:
+        """Returns the reply with the server's own summary, where the request asks for one."""
+        mode = wire.compaction(asked, prompt.total)
+        if mode is None:
+            return completion
+        summary = model.own_summary(chat, count=self._meter.text)
+        spent = prompt.total, self._meter.text(summary)
+        told = tuple(str(one.get("content") or "") for one in model.messages_of(chat) if one.get("role") == "user")
+        return replace(completion, summary=summary, alone=mode == "alone", summary_tokens=spent, told=told)
+
+    def _reply(self, wire: ServedWire, asked: Asked, body: Body) -> tuple[Reply, Prompt]:
         """Returns the model's reply, or the error that a request gets which does not fit."""
         prompt = self._meter.prompt(body)
         wanted = int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
@@ -311,6 +326,8 @@ class ModelServer:
             message = overflow_message(window, prompt.total, wanted)
             code = "invalid_request_error" if self.strict == "deepseek" else "context_length_exceeded"
             return api_error(400, message, param="messages", code=code), prompt
+        if wire.compaction(asked, prompt.total) == "alone":
+            return Scripted(""), prompt
         played = None if self._player is None else self._player.reply(body)
         if played is not None:
             return played, prompt

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.backends.anthropic.parse import MessagesParser
-from ctxfold.backends.anthropic.request import canonical_lines, project, request_body
+from ctxfold.backends.anthropic.request import canonical_lines, compacts, project, request_body
 from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.backends.profile import Profile
+from ctxfold.backends.profile import Profile, counter_for
 from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.backends.transport import Parser
 from ctxfold.messages import Message
-from ctxfold.protocols import ContextBackend, Request
+from ctxfold.protocols import ContextBackend, Reply, Request
 
 __all__ = ["AnthropicBackend"]
 
 BETA = "anthropic-beta"
+COMPACT = "compact_20260112"
 
 _COUNTED = frozenset({"messages", "model", "system", "thinking", "tool_choice", "tools"})
 
@@ -50,14 +51,22 @@ class AnthropicBackend(HttpBackend):
     def _count_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in body.items() if name in _COUNTED}
 
+    def _summary_blocks(self, reply: Reply) -> tuple[list[dict[str, Any]], int]:
+        """Returns the compaction block of a reply; none where the service has not compacted, or failed to."""
+        blocks = [block for block in as_dicts(as_dict(reply.raw).get("content")) if compacts(block)]
+        counter = counter_for(self.profile)
+        return blocks, sum(counter.count(as_text(block["content"])) for block in blocks)
+
     def _parser(self, profile: Profile, request: Request) -> Parser:
         return MessagesParser(profile, hide=self._hide)
 
     def _headers_for(self, profile: Profile, body: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Returns the header that names the beta features which the edits of `context_management` belong to."""
-        edits = as_dicts(as_dict(body.get("context_management")).get("edits"))
+        """Returns the header that names the beta features of the edits of `context_management`, and of compaction blocks."""
+        kinds = [as_text(edit.get("type")) for edit in as_dicts(as_dict(body.get("context_management")).get("edits"))]
+        if any(block.get("type") == "compaction" for row in body["messages"] for block in row["content"]):
+            kinds.append(COMPACT)  # its blocks are known under the same name
         known = [name for name in headers.get(BETA, "").split(",") if name]
-        needed = [profile.betas[kind] for edit in edits if (kind := as_text(edit.get("type"))) in profile.betas]
+        needed = [profile.betas[kind] for kind in kinds if kind in profile.betas]
         return {BETA: ",".join(dict.fromkeys([*known, *needed]))} if needed else {}
 
 

@@ -16,6 +16,7 @@ from ctxfold.backends.profile import (
     check_extra,
     json_lines,
     keeps_reasoning,
+    provider_summary,
     round_start,
     thinking_fields,
     tool_choice,
@@ -24,7 +25,7 @@ from ctxfold.backends.profile import (
 )
 from ctxfold.errors import ConfigError
 from ctxfold.history.alternation import NOBODY_ASKED
-from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
+from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec, user
 from ctxfold.protocols import Request
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Projected",
     "call_id",
     "canonical_lines",
+    "compacts",
     "data_url",
     "fitting_thinking",
     "mark_stable",
@@ -133,10 +135,14 @@ class Projected:
 def project(
     profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int = 0, refused_before: int = 0
 ) -> Projected:
-    """Projects messages: leading system messages separate, later ones as the user's, one row per run of a role."""
+    """Projects messages: leading system messages separate, later ones as the user's, one row per run of a role.
+
+    Where the service has compacted the conversation, what stands before its newest compaction block is left out.
+    """
     start = round_start(messages)
     result = Projected()
     leading = True
+    place, provided = provider_summary(profile, messages, model=model, refused_before=refused_before)
     for index, message in enumerate(messages):
         leading = leading and message.role == "system"
         keeps = keeps_reasoning(
@@ -144,12 +150,24 @@ def project(
         )
         own = message.model in (None, model)
         blocks = message_blocks(message, reasoning=keeps and index >= refused_before, extras=own)
+        if index == place:
+            blocks = provided
+        if any(map(compacts, blocks)):
+            result.rows.clear()
+            result.blocks[:] = [
+                own if m.role == "system" else [] for m, own in zip(messages, result.blocks, strict=False)
+            ]
         result.blocks.append(blocks)
         if leading:
             result.system.extend(blocks)
         elif blocks:
-            _add(result.rows, "assistant" if message.role == "assistant" else "user", blocks)
+            _add(result.rows, "assistant" if message.role == "assistant" or index == place else "user", blocks)
     return result
+
+
+def compacts(block: Mapping[str, Any]) -> bool:
+    """Returns True for a compaction block that stands for what was before it; one without a summary does not."""
+    return block.get("type") == "compaction" and bool(block.get("content"))
 
 
 def _add(rows: list[dict[str, Any]], role: str, blocks: list[ContentBlock]) -> None:
@@ -272,9 +290,11 @@ _CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "required": "any"
 def request_body(profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
     """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
     check_extra(request, _RESERVED)
+    rules = profile.compaction if request.compact else None
+    ask = [user(rules.ask, id="compact")] if rules is not None and rules.ask else []
     projected = project(
         profile,
-        request.messages,
+        [*request.messages, *ask],
         model=model,
         unbound_before=request.unbound_before,
         refused_before=request.refused_before,
@@ -309,11 +329,12 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
         body |= profile.request.extra_body_with_tools
     body |= thinking_fields(profile, request.thinking)
     body |= request.extra
+    body |= rules.body if rules is not None else {}
     return _within(without_refused(profile, body, request.thinking))
 
 
 def _begin_with_user(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if not rows or rows[0]["role"] == "user":
+    if not rows or rows[0]["role"] == "user" or compacts(rows[0]["content"][0]):
         return rows
     return [{"role": "user", "content": [{"type": "text", "text": NOBODY_ASKED}]}, *rows]
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.backends.openai_responses.items import Item
 from ctxfold.backends.openai_responses.parse import ResponsesParser
 from ctxfold.backends.openai_responses.request import canonical_lines, project, request_body
-from ctxfold.backends.profile import Profile
+from ctxfold.backends.profile import Profile, counter_for
+from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.backends.transport import Parser
 from ctxfold.messages import Message
-from ctxfold.protocols import ContextBackend, Request
+from ctxfold.protocols import ContextBackend, Reply, Request
+from ctxfold.tokens import MESSAGE_OVERHEAD_TOKENS
 
 __all__ = ["OpenAIResponsesBackend"]
 
@@ -47,8 +51,25 @@ class OpenAIResponsesBackend(HttpBackend):
         name = request.model or self.model
         return canonical_lines(self._profile_for(name), request, model=name)
 
+    def _summary_blocks(self, reply: Reply) -> tuple[list[dict[str, Any]], int]:
+        """Returns the output of a compaction, which keeps user messages as they were, and ends with the compaction item."""
+        items = as_dicts(as_dict(reply.raw).get("output"))
+        if not items or items[-1].get("type") != "compaction" or not items[-1].get("encrypted_content"):
+            return [], 0
+        sealed = reply.usage.output_tokens if reply.usage else len(items[-1]["encrypted_content"]) // 4
+        counter = counter_for(self.profile)
+        told = sum(MESSAGE_OVERHEAD_TOKENS + counter.count(_told(item)) for item in items[:-1])
+        return items, sealed + told
+
     def _parser(self, profile: Profile, request: Request) -> Parser:
         return ResponsesParser(profile, hide=self._hide)
+
+
+def _told(item: Item) -> str:
+    """Returns the text of a message, and of other items their JSON."""
+    parts = as_dicts(item.get("content"))
+    plain = parts and all("text" in part for part in parts)
+    return "".join(as_text(part["text"]) for part in parts) if plain else json.dumps(item, ensure_ascii=False)
 
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from ctxfold.backends.profile import (
     check_extra,
     json_lines,
     keeps_reasoning,
+    provider_summary,
     round_start,
     thinking_fields,
     tool_choice,
@@ -44,6 +45,8 @@ _STORED = ("conversation", "previous_response_id")
 def request_body(profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
     """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
     check_extra(request, _RESERVED)
+    if request.compact:
+        return _compact_body(profile, request, model=model)
     stored = any(request.extra.get(name) is not None for name in _STORED)
     messages = _since_last_reply(request.messages) if stored else request.messages
     refused = 0 if stored else request.refused_before
@@ -74,6 +77,13 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     body |= thinking_fields(profile, request.thinking)
     body |= {name: value for name, value in request.extra.items() if name not in ("include", "tools")}
     return without_refused(profile, body, request.thinking)
+
+
+def _compact_body(profile: Profile, request: Request, *, model: str) -> dict[str, Any]:
+    """Returns the body of a request for the service's own summary, which takes neither tools nor settings of a reply."""
+    projected = project(profile, request.messages, model=model, refused_before=request.refused_before)
+    body: dict[str, Any] = {"model": model, "input": projected.items}
+    return {**body, "instructions": projected.instructions} if projected.instructions else body
 
 
 def _since_last_reply(messages: Sequence[Message]) -> list[Message]:
@@ -140,16 +150,23 @@ def project(
     texts: list[str] = []
     runs: list[list[Item]] = []
     leading = True
-    for message in alternating(sent) if rules.alternating_roles and joined else sent:
+    shown = alternating(sent) if rules.alternating_roles and joined else sent
+    place, provided = provider_summary(profile, shown, model=model, refused_before=refused_before)
+    whole = -1
+    for index, message in enumerate(shown):
+        if index == place:
+            whole = len(runs)
+            runs.append(provided)
+            leading = False
+            continue
         leading = leading and message.role == "system"
         if leading and rules.instructions:
             texts.append(message.text)
             continue
         role = "user" if message.role == "system" and rules.system_leads and not leading else message.role
-        shown = message.with_role(role)
         wrapped = rules.malformed_arguments == "wrapped"
-        runs.append(message_items(shown, system_role=rules.system_role, wrapped=wrapped, store=store))
-    return Projected("\n\n".join(text for text in texts if text), _since_compaction(runs))
+        runs.append(message_items(message.with_role(role), system_role=rules.system_role, wrapped=wrapped, store=store))
+    return Projected("\n\n".join(text for text in texts if text), _since_compaction(runs, whole))
 
 
 def _for_model(message: Message, model: str, *, keeps: bool, refused: bool) -> Message:
@@ -170,17 +187,17 @@ def _unbound(part: Part) -> Part:
     return replace(part, extra=json.dumps({KEY: {**fields, "after": ""}}, ensure_ascii=False))
 
 
-def _since_compaction(runs: Sequence[list[Item]]) -> list[Item]:
+def _since_compaction(runs: Sequence[list[Item]], whole: int) -> list[Item]:
     """Returns the items from the newest compaction item on, which stands for those before it.
 
     System prompts stay, as the compaction does not hold them. A reply that has calls before its compaction item stays whole,
-    because their results follow it.
+    because their results follow it; so does the run at `whole`, which was asked for.
     """
     newest = max((n for n, run in enumerate(runs) if any(_compacts(item) for item in run)), default=None)
     if newest is None:
         return [item for run in runs for item in run]
     run = runs[newest]
-    place = max(n for n, item in enumerate(run) if _compacts(item))
+    place = 0 if newest == whole else max(n for n, item in enumerate(run) if _compacts(item))
     if any(item.get("type") == "function_call" for item in run[:place]):
         place = 0
     system = [item for earlier in runs[:newest] for item in earlier if item.get("role") in ("system", "developer")]
