@@ -1307,6 +1307,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "backends/http_backend.py",
+        (
+            "a_key_that_a_service_quotes_stays_in_its_error",
+            "            text = text.replace(secret, HIDDEN)\n",
+            "            pass\n",
+            "wire/test_secrets.py::test_no_credential_shows_on_any_wire",
+        ),
+    ),
+    *_of(
         "backends/openai_responses/parse.py",
         (
             "the_stub_of_encrypted_reasoning_goes_back",

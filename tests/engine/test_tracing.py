@@ -12,9 +12,6 @@ import pytest
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ctxfold import (
     AgentContext,
@@ -33,19 +30,14 @@ from ctxfold import (
 from ctxfold.testing import ModelServer
 from tests.support.driven import Driven, call, scripted, turns
 from tests.support.postgres_schema import fresh_schema
-
-_exporter = InMemorySpanExporter()
+from tests.support.spans import collected_spans
 
 
 @pytest.fixture
 def spans() -> Iterator[Callable[[], list[Any]]]:
-    if not isinstance(trace.get_tracer_provider(), TracerProvider):
-        provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(_exporter))
-        trace.set_tracer_provider(provider)  # can be set once per process
-    _exporter.clear()
-    yield lambda: list(_exporter.get_finished_spans())
-    _exporter.clear()
+    exporter = collected_spans()
+    yield lambda: list(exporter.get_finished_spans())
+    exporter.clear()
 
 
 USAGE = Usage(12, 3, 4)
