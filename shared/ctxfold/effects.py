@@ -525,7 +525,7 @@ class Complete(Effect[Reply]):
     def _span(self, backend: ContextBackend) -> AbstractContextManager[Noted]:
         return request_span(
             self.request,
-            backend.model,
+            backend,
             "summarize" if self.summarizer else "compact" if self.request.compact else "chat",
         )
 
@@ -552,11 +552,11 @@ class OpenStream(Effect["ChunkStream | AsyncChunkStream"]):
 
     def perform(self, ports: Ports) -> ChunkStream:
         backend = _need(ports.backend)
-        return traced(backend.open_stream, self.request, backend.model)
+        return traced(backend.open_stream, self.request, backend)
 
     async def aperform(self, ports: Ports) -> AsyncChunkStream:
         backend = _need(ports.backend)
-        return await traced_async(backend.aopen_stream, self.request, backend.model)
+        return await traced_async(backend.aopen_stream, self.request, backend)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,7 @@ class BackendCapabilities:
         compacts_itself: the service compacts on its own side, so that triggers wait until 95 % of the budget.
         compacts_from: tokens of a conversation from which on the service writes a summary of its own when it is asked to
             (`Request.compact`); None where it never does.
+        provider: the name of the service, for traces; None where it is unknown.
         sparing: returns a summariser's request changed so that the model answers it briefly and, where it can, without thinking;
             None sends the request as it is.
         continues: of a summariser that is another object than the session's backend, returns True when it can send the given
@@ -216,6 +217,7 @@ class BackendCapabilities:
     truncates_silently: bool = False
     compacts_itself: bool = False
     compacts_from: int | None = None
+    provider: str | None = None
     sparing: Callable[[Request], Request] | None = None
     continues: Callable[[Request], bool] | None = None
 

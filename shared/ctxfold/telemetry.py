@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctxfold.events import Appended, CompactionHeld, Event, HistoryCompacted, TurnEnded
 from ctxfold.messages import Usage
-from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream, Reply, Request
+from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream, ContextBackend, Reply, Request, capabilities_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -31,6 +31,15 @@ __all__ = [
 ]
 
 Noted: TypeAlias = "Span | None"
+# by the names of our rows, where the semantic conventions have another one
+_PROVIDER_NAMES: Mapping[str, str] = {
+    "azure": "azure.ai.openai",
+    "bedrock": "aws.bedrock",
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "vertex": "gcp.vertex_ai",
+    "xai": "x_ai",
+}
 
 
 @cache
@@ -72,17 +81,19 @@ def _record_failure(open_span: Span, error: BaseException) -> None:
     open_span.set_status(api.Status(api.StatusCode.ERROR))
 
 
-def request_span(request: Request, model: str, operation: str) -> AbstractContextManager[Noted]:
+def request_span(request: Request, backend: ContextBackend, operation: str) -> AbstractContextManager[Noted]:
     """Opens a span for a request whose reply is awaited as a whole."""
-    name, attributes = _described(request, model, operation)
+    name, attributes = _described(request, backend, operation)
     return span(name, attributes, calls_model=True)
 
 
-def _described(request: Request, model: str, operation: str) -> tuple[str, dict[str, Any]]:
+def _described(request: Request, backend: ContextBackend, operation: str) -> tuple[str, dict[str, Any]]:
     """Returns the name and the attributes of a request's span; the request may name another model than its backend's."""
-    asked = request.model or model
+    asked = request.model or backend.model
+    provider = capabilities_of(backend).provider
     attributes = {
         "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": None if provider is None else _PROVIDER_NAMES.get(provider, provider),
         "gen_ai.request.model": asked,
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": request.temperature,
@@ -109,9 +120,9 @@ def _record_usage(noted: Span, usage: Usage) -> None:
     noted.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cache_read_tokens)
 
 
-def traced(open_stream: Callable[[Request], ChunkStream], request: Request, model: str) -> ChunkStream:
+def traced(open_stream: Callable[[Request], ChunkStream], request: Request, backend: ContextBackend) -> ChunkStream:
     """Opens the stream with a span from its request to its end; the bare stream without the package."""
-    begun = _begun(request, model)
+    begun = _begun(request, backend)
     if begun is None:
         return open_stream(request)
     try:
@@ -123,9 +134,9 @@ def traced(open_stream: Callable[[Request], ChunkStream], request: Request, mode
 
 
 async def traced_async(
-    open_stream: Callable[[Request], Awaitable[AsyncChunkStream]], request: Request, model: str
+    open_stream: Callable[[Request], Awaitable[AsyncChunkStream]], request: Request, backend: ContextBackend
 ) -> AsyncChunkStream:
-    begun = _begun(request, model)
+    begun = _begun(request, backend)
     if begun is None:
         return await open_stream(request)
     try:
@@ -136,11 +147,11 @@ async def traced_async(
         raise
 
 
-def _begun(request: Request, model: str) -> Span | None:
+def _begun(request: Request, backend: ContextBackend) -> Span | None:
     api = _api()
     if api is None:
         return None
-    name, attributes = _described(request, model, "chat")
+    name, attributes = _described(request, backend, "chat")
     begun: Span = api.get_tracer("ctxfold").start_span(name, kind=api.SpanKind.CLIENT, attributes=attributes)
     return begun
 

@@ -250,3 +250,24 @@ def test_leases_are_counted_as_taken_or_held_by_another(tmp_path: Path, counted:
         before = counted().get(("ctxfold.leases", "True"), 0)
         ctx.compact()
         assert counted()["ctxfold.leases", "True"] > before
+
+
+@pytest.mark.parametrize(
+    ("provider", "wire", "name"),
+    [
+        ("openai", "openai_responses", "openai"),
+        ("bedrock", None, "aws.bedrock"),
+        ("gemini", "gemini", "gcp.gemini"),
+        ("deepseek", None, "deepseek"),
+    ],
+)
+def test_spans_name_the_provider(provider: str, wire: Any, name: str, spans: Any) -> None:
+    with ModelServer() as server:
+        url = server.base_url.removesuffix("/v1") if provider == "bedrock" else server.base_url
+        with (
+            open_backend(provider, "m", wire=wire, base_url=url, api_key="k") as backend,
+            AgentContext(backend, store="memory://", context_window=9_000) as context,
+        ):
+            context.send("hi")
+            list(context.send_stream("hi"))
+    assert [one.attributes["gen_ai.provider.name"] for one in spans()] == [name, name]

@@ -255,6 +255,7 @@ class HttpBackend(ABC, Closing):
             reasoning_expires=row.reasoning_out.keep == "current_round",
             truncates_silently=row.silent_truncation,
             compacts_from=None if row.compaction is None else row.compaction.min_tokens,
+            provider=row.name,
             sparing=self.sparing,
         )
 
