@@ -1,0 +1,196 @@
+"""Turns under DBOS and under LangGraph, killed at random moments and replayed: what is stored is what an unkilled run stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from langgraph.checkpoint.postgres import PostgresSaver
+
+from ctxfold import AgentContext, SqlStore, ToolSpec
+from ctxfold.history.records import Compacted, MessageAdded, SessionKey
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from langchain_ctx import ChatCtx, ContextMiddleware
+from tests.support.postgres_schema import fresh_schema
+from tests.support.processes import import_once, start
+from tests.support.summaries import asks_on_live_prefix
+
+import_once(__name__)
+
+PAGE = (Path(__file__).parents[2] / "docs" / "durable.md").read_text(encoding="utf-8")
+DBOS_APP, DBOS_START, LANGGRAPH = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+KILLS = int(os.environ.get("CTXFOLD_KILLS", "6"))
+TURNS = 8
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
+
+
+def question(number: int) -> str:
+    return f"Q{number:02}: what does file {number} say? " + "Please look. " * 12
+
+
+def read(name: str) -> str:
+    return f"File {name} says K{int(name) * 37:04}. " + f"More of file {name}. " * 60
+
+
+def play(body: Any) -> Any:
+    """Reads the file that the newest question names, then answers; sums up in one line."""
+    if asks_on_live_prefix(body) or not body.get("tools"):
+        return Scripted("They asked about files.")
+    time.sleep(0.02)
+    last = body["messages"][-1]
+    number = re.findall(r"Q(\d\d)", str([m["content"] for m in body["messages"] if m["role"] == "user"]))[-1]
+    if last["role"] == "tool":
+        return Scripted(f"File {number} says K{int(number) * 37:04}. " + "It is a long story. " * 10)
+    return Scripted(tool_calls=(ScriptedCall("read_file", json.dumps({"name": number})),))
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with ModelServer(model="m", script=play, strict="openai") as running:
+        yield running
+
+
+@pytest.fixture
+def store_url(postgres_url: str) -> Iterator[str]:
+    with fresh_schema(postgres_url) as url:
+        yield url
+
+
+def run_dbos(store_url: str, system_url: str, schema: str, model_url: str, session: str) -> None:
+    """Runs the page's workflow for each turn, in a process that may end at any moment."""
+    names: dict[str, Any] = {
+        "store_url": store_url,
+        "model_url": model_url,
+        "system_url": system_url,
+        "tools": {"read_file": lambda arguments: read(json.loads(arguments)["name"])},
+        "specs": [ToolSpec("read_file", "Reads a file.", SCHEMA)],
+        "__name__": "durable",
+    }
+    exec(compile(DBOS_APP, "durable.md", "exec", dont_inherit=True), names)
+    names["config"] |= {"dbos_system_schema": schema, "log_level": "CRITICAL", "console_log_level": "CRITICAL"}
+    launch, turn = DBOS_START.split("with SetWorkflowID")
+    exec(compile(launch, "durable.md", "exec", dont_inherit=True), names)
+    for number in range(TURNS):
+        names |= {"session": session, "turn_id": f"{session}/turn-{number}", "text": question(number)}
+        exec(compile(f"with SetWorkflowID{turn}", "durable.md", "exec", dont_inherit=True), names)
+    names["DBOS"].destroy()
+
+
+def run_langgraph(store_url: str, saver_url: str, model_url: str, thread: str, *, slim: bool) -> None:
+    """Runs the page's agent for each turn, in a process that may end at any moment."""
+
+    @tool
+    def read_file(name: str) -> str:
+        """Reads a file."""
+        return read(name)
+
+    with (
+        ChatCtx(model="m", base_url=model_url, api_key="x", max_retries=0) as model,  # type: ignore[arg-type]
+        PostgresSaver.from_conn_string(saver_url) as saver,
+    ):
+        names: dict[str, Any] = {"store_url": store_url, "model": model, "tools": [read_file], "saver": saver}
+        exec(compile(LANGGRAPH, "durable.md", "exec", dont_inherit=True), names)
+        if slim:
+            slimmed = names["context"].slim_checkpointer(saver, min_chars=500)
+            names["agent"] = create_agent(model, [read_file], middleware=[names["context"]], checkpointer=slimmed)
+        for number in range(TURNS):
+            names["agent_turn"](names["agent"], thread, f"{thread}-q{number}", question(number))
+        names["context"].close()
+
+
+def killed_until_done(work: Callable[..., None], *arguments: Any, kills: int, seconds: float, **options: Any) -> int:
+    """Starts the work again each time after it was killed; returns how often that was."""
+    chance, count = random.Random(str(arguments[-1])), 0
+    while True:
+        process = start(_run, work, arguments, options)
+        process.join(chance.uniform(0.0, seconds) if count < kills else 120.0)
+        if process.exitcode is not None:
+            assert process.exitcode == 0
+            return count
+        process.kill()
+        process.join()
+        count += 1
+        assert count <= kills, "the work does not end"
+
+
+def _run(work: Callable[..., None], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    work(*arguments, **options)
+
+
+def told(store_url: str, session: str) -> tuple[Any, ...]:
+    """Returns what may not differ: the conversation, the window, and the spans that summaries replaced."""
+    with (
+        SqlStore(store_url) as store,
+        AgentContext(store=store, session_id=session, context_window=4_000, create=False) as ctx,
+    ):
+        window = [(m.role, m.text) for m in ctx.window().messages]
+        messages = [(m.role, m.text) for m in ctx.messages()]
+        records = store.read(SessionKey("default", session))
+        added = [r.body.message.id for r in records if isinstance(r.body, MessageAdded)]
+        covered = [r.body.covered for r in records if isinstance(r.body, Compacted)]
+        texts = {r.body.message.id: r.body.message.text for r in records if isinstance(r.body, MessageAdded)}
+        assert len(set(added)) == len(added)
+        every = [i for ids in covered for i in ids if i in texts]
+        assert len(set(every)) == len(every)  # no span is summarised twice
+        return messages, window, [[texts[i] for i in ids if i in texts] for ids in covered]
+
+
+def test_dbos(server: ModelServer, store_url: str, postgres_url: str) -> None:
+    schema, system_url = f"dbos_{uuid.uuid4().hex[:12]}", postgres_url.replace("+psycopg", "")
+    try:
+        arguments = (store_url, system_url, schema, server.base_url)
+        killed_until_done(run_dbos, *arguments, "plain", kills=0, seconds=0)
+        reference = told(store_url, "plain")
+        assert len(reference[0]) == TURNS * 4
+        assert reference[2]
+        kills = number = 0
+        while kills < KILLS:
+            number += 1
+            kills += killed_until_done(run_dbos, *arguments, f"s{number}", kills=KILLS - kills, seconds=4)
+            assert told(store_url, f"s{number}") == reference
+    finally:
+        with psycopg.connect(system_url, autocommit=True) as connection:
+            connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
+
+
+@pytest.mark.parametrize("slim", [False, True])
+def test_langgraph(server: ModelServer, store_url: str, postgres_url: str, slim: bool) -> None:
+    with fresh_schema(postgres_url) as url:
+        saver_url = url.replace("+psycopg", "")
+        with PostgresSaver.from_conn_string(saver_url) as saver:
+            saver.setup()
+        arguments = (store_url, saver_url, server.base_url)
+        killed_until_done(run_langgraph, *arguments, "plain", kills=0, seconds=0, slim=slim)
+        reference = told(store_url, "plain")
+        assert len(reference[0]) == TURNS * 4
+        assert reference[2]
+        kills = number = 0
+        while kills < KILLS:
+            number += 1
+            thread = f"s{number}"
+            kills += killed_until_done(run_langgraph, *arguments, thread, kills=KILLS - kills, seconds=3, slim=slim)
+            assert told(store_url, session_of(store_url, saver_url, thread)) == reference
+
+
+def session_of(store_url: str, saver_url: str, thread: str) -> str:
+    """The session that belongs to the thread's newest state."""
+    with PostgresSaver.from_conn_string(saver_url) as saver:
+        context = ContextMiddleware(context_window=4_000, store=store_url)
+        newest = saver.get_tuple({"configurable": {"thread_id": thread}})
+        assert newest is not None
+        session = context.context(newest.checkpoint["channel_values"]).session
+        context.close()
+        return session
