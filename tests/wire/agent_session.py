@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctxfold import AgentContext, Completed, Reply, ToolSpec, tool_result
-from ctxfold.testing import Scripted, ScriptedCall
+from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 
 TOOLS = (ToolSpec("look", "Looks a thing up.", {"type": "object", "properties": {"n": {"type": "integer"}}}),)
 ROUNDS = 2  # of tools in each turn
@@ -55,3 +56,16 @@ async def turn(context: AgentContext, question: str, way: str) -> Reply:
         results = [tool_result(c.id, f"Shelf {c.arguments} holds plums. " * 8, id=f"r-{c.id}") for c in calls]
         reply = await ask(context, results, way)
     return reply
+
+
+async def past_the_window(backend: HttpBackend, server: ModelServer, model: Model, way: str) -> list[Mapping[str, Any]]:
+    """Runs thirty turns with tools past the window; returns the bodies of the requests, of which none was refused."""
+    async with backend, AgentContext(backend, store="memory://", context_window=6_000, system="Be brief.") as context:
+        for number in range(30):
+            question = f"Question {number}: which shelf? " + "It is the one in the hall. " * 5
+            reply = await turn(context, question, way)
+            assert reply.message.text.startswith("Answer")
+        assert context.usage().compactions > 0
+    bodies = [request.body for request in server.requests]
+    assert len(bodies) == model.asked, "none was refused and sent again"
+    return bodies

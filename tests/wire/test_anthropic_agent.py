@@ -26,7 +26,7 @@ from ctxfold.protocols import Wire
 from ctxfold.stores.memory import MemoryStore
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from ctxfold.testing.served_anthropic import signature
-from tests.wire.agent_session import TOOLS, Model, turn
+from tests.wire.agent_session import TOOLS, Model, past_the_window, turn
 from tests.wire.anthropic_wire import folded
 
 BOUND, FREE = "claude-opus-5-5", "claude-sonnet-4-5"
@@ -49,17 +49,7 @@ def kinds(row: dict[str, Any]) -> list[str]:
 async def test_thirty_turns_with_tools_past_the_window_are_never_refused(way: str, model_id: str) -> None:
     model = Model()
     with ModelServer(script=model, strict="anthropic") as server:
-        async with (
-            messages(server, model_id) as backend,
-            AgentContext(backend, store="memory://", context_window=6_000, system="Be brief.") as context,
-        ):
-            for number in range(30):
-                question = f"Question {number}: which shelf? " + "It is the one in the hall. " * 5
-                reply = await turn(context, question, way)
-                assert reply.message.text.startswith("Answer")
-            assert context.usage().compactions > 0
-        bodies = [request.body for request in server.requests]
-    assert len(bodies) == model.asked, "none was refused and sent again"
+        bodies = await past_the_window(messages(server, model_id), server, model, way)
     for body in bodies if model_id == FREE else ():  # a model that binds thinking loses it with what stood before
         rows = body["messages"]
         asked = max(i for i, row in enumerate(rows) if row["role"] == "user" and "tool_result" not in kinds(row))

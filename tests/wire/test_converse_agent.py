@@ -26,7 +26,7 @@ from ctxfold.protocols import Wire
 from ctxfold.stores.memory import MemoryStore
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from ctxfold.testing.served_converse import signature
-from tests.wire.agent_session import TOOLS, Model, turn
+from tests.wire.agent_session import TOOLS, Model, past_the_window, turn
 
 BOUND, FREE = "us.anthropic.claude-opus-5-5-v1", "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
 
@@ -44,17 +44,7 @@ def blocks(row: dict[str, Any]) -> list[str]:
 async def test_thirty_turns_with_tools_past_the_window_are_never_refused(way: str, model_id: str) -> None:
     model = Model()
     with ModelServer(script=model, strict="openai") as server:
-        async with (
-            bedrock(server, model_id) as backend,
-            AgentContext(backend, store="memory://", context_window=6_000, system="Be brief.") as context,
-        ):
-            for number in range(30):
-                question = f"Question {number}: which shelf? " + "It is the one in the hall. " * 5
-                reply = await turn(context, question, way)
-                assert reply.message.text.startswith("Answer")
-            assert context.usage().compactions > 0
-        bodies = [request.body for request in server.requests]
-    assert len(bodies) == model.asked, "none was refused and sent again"
+        bodies = await past_the_window(bedrock(server, model_id), server, model, way)
     for body in bodies if model_id == FREE else ():  # a model that binds reasoning loses it with what stood before
         rows = body["messages"]
         asked = max(i for i, row in enumerate(rows) if row["role"] == "user" and "toolResult" not in blocks(row))

@@ -25,7 +25,7 @@ from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.protocols import Wire
 from ctxfold.stores.memory import MemoryStore
 from ctxfold.testing import ModelServer
-from tests.wire.agent_session import Model, turn
+from tests.wire.agent_session import Model, past_the_window, turn
 from tests.wire.raw_server import Play, RawServer
 
 MODEL = "gpt-5.5"
@@ -46,18 +46,7 @@ def open_round(items: list[dict[str, Any]]) -> list[str]:
 async def test_thirty_turns_with_tools_past_the_window_are_never_refused(way: str) -> None:
     model = Model()
     with ModelServer(script=model, strict="openai") as server:
-        async with (
-            responses(server) as backend,
-            AgentContext(backend, store="memory://", context_window=6_000, system="Be brief.") as context,
-        ):
-            for number in range(30):
-                reply = await turn(
-                    context, f"Question {number}: which shelf? " + "It is the one in the hall. " * 5, way
-                )
-                assert reply.message.text.startswith("Answer")
-            assert context.usage().compactions > 0
-        bodies = [request.body for request in server.requests]
-    assert len(bodies) == model.asked, "none was refused and sent again"
+        bodies = await past_the_window(responses(server), server, model, way)
     first = ["reasoning", "function_call", "function_call_output"]
     second = ["reasoning", "message", "function_call", "function_call", "function_call_output", "function_call_output"]
     seen = [open_round(body["input"]) for body in bodies if body.get("tools")]

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from ctxfold.backends.media import chat_form, media_block, unread
 from ctxfold.backends.profile import (
@@ -47,6 +47,7 @@ __all__ = [
 
 
 ContentBlock = dict[str, Any]
+ToBlocks: TypeAlias = Callable[[Message, bool, bool], list[ContentBlock]]
 EXTRAS = frozenset({"caller", "citations"})
 _UNMARKABLE = frozenset({"thinking", "redacted_thinking"})
 
@@ -133,12 +134,20 @@ class Projected:
 
 
 def project(
-    profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int = 0, refused_before: int = 0
+    profile: Profile,
+    messages: Sequence[Message],
+    *,
+    model: str,
+    unbound_before: int = 0,
+    refused_before: int = 0,
+    to_blocks: ToBlocks | None = None,
 ) -> Projected:
     """Projects messages: leading system messages separate, later ones as the user's, one row per run of a role.
 
-    Where the service has compacted the conversation, what stands before its newest compaction block is left out.
+    Where the service has compacted the conversation, what stands before its newest compaction block is left out. `to_blocks` writes
+    the blocks of another wire with rows like these: of a message, with its reasoning or without, and whether the model made it.
     """
+    to_blocks = to_blocks or _own_blocks
     start = round_start(messages)
     result = Projected()
     leading = True
@@ -148,14 +157,13 @@ def project(
         keeps = keeps_reasoning(
             profile.reasoning_out, message, model=model, in_round=index > start, bound=index >= unbound_before
         )
-        own = message.model in (None, model)
-        blocks = message_blocks(message, reasoning=keeps and index >= refused_before, extras=own)
+        blocks = to_blocks(message, keeps and index >= refused_before, message.model in (None, model))
         if index == place:
             blocks = provided
         if any(map(compacts, blocks)):
             result.rows.clear()
             result.blocks[:] = [
-                own if m.role == "system" else [] for m, own in zip(messages, result.blocks, strict=False)
+                kept if m.role == "system" else [] for m, kept in zip(messages, result.blocks, strict=False)
             ]
         result.blocks.append(blocks)
         if leading:
@@ -163,6 +171,10 @@ def project(
         elif blocks:
             _add(result.rows, "assistant" if message.role == "assistant" or index == place else "user", blocks)
     return result
+
+
+def _own_blocks(message: Message, reasoning: bool, own: bool) -> list[ContentBlock]:
+    return message_blocks(message, reasoning=reasoning, extras=own)
 
 
 def compacts(block: Mapping[str, Any]) -> bool:

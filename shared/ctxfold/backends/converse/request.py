@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
-from ctxfold.backends.anthropic.request import call_id, data_url, fitting_thinking, mark_stable
+from ctxfold.backends.anthropic.request import Projected, call_id, data_url, fitting_thinking, mark_stable
+from ctxfold.backends.anthropic.request import project as project_rows
 from ctxfold.backends.media import DOCUMENT_FORMATS, Block, chat_form, media_block
 from ctxfold.backends.profile import (
     Profile,
     check_extra,
     json_lines,
-    keeps_reasoning,
-    round_start,
     thinking_fields,
     tool_choice,
     without_refused,
@@ -65,45 +64,23 @@ _IMAGES = frozenset({"gif", "jpeg", "png", "webp"})
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9 \-()\[\]]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Projected:
-    """A conversation in the form of requests: system blocks, rows of alternating roles, and the blocks of each message."""
-
-    system: list[Block] = field(default_factory=list[Block])
-    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    blocks: list[list[Block]] = field(default_factory=list[list[Block]])
-
-
 def project(
     profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int = 0, refused_before: int = 0
 ) -> Projected:
-    """Projects messages: leading system messages separate, later ones as the user's, one row per run of a role."""
-    start = round_start(messages)
-    result = Projected()
-    leading = True
-    for index, message in enumerate(messages):
-        leading = leading and message.role == "system"
-        keeps = keeps_reasoning(
-            profile.reasoning_out, message, model=model, in_round=index > start, bound=index >= unbound_before
-        )
-        blocks = message_blocks(message, profile, reasoning=keeps and index >= refused_before)
-        result.blocks.append(blocks)
-        if leading:
-            result.system.extend(blocks)
-        elif blocks:
-            _add(result.rows, "assistant" if message.role == "assistant" else "user", blocks)
+    """Projects messages into rows as Anthropic's, with the blocks of this wire, and names the documents."""
+    result = project_rows(
+        profile,
+        messages,
+        model=model,
+        unbound_before=unbound_before,
+        refused_before=refused_before,
+        to_blocks=lambda message, reasoning, own: message_blocks(message, profile, reasoning=reasoning),
+    )
+    if result.rows and result.rows[0]["role"] == "assistant":
+        result.rows.insert(0, {"role": "user", "content": [{"text": NOBODY_ASKED}]})
     for row in result.rows:
         _name_documents(row["content"])
     return result
-
-
-def _add(rows: list[dict[str, Any]], role: str, blocks: list[Block]) -> None:
-    if not rows and role == "assistant":
-        rows.append({"role": "user", "content": [{"text": NOBODY_ASKED}]})
-    if not rows or rows[-1]["role"] != role:
-        rows.append({"role": role, "content": []})
-    content: list[Block] = rows[-1]["content"]
-    content.extend(blocks)
 
 
 def message_blocks(message: Message, profile: Profile, *, reasoning: bool = True) -> list[Block]:
