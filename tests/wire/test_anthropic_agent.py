@@ -352,3 +352,17 @@ def test_errors_have_the_shape_and_types_of_the_wire(status: int, kind: str, nam
         with messages(server) as backend, pytest.raises(BackendError, match="Told") as caught:
             backend.send(Request((user("q", id="u"),)))
     assert caught.value.kind == kind
+
+
+async def test_the_server_counts_a_request_as_its_reply_does() -> None:
+    """And refuses to count what it would refuse to answer."""
+    talk = (system("Be brief.", id="s"), user("How many plums?", id="u"))
+    with ModelServer(script=[Scripted("Five.")], strict="anthropic") as server, messages(server) as backend:
+        counted = backend.estimate_tokens(talk, tools=TOOLS)
+        assert await backend.aestimate_tokens(talk, tools=TOOLS) == counted
+        usage = backend.send(Request(talk, tools=TOOLS)).usage
+        assert usage is not None
+        assert usage.input_tokens == counted > 10
+        with pytest.raises(BackendError, match="at least one message"):
+            backend.estimate_tokens(talk[:1])
+        assert len(server.requests) == 1, "only what asks the model"

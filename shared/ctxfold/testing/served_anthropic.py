@@ -16,11 +16,12 @@ from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapp
 from ctxfold.testing.served import Asked, ServedWire
 from ctxfold.testing.strict import Strict
 
-__all__ = ["Messages", "signature"]
+__all__ = ["COUNT_PATH", "Messages", "signature"]
 
 Block = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 MAX_MARKS = 4
+COUNT_PATH = "/messages/count_tokens"
 _OVERFLOW = re.compile(
     r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the messages, (?P<reply>\d+) in the completion\)",
     re.DOTALL,

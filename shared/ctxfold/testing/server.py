@@ -31,7 +31,7 @@ from ctxfold.testing.script import (
     api_error,
 )
 from ctxfold.testing.served import Asked, ChatCompletions, ServedWire
-from ctxfold.testing.served_anthropic import Messages
+from ctxfold.testing.served_anthropic import COUNT_PATH, Messages
 from ctxfold.testing.served_converse import Converse
 from ctxfold.testing.served_gemini import GenerateContent
 from ctxfold.testing.served_responses import Responses
@@ -42,6 +42,7 @@ SERVED: tuple[ServedWire, ...] = (ChatCompletions(), Messages(), Converse(), Gen
 _BACKLOG = 4096
 _REMEMBERED_CALLS = 65_536
 _PATIENCE_S = 30.0
+_MANY_TOKENS = 10**9  # a request to count has no max_tokens, which one for a reply needs
 _GLANCE_S = 0.005
 _CREDENTIALS = frozenset(
     {"api-key", "authorization", "proxy-authorization", "x-amz-security-token", "x-api-key", "x-goog-api-key"}
@@ -263,6 +264,8 @@ class ModelServer:
             found = ErrorReply(200, {"object": "list", "data": [row]})
         elif request.method == "POST" and path == "/tokenize":
             found = self._tokenize(request)
+        elif request.method == "POST" and path.endswith(COUNT_PATH):
+            found = self._count(request)
         else:
             message = f"Unknown request URL: {request.method} {request.path}."
             found = api_error(404, message, code="unknown_url")
@@ -275,6 +278,17 @@ class ModelServer:
             return api_error(400, "'content' must be a string.", param="content")
         # only how many there are means something: counters need not know ids
         return ErrorReply(200, {"tokens": list(range(self._meter.text(content)))})
+
+    def _count(self, request: http.HttpRequest) -> ErrorReply:
+        """Returns the input tokens of a request to Anthropic's Messages API."""
+        body, wire = _parsed(request.body), Messages()
+        if body is None:
+            return wire.error(api_error(400, "The request body is not a JSON object."))
+        asked = Asked(request.path, request.headers, {**body, "max_tokens": _MANY_TOKENS})
+        refused = wire.refusal(asked, self.strict, self._produced)
+        if refused is not None:
+            return wire.error(refused)
+        return ErrorReply(200, {"input_tokens": self._meter.prompt(wire.chat_body(asked)).total})
 
     async def _chat(self, wire: ServedWire, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
         body = _parsed(request.body)
