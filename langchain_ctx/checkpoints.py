@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -17,7 +17,6 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
-    DeltaChannelHistory,
 )
 from langgraph.types import Overwrite, Send
 
@@ -29,6 +28,9 @@ from ctxfold.messages import user
 from ctxfold.protocols import Ports, Store, SystemClock, Uncounted
 from ctxfold.validation import check_name, whole_number
 from langchain_ctx.session_routing import session_key
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import DeltaChannelHistory  # not in older ones that langchain accepts
 
 __all__ = ["MIN_CHARS", "Missing", "SlimCheckpointer"]
 

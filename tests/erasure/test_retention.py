@@ -120,7 +120,7 @@ def test_tool_rounds_and_open_turns_stay_whole(store: Any) -> None:
         ctx.add([user(f"q{n}", id=f"u{n}"), *tool_round(f"t{n}"), assistant("done", id=f"a{n}")])
     call, result = tool_round("w1")
     ctx.add([user("waiting", id="w"), call])
-    ctx.prune(Retention(max_messages=2))
+    ctx.prune(Retention(max_messages=1))
     ctx.add([result, assistant("done", id="w2")])
     kept = texts(ctx)
     assert kept[-4:] == ["w", "w1-a", "w1-r0", "w2"]
