@@ -375,24 +375,6 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
         await self._ports.store.aerase((), gone=(self._key_of(_thread(thread_id), newest),))
         self._stored.clear()
 
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copies the contents too, where the wrapped checkpointer copies threads."""
-        newest = self._saver.get_tuple(_thread(source_thread_id))
-        run(self._copied(self._key_of(_thread(source_thread_id), newest), target_thread_id), self._ports)
-        self._saver.copy_thread(source_thread_id, target_thread_id)
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        newest = await self._saver.aget_tuple(_thread(source_thread_id))
-        await arun(self._copied(self._key_of(_thread(source_thread_id), newest), target_thread_id), self._ports)
-        await self._saver.acopy_thread(source_thread_id, target_thread_id)
-
-    def _copied(self, source: SessionKey, target_thread: str) -> Flow[None]:
-        target, after = self._key_in(target_thread, source.owner), 0
-        while records := (yield from StoreCall(Store.read, source, after=after, upto=after + _BATCH)):
-            drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
-            yield from StoreCall(Store.append, target, drafts, known=1 << 62)
-            after += _BATCH
-
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         self._saver.delete_for_runs(run_ids)
 

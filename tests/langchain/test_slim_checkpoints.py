@@ -189,6 +189,27 @@ def test_an_erased_message_reads_as_a_note(server: ModelServer, saver: Any, stor
     agent.close()
 
 
+def test_a_writer_that_still_has_the_text_does_not_bring_it_back(
+    server: ModelServer, tmp_path: Path, store_url: str
+) -> None:
+    """Another worker read the state before the erasure and writes a checkpoint after it."""
+    with SqliteSaver.from_conn_string(str(tmp_path / "checkpoints.db")) as saver:
+        agent = Agent(server, store_url, saver)
+        outputs = [m for m in agent.ask("Read.") if isinstance(m, ToolMessage)]
+        whole = agent.saver.get_tuple(T)
+        assert whole is not None
+        agent.middleware.context("t").erase(outputs[0].id)
+        other = agent.middleware.slim_checkpointer(saver)
+        other.put(whole.config, whole.checkpoint, whole.metadata, {})
+        read = agent.app.get_state(T).values["messages"]
+        assert [m.content for m in read if isinstance(m, ToolMessage)] == [
+            "[the content of this message was erased]",
+            *contents(outputs[1:]),
+        ]
+        assert "Line of page 0" not in store_text(store_url)
+        agent.close()
+
+
 def store_text(url: str) -> str:
     with SqlStore(url) as store:
         names = store.sessions("default")
@@ -286,6 +307,26 @@ def test_delta_channels(saver: Any) -> None:
     assert "Line of page" not in str([*saver.list(T)])
     histories = [s.values.get("messages", []) for s in app.get_state_history(T)]
     assert all(messages == told[: len(messages)] for messages in histories)
+
+
+def test_writes_without_ids(saver: Any) -> None:
+    """A tool's output is named by its call, as LangGraph gives it an id later; a question without an id stays whole."""
+    slim = SlimCheckpointer(saver, store=MemoryStore(), min_chars=100)
+    graph = StateGraph(MessagesState)
+    graph.add_node("node", lambda _: {})
+    graph.add_edge(START, "node")
+    app = graph.compile(checkpointer=slim)
+    app.invoke({"messages": [HumanMessage("short", id="s")]}, T)
+    config = app.get_state(T).config
+    writes = [ToolMessage("output " * 99, tool_call_id="c"), HumanMessage("question " * 99)]
+    slim.put_writes(config, [("messages", writes)], "task")
+    raw = str(saver.get_tuple(config))
+    assert ("output output" in raw, "question question" in raw) == (False, True)
+    whole = slim.get_tuple(config)
+    assert whole is not None
+    assert contents(next(v for _, channel, v in whole.pending_writes or () if channel == "messages")) == contents(
+        writes
+    )
 
 
 def test_plain_checkpoints_stay_readable(server: ModelServer, saver: Any, store_url: str) -> None:
