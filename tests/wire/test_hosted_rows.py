@@ -109,6 +109,22 @@ def test_fields_beside_the_content_go_back_to_their_model(provider: str, model: 
     assert name not in rows("openai", model, ASKED, restored)[1]
 
 
+def test_the_tools_that_groq_has_run_are_stored_and_not_sent() -> None:
+    ran: list[Any] = [{"index": n, "type": "search", "arguments": "{}", "output": f"plum {n}"} for n in range(2)]
+    frames = [event("Hello"), *(event(executed_tools=[one]) for one in ran), event(finish="stop"), DONE]
+    with (
+        RawServer(Play(frames)) as server,
+        open_backend("groq", "groq/compound", base_url=server.base_url, api_key="k") as backend,
+    ):
+        reply = backend.send(Request((ASKED,))).message
+        assert backend.message_from_jsonl(backend.message_to_jsonl(reply)) == reply
+    (part,) = reply.parts
+    assert isinstance(part, TextPart)
+    assert part.extra is not None
+    assert json.loads(part.extra) == {"openai_chat": {"executed_tools": ran}}
+    assert rows("groq", "groq/compound", ASKED, reply)[1] == {"role": "assistant", "content": "Hello"}
+
+
 def test_a_field_that_a_provider_does_not_name_stays_out() -> None:
     said = TextPart("x", json.dumps({"openai_chat": {"annotations": [1], "executed_tools": [2]}, "gemini": {"a": 1}}))
     (_, sent) = rows("openrouter", "m", ASKED, Message("a", "assistant", (said,), model="m"))

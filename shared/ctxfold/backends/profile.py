@@ -158,7 +158,8 @@ class RequestRules(_Row):
     only to the model that made them); `call_placeholder` is set on the first call of a turn that has none. `malformed_arguments`
     says how to send a call whose arguments are not a JSON object: as the model wrote it, or wrapped in an object. Servers that
     parse the history for a chat template (vllm, sglang, llama.cpp) refuse every later request with the former.
-    `message_extra` names fields beside the content of a reply's message that go back to the model that sent them.
+    `message_extra` names fields beside the content of a reply's message that go back to the model that sent them, `message_kept`
+    those that are stored with it and not sent.
     `short_call_ids`: ids of calls are nine letters and digits; others are replaced, equally in call and result.
     `call_ids` is a regular expression for the ids of calls that the service accepts; other ids are rewritten. `result_status`: the
     model accepts the status of a tool's result. Converse reads both.
@@ -175,6 +176,7 @@ class RequestRules(_Row):
     refuses: tuple[str, ...] = ()
     call_extra: tuple[str, ...] = ()
     message_extra: tuple[str, ...] = ()
+    message_kept: tuple[str, ...] = ()
     short_call_ids: bool = False
     call_placeholder: dict[str, Any] | None = None
     malformed_arguments: Literal["as_received", "wrapped"] = "wrapped"

@@ -89,7 +89,7 @@ class ChatParser(AnswerParser):
         self._tool_calls_used = False
         self._empty_content = False
         self._fields_used = False
-        self._beside_names = profile.request.message_extra
+        self._beside_names = (*profile.request.message_extra, *profile.request.message_kept)
         self._beside: dict[str, Any] = {}
 
     def _reply(self, payload: object) -> list[Chunk]:
@@ -144,7 +144,7 @@ class ChatParser(AnswerParser):
         )
 
     def _keep(self, name: str, value: object) -> None:
-        """Keeps a field of the message that the provider wants back; lists come in pieces."""
+        """Keeps a field of the message beside its content; lists come in pieces."""
         present = self._beside.get(name)
         if isinstance(present, list) and isinstance(value, list):
             self._beside[name] = [*cast("list[object]", present), *cast("list[object]", value)]
