@@ -1082,8 +1082,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "sql_leaves_erased_rows_of_format_2",
-            "            if self.old_rows:\n                connection.execute(self.rows.sql.unindex_in",
-            "            if not self.old_rows:\n                connection.execute(self.rows.sql.unindex_in",
+            "        if self.old_rows:\n            self.rows.each(",
+            "        if not self.old_rows:\n            self.rows.each(",
             "stores/test_search_index.py::test_the_background_moves_it_while_others_write_and_erase",
         ),
         (
@@ -1115,6 +1115,42 @@ MUTANTS: tuple[Mutant, ...] = (
             "if len(leaves) == limit and len(found[term]) < newest:",
             "if len(leaves) > limit and len(found[term]) < newest:",
             "stores/test_search_index.py::test_newest_hits_behind_leaves_that_an_erasure_emptied",
+        ),
+    ),
+    *_of(
+        "stores/sql.py",
+        (
+            "sql_keeps_vectors_of_erased_messages",
+            "data in vectors.items() if s in kept]",
+            "data in vectors.items() if s in kept or s]",
+            "retrieval/test_kept_vectors.py::test_an_erasure_removes_vectors",
+        ),
+        (
+            "sql_leaves_vectors_at_an_erasure",
+            "                    self._rows.each(connection, self._sql.drop_vectors_in, change.key, seqs)\n",
+            "                    self._rows.each(connection, self._sql.drop_vectors_in, change.key, seqs[:0])\n",
+            "retrieval/test_kept_vectors.py::test_an_erasure_removes_vectors",
+        ),
+    ),
+    *_of(
+        "retrieval/embeddings.py",
+        (
+            "embedders_are_not_told_apart",
+            "strict=True)) < SAME",
+            "strict=True)) < 9.0",
+            "retrieval/test_kept_vectors.py::test_another_embedder_makes_them_anew",
+        ),
+        (
+            "old_messages_are_not_embedded",
+            "    first = max(0, vectors.filled_from - FILLED_RECORDS)\n",
+            "    first = 0\n    vectors.filled_from = min(vectors.filled_from, FILLED_RECORDS)\n",
+            "retrieval/test_kept_vectors.py::test_what_was_compacted_long_ago_follows_in_the_background",
+        ),
+        (
+            "another_workers_vectors_are_not_read",
+            "            vectors.unpack(stored)  # another",
+            "            stored = {}  # another",
+            "retrieval/test_kept_vectors.py::test_another_worker_uses_what_one_has_embedded",
         ),
     ),
     *_of(

@@ -147,6 +147,7 @@ if TYPE_CHECKING:
         StoreCapabilities,
         TokenCounter,
         ToolCallDelta,
+        VectorIndex,
     )
     from ctxfold.sections.section import Item, Query, Section
     from ctxfold.service import ContextDelta, ContextService
@@ -347,6 +348,7 @@ _WHERE = {
     "UnknownRoleError": "errors",
     "Updated": "events",
     "Usage": "messages",
+    "VectorIndex": "protocols",
     "Visibility": "messages",
     "Window": "engine.fit",
     "WindowTooSmallError": "errors",
@@ -531,6 +533,7 @@ __all__ = [
     "UnknownRoleError",
     "Updated",
     "Usage",
+    "VectorIndex",
     "Visibility",
     "Window",
     "WindowGauge",

@@ -340,10 +340,12 @@ class StoreCapabilities:
         blocking: the sync methods wait for a disk or a network. On an event loop, a flow that only reads then runs as a whole in
             one worker thread, through the sync methods; otherwise each call uses its async form.
         owner_index: the store has the methods of `OwnerIndex`; without, a search over all sessions asks session by session.
+        vectors: the store has the methods of `VectorIndex`; without, vectors are made anew by each process.
     """
 
     blocking: bool = True
     owner_index: bool = False
+    vectors: bool = False
 
 
 class Store(ItemStore, Protocol):
@@ -492,6 +494,39 @@ class OwnerIndex(Protocol):
         ...
 
     async def aowner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]: ...
+
+
+class VectorIndex(Protocol):
+    """The further methods of a store that declares `vectors`: it keeps vectors of messages, by session and embedder, as bytes."""
+
+    def embedders(self, key: SessionKey) -> Mapping[str, bytes]:
+        """Returns what is stored under seq 0 for each embedder of the session, by its name."""
+        ...
+
+    async def aembedders(self, key: SessionKey) -> Mapping[str, bytes]: ...
+
+    def vectors(self, key: SessionKey, embedder: str, *, seqs: Sequence[int] | None = None) -> Mapping[int, bytes]:
+        """Returns what is stored for messages, by the seqs of their records: for all, or for those with these seqs."""
+        ...
+
+    async def avectors(
+        self, key: SessionKey, embedder: str, *, seqs: Sequence[int] | None = None
+    ) -> Mapping[int, bytes]: ...
+
+    def put_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
+        """Stores vectors by seq, in place of those that are there; nothing for records that were erased meanwhile.
+
+        An erasure removes what belongs to the records that it rewrites.
+        """
+        ...
+
+    async def aput_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None: ...
+
+    def drop_vectors(self, key: SessionKey, embedder: str) -> None:
+        """Removes all that an embedder has in a session."""
+        ...
+
+    async def adrop_vectors(self, key: SessionKey, embedder: str) -> None: ...
 
 
 class Clock(Protocol):

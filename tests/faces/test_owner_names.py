@@ -519,6 +519,7 @@ NO_ENTRY = {
     "ctxfold.KeyValueStore": "a base class; the store suite tests it through a store on top of it",
     "ctxfold.KeyValueTransaction": "what a store on top of `KeyValueStore` implements, below the names",
     "ctxfold.OwnerIndex": "a protocol; its implementation is tested",
+    "ctxfold.VectorIndex": "a protocol; its implementation is tested",
     "ctxfold.PolicyChanges": "a typed dictionary",
     "ctxfold.PolicyFields": "a typed dictionary",
     "ctxfold.RequestOptions": "a typed dictionary, whose methods take a key of the dictionary",

@@ -17,7 +17,7 @@ from ctxfold.stores.sql_schema import create_tables
 from tests.golden import build_v1, build_v2
 
 FOLDER = build_v1.FOLDER
-TABLES = (*build_v1.TABLES, "ctxfold_memory", "ctxfold_postings")
+TABLES = (*build_v1.TABLES, "ctxfold_memory", "ctxfold_postings", "ctxfold_vectors")
 DIALECTS: dict[str, type[Dialect]] = {"sqlite": sqlite.dialect, "postgresql": postgresql.dialect}
 
 

@@ -61,6 +61,14 @@ CREATE TABLE IF NOT EXISTS ctxfold_terms (
 	length BIGINT NOT NULL, 
 	PRIMARY KEY (owner, session, term, seq)
 );
+CREATE TABLE IF NOT EXISTS ctxfold_vectors (
+	owner TEXT NOT NULL, 
+	session TEXT NOT NULL, 
+	embedder TEXT NOT NULL, 
+	seq BIGINT NOT NULL, 
+	data BYTEA NOT NULL, 
+	PRIMARY KEY (owner, session, embedder, seq)
+);
 CREATE UNIQUE INDEX IF NOT EXISTS ctxfold_records_by_id ON ctxfold_records ((owner COLLATE "C"), (session COLLATE "C"), (record_id COLLATE "C"));
 CREATE INDEX IF NOT EXISTS ctxfold_records_snapshots ON ctxfold_records ((owner COLLATE "C"), (session COLLATE "C"), seq) WHERE kind = 'snapshot_taken';
 CREATE INDEX IF NOT EXISTS ctxfold_records_numbers ON ctxfold_records ((owner COLLATE "C"), (session COLLATE "C"), number) WHERE number IS NOT NULL;

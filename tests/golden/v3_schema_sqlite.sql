@@ -67,6 +67,14 @@ CREATE TABLE IF NOT EXISTS ctxfold_terms (
 	PRIMARY KEY (owner, session, term, seq)
 )
  WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ctxfold_vectors (
+	owner TEXT NOT NULL, 
+	session TEXT NOT NULL, 
+	embedder TEXT NOT NULL, 
+	seq BIGINT NOT NULL, 
+	data BLOB NOT NULL, 
+	PRIMARY KEY (owner, session, embedder, seq)
+);
 CREATE UNIQUE INDEX IF NOT EXISTS ctxfold_records_by_id ON ctxfold_records (owner, session, record_id);
 CREATE INDEX IF NOT EXISTS ctxfold_records_snapshots ON ctxfold_records (owner, session, seq) WHERE kind = 'snapshot_taken';
 CREATE INDEX IF NOT EXISTS ctxfold_records_numbers ON ctxfold_records (owner, session, number) WHERE number IS NOT NULL;

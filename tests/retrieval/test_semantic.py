@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, assistant, user
-from ctxfold.history.passage_cache import MOST_CHUNKS, Vectors
+from ctxfold import assistant, user
+from ctxfold.history.passage_cache import Vectors
 from tests.support.driven import Driven, turns
 from tests.support.minilm import MiniLM
 
@@ -68,16 +67,6 @@ def test_each_message_is_embedded_once_and_only_after_it_was_compacted(make: Mak
     assert newest not in embedder.asked
 
 
-def test_after_a_restart_the_archive_is_gone_through_again(tmp_path: Path, make: Make) -> None:
-    store = f"sqlite:///{tmp_path}/a.db"
-    ctx = told(make, Meanings(), store=store)
-    ctx.close()
-    again: AgentContext | Driven = make(
-        None, context_window=2_000, strategy="sliding_window", keep_last=2, embedder=Meanings(), store=store
-    )
-    assert "crimson" in again.window(recall=True, question="Which color has the vehicle?").recalled
-
-
 def test_an_erased_message_is_not_found(make: Make) -> None:
     ctx = told(make, Meanings())
     question = "Which color has the vehicle?"
@@ -120,14 +109,18 @@ def test_what_words_and_meaning_both_find_comes_first(make: Make) -> None:
         assert [text for text in said if text in found] == expected
 
 
-def test_vectors_are_bounded_and_the_oldest_go() -> None:
+def test_no_vector_goes_and_equal_ones_are_found_the_newest_first() -> None:
     vectors = Vectors()
-    for n in range(MOST_CHUNKS + 10):
+    for n in range(5_000):
         vectors.add((n, 0), [1.0, float(n)])
-    assert len(vectors.nearest([1.0, 0.0], MOST_CHUNKS + 10, ())) == MOST_CHUNKS
-    assert list(vectors.nearest([1.0, 0.0], 1, ())) == [(10, 0)]
-    assert list(vectors.nearest([1.0, 0.0], 1, (10,))) == [(11, 0)]
+    assert len(vectors) == len(vectors.nearest([1.0, 0.0], 6_000, ())) == 5_000
+    assert list(vectors.nearest([1.0, 0.0], 1, ())) == [(0, 0)]
+    assert list(vectors.nearest([1.0, 0.0], 1, (0,))) == [(1, 0)]
     assert vectors.nearest([-1.0, 0.0], 5, ()) == {}
+    vectors.add((6_000, 4), [2.0, 0.0])
+    assert list(vectors.nearest([1.0, 0.0], 2, ())) == [(6_000, 4), (0, 0)]
+    with pytest.raises(ValueError, match="3 numbers after one of 2"):
+        vectors.nearest([1.0, 0.0, 0.0], 1, ())
 
 
 def test_a_real_model_finds_what_shares_no_word_with_the_question(make: Make) -> None:

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+import json
+import logging
+import struct
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ctxfold.effects import Call, Effect, Flow, StoreCall
-from ctxfold.history.passage_cache import Chunk
+from ctxfold.effects import Call, Effect, Flow, Start, StoreCall
+from ctxfold.errors import StoreCorruptError
+from ctxfold.history.passage_cache import Chunk, unit
 from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Compacted
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import records as parts_of
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
-from ctxfold.protocols import Embedder, Ports, Store
+from ctxfold.protocols import Embedder, Ports, Store, VectorIndex
 from ctxfold.session_state import OpenSession
 
 __all__ = ["near_chunks"]
 
+_log = logging.getLogger("ctxfold")
+
 CHUNK_SENTENCES = 4
 BATCH = 64  # texts of one call
-NEWEST_RECORDS = 4_096  # of the log: messages that older compactions covered are found by words only
+NEWEST_RECORDS = 4_096  # of the log, gone through for one question; older ones follow in the background
+FILLED_RECORDS = 512  # of the log, in one step of that
 NEAREST = 256  # chunks
+PROBE = "The quick brown fox jumps over the lazy dog."  # its vector tells embedders apart
+SAME = 0.002  # square of the distance: a likeness of 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +58,134 @@ def near_chunks(
 ) -> Flow[Mapping[Chunk, float]]:
     """Returns the likeness of the nearest chunks of messages that are not visible; nothing without an embedder.
 
-    Embeds messages first that were compacted since the last question, and those in `older`. Exceptions of the embedder propagate.
+    Embeds messages first that were compacted since the last question, and those in `older`. Messages from long before the first
+    question follow in the background. A store that keeps vectors is asked for them first. Exceptions of the embedder propagate.
     """
     if ports.embedder is None:
         return {}
-    yield from _embed_compacted(open_session, ports.embedder)
-    yield from _embed(open_session, ports.embedder, {e.seq: e.message for e in older if not e.shown_seq})
-    (query_vector,) = yield from Embed(ports.embedder, [query])
-    vectors = open_session.vectors
+    work = _Work(open_session, ports.embedder, keeps=ports.store.capabilities.vectors)
+    query_vector = yield from _embedded_query(work, query)
+    vectors, head = open_session.vectors, open_session.state.head
+    last = min(head, vectors.upto + NEWEST_RECORDS)
+    if last > vectors.upto:
+        yield from _embed_compacted(work, vectors.upto, last)
+        vectors.upto = last
+    yield from _embed(work, {e.seq: e.message for e in older if not e.shown_seq})
+    if vectors.filled_from and not vectors.filling:
+        vectors.filling = True
+        if not (yield from Start(_fill_in_background(work))):
+            yield from _fill(work)
+            vectors.filling = False
     return (yield from Call(lambda: vectors.nearest(query_vector, NEAREST, visible)))
 
 
-def _embed_compacted(open_session: OpenSession, embedder: Embedder) -> Flow[None]:
-    """Embeds the messages that compactions have covered since the last call: those of the archive, and no others."""
-    vectors, head = open_session.vectors, open_session.state.head
-    records = yield from StoreCall(
-        Store.read, open_session.key, after=max(vectors.upto, head - NEWEST_RECORDS), upto=head
-    )
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What embeds messages of a session; `keeps` says that the store keeps the vectors."""
+
+    open_session: OpenSession
+    embedder: Embedder
+    keeps: bool
+
+
+def _embedded_query(work: _Work, query: str) -> Flow[Sequence[float]]:
+    """Returns the query's vector. With the first one, finds out which of the stored vectors this embedder has made."""
+    open_session, vectors = work.open_session, work.open_session.vectors
+    if vectors.embedder:
+        (query_vector,) = yield from Embed(work.embedder, [query])
+        return query_vector
+    query_vector, probed = yield from Embed(work.embedder, [query, PROBE])
+    probe: Sequence[float] = unit(probed)
+    name = hashlib.sha256(struct.pack(f"<{len(probe)}f", *probe)).hexdigest()[:32]
+    filled_from = upto = max(0, open_session.state.head - NEWEST_RECORDS)
+    if work.keeps:
+        stored = {n: _mark(d) for n, d in (yield from StoreCall(VectorIndex.embedders, open_session.key)).items()}
+        same = [n for n, (_, _, other) in stored.items() if _alike(probe, other)]
+        if same:
+            name = same[0]
+            upto, filled_from, probe = stored[name]
+            vectors.unpack((yield from StoreCall(VectorIndex.vectors, open_session.key, name)))
+        elif stored:
+            _log.info("session %r has vectors of another embedder: they are made anew", open_session.key.session)
+    vectors.upto, vectors.filled_from, vectors.probe, vectors.embedder = upto, filled_from, probe, name
+    return query_vector
+
+
+def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Returns whether two vectors of the same text are of the same embedder: services differ a little from call to call."""
+    return len(one) == len(other) and sum((x - y) ** 2 for x, y in zip(one, other, strict=True)) < SAME
+
+
+def _embed_compacted(work: _Work, after: int, upto: int) -> Flow[None]:
+    """Embeds the messages that compactions in these records have covered: those of the archive, and no others."""
+    open_session = work.open_session
+    records = yield from StoreCall(Store.read, open_session.key, after=after, upto=upto)
     taken = [b for r in records if isinstance(b := r.body, Compacted) and r.id not in open_session.state.undone]
-    ids = dict.fromkeys(i for b in taken for i in (*b.covered, *(m.id for m in b.shown)))
-    found = yield from StoreCall(Store.find, open_session.key, [f"m:{i}" for i in ids])
-    yield from _embed(open_session, embedder, {r.seq: m for r in found if (m := stored_message(r)) is not None})
-    vectors.upto = head
+    ids = list(dict.fromkeys(i for b in taken for i in (*b.covered, *(m.id for m in b.shown))))
+    for start in range(0, len(ids), BATCH):
+        found = yield from StoreCall(Store.find, open_session.key, [f"m:{i}" for i in ids[start : start + BATCH]])
+        messages = {r.seq: m for r in found if (m := stored_message(r)) is not None}
+        if work.keeps:
+            vectors = open_session.vectors
+            stored = yield from StoreCall(VectorIndex.vectors, open_session.key, vectors.embedder, seqs=[*messages])
+            vectors.unpack(stored)  # another worker may have been here
+            yield from _embed(work, messages)
+            yield from _keep(work, messages.keys() - stored.keys(), upto=0)
+        else:
+            yield from _embed(work, messages)
+    if ids:
+        yield from _keep(work, (), upto=upto)
 
 
-def _embed(open_session: OpenSession, embedder: Embedder, messages: Mapping[int, Message]) -> Flow[None]:
+def _keep(work: _Work, seqs: Iterable[int], *, upto: int) -> Flow[None]:
+    """Stores the vectors of these messages, and up to where all are stored."""
+    vectors = work.open_session.vectors
+    if work.keeps:
+        rows = {0: _encoded_mark(max(upto, vectors.upto), vectors.filled_from, vectors.probe), **vectors.packed(seqs)}
+        yield from StoreCall(VectorIndex.put_vectors, work.open_session.key, vectors.embedder, rows)
+
+
+def _fill_in_background(work: _Work) -> Flow[None]:
+    """Embeds what was compacted long before the first question. Never fails: the next question tries again."""
+    vectors = work.open_session.vectors
+    try:
+        while vectors.filled_from:
+            yield from _fill(work)
+    except Exception as error:  # noqa: BLE001 - somebody else's embedder, or the store: reported, and the session goes on
+        _log.warning("older messages of session %r were not embedded: %r", work.open_session.key.session, error)
+    finally:
+        vectors.filling = False
+
+
+def _fill(work: _Work) -> Flow[None]:
+    """Embeds what was compacted in the records just before those that are done."""
+    vectors, key = work.open_session.vectors, work.open_session.key
+    first = max(0, vectors.filled_from - FILLED_RECORDS)
+    yield from _embed_compacted(work, first, vectors.filled_from)
+    vectors.filled_from = first
+    yield from _keep(work, (), upto=0)
+    _log.info("session %r: messages up to record %d are still to be embedded", key.session, first)
+    if not first and work.keeps:
+        for name in (yield from StoreCall(VectorIndex.embedders, key)):
+            if name != vectors.embedder:
+                yield from StoreCall(VectorIndex.drop_vectors, key, name)
+
+
+def _mark(data: bytes) -> tuple[int, int, Sequence[float]]:
+    try:
+        upto, filled_from, probe = json.loads(data)
+        return int(upto), int(filled_from), [float(x) for x in probe]
+    except (ValueError, TypeError):
+        raise StoreCorruptError("stored vectors cannot be read: restore the store from a copy") from None
+
+
+def _encoded_mark(upto: int, filled_from: int, probe: Sequence[float]) -> bytes:
+    return json.dumps([upto, filled_from, [round(x, 6) for x in probe]]).encode()
+
+
+def _embed(work: _Work, messages: Mapping[int, Message]) -> Flow[None]:
     """Embeds the chunks of messages, by seq, that have no vector yet."""
-    vectors = open_session.vectors
+    vectors = work.open_session.vectors
     texts: dict[Chunk, str] = {}
     for seq, message in messages.items():
         said = parts_of(without_private_keys(message.text)) if message.kind == "message" else ()
@@ -84,6 +195,6 @@ def _embed(open_session: OpenSession, embedder: Embedder, messages: Mapping[int,
     chunks = list(texts)
     for start in range(0, len(chunks), BATCH):
         batch = chunks[start : start + BATCH]
-        made = yield from Embed(embedder, [texts[c] for c in batch])
+        made = yield from Embed(work.embedder, [texts[c] for c in batch])
         for chunk, vector in zip(batch, made, strict=True):
             vectors.add(chunk, vector)

@@ -46,7 +46,7 @@ from ctxfold.stores.sql_rows import Rows, stored_record
 from ctxfold.telemetry import record_retry
 
 if TYPE_CHECKING:
-    from ctxfold.protocols import OwnerIndex, Store
+    from ctxfold.protocols import OwnerIndex, Store, VectorIndex
 
 __all__ = ["SqlStore"]
 
@@ -89,7 +89,7 @@ class SqlStore(BaseStore):
     `upgrade=False` a store of format 2 stays one, so that workers of the release before can use it too.
     """
 
-    capabilities = StoreCapabilities(owner_index=True)
+    capabilities = StoreCapabilities(owner_index=True, vectors=True)
 
     def __init__(self, url: str, *, timeout_s: float = 30.0, pool_size: int = 8, upgrade: bool = True) -> None:
         if timeout_s <= 0 or pool_size < 0:
@@ -438,6 +438,57 @@ class SqlStore(BaseStore):
     async def aowner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:
         return await self.offload(self.owner_postings, owner, terms, newest=newest)
 
+    # vectors
+
+    def embedders(self, key: SessionKey) -> Mapping[str, bytes]:
+        checked_key(key)
+        rows = self._read(lambda c: c.execute(self._sql.embedders, tuple(key)).fetchall())
+        return {str(embedder): bytes(data) for embedder, data in rows}
+
+    async def aembedders(self, key: SessionKey) -> Mapping[str, bytes]:
+        return await self.offload(self.embedders, key)
+
+    def vectors(self, key: SessionKey, embedder: str, *, seqs: Sequence[int] | None = None) -> Mapping[int, bytes]:
+        checked_key(key)
+        place = (*key, embedder)
+
+        def work(connection: Driven) -> list[Any]:
+            if seqs is not None:
+                return self._rows.listed(connection, self._sql.vectors_in, place, seqs)
+            return list(connection.execute(self._sql.vectors, place).fetchall())
+
+        return {int(seq): bytes(data) for seq, data in self._read(work)}
+
+    async def avectors(
+        self, key: SessionKey, embedder: str, *, seqs: Sequence[int] | None = None
+    ) -> Mapping[int, bytes]:
+        return await self.offload(self.vectors, key, embedder, seqs=seqs)
+
+    def put_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
+        checked_key(key)
+
+        def work(connection: Driven) -> None:
+            stays = not self._upgrade and self._index.stays(connection)  # its erasures do not know of vectors
+            if stays or connection.execute(self._sql.lock, tuple(key)).fetchone() is None:
+                return
+            kept = {0, *(int(r[0]) for r in self._rows.listed(connection, self._sql.not_erased_in, key, [*vectors]))}
+            rows: list[tuple[object, ...]] = [(*key, embedder, s, data) for s, data in vectors.items() if s in kept]
+            if rows:
+                self._rows.many(connection, self._sql.put_vectors, rows)
+
+        if vectors:
+            self._write(work)
+
+    async def aput_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
+        await self.offload_write(self.put_vectors, key, embedder, vectors)
+
+    def drop_vectors(self, key: SessionKey, embedder: str) -> None:
+        checked_key(key)
+        self._write(lambda c: c.execute(self._sql.drop_vectors, (*key, embedder)))
+
+    async def adrop_vectors(self, key: SessionKey, embedder: str) -> None:
+        await self.offload_write(self.drop_vectors, key, embedder)
+
     # leases
 
     def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
@@ -493,6 +544,8 @@ class SqlStore(BaseStore):
 
             for change in sorted(rewrites, key=lambda r: r.key):
                 if self._rows.rewrite(connection, change, unindexed):
+                    seqs = (*(record.seq for record in change.records), *change.unindexed)
+                    self._rows.each(connection, self._sql.drop_vectors_in, change.key, seqs)
                     sql_memory.without_sources(self._rows, connection, change.key.owner, change.key.session, change.ids)
             for owner, session in sorted(map(checked_key, gone)):
                 self._rows.remove(connection, owned_tables(), owner, session)
@@ -569,3 +622,4 @@ def _move_in_background(reference: weakref.ref[SqlStore], stop: threading.Event)
 if TYPE_CHECKING:
     _: Store = SqlStore("sqlite://")
     _index: OwnerIndex = SqlStore("sqlite://")
+    _vectors: VectorIndex = SqlStore("sqlite://")

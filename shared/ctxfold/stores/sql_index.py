@@ -157,11 +157,8 @@ class Index:
 
     def remove(self, connection: Driven, key: SessionKey, seqs: Sequence[int]) -> None:
         """Removes documents with all their hits: reads the whole index of the session."""
-        for start in range(0, len(seqs), 500):
-            chunk = seqs[start : start + 500]
-            marks = self.rows.marks(len(chunk), self.rows.dialect)
-            if self.old_rows:
-                connection.execute(self.rows.sql.unindex_in + marks, (*key, *chunk))
+        if self.old_rows:
+            self.rows.each(connection, self.rows.sql.unindex_in, key, seqs)
         erased = frozenset(seqs)
         leaves = connection.execute(self.rows.sql.every_leaf, (*key, _ALL)).fetchall()
         changes = ((old, without_documents(old, data, erased)) for old, data in leaves)

@@ -79,6 +79,12 @@ class Rows:
         finally:
             cursor.close()
 
+    def each(self, connection: Driven, sql: str, key: tuple[str, ...], values: Sequence[Any]) -> None:
+        """Runs a statement that returns nothing with an IN list of any length."""
+        for start in range(0, len(values), _CHUNK):
+            chunk = values[start : start + _CHUNK]
+            connection.execute(sql + self.marks(len(chunk), self.dialect), (*key, *chunk))
+
     def range(self, connection: Driven, key: SessionKey, after: int, upto: int | None) -> tuple[Record, ...]:
         if upto is None:
             found = connection.execute(self.sql.read, (*key, after))

@@ -145,6 +145,16 @@ Table(
     Column("length", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
+# vectors of a message's chunks by embedder; what is known of the embedder itself stands under seq 0
+Table(
+    "ctxfold_vectors",
+    _metadata,
+    Column("owner", Text, primary_key=True),
+    Column("session", Text, primary_key=True),
+    Column("embedder", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
 # work that one worker at a time may do, until a moment in Unix time
 Table(
     "ctxfold_leases",
@@ -360,6 +370,16 @@ class Statements:
         "COALESCE((SELECT x.first_key FROM ctxfold_postings x WHERE x.owner = s.owner AND x.session = s.session "
         "AND x.first_key <= ? ORDER BY x.first_key DESC LIMIT 1 OFFSET ?), x'')) AND s.owner = ?"
     )
+    embedders: str = f"SELECT embedder, data FROM ctxfold_vectors WHERE {_MINE} AND seq = 0"
+    vectors: str = f"SELECT seq, data FROM ctxfold_vectors WHERE {_MINE} AND embedder = ? AND seq > 0"
+    vectors_in: str = f"SELECT seq, data FROM ctxfold_vectors WHERE {_MINE} AND embedder = ? AND seq IN "
+    put_vectors: str = (
+        "INSERT INTO ctxfold_vectors (owner, session, embedder, seq, data) VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT (owner, session, embedder, seq) DO UPDATE SET data = excluded.data"
+    )
+    drop_vectors: str = f"DELETE FROM ctxfold_vectors WHERE {_MINE} AND embedder = ?"
+    drop_vectors_in: str = f"DELETE FROM ctxfold_vectors WHERE {_MINE} AND seq IN "
+    not_erased_in: str = f"SELECT seq FROM ctxfold_records WHERE {_MINE} AND kind <> 'erased' AND seq IN "
     old_row_after: str = (
         "SELECT owner, session, term, seq FROM ctxfold_terms WHERE (owner, session, term, seq) > (?, ?, ?, ?) "
         "ORDER BY owner, session, term, seq LIMIT 1"

@@ -1,0 +1,186 @@
+"""Vectors that stay in the store: a restart embeds nothing twice, another embedder makes them anew, an erasure removes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxfold import AgentContext, SessionKey, SqlStore, StoreCorruptError, assistant, user
+from ctxfold.history.passage_cache import Vectors
+from ctxfold.retrieval.embeddings import NEWEST_RECORDS, PROBE
+from tests.support.driven import Driven, turns
+from tests.support.minilm import MiniLM
+from tests.support.postgres_schema import fresh_schema
+
+Make = Callable[..., Driven]
+KEY = SessionKey("default", "kept")
+MEANINGS = ({"automobile", "car", "vehicle"}, {"red", "crimson", "colour", "color"})
+QUESTION = "Which color has the vehicle?"
+
+
+class Counting:
+    """An embedder for which some words mean alike, or another whose numbers stand in another order; counts what it is asked."""
+
+    def __init__(self, *, other: bool = False) -> None:
+        self.asked: list[str] = []
+        self.step = -1 if other else 1
+
+    def embed(self, texts: Any) -> list[list[float]]:
+        self.asked += texts
+        words = [set(text.lower().replace("?", " ").replace(".", " ").split()) for text in texts]
+        return [[*(float(len(w & meaning)) for meaning in MEANINGS), 0.1, 0.2][:: self.step] for w in words]
+
+    async def aembed(self, texts: Any) -> list[list[float]]:
+        return self.embed(texts)
+
+    @property
+    def messages(self) -> list[str]:
+        return [text for text in self.asked if text not in (QUESTION, PROBE)]
+
+
+class Real(Counting):
+    """A model, which is slow where the machine is busy."""
+
+    def embed(self, texts: Any) -> list[list[float]]:
+        self.asked += texts
+        return [[*map(float, vector)] for vector in MiniLM().embed(texts)]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/a.db"
+        return
+    with fresh_schema(request.getfixturevalue("postgres_url")) as place:
+        yield place
+
+
+def opened(make: Make, url: str, embedder: Any) -> Driven:
+    return make(
+        None,
+        session_id=KEY.session,
+        context_window=2_000,
+        strategy="sliding_window",
+        keep_last=2,
+        embedder=embedder,
+        store=url,
+    )
+
+
+def filled(make: Make, url: str, embedder: Any) -> Driven:
+    ctx = opened(make, url, embedder)
+    ctx.add([user("My automobile is crimson.", id="m1"), assistant("Nice.", id="m2"), *turns(5)])
+    return ctx
+
+
+def recalled(ctx: Any) -> str:
+    return str(ctx.window(recall=True, question=QUESTION).recalled)
+
+
+def test_a_restart_embeds_nothing_twice(url: str, make: Make) -> None:
+    first, second = Real(), Real()
+    ctx = filled(make, url, first)
+    before = recalled(ctx)
+    assert "crimson" in before
+    assert "My automobile is crimson." in first.messages
+    ctx.close()
+    again = opened(make, url, second)
+    assert recalled(again) == before
+    assert second.messages == []
+    again.add(turns(2, start=50))
+    recalled(again)
+    assert set(second.messages).isdisjoint(first.messages)
+    assert len(second.messages) == len(set(second.messages)) > 0
+
+
+def test_another_worker_uses_what_one_has_embedded(url: str, make: Make) -> None:
+    first, second = Counting(), Counting()
+    one, two = filled(make, url, first), opened(make, url, second)
+    for step in range(3):
+        assert "crimson" in recalled(one)
+        assert "crimson" in recalled(two)
+        one.add(turns(1, start=50 + step))
+    assert second.messages == []
+
+
+def test_another_embedder_makes_them_anew(url: str, make: Make) -> None:
+    filled_with = Counting()
+    ctx = filled(make, url, filled_with)
+    recalled(ctx)
+    ctx.close()
+    other, again = Counting(other=True), Counting(other=True)
+    ctx = opened(make, url, other)
+    assert "crimson" in recalled(ctx)
+    assert sorted(other.messages) == sorted(filled_with.messages)
+    ctx.close()
+    ctx = opened(make, url, again)
+    assert "crimson" in recalled(ctx)
+    assert again.messages == []
+
+
+def test_an_erasure_removes_vectors(url: str, make: Make) -> None:
+    ctx = filled(make, url, Counting())
+    recalled(ctx)
+    with SqlStore(url) as store:
+        (embedder,) = store.embedders(KEY)
+        before = store.vectors(KEY, embedder)
+        (erased,) = (record.seq for record in store.find(KEY, ["m:m1"]))
+        assert erased in before
+        ctx.erase("m1")
+        left = store.vectors(KEY, embedder)
+        assert erased not in left
+        assert left.items() <= before.items()
+        # a worker that embedded the message before it was erased, and stores its vector afterwards
+        store.put_vectors(KEY, embedder, before)
+        assert store.vectors(KEY, embedder) == {seq: data for seq, data in before.items() if seq != erased}
+        store.erase_owner(KEY.owner)
+        store.put_vectors(KEY, embedder, before)
+        assert (store.embedders(KEY), store.vectors(KEY, embedder)) == ({}, {})
+
+
+def test_what_was_compacted_long_ago_follows_in_the_background(tmp_path: Path) -> None:
+    """Nothing of it is left out, and a question does not wait for it."""
+    url = f"sqlite:///{tmp_path}/a.db"
+
+    def session(embedder: Any) -> AgentContext:
+        return AgentContext(
+            session_id=KEY.session,
+            context_window=2_000,
+            strategy="sliding_window",
+            keep_last=2,
+            store=url,
+            embedder=embedder,
+        )
+
+    with session(None) as ctx:
+        ctx.add([user("My automobile is crimson.", id="m1"), assistant("Nice.", id="m2"), *turns(5)])
+        ctx.add([user(f"Word {n}.", id=f"w{n}") for n in range(NEWEST_RECORDS)])
+    asked: list[str] = []
+    left = NEWEST_RECORDS
+    for _ in range(100):  # a worker may be ended before it is done: the next one goes on
+        embedder = Counting()
+        with session(embedder) as ctx, SqlStore(url) as store:
+            ctx.window(recall=True, question=QUESTION)
+            (data,) = store.embedders(KEY).values()
+        asked += embedder.messages
+        if not (left := json.loads(data)[1]):
+            break
+    assert left == 0
+    assert "My automobile is crimson." in asked
+    assert len(asked) == len(set(asked))
+
+
+def test_damaged_vectors_are_told() -> None:
+    vectors = Vectors()
+    vectors.add((1, 0), [1.0, 2.0])
+    data = vectors.packed([1])[1]
+    for damaged in (data[:-1], data[:6], b"", data + b"1234"):
+        with pytest.raises(StoreCorruptError, match="stored vectors cannot be read"):
+            Vectors().unpack({1: damaged})
+    copy = Vectors()
+    copy.unpack({1: data})
+    assert copy.nearest([1.0, 2.0], 1, ()) == vectors.nearest([1.0, 2.0], 1, ())
