@@ -31,7 +31,8 @@ def open_connections() -> list[str]:
     """The connections of clients that were not closed; each client is reported once."""
     found: list[str] = []
     for client in [one for one in _clients if not one.is_closed]:
-        transports: list[Any] = [client._transport, *client._mounts.values()]
+        fields: dict[str, Any] = vars(client)
+        transports: list[Any] = [fields["_transport"], *fields["_mounts"].values()]
         pools = [one._pool for one in transports if hasattr(one, "_pool")]
         left = [str(connection) for pool in pools for connection in pool.connections]
         if left:
