@@ -26,5 +26,6 @@ SHOWS = (
     "pruning",
     "faults",
     "index_layouts",
+    "scale",
     "checkpoints",
 )
