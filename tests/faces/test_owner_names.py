@@ -21,6 +21,7 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import ConfigurableFieldSpec, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
+from langgraph.checkpoint.memory import InMemorySaver
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms import MockLLM
 from typer.testing import CliRunner
@@ -48,6 +49,7 @@ from langchain_ctx import (
     ContextNode,
     CtxChatMessageHistory,
     HistoryFactory,
+    SlimCheckpointer,
 )
 from llamaindex_ctx import ContextLLM, CtxAsyncChatStore, CtxChatStore, CtxMemory, CtxMemoryBlock
 
@@ -131,6 +133,11 @@ def middleware(w: World, **given: Any) -> ContextMiddleware:
 
 def agent(w: World, **given: Any) -> Any:
     return create_agent(fake(), [], middleware=[middleware(w, **given)])
+
+
+def slim_agent(w: World) -> Any:
+    saver = SlimCheckpointer(InMemorySaver(), store=w.store, min_chars=1)
+    return create_agent(fake(), [], checkpointer=saver)
 
 
 def node(w: World, **given: Any) -> ContextNode:
@@ -249,6 +256,10 @@ OWNED: dict[str, Entry] = {
     "langchain_ctx.ContextMiddleware.context": lambda w, owner: middleware(w).context("t", owner=owner),
     "langchain_ctx.ContextMiddleware.erase": lambda w, owner: middleware(w).erase("t", owner=owner),
     "langchain_ctx.ContextMiddleware.aerase": lambda w, owner: middleware(w).aerase("t", owner=owner),
+    "langchain_ctx.SlimCheckpointer": lambda w, owner: SlimCheckpointer(InMemorySaver(), store=w.store, owner=owner),
+    "langchain_ctx.SlimCheckpointer [run]": lambda w, owner: slim_agent(w).invoke(
+        {"messages": [HumanMessage("hi")]}, {"configurable": {"thread_id": "t", "owner": owner}}
+    ),
     "langchain_ctx.ContextNode": lambda w, owner: node(w, owner=owner),
     "langchain_ctx.ContextNode.context": lambda w, owner: node(w, session_id="t").context(owner=owner),
     "langchain_ctx.ContextNode.erase": lambda w, owner: node(w).erase("t", owner=owner),
@@ -471,6 +482,7 @@ OWNER_COMMANDS = {
     "export": ["t", "out.jsonl"],
     "import": ["t", "out.jsonl"],
     "erase": ["--all", "--yes"],
+    "prune": ["--max-messages", "1", "--yes"],
     "mcp": [],
     "watch": ["t", "--once"],
     "doctor": [],
