@@ -342,7 +342,7 @@ class SqlStore(BaseStore):
 
         def work(connection: Driven) -> tuple[Record, ...]:
             head, snapshot, archived, length, numbered = self._rows.locked(connection, key)
-            if not head:
+            if not head and not archived:
                 self._rows.remove_left_over(connection, key)
             ids = [*(() if known_id is None else (known_id,)), *(item.draft.id for item in ready)]
             there = self._rows.fingerprints(connection, key, ids) if head else {}
