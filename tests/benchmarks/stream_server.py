@@ -40,6 +40,48 @@ def event(number: int, count: int) -> bytes:
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
+def anthropic_event(number: int, count: int) -> bytes:
+    """The same as the Messages API streams it: named events, a signed block of thinking, then a block of text."""
+    thinks = number < count // 4
+    piece = f" {WORDS[number % len(WORDS)]}"
+    delta = {"type": "thinking_delta", "thinking": piece} if thinks else {"type": "text_delta", "text": piece}
+    event = _named({"type": "content_block_delta", "index": int(not thinks), "delta": delta})
+    if number == 0:
+        usage = {"input_tokens": 900, "output_tokens": 1}
+        message = {
+            "id": "msg_7f3a9c1e",
+            "type": "message",
+            "role": "assistant",
+            "model": "measured-model",
+            "content": [],
+        }
+        opened = {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}}
+        return _named({"type": "message_start", "message": {**message, "usage": usage}}) + _named(opened) + event
+    if number == count // 4:
+        signed = {"type": "signature_delta", "signature": "c2lnbmVk"}
+        opened = {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}}
+        return (
+            b"".join(
+                _named(body)
+                for body in (
+                    {"type": "content_block_delta", "index": 0, "delta": signed},
+                    {"type": "content_block_stop", "index": 0},
+                    opened,
+                )
+            )
+            + event
+        )
+    if number < count - 1:
+        return event
+    stopped = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": count}}
+    ends: tuple[dict[str, object], ...] = (
+        {"type": "content_block_stop", "index": 1},
+        stopped,
+        {"type": "message_stop"},
+    )
+    return event + b"".join(_named(body) for body in ends)
+
+
 def gemini_event(number: int, count: int) -> bytes:
     """The same as generateContent streams it: a whole reply object with each piece, and running usage."""
     part: dict[str, object] = {"text": f" {WORDS[number % len(WORDS)]}"}
@@ -109,6 +151,7 @@ def _frame(kind: str, body: dict[str, object]) -> bytes:
 
 
 EVENTS = {
+    "/anthropic": (anthropic_event, b""),
     "/converse": (converse_event, b""),
     "/gemini": (gemini_event, b""),
     "/responses": (responses_event, b""),

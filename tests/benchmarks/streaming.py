@@ -13,7 +13,16 @@ from typing import Any, TypeAlias
 
 import httpx
 
-from ctxfold import BedrockBackend, Fold, GeminiBackend, OpenAIChatBackend, OpenAIResponsesBackend, Request, user
+from ctxfold import (
+    AnthropicBackend,
+    BedrockBackend,
+    Fold,
+    GeminiBackend,
+    OpenAIChatBackend,
+    OpenAIResponsesBackend,
+    Request,
+    user,
+)
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.backends.profile import Wire
 from tests.benchmarks.lanes import frozen_heap
@@ -80,6 +89,7 @@ def _further_wires(address: str, sizes: Sizes) -> Sheet:
     """CPU per event on the wires beside chat completions, each with its own frames."""
     rows: list[tuple[Cell, ...]] = []
     wires: dict[str, tuple[type[HttpBackend], Wire, Payloads]] = {
+        "/anthropic": (AnthropicBackend, "anthropic_messages", _payloads),
         "/converse": (BedrockBackend, "bedrock_converse", _framed),
         "/gemini": (GeminiBackend, "gemini", partial(_payloads, end=b"\r\n\r\n")),
         "/responses": (OpenAIResponsesBackend, "openai_responses", _payloads),
