@@ -860,8 +860,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "stores/sql_rows.py",
         (
             "an_open_reader_reads_on_in_an_erased_log",
-            'f"(SELECT owner, session, head FROM ctxfold_sessions WHERE owner = {mark})",',
-            'f"(SELECT owner, session, -1 FROM ctxfold_sessions WHERE owner = {mark})",',
+            'f"(SELECT session, head FROM ctxfold_sessions WHERE owner = {mark})",',
+            'f"(SELECT session, -1 FROM ctxfold_sessions WHERE owner = {mark})",',
             "erasure/test_retention.py::test_a_killed_erasure_of_an_owner_is_completed",
         ),
     ),
@@ -1175,6 +1175,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "WHERE ctxfold_leases.until_s <= {now} OR",
             "WHERE ctxfold_leases.until_s > {now} OR",
             "stores/test_store_suite.py::TestSqlite::test_a_lease_has_one_holder",
+        ),
+        (
+            "a_search_goes_by_the_owner_of_another_table",
+            "WHERE p.owner = %s AND p.session = s.session AND p.first_key <= %s",
+            "WHERE p.owner = s.owner AND %s <> '' AND p.session = s.session AND p.first_key <= %s",
+            "stores/test_statements.py::test_each_statement_names_owner_and_session",
+        ),
+        (
+            "records_are_found_by_their_session_alone",
+            '_MINE_C = "owner{c} = ? AND session{c} = ?"',
+            '_MINE_C = "owner{c} >= ? AND session{c} = ?"',
+            "stores/test_statements.py::test_each_statement_names_owner_and_session",
         ),
         (
             "sql_releases_the_lease_of_another",

@@ -511,7 +511,7 @@ class SqlStore(BaseStore):
 
         def work(connection: Driven) -> list[Any]:
             first = self._rows.record_id(connection, key, 1)
-            return list(connection.execute(self._sql.copies, (owner, session, first or "")))
+            return list(connection.execute(self._sql.copies, (owner, session, owner, first or "")))
 
         return tuple(sorted(str(row[0]) for row in self._read(work)))
 

@@ -113,7 +113,11 @@ class Index:
             old = self._old_of_owner(connection, owner, term, newest)
             name = stored_term(term)
             low, high = leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)
-            values = (high, low, high, limit - 1, owner) if sqlite else (high, low, limit, owner)
+            values = (
+                (owner, owner, high, owner, low, owner, high, limit - 1)
+                if sqlite
+                else (owner, high, owner, low, limit, owner)
+            )
             leaves: dict[str, list[bytes]] = {}
             for session, data in connection.execute(self.rows.sql.owner_leaves, values):
                 leaves.setdefault(str(session), []).append(data)
@@ -250,7 +254,8 @@ class Index:
         found: dict[str, list[Hit]] = {}
         if self.old_rows:
             name = indexed_term(term)
-            values = (name, name, newest - 1, owner) if self.rows.dialect == "sqlite" else (name, newest, owner)
+            sqlite = self.rows.dialect == "sqlite"
+            values = (owner, owner, name, owner, name, newest - 1) if sqlite else (owner, name, newest, owner)
             for session, seq, count, length in connection.execute(self.rows.sql.owner_hits, values):
                 found.setdefault(str(session), []).append((seq, count, length))
         return found

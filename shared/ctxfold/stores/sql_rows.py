@@ -154,9 +154,9 @@ class Rows:
 
         mark = _mark(self.dialect)
         connection.execute(
-            "DELETE FROM ctxfold_records WHERE (owner, session, seq) IN "
-            f"(SELECT owner, session, head FROM ctxfold_sessions WHERE owner = {mark})",
-            (owner,),
+            f"DELETE FROM ctxfold_records WHERE owner = {mark} AND (session, seq) IN "
+            f"(SELECT session, head FROM ctxfold_sessions WHERE owner = {mark})",
+            (owner, owner),
         )
         for table in SMALL_TABLES:
             connection.execute(f"DELETE FROM {table} WHERE owner = {mark}", (owner,))
@@ -171,9 +171,9 @@ class Rows:
             for table in large_tables()
             for row in connection.execute(
                 f"SELECT DISTINCT t.session FROM {table} t WHERE t.owner = {mark} AND NOT EXISTS "
-                "(SELECT 1 FROM ctxfold_sessions s WHERE s.owner = t.owner AND s.session = t.session) "
+                f"(SELECT 1 FROM ctxfold_sessions s WHERE s.owner = {mark} AND s.session = t.session) "
                 f"LIMIT {ERASED_SESSIONS}",
-                (owner,),
+                (owner, owner),
             )
         }
         return [SessionKey(owner, name) for name in sorted(names)]

@@ -303,7 +303,10 @@ class Statements:
     head: str = f"SELECT head, snapshot_seq FROM ctxfold_sessions WHERE {_MINE}"
     archive: str = f"SELECT documents, total_length FROM ctxfold_sessions WHERE {_MINE}"
     sessions: str = "SELECT session FROM ctxfold_sessions WHERE owner = ?"
-    new_session: str = "INSERT INTO ctxfold_sessions VALUES (?, ?, 0, 0, 0, 0, 0) ON CONFLICT DO NOTHING"
+    new_session: str = (
+        "INSERT INTO ctxfold_sessions (owner, session, head, snapshot_seq, documents, total_length, numbered) "
+        "VALUES (?, ?, 0, 0, 0, 0, 0) ON CONFLICT DO NOTHING"
+    )
     move_head: str = (
         "UPDATE ctxfold_sessions SET head = ?, snapshot_seq = ?, documents = ?, total_length = ?, numbered = ? "
         f"WHERE {_MINE}"
@@ -337,9 +340,9 @@ class Statements:
     # one walk down the primary key for each session; SQLite keeps the order of a CROSS JOIN, and has no LATERAL
     owner_hits: str = (
         "SELECT t.session, t.seq, t.count, t.length FROM ctxfold_sessions s CROSS JOIN ctxfold_terms t "
-        "WHERE t.owner = s.owner AND t.session = s.session AND t.term = ? AND t.seq >= COALESCE((SELECT x.seq FROM ctxfold_terms x "
-        "WHERE x.owner = s.owner AND x.session = s.session AND x.term = ? ORDER BY x.seq DESC LIMIT 1 OFFSET ?), 0) "
-        "AND s.owner = ? ORDER BY t.session, t.seq"
+        "WHERE s.owner = ? AND t.owner = ? AND t.session = s.session AND t.term = ? AND t.seq >= COALESCE((SELECT x.seq "
+        "FROM ctxfold_terms x WHERE x.owner = ? AND x.session = s.session AND x.term = ? ORDER BY x.seq DESC LIMIT 1 OFFSET ?), 0) "
+        "ORDER BY t.session, t.seq"
     )
     take_lease: str = (
         "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (?, ?, ?, ?, {now} + ?) "
@@ -364,11 +367,11 @@ class Statements:
     leaves_of: str = ""
     owner_leaves: str = (
         "SELECT t.session, t.data FROM ctxfold_sessions s CROSS JOIN ctxfold_postings t "
-        "WHERE t.owner = s.owner AND t.session = s.session AND t.first_key <= ? AND t.first_key >= MAX("
-        "COALESCE((SELECT x.first_key FROM ctxfold_postings x WHERE x.owner = s.owner AND x.session = s.session "
+        "WHERE s.owner = ? AND t.owner = ? AND t.session = s.session AND t.first_key <= ? AND t.first_key >= MAX("
+        "COALESCE((SELECT x.first_key FROM ctxfold_postings x WHERE x.owner = ? AND x.session = s.session "
         "AND x.first_key <= ? ORDER BY x.first_key DESC LIMIT 1), x''), "
-        "COALESCE((SELECT x.first_key FROM ctxfold_postings x WHERE x.owner = s.owner AND x.session = s.session "
-        "AND x.first_key <= ? ORDER BY x.first_key DESC LIMIT 1 OFFSET ?), x'')) AND s.owner = ?"
+        "COALESCE((SELECT x.first_key FROM ctxfold_postings x WHERE x.owner = ? AND x.session = s.session "
+        "AND x.first_key <= ? ORDER BY x.first_key DESC LIMIT 1 OFFSET ?), x''))"
     )
     embedders: str = f"SELECT embedder, data FROM ctxfold_vectors WHERE {_MINE} AND seq = 0"
     vectors: str = f"SELECT seq, data FROM ctxfold_vectors WHERE {_MINE} AND embedder = ? AND seq > 0"
@@ -388,7 +391,7 @@ class Statements:
     drop_old_rows: str = f"DELETE FROM ctxfold_terms WHERE {_MINE} AND (term, seq) <= (?, ?)"
     copies: str = (
         "SELECT s.session FROM ctxfold_sessions s WHERE s.owner = ? AND s.session <> ? AND EXISTS ("
-        "SELECT 1 FROM ctxfold_records r WHERE r.owner = s.owner AND r.session = s.session AND r.seq = 1 AND r.record_id = ?)"
+        "SELECT 1 FROM ctxfold_records r WHERE r.owner = ? AND r.session = s.session AND r.seq = 1 AND r.record_id = ?)"
     )
     standing_in: str = (
         "SELECT place, payload, created_s, item_id FROM ctxfold_memory "
@@ -427,7 +430,7 @@ class Statements:
         texts["format_version"] += " FOR SHARE"
         texts["owner_hits"] = (
             "SELECT s.session, t.seq, t.count, t.length FROM ctxfold_sessions s CROSS JOIN LATERAL ("
-            "SELECT seq, count, length FROM ctxfold_terms WHERE owner = s.owner AND session = s.session AND term = %s "
+            "SELECT seq, count, length FROM ctxfold_terms WHERE owner = %s AND session = s.session AND term = %s "
             "ORDER BY seq DESC LIMIT %s) t WHERE s.owner = %s ORDER BY s.session, t.seq"
         )
         # all ranges in one round trip
@@ -445,8 +448,8 @@ class Statements:
         )
         texts["owner_leaves"] = (
             "SELECT s.session, t.data FROM ctxfold_sessions s CROSS JOIN LATERAL (SELECT data FROM ctxfold_postings p "
-            "WHERE p.owner = s.owner AND p.session = s.session AND p.first_key <= %s AND p.first_key >= COALESCE(("
-            "SELECT x.first_key FROM ctxfold_postings x WHERE x.owner = s.owner AND x.session = s.session "
+            "WHERE p.owner = %s AND p.session = s.session AND p.first_key <= %s AND p.first_key >= COALESCE(("
+            "SELECT x.first_key FROM ctxfold_postings x WHERE x.owner = %s AND x.session = s.session "
             "AND x.first_key <= %s ORDER BY x.first_key DESC LIMIT 1), '') ORDER BY p.first_key DESC LIMIT %s) t WHERE s.owner = %s"
         )
         return cls(**texts)
