@@ -51,8 +51,8 @@ class WindowCache:
     Callers get copies: other middleware may change the messages of its request in place.
     """
 
-    def __init__(self, sessions: int = 64) -> None:
-        self._windows: LruCache[SessionKey, Window] = LruCache(sessions)
+    def __init__(self, max_sessions: int) -> None:
+        self._windows: LruCache[SessionKey, Window] = LruCache(max_sessions)
 
     def asked(self, key: SessionKey, messages: Iterable[Message]) -> list[BaseMessage]:
         """Returns the messages as LangChain's, in a new list."""

@@ -34,7 +34,7 @@ from ctxfold.adapters.model_calls import original_error
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.effects import Flow
 from ctxfold.engine.attach import BRANCH, Attachment, Cursor
-from ctxfold.engine.engine import Engine
+from ctxfold.engine.engine import Engine, session_limit
 from ctxfold.engine.turn import Options, TurnInput, ask
 from ctxfold.errors import ConfigError, CtxError
 from ctxfold.history.diff import newest_known, split_settled
@@ -82,6 +82,7 @@ __all__ = [
 
 
 KEPT = "ctxfold"
+CONVERTED_WINDOWS = 64  # at most: of the sessions used last
 
 
 class ContextState(AgentState[Any]):
@@ -205,8 +206,8 @@ class AgentList:
 class AgentCaches:
     """Holds what one model call of an agent leaves for the next: converted windows, and versions of messages."""
 
-    def __init__(self) -> None:
-        self.windows = WindowCache()
+    def __init__(self, max_sessions: int) -> None:
+        self.windows = WindowCache(min(max_sessions, CONVERTED_WINDOWS))
         self.versions = VersionCache()
 
     def clear(self) -> None:
@@ -397,7 +398,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
         self._session = None if session_id is None else check_name("session", session_id)
         self._owner = check_name("owner", owner)
         self._writer = CallersSummarizer(summarizer)
-        self._caches = AgentCaches()
+        self._caches = AgentCaches(session_limit(settings.get("max_sessions")))
         self._sessions = Sessions(
             store=store,
             context_window=context_window,

@@ -242,12 +242,14 @@ class ContextSettings(PolicyFields, total=False):
     reply_reserve_tokens: int | None
     strategy: str | Strategy | Summarizer | None
     prices: Prices | None
+    max_sessions: int | None
     sections: Sequence[Section]
     embedder: Embedder | Embeddings | None
 
 
 _NO_RULES = (
     "embedder",
+    "max_sessions",
     "policy",
     "prices",
     "sections",
@@ -324,7 +326,7 @@ class Sessions(SessionPool):
         more["embedder"] = as_embedder(more.get("embedder"))
         more["sections"] = checked_sections(more.get("sections", ()))
         reserve = rules.pop("reply_reserve_tokens", max_tokens)
-        checked: dict[str, Any] = {name: more.get(name) for name in ("strategy", "policy", "prices")}
+        checked: dict[str, Any] = {name: more.get(name) for name in ("strategy", "policy", "prices", "max_sessions")}
         self._of_model = of_model and context_window is None and more.get("policy") is None
         window = ANY_WINDOW if self._of_model else context_window
         policy = session_rules(window, backend, reply_reserve_tokens=reserve, counter=counter, **checked, **rules)

@@ -22,7 +22,7 @@ from llamaindex_ctx.tool_rounds import as_text, unanswered
 __all__ = ["CtxMemoryBlock"]
 
 STAMP = "session_id"  # where `Memory` notes whose messages it hands over
-SESSIONS = 256
+HANDLES = 256  # of sessions, at least: they hold no messages
 CUT = "[earlier lines are left out here]"
 
 
@@ -42,13 +42,14 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
     priority: int = Field(default=1, description="0 is never truncated; the block keeps to its own limit anyway.")
 
     _memory: CtxMemory = PrivateAttr()
-    _sessions: LruCache[str, CtxMemory] = PrivateAttr(default_factory=lambda: LruCache[str, CtxMemory](SESSIONS))
+    _sessions: LruCache[str, CtxMemory] = PrivateAttr()
 
     def __init__(self, memory: CtxMemory, **fields: Any) -> None:
         if not is_a(memory, CtxMemory):
             raise ConfigError(f"the memory of a CtxMemoryBlock is {kind_of(memory)}: give CtxMemory.from_defaults(...)")
         super().__init__(**fields)
         self._memory = memory
+        self._sessions = LruCache(max(HANDLES, memory.context.max_sessions))
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         # the memory and its sessions are shared: they cannot be copied

@@ -17,6 +17,7 @@ from llama_index.core.storage.chat_store.loading import RECOGNIZED_CHAT_STORES
 from pydantic import Field, PrivateAttr, computed_field
 
 from ctxfold._closing import Closing
+from ctxfold.engine.engine import session_limit
 from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
@@ -34,7 +35,7 @@ __all__ = ["CtxAsyncChatStore", "CtxChatStore"]
 
 ARCHIVED = "/archived"
 AS_PUT = "llama_index:as_put"  # what a message was before it was told in another role
-HANDLES = 256
+HANDLES = 256  # of sessions, at least: they hold no messages
 TURNS = 64  # histories that share one wait for each other's writers
 WINDOW = 1_000_000  # nothing is ever compacted here: the memory above trims, or a CtxMemory that opens the session
 
@@ -48,8 +49,9 @@ class _Shared:
     source: Source
     store: Store
     ours: bool
+    max_sessions: int
+    handles: LruCache[SessionKey, AgentContext]
     first: AgentContext | None = None
-    handles: LruCache[SessionKey, AgentContext] = field(default_factory=lambda: LruCache(HANDLES))
     # who changes a whole history would be overtaken again and again by who adds to it; other processes may do so still
     turns: tuple[threading.Lock, ...] = field(default_factory=lambda: tuple(threading.Lock() for _ in range(TURNS)))
 
@@ -64,6 +66,7 @@ class _Shared:
                 context_window=WINDOW,
                 auto_compact=False,
                 create=new,
+                max_sessions=self.max_sessions,
             )
         return self.first.at(key.session, owner=key.owner, create=new)
 
@@ -78,18 +81,22 @@ class CtxChatStore(BaseChatStore, Closing):
     Args:
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a registered name, a Store, or None for memory.
         owner: whose histories they are.
+        max_sessions: how many histories stay open in memory, 256 by default; any other is read from the store when it is used.
     """
 
     owner: str = Field(default="default", description="whose histories they are")
 
     _shared: _Shared = PrivateAttr()
 
-    def __init__(self, store: str | Store | None = None, *, owner: str = "default") -> None:
+    def __init__(
+        self, store: str | Store | None = None, *, owner: str = "default", max_sessions: int | None = None
+    ) -> None:
         fields: dict[str, Any] = {"owner": check_name("owner name", owner)}
         super().__init__(**fields)
+        most = session_limit(max_sessions)
         source = source_of(store, None)
         opened, ours = source.open()
-        self._shared = _Shared(source, opened, ours)
+        self._shared = _Shared(source, opened, ours, most, LruCache(max(HANDLES, most)))
 
     @classmethod
     def class_name(cls) -> str:
@@ -261,9 +268,11 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
 
     _histories: CtxChatStore = PrivateAttr()
 
-    def __init__(self, store: str | Store | None = None, *, owner: str = "default") -> None:
+    def __init__(
+        self, store: str | Store | None = None, *, owner: str = "default", max_sessions: int | None = None
+    ) -> None:
         super().__init__()
-        self._histories = CtxChatStore(store, owner=owner)
+        self._histories = CtxChatStore(store, owner=owner, max_sessions=max_sessions)
 
     @classmethod
     def class_name(cls) -> str:

@@ -190,6 +190,24 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "session_state.py",
         (
+            "a_session_leaves_memory_in_spite_of_a_request",
+            "            self.in_flight\n",
+            "            set[str]()\n",
+            "engine/test_max_sessions.py",
+        ),
+        (
+            "a_session_leaves_memory_in_spite_of_a_compaction",
+            "            or self.compacting\n",
+            "            or 0\n",
+            "engine/test_max_sessions.py",
+        ),
+        (
+            "a_session_leaves_memory_in_spite_of_a_rollback",
+            "            or self.pending_rollbacks\n",
+            "            or {}\n",
+            "engine/test_max_sessions.py",
+        ),
+        (
             "refresh_takes_a_log_that_was_begun_anew_for_the_old_one",
             "if head and (not records or records[0].id != head_id):",
             "if head and not records:",
@@ -1505,9 +1523,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "lru.py",
         (
             "the_newest_session_leaves_the_cache",
-            "self._entries.popitem(last=False)",
-            "self._entries.popitem(last=True)",
+            "oldest = list(islice(self._entries, too_many))",
+            "oldest = list(islice(reversed(self._entries), too_many))",
             "engine/test_lru.py engine/test_journal.py",
+        ),
+        (
+            "a_session_in_use_leaves_the_cache",
+            "if not self._in_use(self._entries[key])",
+            "if self._in_use",
+            "engine/test_max_sessions.py",
         ),
         (
             "a_use_does_not_count",

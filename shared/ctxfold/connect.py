@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from ctxfold.compaction.built_in import BUILT_IN
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.effects import LocalTasks
+from ctxfold.engine.engine import session_limit
 from ctxfold.errors import BackendError, ConfigError, ContextOverflowError, WindowTooSmallError
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.policy import (
@@ -176,6 +177,7 @@ class SessionSettings(PolicyFields, total=False):
     sections: Sequence[Section]
     embedder: Embedder | None
     policy: Policy | None
+    max_sessions: int | None
 
 
 def session_rules(
@@ -187,17 +189,20 @@ def session_rules(
     strategy: str | Strategy | Summarizer | None = None,
     counter: TokenCounter | TextCounter | None = None,
     prices: Prices | None = None,
+    max_sessions: int | None = None,
     **settings: Unpack[PolicyFields],
 ) -> Policy:
     """Returns the policy of a session: `policy` with the given settings, or the defaults with them.
 
     Without `policy` and `context_window`, the backend's profile names the window. Raises ConfigError when nothing names it, for an
-    unknown setting, for an object that is no backend, counter or prices, and for a strategy that is not built in;
+    unknown setting, for an object that is no backend, counter or prices, for a number of sessions below 1, and for a strategy that
+    is not built in;
     WindowTooSmallError for a window in which not even a short question fits.
     """
     if counter is not None:
         message_counter(counter)
     _check_prices(prices)
+    session_limit(max_sessions)
     if backend is not None:
         check_has("backend", backend, ("send", "asend"), MODELS)
     name = _built_in(strategy) if isinstance(strategy, str) else as_strategy(strategy).name if strategy else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from itertools import islice
 from typing import Generic, TypeVar
 
 __all__ = ["LruCache"]
@@ -14,10 +15,15 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Keeps the `size` entries that were read or written last. Each method is atomic across threads."""
+    """Keeps the `size` entries that were read or written last. Each method is atomic across threads.
 
-    def __init__(self, size: int) -> None:
+    An entry for which `in_use(value)` is true stays even when it makes the cache larger than `size`; it goes once an entry is
+    written after its use has ended.
+    """
+
+    def __init__(self, size: int, *, in_use: Callable[[V], bool] | None = None) -> None:
         self._size = size
+        self._in_use = in_use
         self._entries: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.RLock()  # `make` may use the cache itself
 
@@ -57,8 +63,22 @@ class LruCache(Generic[K, V]):
             for key, value in entries.items():
                 self._entries[key] = value
                 self._entries.move_to_end(key)
-            while len(self._entries) > self._size:
-                self._entries.popitem(last=False)
+            self._trim()
+
+    def _trim(self) -> None:
+        too_many = len(self._entries) - self._size
+        if too_many <= 0:
+            return
+        if self._in_use is None:
+            oldest = list(islice(self._entries, too_many))
+        else:
+            # the entry that was written last is about to be used
+            idle = (
+                key for key in islice(self._entries, len(self._entries) - 1) if not self._in_use(self._entries[key])
+            )
+            oldest = list(islice(idle, too_many))
+        for key in oldest:
+            del self._entries[key]
 
     def pop(self, key: K) -> V | None:
         """Removes the entry and returns its value, or None for a key that is not cached."""

@@ -183,6 +183,22 @@ class OpenSession:
     def __post_init__(self) -> None:
         self.key = self.state.key
 
+    @property
+    def in_use(self) -> bool:
+        """Returns True while a turn, a stream, a compaction or work in the background goes on in this process, or a rollback waits.
+
+        What these leave behind is not in the log yet.
+        """
+        return bool(
+            self.in_flight
+            or self.compacting
+            or self.background_summary.running
+            or self.goal_state.running
+            or self.tool_summaries.running
+            or self.tool_summaries.unwritten
+            or self.pending_rollbacks
+        )
+
     def forget_texts(self) -> None:
         """Drops all that was made from the conversation's texts, as an erasure demands."""
         self.erasures += 1

@@ -21,6 +21,7 @@ __all__ = [
     "Noted",
     "record_event",
     "record_lease",
+    "record_opened",
     "record_reply",
     "record_retry",
     "record_window",
@@ -226,6 +227,7 @@ class _Instruments:
         self.fill = meter.create_histogram("ctxfold.window.fill", "1", "Share of the token budget that a request takes")
         self.retries = meter.create_counter("ctxfold.store.retries", "{retry}", "Store calls tried again")
         self.leases = meter.create_counter("ctxfold.leases", "{lease}", "Leases asked for")
+        self.opened = meter.create_counter("ctxfold.sessions.opened", "{session}", "Sessions that a call opened")
 
 
 @cache
@@ -291,6 +293,13 @@ def record_lease(*, taken: bool) -> None:
     instruments = _instruments()
     if instruments is not None:
         instruments.leases.add(1, {"ctxfold.lease.taken": taken})
+
+
+def record_opened(*, cached: bool) -> None:
+    """Counts a session that a call opened: still open in this process, or read from the store."""
+    instruments = _instruments()
+    if instruments is not None:
+        instruments.opened.add(1, {"ctxfold.session.cached": cached})
 
 
 def record_retry(backend: str) -> None:

@@ -201,6 +201,8 @@ def test_turns_and_reported_tokens_are_counted(make: Callable[..., Driven], coun
         ("ctxfold.messages",): 4,
         ("ctxfold.turns", "completed"): 2,
         ("ctxfold.window.fill",): 2,
+        ("ctxfold.sessions.opened", "False"): 1,
+        ("ctxfold.sessions.opened", "True"): 2,
     }, "a scripted reply reports its usage beside the message"
 
 

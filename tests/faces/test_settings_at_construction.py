@@ -89,6 +89,13 @@ def test_what_is_no_counter_and_no_prices(make: Callable[..., object]) -> None:
         make(context_window=4_000, prices={"input": 1})
 
 
+@FACES
+def test_what_is_no_number_of_open_sessions(make: Callable[..., object]) -> None:
+    for wrong in (0, -5, "many", 1.5):
+        with pytest.raises(ConfigError, match=r"max_sessions is .*: give how many sessions may stay open in memory"):
+            make(context_window=4_000, max_sessions=wrong)
+
+
 WITH_OVERHEAD: dict[str, Callable[..., Any]] = {
     name: MADE[name] for name in ("ContextNode", "CtxChatMessageHistory", "CtxChatMessageHistory.factory")
 }

@@ -13,6 +13,7 @@ def right(path: Path, whole: Policy) -> None:
     with AgentContext(session_id="s", context_window=8_000, **fields) as ctx:
         ctx.set_policy(context_window=4_000, strategy="truncate", soft_ratio=0.5)
     AgentContext(**settings)
+    AgentContext(context_window=8_000, max_sessions=1_000)
     AgentContext(policy=whole, trigger=TokensTrigger(at=4_000))
     AgentContext(exclude_tools=("read_memory",), tool_rules=(ToolRule(tool="browse", clear_first=True),))
     AgentContext.load_snapshot(path, session_id="copy", keep_last=3)
@@ -22,6 +23,7 @@ def wrong(path: Path, ctx: AgentContext) -> None:
     AgentContext(context_window=8_000, hard_rati=0.8)  # type: ignore[call-arg]
     AgentContext(context_window=8_000, hard_ratio="most")  # type: ignore[arg-type]
     AgentContext(context_window=8_000, memory=("fact",))  # type: ignore[arg-type]
+    AgentContext(context_window=8_000, max_sessions="all")  # type: ignore[arg-type]
     AgentContext(context_window="8k")  # type: ignore[arg-type]
     AgentContext(context_window=8_000, session="s")  # type: ignore[call-arg]
     AgentContext.load_snapshot(path, keep_lst=3)  # type: ignore[call-arg]

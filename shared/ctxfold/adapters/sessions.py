@@ -27,6 +27,7 @@ class EngineSettings(PolicyFields, total=False):
     reply_reserve_tokens: int | None
     strategy: str | Strategy | Summarizer | None
     prices: Prices | None
+    max_sessions: int | None
 
 
 class SessionPool(Closing):

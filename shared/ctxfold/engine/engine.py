@@ -55,12 +55,21 @@ from ctxfold.session_state import (
     rules_to_open_with,
     timed_out_turns,
 )
-from ctxfold.telemetry import record_event
-from ctxfold.validation import named
+from ctxfold.telemetry import record_event, record_opened
+from ctxfold.validation import named, whole_number
 
-__all__ = ["Added", "Engine"]
+__all__ = ["MAX_SESSIONS", "Added", "Engine", "session_limit"]
+
+MAX_SESSIONS = 256  # that an engine keeps open, where the user says nothing
 
 _log = logging.getLogger("ctxfold")
+
+
+def session_limit(max_sessions: object) -> int:
+    """Returns how many sessions an engine keeps open; ConfigError for what is no whole number of 1 or more."""
+    if max_sessions is None:
+        return MAX_SESSIONS
+    return whole_number("max_sessions", max_sessions, "give how many sessions may stay open in memory, 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +81,17 @@ class Added:
 
 
 class Engine:
-    """Runs sessions over one set of ports. Safe across threads and tasks. The sessions used last are kept in memory."""
+    """Runs sessions over one set of ports. Safe across threads and tasks.
+
+    The `max_sessions` sessions used last are kept in memory, and beyond them those in which something goes on.
+    """
 
     def __init__(
         self,
         ports: Ports,
         rules: Policy,
         *,
-        max_sessions: int = 256,
+        max_sessions: int | None = None,
         strategies: Sequence[Strategy] = (),
         sections: Sequence[Section] = (),
     ) -> None:
@@ -89,7 +101,10 @@ class Engine:
         self.events = Subscribers(always=record_event)
         self.fitter = WindowFitter(ports, self.strategies, self.events)
         self.sections = sections
-        self._open_sessions: LruCache[SessionKey, OpenSession] = LruCache(max_sessions)
+        self.max_sessions = session_limit(max_sessions)
+        self._open_sessions: LruCache[SessionKey, OpenSession] = LruCache(
+            self.max_sessions, in_use=lambda open_session: open_session.in_use
+        )
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -119,6 +134,8 @@ class Engine:
                 open_session = None
             else:
                 yield from self._finish_rollbacks(open_session)
+        if reread:
+            record_opened(cached=open_session is not None)
         if open_session is None:
             self._check_prompts(prompts or (), self.rules)
             open_session = yield from self._open_new(key, create)

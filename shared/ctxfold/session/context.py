@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Unpack, cast
 
@@ -18,6 +18,7 @@ from ctxfold.engine import turn as exchange
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
 from ctxfold.engine.turn import OpenReply, RequestOptions, TurnInput, options_from
+from ctxfold.errors import SessionNotFoundError
 from ctxfold.events import Rewriter, Subscriber, WindowGauge
 from ctxfold.history.log import session_cost
 from ctxfold.history.prefix import PrefixStats
@@ -48,6 +49,7 @@ from ctxfold.protocols import (
 from ctxfold.sections.section import Section
 from ctxfold.service import ContextService
 from ctxfold.session.handle import Input, SessionFiles
+from ctxfold.session_state import OpenSession, load
 from ctxfold.stream import Completed, StreamEvent, StreamPiece
 from ctxfold.tokens import TextCounter
 from ctxfold.triggers import CostLine, Prices
@@ -95,6 +97,8 @@ class AgentContext(SessionFiles, SharesSessions):
         prices: what tokens cost; `usage()` and the events of compactions then say what was spent and saved.
         sections: what is to stand beside the conversation, each with its source: see docs/sections.md.
         embedder: makes vectors of texts; recall then goes by meaning as well as by words.
+        max_sessions: how many sessions of `at` stay open in memory, 256 by default: the ones used last, and those in which
+            something goes on. Any other is read from the store at its next use.
         policy: a whole `ctxfold.Policy`; the other arguments change single fields of it.
         settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
 
@@ -120,6 +124,7 @@ class AgentContext(SessionFiles, SharesSessions):
         sections: Sequence[Section] = (),
         embedder: Embedder | None = None,
         policy: Policy | None = None,
+        max_sessions: int | None = None,
         **settings: Unpack[PolicyFields],
     ) -> None:
         check_text("the owner name", owner)  # an empty one may be an older version's, which can still be opened
@@ -133,6 +138,7 @@ class AgentContext(SessionFiles, SharesSessions):
             strategy=strategy,
             counter=counter,
             prices=prices,
+            max_sessions=max_sessions,
             **settings,
         )
         bundle = ports(
@@ -146,7 +152,7 @@ class AgentContext(SessionFiles, SharesSessions):
         )
         prompts = _prompts(system)
         self._bind(
-            Engine(bundle, rules, strategies=own, sections=sections),
+            Engine(bundle, rules, max_sessions=max_sessions, strategies=own, sections=sections),
             SessionKey(owner, session_id),
             prompts,
             create=create,
@@ -197,6 +203,11 @@ class AgentContext(SessionFiles, SharesSessions):
         return self.at(key.session)
 
     @property
+    def max_sessions(self) -> int:
+        """How many sessions of this engine stay open in memory."""
+        return self._engine.max_sessions
+
+    @property
     def service(self) -> ContextService:
         """The operations of a context service over this engine's sessions: inject, remove, prepare_context, maybe_compact, ..."""
         return ContextService(self._engine, self._key)
@@ -213,6 +224,9 @@ class AgentContext(SessionFiles, SharesSessions):
     def _sent(self, question: TurnInput) -> Flow[Reply]:
         reply = yield from exchange.ask(self._engine, question)
         open_session = self._engine.known(question.key)
+        if open_session is None:  # another session has taken its place in memory, or it was erased meanwhile
+            with suppress(SessionNotFoundError):
+                open_session = OpenSession((yield from load(question.key, self._ports)))
         self._asked_turn = None if open_session is None else exchange.turn_of(open_session, reply.message.id)
         return reply
 
