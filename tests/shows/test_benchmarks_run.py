@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import time
 from importlib import import_module
 
 import pytest
@@ -10,6 +12,9 @@ from rich.console import Console
 
 from tests.benchmarks import BENCHMARKS
 from tests.benchmarks.sheets import figures
+from tests.support.processes import Ready, WorkerDiedError, import_once, together
+
+import_once(__name__)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -26,3 +31,21 @@ def test_tables_have_rows_of_figures(name: str) -> None:
     for sheet in sheets:
         sheet.show(out)
         assert sheet.title in out.file.getvalue()  # type: ignore[attr-defined]
+
+
+def half_of_them_die(number: int, ready: Ready) -> int:
+    ready()
+    if number == 1:
+        os._exit(3)
+    if number == 0:
+        time.sleep(3_600)
+    return number
+
+
+def test_a_worker_that_dies_ends_a_benchmark_at_once() -> None:
+    """The others may have work for hours, and would wait for the one that is gone."""
+    with pytest.raises(WorkerDiedError, match="process 2 of 2 ended with exit code 3 before its work was done"):
+        together(half_of_them_die, [(0,), (1,)])
+    took_s, numbers = together(half_of_them_die, [(2,), (3,), (4,)])
+    assert numbers == [2, 3, 4]
+    assert took_s > 0
