@@ -1187,6 +1187,33 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "stores/sql_partitions.py",
+        (
+            "a_move_does_not_lock_what_it_copies",
+            "LIMIT {_ROWS} FOR SHARE), ",
+            "LIMIT {_ROWS}), ",
+            "stores/test_partitions.py::test_rows_that_are_deleted_while_they_are_copied",
+        ),
+        (
+            "a_move_misses_deletions",
+            "AFTER INSERT OR UPDATE OR DELETE ON",
+            "AFTER INSERT OR UPDATE ON",
+            "stores/test_partitions.py::test_killed_during_the_move",
+        ),
+        (
+            "a_move_copies_behind_writers_for_ever",
+            "if len(found) == _ROWS else None), len(found)",
+            "if found else None), len(found)",
+            "stores/test_partitions.py::test_privileges_stay",
+        ),
+        (
+            "partitioned_tables_lose_their_grants",
+            "        if remainder == 0:\n            _grant(",
+            "        if remainder < 0:\n            _grant(",
+            "stores/test_partitions.py::test_privileges_stay",
+        ),
+    ),
+    *_of(
         "stores/sql_schema.py",
         (
             "sql_takes_a_lease_from_its_holder",
@@ -1202,8 +1229,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "records_are_found_by_their_session_alone",
-            '_MINE_C = "owner{c} = ? AND session{c} = ?"',
-            '_MINE_C = "owner{c} >= ? AND session{c} = ?"',
+            '_MINE_C = "owner{owner_c} = ? AND session{c} = ?"',
+            '_MINE_C = "owner{owner_c} >= ? AND session{c} = ?"',
             "stores/test_statements.py::test_each_statement_names_owner_and_session",
         ),
         (

@@ -64,13 +64,13 @@ class Sent:
     """Takes down the texts that drivers are given, values left out, with the first values of each."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+        self.sent: dict[str, tuple[str, Any]] = {}
 
     def add(self, text: str, values: Any = ()) -> None:
-        self.values.setdefault(plain(text), values)
+        self.sent.setdefault(plain(text), (text, values))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.values)
+        return iter(self.sent)
 
 
 def plain(text: str) -> str:
@@ -254,8 +254,8 @@ def use_memory(store: Any) -> None:
     assert [i.id for i in store.memories("ann", everything=True)] == ["i2"]
 
 
-def use_everything(url: str) -> None:
-    with SqlStore(url) as store:
+def use_everything(url: str, **options: int) -> None:
+    with SqlStore(url, **options) as store:
         use_log(store)
         use_index(store, LONG, 10)
         use_memory(store)
@@ -290,9 +290,9 @@ def execute(url: str, sql: str) -> None:
             server.execute(sql.encode())
 
 
-def unsent(statements: Sent, dialect: str) -> set[str]:
+def unsent(statements: Sent, dialect: str, *, partitioned: bool = False) -> set[str]:
     """Names of the store's statements that were not sent."""
-    wanted = Statements.of(dialect)
+    wanted = Statements.of(dialect, partitioned=partitioned)
     texts = {each.name: plain(getattr(wanted, each.name)).partition("{kinds}")[0] for each in fields(wanted)}
     return {name for name, text in texts.items() if text and not any(each.startswith(text) for each in statements)}
 
@@ -306,3 +306,26 @@ def test_each_statement_names_owner_and_session(url: str) -> None:
     assert set(used) == {*BY_OWNER, *EVERYTHING} - (
         {"the empty table of format 2 gives its space back"} if url.startswith("sqlite") else set()
     )
+
+
+def test_each_statement_goes_to_one_partition(postgres_url: str) -> None:
+    """The server plans each statement of a partitioned store, with the values that were sent, for one partition of each table."""
+    with fresh_schema(postgres_url) as url:
+        with taken_down() as statements:
+            use_everything(url, partitions=8)
+        assert unsent(statements, "postgresql", partitioned=True) == set()
+        assert wrong(statements) == {}
+        planned = 0
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as server:
+            server.execute("SET enable_seqscan = off")
+            for text, values in statements.sent.values():
+                if not text.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")) or excuse(
+                    plain(text), EVERYTHING
+                ):
+                    continue
+                plan = str(server.execute(f"EXPLAIN {text}".encode(), values).fetchall())
+                found = re.findall(r"ctxfold_(\w+?)_p(\d+)\b", plan)
+                for table in {table for table, _ in found}:
+                    assert len({number for name, number in found if name == table}) == 1, plan
+                planned += bool(found)
+        assert planned > 60

@@ -46,6 +46,11 @@ class TestPostgres(StoreSuite):
         return SqlStore(place)
 
 
+class TestPostgresPartitions(TestPostgres):
+    def open_store(self, place: str) -> Store:
+        return SqlStore(place, partitions=2)
+
+
 class TestOutsideStore(StoreSuite):
     def open_store(self, place: Path) -> Store:
         return TableStore(place / "a.db")

@@ -44,6 +44,7 @@ from ctxfold.stores.sql_engine import (
 from ctxfold.stores.sql_index import STAYS_FORMAT, Index, OldRow
 from ctxfold.stores.sql_rows import Rows, stored_record
 from ctxfold.telemetry import record_retry
+from ctxfold.validation import whole_number
 
 if TYPE_CHECKING:
     from ctxfold.protocols import OwnerIndex, Store, VectorIndex
@@ -54,6 +55,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TRIES = 12
+_MOST_PARTITIONS = 1024
 _UPGRADE = SessionKey("", "")  # whose lease the worker has that moves the search index
 _UPGRADE_LEASE_S = 30.0
 
@@ -87,28 +89,34 @@ class SqlStore(BaseStore):
 
     A store of an older format is upgraded: its tables at once, its search index afterwards, by a thread of this store. With
     `upgrade=False` a store of format 2 stays one, so that workers of the release before can use it too.
+
+    `partitions` (2 to 1024) has a new store on PostgreSQL made with so many partitions by a hash of the owner; one that exists
+    is opened without it. See `partition`.
     """
 
     capabilities = StoreCapabilities(owner_index=True, vectors=True)
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0, pool_size: int = 8, upgrade: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 30.0,
+        pool_size: int = 8,
+        upgrade: bool = True,
+        partitions: int | None = None,
+    ) -> None:
         if timeout_s <= 0 or pool_size < 0:
             raise ConfigError(
                 f"timeout_s={timeout_s:g} and pool_size={pool_size}: give a time above zero, and a size of 0 or more"
             )
         self._address = parse_url(url)
+        self._partitions = None if partitions is None else self._checked_partitions(partitions)
         self._timeout_s = timeout_s
         self._engine = make_engine(self._address, timeout_s=timeout_s, pool_size=pool_size)
         from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-        from ctxfold.stores.sql_schema import Statements, marks
-
         self._failures = (self._engine.dialect.loaded_dbapi.Error, PoolTimeoutError, Dropped)
-
-        dialect = "sqlite" if self._address.sqlite else "postgresql"
-        self._sql = Statements.of(dialect)
-        self._rows = Rows(self._sql, dialect, marks)
-        self._index = Index(self._rows)
+        self._use_statements(partitioned=False)
         self._upgrade = upgrade
         self._stop = threading.Event()
         self._mover: threading.Thread | None = None
@@ -125,6 +133,25 @@ class SqlStore(BaseStore):
             self._finalizer()
             raise
         follow_forks(self)
+
+    def _checked_partitions(self, count: int) -> int:
+        if self._address.sqlite:
+            raise ConfigError(
+                f"partitions={count} for {self._address.name}: SQLite has no partitions, PostgreSQL has; leave it out"
+            )
+        advice = f"give a number from 2 to {_MOST_PARTITIONS}"
+        if not 2 <= (number := whole_number("partitions", count, advice)) <= _MOST_PARTITIONS:
+            raise ConfigError(f"partitions is {count}: {advice}")
+        return number
+
+    def _use_statements(self, *, partitioned: bool, old_rows: bool = True) -> None:
+        from ctxfold.stores.sql_schema import Statements, marks
+
+        dialect = "sqlite" if self._address.sqlite else "postgresql"
+        # those of a store without partitions find an owner's rows in one with, but ask every partition
+        self._sql = Statements.of(dialect, partitioned=partitioned)
+        self._rows = Rows(self._sql, dialect, marks)
+        self._index = Index(self._rows, old_rows)
 
     def _make_locks(self) -> None:
         self._state = threading.Condition()
@@ -229,6 +256,8 @@ class SqlStore(BaseStore):
 
     def _prepare(self) -> None:
         """Makes or upgrades the tables at first, and for a SQLite file that has taken the place of the one that was open."""
+        if self._rows.outdated.is_set():
+            self._use_statements(partitioned=True, old_rows=self._index.old_rows)
         if self._ready and self._address.file == self._file:
             return
         with self._creation:
@@ -254,19 +283,50 @@ class SqlStore(BaseStore):
         from ctxfold.stores.sql_schema import (
             FORMAT_VERSION,
             create_tables,
+            stored_partitions,
             stored_version,
             upgrade_tables,
         )
 
         found = stored_version(connection, self._address)
-        if found != FORMAT_VERSION:
-            if found is None and self._address.sqlite and not self._address.in_memory:
-                connection.execute("PRAGMA journal_mode=WAL")
-            upgrade = found is not None and (self._upgrade or found < STAYS_FORMAT)
-            with transaction(connection, self._address, self._timeout_s):
-                (upgrade_tables if upgrade else create_tables)(connection, self._engine.dialect)
+        while found is None and not self._address.sqlite:
+            self._create_on_server(connection)
             found = stored_version(connection, self._address)
+        if found != FORMAT_VERSION:
+            if found is None and not self._address.in_memory:
+                connection.execute("PRAGMA journal_mode=WAL")
+            with transaction(connection, self._address, self._timeout_s):
+                if found is not None and (self._upgrade or found < STAYS_FORMAT):
+                    upgrade_tables(connection, self._engine.dialect)
+                else:
+                    partitioned = found is not None and stored_partitions(connection) is not None
+                    create_tables(connection, self._engine.dialect, partitioned=partitioned)
+            found = stored_version(connection, self._address)
+        if not self._address.sqlite:
+            self._look_for_partitions(connection)
         self._index.old_rows = found == STAYS_FORMAT or self._index.any_old_row(connection)
+
+    def _create_on_server(self, connection: Driven) -> None:
+        """Makes the tables of a new store, those with partitions in several transactions; completes what another process began."""
+        from ctxfold.stores.sql_partitions import begun_partitions, create_partitioned
+        from ctxfold.stores.sql_schema import begin_creation, create_tables
+
+        dialect = self._engine.dialect
+        if (count := self._partitions or begun_partitions(connection)) is not None:
+            create_partitioned(lambda work: self._within(work, connection), dialect, count)
+            return
+        with transaction(connection, self._address, self._timeout_s):
+            if begin_creation(connection, dialect) is None:  # else another process was quicker, with partitions
+                create_tables(connection, dialect)
+
+    def _look_for_partitions(self, connection: Driven) -> None:
+        from ctxfold.stores.sql_partitions import check_stored
+        from ctxfold.stores.sql_schema import stored_partitions
+
+        stored = stored_partitions(connection)
+        if self._partitions is not None:
+            check_stored(stored, self._partitions, self._address)
+        self._use_statements(partitioned=stored is not None)
 
     def _start_mover(self) -> None:
         if self._mover is None or not self._mover.is_alive():
@@ -290,6 +350,25 @@ class SqlStore(BaseStore):
             if progress is not None and rows:
                 progress(moved)
         return moved
+
+    def partition(self, partitions: int, *, progress: Callable[[int], object] | None = None) -> int:
+        """Moves a store on PostgreSQL into tables with so many partitions (2 to 1024) by a hash of the owner: how many rows this
+        call copied.
+
+        `progress` is called with that number after each transaction. Other workers may read and write meanwhile, and whoever is
+        ended in between goes on where it was, with the same number. It needs room for a second copy, and the role that
+        has made the tables. StoreUnavailableError when other transactions hold the tables for long: call it again.
+        """
+        count = self._checked_partitions(partitions)
+        from ctxfold.stores.sql_partitions import begin_move, move_some
+
+        self._write(lambda c: begin_move(c, self._address, count))
+        copied = 0
+        while (rows := self._write(lambda c: move_some(c, self._engine.dialect))) is not None:
+            copied += rows
+            if progress is not None and rows:
+                progress(copied)
+        return copied
 
     def _move_some(self, after: OldRow) -> tuple[OldRow, int] | None:
         """Moves some rows of format 2 behind `after`: where to go on, and how many; None when there is none left at all."""

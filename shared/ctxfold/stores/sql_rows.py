@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.errors import HeadMovedError, StoreCorruptError
@@ -25,11 +26,13 @@ ERASED_SESSIONS = 64  # at once
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Runs the statements of one SQL dialect on a connection."""
+    """Runs the statements of one SQL dialect on a connection. `outdated` is set when they are for a store without partitions and it
+    was moved to some."""
 
     sql: Statements
     dialect: str
     marks: Callable[[int, str], str]
+    outdated: Event = field(default_factory=Event)
 
     def locked(self, connection: Driven, key: SessionKey) -> tuple[int, int, int, int, int]:
         """The session's row, made when it is new and held until the transaction ends."""
@@ -37,6 +40,8 @@ class Rows:
         if row is None:
             connection.execute(self.sql.new_session, tuple(key))
             row = connection.execute(self.sql.lock, tuple(key)).fetchone()
+        if len(row) > 5 and row[5]:
+            self.outdated.set()
         return int(row[0]), int(row[1]), int(row[2]), int(row[3]), int(row[4])
 
     def record_id(self, connection: Driven, key: SessionKey, seq: int) -> str | None:

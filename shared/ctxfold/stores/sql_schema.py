@@ -26,11 +26,17 @@ __all__ = [
     "SMALL_TABLES",
     "VACUUM_DUE",
     "Statements",
+    "begin_creation",
+    "column_names",
     "create_tables",
+    "key_names",
     "large_tables",
+    "lock_creation",
     "marks",
     "owned_tables",
+    "stored_partitions",
     "stored_version",
+    "table_of",
     "upgrade_tables",
 ]
 
@@ -189,7 +195,7 @@ _MEMORY_INDEXES = (
 
 
 def stored_version(connection: Driven, address: StoreAddress) -> int | None:
-    """The format version found, None before there are any tables; raises when this ctxfold cannot read it."""
+    """The format version found, None before all tables are there; raises when this ctxfold cannot read it."""
     if address.sqlite:
         present = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'ctxfold_meta'"
     else:
@@ -198,6 +204,8 @@ def stored_version(connection: Driven, address: StoreAddress) -> int | None:
         return None
     row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'format_version'").fetchone()
     found = "" if row is None else str(row[0])
+    if row is None and stored_partitions(connection) is not None:
+        return None  # whoever began to make partitioned tables was ended
     if not found.isdecimal():
         raise StoreCorruptError(f"{address.name} has ctxfold tables without a format version: restore a copy")
     if int(found) > FORMAT_VERSION:
@@ -207,14 +215,36 @@ def stored_version(connection: Driven, address: StoreAddress) -> int | None:
     return int(found)
 
 
-def create_tables(connection: Driven, dialect: Dialect) -> None:
-    """Make all tables inside the caller's transaction; what another process made meanwhile is left alone."""
+def stored_partitions(connection: Driven) -> int | None:
+    """Returns how many partitions a store has, or will have when its creation is complete; None where it is not partitioned."""
+    row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'partitions'").fetchone()
+    return None if row is None else int(row[0])
+
+
+def lock_creation(connection: Driven, dialect: Dialect) -> None:
+    """Lets one process at a time make or upgrade tables, until the transaction ends."""
     if dialect.name == "postgresql":
         # CREATE TABLE IF NOT EXISTS alone still collides in the catalogue
         connection.execute(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
+
+
+def begin_creation(connection: Driven, dialect: Dialect) -> int | None:
+    """Makes the first table; returns how many partitions another process has begun to make, None for none."""
+    lock_creation(connection, dialect)
+    meta = CreateTable(_metadata.tables["ctxfold_meta"], if_not_exists=True)
+    connection.execute(str(meta.compile(dialect=dialect)))
+    return stored_partitions(connection)
+
+
+def create_tables(connection: Driven, dialect: Dialect, *, partitioned: bool = False) -> None:
+    """Make all tables inside the caller's transaction; what another process made meanwhile is left alone.
+
+    A partitioned store has the tables with partitions already, with indexes of their own.
+    """
+    lock_creation(connection, dialect)
     for table in _metadata.sorted_tables:
         connection.execute(str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)))
-    for index in (*_INDEXES[dialect.name], *_MEMORY_INDEXES):
+    for index in () if partitioned else (*_INDEXES[dialect.name], *_MEMORY_INDEXES):
         connection.execute(str(CreateIndex(index, if_not_exists=True).compile(dialect=dialect)))
     connection.execute(
         f"INSERT INTO ctxfold_meta (key, value) VALUES ('format_version', '{FORMAT_VERSION}') "
@@ -224,12 +254,11 @@ def create_tables(connection: Driven, dialect: Dialect) -> None:
 
 def upgrade_tables(connection: Driven, dialect: Dialect) -> None:
     """Bring a store of an older format to this one, inside the caller's transaction; its search index follows later."""
-    if dialect.name == "postgresql":
-        connection.execute(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
+    lock_creation(connection, dialect)
     row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'format_version'").fetchone()
     if row[0] == "1":
         _number_messages(connection, dialect)
-    create_tables(connection, dialect)
+    create_tables(connection, dialect, partitioned=stored_partitions(connection) is not None)
     connection.execute(f"UPDATE ctxfold_meta SET value = '{FORMAT_VERSION}' WHERE key = 'format_version'")
 
 
@@ -269,6 +298,19 @@ _NUMBERING = (
 )
 
 
+def table_of(name: str) -> Table:
+    return _metadata.tables[name]
+
+
+def column_names(table: str) -> tuple[str, ...]:
+    return tuple(column.name for column in _metadata.tables[table].columns)
+
+
+def key_names(table: str) -> tuple[str, ...]:
+    """The columns of a table's primary key."""
+    return tuple(column.name for column in _metadata.tables[table].primary_key)
+
+
 def owned_tables() -> tuple[str, ...]:
     """The tables whose rows belong to an owner and a session, those first whose rows every writer locks."""
     names = [table.name for table in _metadata.sorted_tables if "owner" in table.columns]
@@ -283,14 +325,14 @@ SMALL_TABLES = ("ctxfold_sessions", "ctxfold_memory", "ctxfold_leases")
 def large_tables() -> dict[str, tuple[str, ...]]:
     """Returns the owned tables that may have very many rows, with what beside owner and session makes their key."""
     return {
-        name: tuple(c.name for c in _metadata.tables[name].primary_key if c.name not in ("owner", "session"))
+        name: tuple(column for column in key_names(name) if column not in ("owner", "session"))
         for name in owned_tables()
         if name not in SMALL_TABLES
     }
 
 
 _MINE = "owner = ? AND session = ?"
-_MINE_C = "owner{c} = ? AND session{c} = ?"
+_MINE_C = "owner{owner_c} = ? AND session{c} = ?"
 _COLUMNS = "seq, record_id, turn_id, at_s, payload, number"
 
 
@@ -415,17 +457,25 @@ class Statements:
     hits_among_in: str = f"SELECT seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? AND seq IN "
 
     @classmethod
-    def of(cls, dialect: str) -> Statements:
+    def of(cls, dialect: str, *, partitioned: bool = False) -> Statements:
         mark, collation = ("?", "") if dialect == "sqlite" else ("%s", ' COLLATE "C"')
+        owner_collation = "" if partitioned else collation  # its partition is found in the plain one
         # the clocks of workers on several machines differ
         now = "?" if dialect == "sqlite" else "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
         plain = cls()
         texts = {
-            each.name: getattr(plain, each.name).replace("{now}", now).replace("?", mark).replace("{c}", collation)
+            each.name: getattr(plain, each.name)
+            .replace("{now}", now)
+            .replace("?", mark)
+            .replace("{owner_c}", owner_collation)
+            .replace("{c}", collation)
             for each in fields(plain)
         }
         if dialect == "sqlite":
             return cls(**texts)
+        if not partitioned:
+            # tells a worker that the store was moved to partitions while it was running
+            texts["lock"] = texts["lock"].replace(" FROM", ", tableoid <> 'ctxfold_sessions'::regclass FROM")
         texts["lock"] += " FOR UPDATE"
         texts["format_version"] += " FOR SHARE"
         texts["owner_hits"] = (
