@@ -64,7 +64,7 @@ class WindowCache:
             if converted is None or converted[0] is not message:
                 converted = (message, [_Copier(_sent(piece)) for piece in _pieces(message)])
             window[message.id] = converted
-            copies += [copier.copy() for copier in converted[1]]
+            copies.extend(map(_Copier.copy, converted[1]))
         self._windows.put(key, window)
         return copies
 

@@ -152,6 +152,8 @@ def changed_messages(incoming: IncomingList, cursor: Cursor, positions: Sequence
 
     `positions` are those that `kept_positions` found.
     """
+    if len(positions) == len(cursor.handed) and [*map(incoming.version, positions)] == [*cursor.handed.values()]:
+        return {}  # nearly always
     ids = incoming.ids
     kept = {ids[i]: i for i in positions}
     changed: dict[str, Message | None] = {i: None for i in cursor.handed if i not in kept}
