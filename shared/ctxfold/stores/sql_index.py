@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ctxfold.history.posting_cache import Hit
@@ -98,8 +99,7 @@ class Index:
         found: dict[str, tuple[Hit, ...]] = {}
         for at, (term, name) in enumerate(names.items()):
             mine = {k: d for each in leaves[at * len(stretches) : (at + 1) * len(stretches)] for k, d in each}
-            hits = _joined(old.get(term, ()), list(mine.values()), name)
-            found[term] = tuple([hit for hit in hits if hit[0] in wanted])
+            found[term] = _joined(old.get(term, ()), list(mine.values()), name, wanted)
         return found
 
     def owner_hits(
@@ -299,13 +299,24 @@ def _data(leaves: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return [data for _, data in leaves]
 
 
-def _joined(old: Iterable[Sequence[int]], leaves: Iterable[bytes], term: bytes) -> tuple[Hit, ...]:
-    """Returns the hits of a term in rows of format 2 and in leaves, in order, those that are in both once."""
+def _joined(
+    old: Iterable[Sequence[int]], leaves: Iterable[bytes], term: bytes, wanted: frozenset[int] | None = None
+) -> tuple[Hit, ...]:
+    """Returns the hits of a term in rows of format 2 and in leaves, in order, those that are in both once.
+
+    With `wanted`, only those in these documents.
+    """
     found: dict[int, Hit] = {hit[0]: (hit[0], hit[1], hit[2]) for hit in old}
     for data in leaves:
-        for hit in hits_of(data, term):
-            found[hit[0]] = hit
-    return tuple([found[seq] for seq in sorted(found)])
+        found.update({hit[0]: hit for hit in (hits_of(data, term) if term else _documents_of(data))})
+    seqs = found.keys() if wanted is None else found.keys() & wanted
+    return tuple([found[seq] for seq in sorted(seqs)])
+
+
+@lru_cache(maxsize=64)
+def _documents_of(data: bytes) -> tuple[Hit, ...]:
+    """Returns the lengths of documents that a leaf holds: each question reads them again, and those of older ones rarely change."""
+    return tuple(hits_of(data, b""))
 
 
 def _leaves_for(newest: int) -> int:
