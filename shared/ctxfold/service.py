@@ -407,7 +407,7 @@ def _prepared(engine: Engine, open_session: OpenSession, question: str, assembly
     )
     reserved = sum(f.tokens for f in required)
     window = yield from fitter.window(open_session, stage, question=question, sections=(), overhead_tokens=reserved)
-    used = window.view.tokens + question_tokens + counter.count_text(window.recalled)
+    used = window.view.tokens + question_tokens + fitter.count_text(window.recalled)
     share = shares([s.kind for s in fitter.sections], memory_first=memory_first)
     optional, optional_events = yield from fill_sections(
         replace(stage, view=window.view),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, chain, islice, pairwise
 
 from ctxfold.compaction.built_in import BUILT_IN, BY_RATIO, WAITING_SUMMARIES, EarlyArguments, Tiered
@@ -47,6 +48,7 @@ FREE_PART = (
     8  # of the budget: this part stays free then, so that the request begins alike in the turn's next tool rounds
 )
 NEWEST = 16  # messages among which a tool's result tells that the model works with tools
+COUNTED_TEXTS = 64  # whose counts are kept
 RECALL_ROUNDS = 8  # of tools; passages stand at the end, so they are new to the cache in every later request
 
 
@@ -67,6 +69,8 @@ class WindowFitter:
 
     def __init__(self, ports: Ports, strategies: Mapping[str, Strategy], events: Subscribers) -> None:
         self.ports = ports
+        # of a request: its passages and sections come again in each tool round
+        self.count_text = lru_cache(maxsize=COUNTED_TEXTS)(ports.counter.count_text)
         self.strategies = strategies
         self.events = events
         self.sections: tuple[Section, ...] = ()
@@ -91,7 +95,7 @@ class WindowFitter:
         given) travel with the request, as none was stored with it. Without `recall` nothing is searched. Required sections are
         filled first, and the view is made to fit beside them. With `whole_tail`, no live message gives way to recall.
         """
-        count, rules = self.ports.counter.count_text, stage.rules
+        count, rules = self.count_text, stage.rules
         overhead = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
         open_session.overhead_tokens = overhead
         may_compact = rules.auto_compact if auto_compact is None else auto_compact
@@ -181,7 +185,7 @@ class WindowFitter:
         They do where the archive matches the question about as well as they do, in this request only: nothing is compacted, and
         they are back in the next window. The newest of them that find room beside the passages stay.
         """
-        rules, view, count = stage.rules, stage.view, self.ports.counter.count_text
+        rules, view, count = stage.rules, stage.view, self.count_text
         known = _remembered(open_session, question.id, question)
         if known is not None and known.hidden and self._may_recall(open_session, stage, question):
             freed = sum(e.tokens for e in view.live if e.seq in known.hidden)
@@ -220,7 +224,7 @@ class WindowFitter:
         if share <= 0 or not self._may_recall(open_session, stage, question):
             return ""
         known = _remembered(open_session, question.id, question)
-        if known is not None and not known.hidden and self.ports.counter.count_text(known.text) <= share:
+        if known is not None and not known.hidden and self.count_text(known.text) <= share:
             return known.text
         text = render((yield from self._found(open_session, stage, question, share)))
         open_session.request_texts.put(question.id, RequestText(question.text, text))
@@ -272,7 +276,7 @@ class WindowFitter:
         key = f"{question.id} {'required' if sections[0].required else 'sections'}"
         known = _remembered(open_session, key, question)
         unbounded = any(s.whole for s in sections)
-        if known is not None and (unbounded or self.ports.counter.count_text(known.text) <= room_tokens):
+        if known is not None and (unbounded or self.count_text(known.text) <= room_tokens):
             return known.text
         filled = yield from self.fill(
             open_session, stage, sections, question, room_tokens=room_tokens, required_tokens=room_tokens

@@ -402,7 +402,7 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
         # another call has set other prompts meanwhile
         window = replace(window, view=prompted(window.view, attempt.prompts, counter.count))
     note_prefix(open_session, window, options, turn_id=turn_id, tools_tokens=tools_tokens, backend=backend)
-    recalled_tokens = counter.count_text(window.recalled) if window.recalled else 0
+    recalled_tokens = engine.fitter.count_text(window.recalled) if window.recalled else 0
     tokens = window.view.tokens + overhead_tokens + recalled_tokens
     open_session.sent_counts[turn_id] = (attempt.model, tokens)
     open_session.recalled_tokens.put(turn_id, max(recalled_tokens, open_session.recalled_tokens.get(turn_id) or 0))
