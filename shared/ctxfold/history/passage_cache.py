@@ -8,8 +8,8 @@ import struct
 import sys
 import threading
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +23,8 @@ from ctxfold.history.records import Record
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import records, term_counts
 from ctxfold.lru import LruCache
+from ctxfold.messages import Message
+from ctxfold.protocols import Document
 
 __all__ = ["Chunk", "PassageCache", "Reading", "Vectors", "packed_vectors", "reading", "unit", "unpacked_vectors"]
 
@@ -49,12 +51,43 @@ class Reading:
         return self._sentences
 
 
+class PackedTerms(Mapping[str, int]):
+    """Counts of terms in one string: a tenth of the memory of a dict of strings, for a few look-ups."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self._text = "".join(f"\0{term}\1" * count for term, count in counts.items())
+
+    def __getitem__(self, term: str) -> int:
+        count = self._text.count(f"\0{term}\1")
+        if not count:
+            raise KeyError(term)
+        return count
+
+    def __contains__(self, term: object) -> bool:
+        return f"\0{term}\1" in self._text
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        return self._text.count(f"\0{key}\1") or default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(self._text[1:-1].split("\1\0") if self._text else ()))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class PassageCache:
-    """Holds the readings of one session that were used last, by seq, and `hits` of its index; safe across threads."""
+    """Holds what questions of one session read last: readings by seq, `hits` of its index, and the terms of messages of the tail.
+
+    Safe across threads.
+    """
 
     def __init__(self, size: int = SIZE) -> None:
         self.hits = Hits()
         self._by_seq: LruCache[int, Reading] = LruCache(size)
+        self._tail: Mapping[int, tuple[Message, Document]] = {}
 
     def known(self, seqs: Iterable[int]) -> dict[int, Reading]:
         return self._by_seq.get_many(seqs)
@@ -64,6 +97,20 @@ class PassageCache:
         readings = {r.seq: each for r in records if (each := reading(r)) is not None}
         self._by_seq.update(readings)
         return readings
+
+    def documents(
+        self, messages: Iterable[tuple[int, Message]], make: Callable[[int, Message], Document]
+    ) -> list[Document]:
+        """Returns what `make` returns for these messages (seq, message), and keeps it for the next call alone."""
+        last, tail = self._tail, dict[int, tuple[Message, Document]]()
+        for seq, message in messages:
+            known = last.get(seq)
+            if known is None or known[0] is not message:
+                made = make(seq, message)
+                known = message, replace(made, terms=PackedTerms(made.terms))
+            tail[seq] = known
+        self._tail = tail
+        return [document for _, document in tail.values()]
 
 
 def reading(record: Record) -> Reading | None:

@@ -93,16 +93,15 @@ def _among(key: SessionKey, terms: Sequence[str], seqs: Sequence[int], hits: Hit
     return {t: tuple(sorted((*(h for h in found[t] if h[0] not in new), *read[t]))) for t in terms}
 
 
-def _joined(
-    size: Postings, by_term: Mapping[str, tuple[tuple[int, int, int], ...]], beside: Sequence[Document]
-) -> Postings:
+def _joined(size: Postings, by_term: Mapping[str, tuple[Hit, ...]], beside: Sequence[Document]) -> Postings:
     """Returns the hits with those in the documents `beside`; one that is indexed as well counts once."""
     if not beside:
         return Postings(size.documents, size.total_length, by_term)
-    joined = {
-        term: tuple(sorted({*hits, *((d.seq, d.terms[term], d.length) for d in beside if term in d.terms)}))
-        for term, hits in by_term.items()
-    }
+    joined: dict[str, tuple[Hit, ...]] = {}
+    for term, hits in by_term.items():
+        more = sorted([(d.seq, count, d.length) for d in beside if (count := d.terms.get(term, 0))])
+        newer = not (more and hits) or hits[-1][0] < more[0][0]  # nearly always: what is beside the archive is newer
+        joined[term] = (*hits, *more) if newer else tuple(sorted({*hits, *more}))
     return Postings(size.documents + len(beside), size.total_length + sum(d.length for d in beside), joined)
 
 

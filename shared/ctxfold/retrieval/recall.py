@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import date
 from functools import lru_cache
 from itertools import islice
 from math import exp, fsum
@@ -67,6 +67,7 @@ SHORT_CHARS = 320  # a message up to this length is shown whole
 LATER = 0.1  # of the best score: how much later a long message is shown whole than a short one
 OWN = 0.5  # weight of a sentence's own score; the rest is its message's
 GAP_TOKENS = 3
+EPOCH = date(1970, 1, 1).toordinal()
 CHARS_PER_TOKEN = 8  # more than any text has on average: a longer one is not counted, because it cannot fit
 GAP = "[...]"
 HEADING = (
@@ -159,7 +160,8 @@ def search(
     if budget_tokens <= 0 or not (query_terms or likeness):
         return Found({}, {}, {}, {})
     readings = readings or PassageCache()
-    tail = [document(e.seq, e.message) for e in older if not e.shown_seq and e.message.kind == "message"]
+    originals = ((e.seq, e.message) for e in older if not e.shown_seq and e.message.kind == "message")
+    tail = readings.documents(originals, document)
     in_tail = {d.seq for d in tail}
     ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=tail)
     if tail:
@@ -218,19 +220,17 @@ def _with_neighbours(
     index = yield from StoreCall(Store.postings, key, [""], among=sorted(around))
     lengths = {seq: length for seq, _, length in index.by_term[""]} | {d.seq: d.length for d in tail}
     order = sorted(lengths)
-    scores = dict(own)
-    for place, seq in enumerate(order):
-        score = own.get(seq, 0.0)
-        for steps, weight in enumerate(NEXT_TO, 1):
-            before = order[place - steps] if place >= steps else 0
-            after = order[place + steps] if place + steps < len(order) else 0
-            near = max(
-                own.get(before, 0.0) if seq - before <= REACH * steps else 0.0,
-                own.get(after, 0.0) if after - seq <= REACH * steps else 0.0,
-            )
-            score += weight * near
-        if score > 0 and seq not in visible:
-            scores[seq] = score
+    own_scores = [own.get(seq, 0.0) for seq in order]
+    summed = own_scores
+    for steps, weight in enumerate(NEXT_TO, 1):
+        reach, none = REACH * steps, [0.0] * min(steps, len(order))
+        close = [after - before <= reach for before, after in zip(order, order[steps:], strict=False)]
+        befores = none + [score if c else 0.0 for score, c in zip(own_scores, close, strict=False)]
+        afters = [score if c else 0.0 for score, c in zip(own_scores[steps:], close, strict=True)] + none
+        nearest = map(max, befores, afters)
+        summed = [score + weight * near for score, near in zip(summed, nearest, strict=True)]
+    matching = ((seq, score) for seq, score in zip(order, summed, strict=True) if score > 0)
+    scores = {**own, **{seq: score for seq, score in matching if seq not in visible}}
     best = max(scores.values())
     mean = index.total_length / max(1, index.documents)
     fitting = budget_tokens / (TOKENS_PER_TERM * mean + LINE_TOKENS)
@@ -372,7 +372,13 @@ def _stamp(each: Reading) -> str:
 
 
 def _day(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).date().isoformat()
+    return _date(int(at_s // 86_400))
+
+
+@lru_cache(maxsize=64)
+def _date(days: int) -> str:
+    """Returns the date so many days after 1970-01-01."""
+    return date.fromordinal(EPOCH + days).isoformat()
 
 
 def sentence_scores(each: Reading, weights: Mapping[str, float]) -> list[float]:
