@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxfold.history.passage_cache import PackedTerms, PassageCache
 from ctxfold.history.terms import term_counts
 from ctxfold.messages import Message, user
-from ctxfold.protocols import Document
-from ctxfold.retrieval.recall import document
 
 WORDS = st.lists(st.sampled_from(["a1", "a1b", "b", "locker", "lockers", "票价", "x_y.z", "é"]), max_size=30)
 
@@ -19,7 +19,7 @@ def test_packed_terms_are_the_counts_they_were_made_of(words: list[str]) -> None
     counts = term_counts(" ".join(words))
     packed = PackedTerms(counts)
     assert dict(packed) == dict(counts)
-    assert len(packed) == len(counts)
+    assert (len(packed), packed.total) == (len(counts), counts.total())
     for term in ("a", "a1", "lock", "", *counts):
         assert (term in packed) == (term in counts)
         assert packed.get(term, 0) == counts.get(term, 0)
@@ -28,19 +28,20 @@ def test_packed_terms_are_the_counts_they_were_made_of(words: list[str]) -> None
 def test_a_message_of_the_tail_is_taken_apart_once_while_it_stays() -> None:
     cache, made = PassageCache(), list[str]()
 
-    def make(seq: int, message: Message) -> Document:
+    def counts(message: Message) -> Counter[str]:
         made.append(message.text)
-        return document(seq, message)
+        return term_counts(message.text)
 
     first, second = user("The locker is 41.", id="a"), user("The gate code is 7.", id="b")
     for _ in range(2):
-        found = cache.documents([(1, first), (2, second)], make)
-        assert [(d.seq, dict(d.terms), d.length) for d in found] == [
-            (d.seq, dict(d.terms), d.length) for d in (document(1, first), document(2, second))
-        ]
+        found = cache.terms([(1, first), (2, second)], counts)
+        assert {seq: dict(terms) for seq, terms in found.items()} == {
+            1: dict(term_counts(first.text)),
+            2: dict(term_counts(second.text)),
+        }
     assert made == [first.text, second.text]
     changed = user("The locker is 42.", id="a")
-    assert dict(cache.documents([(1, changed)], make)[0].terms) == dict(document(1, changed).terms)
+    assert dict(cache.terms([(1, changed)], counts)[1]) == dict(term_counts(changed.text))
     assert made[2:] == [changed.text]
-    cache.documents([(2, second)], make)
+    cache.terms([(2, second)], counts)
     assert made[3:] == [second.text]  # what the last question did not have is not kept

@@ -9,7 +9,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,7 +24,6 @@ from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import records, term_counts
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message
-from ctxfold.protocols import Document
 
 __all__ = ["Chunk", "PassageCache", "Reading", "Vectors", "packed_vectors", "reading", "unit", "unpacked_vectors"]
 
@@ -52,11 +51,12 @@ class Reading:
 
 
 class PackedTerms(Mapping[str, int]):
-    """Counts of terms in one string: a tenth of the memory of a dict of strings, for a few look-ups."""
+    """Counts of terms in one string: a tenth of the memory of a dict of strings, for a few look-ups. `total` is their sum."""
 
-    __slots__ = ("_text",)
+    __slots__ = ("_text", "total")
 
     def __init__(self, counts: Mapping[str, int]) -> None:
+        self.total = sum(counts.values())
         self._text = "".join(f"\0{term}\1" * count for term, count in counts.items())
 
     def __getitem__(self, term: str) -> int:
@@ -87,7 +87,7 @@ class PassageCache:
     def __init__(self, size: int = SIZE) -> None:
         self.hits = Hits()
         self._by_seq: LruCache[int, Reading] = LruCache(size)
-        self._tail: Mapping[int, tuple[Message, Document]] = {}
+        self._tail: Mapping[int, tuple[Message, PackedTerms]] = {}
 
     def known(self, seqs: Iterable[int]) -> dict[int, Reading]:
         return self._by_seq.get_many(seqs)
@@ -98,19 +98,16 @@ class PassageCache:
         self._by_seq.update(readings)
         return readings
 
-    def documents(
-        self, messages: Iterable[tuple[int, Message]], make: Callable[[int, Message], Document]
-    ) -> list[Document]:
-        """Returns what `make` returns for these messages (seq, message), and keeps it for the next call alone."""
-        last, tail = self._tail, dict[int, tuple[Message, Document]]()
+    def terms(
+        self, messages: Iterable[tuple[int, Message]], counts: Callable[[Message], Mapping[str, int]]
+    ) -> dict[int, PackedTerms]:
+        """Returns the terms of these messages (seq, message), found by `counts`, by seq; keeps them for the next call alone."""
+        last, tail = self._tail, dict[int, tuple[Message, PackedTerms]]()
         for seq, message in messages:
             known = last.get(seq)
-            if known is None or known[0] is not message:
-                made = make(seq, message)
-                known = message, replace(made, terms=PackedTerms(made.terms))
-            tail[seq] = known
+            tail[seq] = known if known and known[0] is message else (message, PackedTerms(counts(message)))
         self._tail = tail
-        return [document for _, document in tail.values()]
+        return {seq: terms for seq, (_, terms) in tail.items()}
 
 
 def reading(record: Record) -> Reading | None:

@@ -106,9 +106,13 @@ class Found:
 
 def document(seq: int, message: Message) -> Document:
     """Returns the index entry of a message: the terms of its speaker's name, its text and its tool calls."""
-    calls = (f"{c.name} {c.arguments}" for c in message.tool_calls)
-    counts = term_counts("\n".join([message.name or "", message.text, *calls]))
+    counts = _counts(message)
     return Document(seq, counts, sum(counts.values()))
+
+
+def _counts(message: Message) -> Mapping[str, int]:
+    calls = (f"{c.name} {c.arguments}" for c in message.tool_calls)
+    return term_counts("\n".join([message.name or "", message.text, *calls]))
 
 
 def documents(originals: Sequence[tuple[int, Message]]) -> Flow[tuple[Document, ...]]:
@@ -161,7 +165,7 @@ def search(
         return Found({}, {}, {}, {})
     readings = readings or PassageCache()
     originals = ((e.seq, e.message) for e in older if not e.shown_seq and e.message.kind == "message")
-    tail = readings.documents(originals, document)
+    tail = [Document(seq, terms, terms.total) for seq, terms in readings.terms(originals, _counts).items()]
     in_tail = {d.seq for d in tail}
     ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=tail)
     if tail:
