@@ -151,23 +151,62 @@ MUTANTS = {
 }
 
 
+# the same of ctxfold's SQL store, for what the outside one does not have
+SQL_MUTANTS = {
+    ("Mixed", "vectors_are_kept_by_session_embedder_and_record"): """
+        def vectors(self, key, embedder, *, seqs=None):
+            return {n: v for e in self.embedders(key) for n, v in super(Mixed, self).vectors(key, e, seqs=seqs).items()}
+        """,
+    ("First", "vectors_are_kept_by_session_embedder_and_record"): """
+        def put_vectors(self, key, embedder, vectors):
+            there = {*self.vectors(key, embedder), *([0] if embedder in self.embedders(key) else [])}
+            super().put_vectors(key, embedder, {seq: data for seq, data in vectors.items() if seq not in there})
+        """,
+    ("Kept", "vectors_are_kept_by_session_embedder_and_record"): """
+        def drop_vectors(self, key, embedder):
+            pass
+        """,
+    ("Left", "erasure_removes_vectors_for_good"): """
+        def erase(self, rewrites, *, gone=()):
+            return super().erase([replace(r, records=()) for r in rewrites], gone=gone)
+        """,
+    ("Restored", "erasure_removes_vectors_for_good"): """
+        def put_vectors(self, key, embedder, vectors):
+            if self.head(key) is None:
+                self.append(key, [])
+            super().put_vectors(key, embedder, vectors)
+        """,
+    ("Forgetful", "stores_at_one_place_share_their_vectors"): """
+        def put_vectors(self, key, embedder, vectors):
+            self.vectors = lambda key, embedder, **rest: vectors
+        """,
+}
+
+
 def test_the_suite_finds_every_mutant(tmp_path: Path) -> None:
     lines = [
         "from contextlib import contextmanager",
         "from dataclasses import replace",
         "from ctxfold.testing.store_suite import StoreSuite",
+        "from ctxfold import SqlStore",
         "from tests.stores.outside_store import TableStore, TableTransaction",
     ]
-    for (name, _), change in MUTANTS.items():
-        lines += [f"class {name}(TableStore):", indent(dedent(change), "    ")]
-        lines += [f"class Test{name}(StoreSuite):", f"    def open_store(self, place): return {name}(place / 'a.db')"]
+    mutants = MUTANTS | SQL_MUTANTS
+    for (name, killer), change in mutants.items():
+        base, place = (
+            ("SqlStore", "f'sqlite:///{place}/a.db'")
+            if (name, killer) in SQL_MUTANTS
+            else ("TableStore", "place / 'a.db'")
+        )
+        lines += [f"class {name}({base}):", indent(dedent(change), "    ")]
+        lines += [f"class Test{name}(StoreSuite):", f"    def open_store(self, place): return {name}({place})"]
     file = tmp_path / "test_mutants.py"
     file.write_text("\n".join(lines))
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
-    nodes = [f"{file}::Test{name}::test_{killer}" for name, killer in MUTANTS]
+    nodes = [f"{file}::Test{name}::test_{killer}" for name, killer in mutants]
     run = subprocess.run(
         [*command, "-c", root / "pyproject.toml", *nodes], cwd=root, capture_output=True, text=True, check=False
     )
     found = set(re.findall(r"^FAILED .*::Test(\w+)::", run.stdout, re.MULTILINE))
-    assert found == {name for name, _ in MUTANTS}, run.stdout + run.stderr
+    assert found == {name for name, _ in mutants}, run.stdout + run.stderr

@@ -43,7 +43,7 @@ from ctxfold.history.records import (
     TurnClosed,
 )
 from ctxfold.messages import Message, TextPart, user
-from ctxfold.protocols import Document, Head, Rewrite, Store, StoreCapabilities
+from ctxfold.protocols import Document, Head, Rewrite, Store, StoreCapabilities, VectorIndex
 
 __all__ = ["StoreSuite"]
 
@@ -341,6 +341,63 @@ class StoreSuite(ABC):
         assert store.erase_owner("ann")
         assert (store.sessions("ann"), store.sessions("anna")) == ((), ("s",))
         assert (_remembered(store), _remembered(store, "anna")) == ([], ["anna"])
+
+    # vectors
+
+    @pytest.fixture
+    def vectors(self, store: Any, opened: Store) -> VectorIndex:
+        """The store, which has the methods of `VectorIndex`; tests of a store that does not declare `vectors` are skipped."""
+        if not opened.capabilities.vectors:
+            pytest.skip("the store does not keep vectors")
+        return cast("VectorIndex", store)
+
+    def test_vectors_are_kept_by_session_embedder_and_record(self, store: Store, vectors: VectorIndex) -> None:
+        for key in (KEY, OTHER):
+            store.append(key, [_said("a"), _said("b"), _said("c")])
+        assert (vectors.embedders(KEY), vectors.vectors(KEY, "one")) == ({}, {})
+        vectors.put_vectors(KEY, "one", {0: b"about one", 1: b"\x00\xff", 2: b"two", 3: b""})
+        vectors.put_vectors(KEY, "other", {0: b"about other", 1: b"another's"})
+        vectors.put_vectors(OTHER, "one", {0: b"elsewhere", 2: b"there"})
+        assert vectors.embedders(KEY) == {"one": b"about one", "other": b"about other"}
+        assert vectors.vectors(KEY, "one") == {1: b"\x00\xff", 2: b"two", 3: b""}
+        assert vectors.vectors(KEY, "one", seqs=[2, 9]) == {2: b"two"}
+        assert vectors.vectors(KEY, "one", seqs=range(1, 3_000)) == vectors.vectors(KEY, "one")
+        vectors.put_vectors(KEY, "one", {2: b"newer"})
+        assert vectors.vectors(KEY, "one") == {1: b"\x00\xff", 2: b"newer", 3: b""}
+        vectors.drop_vectors(KEY, "one")
+        assert vectors.embedders(KEY) == {"other": b"about other"}
+        assert (vectors.vectors(KEY, "one"), vectors.vectors(KEY, "other")) == ({}, {1: b"another's"})
+        assert vectors.vectors(OTHER, "one") == {2: b"there"}
+
+    def test_erasure_removes_vectors_for_good(self, store: Store, vectors: VectorIndex) -> None:
+        made = {0: b"about", 1: b"of a", 2: b"of b"}
+        for key in (KEY, OTHER):
+            store.append(key, [_said("a"), _said("b")])
+            vectors.put_vectors(key, "one", made)
+        erased = Record(1, "a", Erased(("a",)), "t1", 1.5, 1)
+        store.erase([Rewrite(KEY, 2, ("a",), (erased,), (), ())])
+        assert vectors.vectors(KEY, "one") == {2: b"of b"}
+        vectors.put_vectors(KEY, "one", made)  # by a worker that had read the message before
+        assert vectors.vectors(KEY, "one") == {2: b"of b"}
+        store.erase([], gone=[KEY])
+        vectors.put_vectors(KEY, "one", made)
+        assert (vectors.embedders(KEY), vectors.vectors(KEY, "one")) == ({}, {})
+        assert vectors.vectors(OTHER, "one") == {1: b"of a", 2: b"of b"}
+        store.erase_owner("ann")
+        vectors.put_vectors(OTHER, "one", made)
+        store.append(OTHER, [_said("a"), _said("b")])
+        assert (vectors.embedders(OTHER), vectors.vectors(OTHER, "one")) == ({}, {})
+
+    def test_stores_at_one_place_share_their_vectors(self, opened: Store, vectors: VectorIndex, place: Any) -> None:
+        if not self.durable:
+            pytest.skip("the store is not durable")
+        opened.append(KEY, [_said("a")])
+        vectors.put_vectors(KEY, "one", {0: b"about", 1: b"of a"})
+        other = cast("Any", self.open_store(place))
+        try:
+            assert (other.embedders(KEY), other.vectors(KEY, "one")) == ({"one": b"about"}, {1: b"of a"})
+        finally:
+            other.close()
 
     # memory items
 
