@@ -31,6 +31,7 @@ import_once(__name__)
 
 LONG, SHORT = SessionKey("ann", "long"), [SessionKey("ann", f"short {n}") for n in range(20)]
 KILLS = int(os.environ.get("CTXFOLD_KILLS", "8"))
+QUESTIONS = int(os.environ.get("CTXFOLD_QUESTIONS", "60"))
 WORDS = [
     f"{a}{b}{c}"
     for a in "bdfgk"
@@ -111,7 +112,7 @@ COUNTED = MessageCounter(COUNTER)
 def test_the_20_best_are_the_same_before_and_after(url: str) -> None:
     with old_store(url) as store:
         fill(store)
-        before = rankings(store, 60)
+        before = rankings(store, QUESTIONS)
         rows = old_rows(url)
         assert rows > 15_000
         assert execute(url, "SELECT COUNT(*) FROM ctxfold_postings")[0][0] == 0
@@ -120,13 +121,13 @@ def test_the_20_best_are_the_same_before_and_after(url: str) -> None:
         assert store.upgrade(progress=told.append) == rows == told[-1]
         assert len(told) > 5
         assert old_rows(url) == 0
-        assert rankings(store, 60) == before
+        assert rankings(store, QUESTIONS) == before
         assert execute(url, "SELECT value FROM ctxfold_meta")[0][0] == "3"
     execute(url, "DELETE FROM ctxfold_postings")
     execute(url, "DELETE FROM ctxfold_sessions")
     with SqlStore(url) as store:  # written as leaves from the beginning
         fill(store)
-        assert rankings(store, 60) == before
+        assert rankings(store, QUESTIONS) == before
 
 
 def test_a_leaf_row_takes_an_eighth_of_the_space(url: str) -> None:
