@@ -197,6 +197,7 @@ class OpenSession:
             or self.tool_summaries.running
             or self.tool_summaries.unwritten
             or self.pending_rollbacks
+            or self.vectors.filling
         )
 
     def forget_texts(self) -> None:

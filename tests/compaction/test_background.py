@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
+from multiprocessing.synchronize import Event
 from typing import Any
 
+import psycopg
 import pytest
 
-from ctxfold import AgentContext, BackendError, HistoryCompacted, MemoryStore, Reply, Request, SessionKey, SqlStore
+from ctxfold import (
+    AgentContext,
+    BackendError,
+    HistoryCompacted,
+    MemoryStore,
+    Reply,
+    Request,
+    SessionKey,
+    SqlStore,
+)
 from ctxfold.effects import LocalTasks
 from tests.support.driven import context, scripted
+from tests.support.postgres_schema import fresh_schema
+from tests.support.processes import CONTEXT, import_once, start
 from tests.timing import PATIENCE_S, await_for, wait_for
+
+import_once(__name__)
 
 
 def so_far(request: Request) -> str:
@@ -305,6 +323,69 @@ def test_two_workers_never_summarise_one_span(tmp_path: Any) -> None:
             assert slow.gate.is_set(), "the other has asked for the lease"
             assert other.callers == []
             assert second.usage().compactions == 1
+
+
+class Unending:
+    """A summariser that says when it is asked, and never answers."""
+
+    model, context_window, scratch_role = "unending", 50_000, "user"
+
+    def __init__(self, asked: Event) -> None:
+        self.asked = asked
+
+    def send(self, request: Request) -> Reply:
+        self.asked.set()
+        while True:
+            time.sleep(60)
+
+    def close(self) -> None: ...
+
+
+def compact_without_end(url: str, asked: Event) -> None:
+    with session(Unending(asked), store=url, session_id="s", background=False, auto_compact=False) as ctx:
+        ctx.compact()
+
+
+def age_leases(url: str, seconds: float) -> None:
+    """As if the leases had been taken so long ago."""
+    change = f"UPDATE ctxfold_leases SET until_s = until_s - {seconds}"
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as file:
+            file.execute(change)
+    else:
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as server:
+            server.execute(change.encode())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_the_lease_of_a_worker_that_died_in_a_compaction_is_taken_over(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Any
+) -> None:
+    """Not before it has ended: by the clock of the database, where that is a server, whatever the workers' clocks say."""
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/a.db"
+        if kind == "postgres":
+            url = stack.enter_context(fresh_schema(request.getfixturevalue("postgres_url")))
+        asked, other = CONTEXT.Event(), Slow(held=False)
+        settings: dict[str, Any] = {"store": url, "session_id": "s", "background": False}
+        with session(other, **settings, auto_compact=False) as filled:
+            filled.add([filled.user_message(talk(number)) for number in range(60)])
+        worker = start(compact_without_end, url, asked)
+        assert asked.wait(300)
+        worker.kill()
+        worker.join()
+        refused: list[bool] = []
+        store = stack.enter_context(Watched(url, lambda: refused.append(True)))
+        ctx = stack.enter_context(session(other, **settings | {"store": store}))
+        assert (ctx.service.maybe_compact(), len(refused)) == ("none", 1)
+        assert (other.callers, ctx.usage().compactions) == ([], 0)
+        if kind == "postgres":
+            ahead_s = time.time() + 1e6
+            assert not store.lease(SessionKey(ctx.owner, ctx.session), "summary", "ahead", now_s=ahead_s, ttl_s=1)
+        age_leases(url, 1_000.0)
+        assert ctx.service.maybe_compact() == "hard"
+        assert (len(other.callers), ctx.usage().compactions) == (1, 1)
+        assert len(ctx.messages()) == 60
 
 
 def test_a_span_that_was_summarised_before_the_lease_was_free_is_not_summarised_again(tmp_path: Any) -> None:

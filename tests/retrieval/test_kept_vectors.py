@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import threading
 from collections.abc import Callable, Generator
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -14,11 +19,16 @@ from ctxfold.history.passage_cache import Vectors
 from ctxfold.retrieval.embeddings import NEWEST_RECORDS, PROBE
 from tests.support.driven import Driven, turns
 from tests.support.minilm import MiniLM
+from tests.support.open_sessions import opened as opened_session
 from tests.support.postgres_schema import fresh_schema
+from tests.support.processes import CONTEXT, import_once, start
+
+import_once(__name__)
 
 Make = Callable[..., Driven]
 KEY = SessionKey("default", "kept")
 MEANINGS = ({"automobile", "car", "vehicle"}, {"red", "crimson", "colour", "color"})
+KILLS = int(os.environ.get("CTXFOLD_KILLS", "4"))
 QUESTION = "Which color has the vehicle?"
 
 
@@ -117,6 +127,8 @@ def test_another_embedder_makes_them_anew(url: str, make: Make) -> None:
     assert "crimson" in recalled(ctx)
     assert sorted(other.messages) == sorted(filled_with.messages)
     ctx.close()
+    with SqlStore(url) as store:
+        assert len(store.embedders(KEY)) == 1, "what the embedder before had made is of no use any more"
     ctx = opened(make, url, again)
     assert "crimson" in recalled(ctx)
     assert again.messages == []
@@ -142,36 +154,126 @@ def test_an_erasure_removes_vectors(url: str, make: Make) -> None:
         assert (store.embedders(KEY), store.vectors(KEY, embedder)) == ({}, {})
 
 
+def long_session(url: str, embedder: Any, **settings: Any) -> AgentContext:
+    return AgentContext(
+        session_id=KEY.session,
+        context_window=2_000,
+        strategy="sliding_window",
+        keep_last=2,
+        store=url,
+        embedder=embedder,
+        **settings,
+    )
+
+
+def fill_long_session(url: str) -> None:
+    """More messages than one question goes through, embedded by nobody."""
+    with long_session(url, None) as ctx:
+        ctx.add([user("My automobile is crimson.", id="m1"), assistant("Nice.", id="m2"), *turns(5)])
+        ctx.add([user(f"Word {n}.", id=f"w{n}") for n in range(NEWEST_RECORDS)])
+
+
+def still_to_embed(url: str) -> int:
+    """Up to which record the log is still to be gone through, by the newest of the embedders."""
+    with SqlStore(url) as store:
+        return min(json.loads(data)[1] for data in store.embedders(KEY).values())
+
+
+def embed_all(url: str, make_embedder: Callable[[], Any]) -> list[str]:
+    """Returns what embedders were asked for until all is embedded; a worker may be ended before, and the next one goes on."""
+    asked: list[str] = []
+    for _ in range(100):
+        embedder = make_embedder()
+        with long_session(url, embedder) as ctx:
+            ctx.window(recall=True, question=QUESTION)
+        asked += embedder.messages
+        if not still_to_embed(url):
+            return asked
+    raise AssertionError(f"{still_to_embed(url)} records are still to be embedded")
+
+
 def test_what_was_compacted_long_ago_follows_in_the_background(tmp_path: Path) -> None:
     """Nothing of it is left out, and a question does not wait for it."""
     url = f"sqlite:///{tmp_path}/a.db"
-
-    def session(embedder: Any) -> AgentContext:
-        return AgentContext(
-            session_id=KEY.session,
-            context_window=2_000,
-            strategy="sliding_window",
-            keep_last=2,
-            store=url,
-            embedder=embedder,
-        )
-
-    with session(None) as ctx:
-        ctx.add([user("My automobile is crimson.", id="m1"), assistant("Nice.", id="m2"), *turns(5)])
-        ctx.add([user(f"Word {n}.", id=f"w{n}") for n in range(NEWEST_RECORDS)])
-    asked: list[str] = []
-    left = NEWEST_RECORDS
-    for _ in range(100):  # a worker may be ended before it is done: the next one goes on
-        embedder = Counting()
-        with session(embedder) as ctx, SqlStore(url) as store:
-            ctx.window(recall=True, question=QUESTION)
-            (data,) = store.embedders(KEY).values()
-        asked += embedder.messages
-        if not (left := json.loads(data)[1]):
-            break
-    assert left == 0
+    fill_long_session(url)
+    asked = embed_all(url, Counting)
     assert "My automobile is crimson." in asked
     assert len(asked) == len(set(asked))
+
+
+class Paced(Counting):
+    """Another embedder, so slow that a process is killed between its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(other=True)
+
+    def embed(self, texts: Any) -> list[list[float]]:
+        sleep(0.004)
+        return super().embed(texts)
+
+
+class Gated(Counting):
+    """Waits in the background, where it is asked for words of long ago, until the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.waiting = threading.Event(), threading.Event()
+
+    def embed(self, texts: Any) -> list[list[float]]:
+        if "My automobile is crimson." in texts:
+            self.waiting.set()
+            assert self.gate.wait(300)
+        return super().embed(texts)
+
+
+def test_a_session_that_is_being_embedded_stays_in_memory(tmp_path: Path) -> None:
+    """Read anew, it would be embedded a second time at once."""
+    url, embedder = f"sqlite:///{tmp_path}/a.db", Gated()
+    fill_long_session(url)
+    with long_session(url, embedder, max_sessions=1) as ctx:
+        ctx.window(recall=True, question=QUESTION)
+        assert embedder.waiting.wait(300)
+        session = opened_session(ctx)
+        for n in range(3):
+            ctx.at(f"other {n}").view()
+        assert opened_session(ctx) is session
+        embedder.gate.set()
+    assert len(embedder.messages) == len(set(embedder.messages))
+
+
+def embed_anew(url: str, begun: Event) -> None:
+    with long_session(url, Paced()) as ctx:
+        begun.set()
+        while True:
+            ctx.window(recall=True, question=QUESTION)
+
+
+def test_killed_while_another_embedder_makes_them_anew(url: str, tmp_path: Path) -> None:
+    """No vector is lost or wrong, none that is stored is made again, and those of the embedder before go at the end."""
+    rng, kept = random.Random(KILLS), 0
+    undisturbed = f"sqlite:///{tmp_path}/undisturbed.db"
+    for place, made_by in ((url, Counting), (undisturbed, Paced)):
+        fill_long_session(place)
+        embed_all(place, made_by)
+    with SqlStore(undisturbed) as store:
+        ((name, _),) = store.embedders(KEY).items()
+        expected = store.vectors(KEY, name)
+    with SqlStore(url) as store:
+        for _ in range(KILLS):
+            begun = CONTEXT.Event()
+            worker = start(embed_anew, url, begun)
+            assert begun.wait(300)
+            worker.join(rng.uniform(0.0, 0.25))
+            worker.kill()
+            worker.join()
+            found = store.vectors(KEY, name)
+            assert found.items() <= expected.items()
+            assert len(found) >= kept
+            kept = len(found)
+        asked = embed_all(url, Paced)
+        assert len(asked) == len(expected) - kept
+        assert store.vectors(KEY, name) == expected
+        assert [*store.embedders(KEY)] == [name]
 
 
 def test_damaged_vectors_are_told() -> None:

@@ -64,12 +64,15 @@ def near_chunks(
     if ports.embedder is None:
         return {}
     work = _Work(open_session, ports.embedder, keeps=ports.store.capabilities.vectors)
+    first_question = not open_session.vectors.embedder
     query_vector = yield from _embedded_query(work, query)
     vectors, head = open_session.vectors, open_session.state.head
     last = min(head, vectors.upto + NEWEST_RECORDS)
     if last > vectors.upto:
         yield from _embed_compacted(work, vectors.upto, last)
         vectors.upto = last
+    if first_question and last == head and not vectors.filled_from:
+        yield from _drop_others(work)
     yield from _embed(work, {e.seq: e.message for e in older if not e.shown_seq})
     if vectors.filled_from and not vectors.filling:
         vectors.filling = True
@@ -165,10 +168,17 @@ def _fill(work: _Work) -> Flow[None]:
     vectors.filled_from = first
     yield from _keep(work, (), upto=0)
     _log.info("session %r: messages up to record %d are still to be embedded", key.session, first)
-    if not first and work.keeps:
-        for name in (yield from StoreCall(VectorIndex.embedders, key)):
-            if name != vectors.embedder:
-                yield from StoreCall(VectorIndex.drop_vectors, key, name)
+    if not first:
+        yield from _drop_others(work)
+
+
+def _drop_others(work: _Work) -> Flow[None]:
+    """Removes the vectors of other embedders, once those of this one are complete."""
+    if not work.keeps:
+        return
+    for name in (yield from StoreCall(VectorIndex.embedders, work.open_session.key)):
+        if name != work.open_session.vectors.embedder:
+            yield from StoreCall(VectorIndex.drop_vectors, work.open_session.key, name)
 
 
 def _mark(data: bytes) -> tuple[int, int, Sequence[float]]:
