@@ -1,7 +1,8 @@
 """Faults while clients write and retry with the same ids: counts what was acknowledged, lost, doubled or out of order.
 
-PostgreSQL: backends terminated or cancelled, statement timeouts, restarts of a cluster that is started here. SQLite: writers
-killed with SIGKILL. Every fourth turn is larger than the window, so that it is stored in pieces.
+PostgreSQL: backends terminated or cancelled, statement timeouts, restarts of a cluster that is started here, with clients in
+processes of their own, also behind pgbouncer. SQLite: writers killed with SIGKILL. `CTXFOLD_RESTARTS` is the number of restarts
+of a quick run. Every fourth turn is larger than the window, so that it is stored in pieces.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import psycopg
 
@@ -32,9 +35,12 @@ from ctxfold import (
 )
 from tests.benchmarks.data import DataMissingError
 from tests.benchmarks.sheets import Sheet
-from tests.stores.servers import Cluster, cluster_programs, started_cluster
+from tests.stores.servers import Cluster, cluster_programs, pgbouncer, pgbouncer_program, started_cluster
+from tests.support.processes import CONTEXT, Ready, import_once, together
 
 __all__ = ["FULL", "QUICK", "Outcome", "Sizes", "postgres_faults", "run", "sqlite_kills"]
+
+import_once(__name__)
 
 CLIENTS = 4
 WINDOW = 600
@@ -50,8 +56,8 @@ class Sizes:
     kills: int
 
 
-FULL = Sizes(backends=300, timeouts=100, restarts=5, kills=200)
-QUICK = Sizes(backends=12, timeouts=4, restarts=2, kills=8)
+FULL = Sizes(backends=300, timeouts=100, restarts=10, kills=200)
+QUICK = Sizes(backends=12, timeouts=4, restarts=int(os.environ.get("CTXFOLD_RESTARTS", "2")), kills=8)
 
 
 @dataclass(slots=True)
@@ -110,7 +116,8 @@ class Client:
 
     url: str
     session: str
-    stop: threading.Event
+    stop: threading.Event | Event
+    turns: Any = None  # a counter that other processes read
     acknowledged: list[str] = field(default_factory=list[str])
     failures: list[str] = field(default_factory=list[str])
     crash: BaseException | None = None
@@ -143,6 +150,8 @@ class Client:
                     continue
                 self.acknowledged += [message.id for message in messages]
                 n += 1
+                if self.turns is not None:
+                    self.turns.value = n
         time.sleep(0.02)  # the server may be starting
         return n
 
@@ -226,12 +235,49 @@ def _timeouts(cluster: Cluster, count: int, clients: list[Client]) -> int:
     return seen()
 
 
-def _restarts(cluster: Cluster, count: int) -> int:
-    for n in range(count):
-        time.sleep(0.5)
-        cluster.restart("immediate" if n % 2 else "fast")
-    time.sleep(0.5)
-    return count
+def _write_until_stopped(
+    url: str, session: str, stop: Event, turns: Any, ready: Ready
+) -> tuple[list[str], list[str], str]:
+    """Returns what was acknowledged, the failures, and what ended the client, if anything did."""
+    client = Client(url, session, stop, turns)
+    ready()
+    client.work()
+    return client.acknowledged, client.failures, "" if client.crash is None else repr(client.crash)
+
+
+def beside_processes(url: str, cluster: Cluster, outcome: Outcome, restarts: int) -> Outcome:
+    """Restarts the server under the load of client processes; between two restarts each of them writes at least one turn."""
+    stop, turns = CONTEXT.Event(), [CONTEXT.Value("q", 0, lock=False) for _ in range(CLIENTS)]
+    sessions = [f"{outcome.kind}-{n}" for n in range(CLIENTS)]
+    arguments = [(url, session, stop, turns[n]) for n, session in enumerate(sessions)]
+
+    def cause() -> None:
+        try:
+            for n in range(restarts + 1):
+                before = [counter.value for counter in turns]
+                while any(counter.value == value for counter, value in zip(turns, before, strict=True)):
+                    if stop.is_set():
+                        return
+                    time.sleep(0.01)
+                if n < restarts:
+                    cluster.restart("immediate" if n % 2 else "fast")
+                    outcome.faults += 1
+        finally:
+            stop.set()
+
+    restarting = threading.Thread(target=cause)
+    restarting.start()
+    try:
+        _, results = together(_write_until_stopped, arguments)
+    finally:
+        stop.set()
+        restarting.join()
+    for session, (acknowledged, failures, crash) in zip(sessions, results, strict=True):
+        if crash:
+            raise AssertionError(f"the client of {session!r} ended: {crash}")
+        outcome.failed_calls += len(failures)
+        outcome.compare(acknowledged, messages_of(cluster.url, session))
+    return outcome
 
 
 def postgres_faults(programs: Path, sizes: Sizes) -> list[Outcome]:
@@ -239,7 +285,7 @@ def postgres_faults(programs: Path, sizes: Sizes) -> list[Outcome]:
         url = f"{cluster.url.replace('postgresql://', 'postgresql+psycopg://')}?application_name={CLIENT_NAME}"
         hasty = f"{url}&options=-cstatement_timeout%3D{STATEMENT_TIMEOUT_MS}"
         SqlStore(url).close()
-        return [
+        outcomes = [
             beside_clients(
                 url,
                 Outcome("terminated or cancelled backends"),
@@ -248,8 +294,14 @@ def postgres_faults(programs: Path, sizes: Sizes) -> list[Outcome]:
             beside_clients(
                 hasty, Outcome("statement timeouts"), lambda clients: _timeouts(cluster, sizes.timeouts, clients)
             ),
-            beside_clients(url, Outcome("restarts of the server"), lambda _: _restarts(cluster, sizes.restarts)),
+            beside_processes(url, cluster, Outcome("restarts of the server"), sizes.restarts),
         ]
+        program = pgbouncer_program()
+        if program is not None:
+            with pgbouncer(program, connections=CLIENTS, cluster=cluster) as pooled:
+                behind = f"{pooled.replace('postgresql://', 'postgresql+psycopg://')}?prepare_threshold=0"
+                outcomes.append(beside_processes(behind, cluster, Outcome("restarts behind pgbouncer"), sizes.restarts))
+        return outcomes
 
 
 def sqlite_kills(folder: Path, kills: int) -> Outcome:

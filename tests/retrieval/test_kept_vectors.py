@@ -176,7 +176,7 @@ def fill_long_session(url: str) -> None:
 def still_to_embed(url: str) -> int:
     """Up to which record the log is still to be gone through, by the newest of the embedders."""
     with SqlStore(url) as store:
-        return min(json.loads(data)[1] for data in store.embedders(KEY).values())
+        return min(int(json.loads(data)[1]) for data in store.embedders(KEY).values())
 
 
 def embed_all(url: str, make_embedder: Callable[[], Any]) -> list[str]:
