@@ -1031,7 +1031,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "sql_gives_up_at_the_first_lock",
-            "if attempt == _TRIES or not is_passing(error) or time.monotonic() > deadline_s:",
+            "if attempt == tries or not is_passing(error) or time.monotonic() > deadline_s:",
             "if attempt == 1 or not is_passing(error) or time.monotonic() > deadline_s:",
             "stores/test_store_faults.py::test_deadlocks_serialization_failures_and_shutdowns_are_retried",
         ),
@@ -1184,6 +1184,36 @@ MUTANTS: tuple[Mutant, ...] = (
             "    return (first_key and leaf_key(term, hits[0][0])), with_hits",
             "    return first_key, with_hits",
             "stores/test_search_index.py::test_no_erased_term_stays_as_the_key_of_a_leaf",
+        ),
+    ),
+    *_of(
+        "stores/sql.py",
+        (
+            "memory_takes_advisory_locks_where_there_are_none",
+            "lock_rows=self._address.serializable",
+            "lock_rows=False",
+            "stores/test_statements.py::test_each_statement_names_owner_and_session",
+        ),
+        (
+            "creation_takes_advisory_locks_where_there_are_none",
+            "by_row=self._address.serializable",
+            "by_row=False",
+            "stores/test_statements.py::test_each_statement_names_owner_and_session",
+        ),
+        (
+            "a_table_that_another_process_makes_is_an_error",
+            "not in MADE_MEANWHILE:",
+            "not in ():",
+            "stores/test_serializable.py::test_made_by_many_at_once",
+        ),
+    ),
+    *_of(
+        "stores/sql_engine.py",
+        (
+            "serializable_transactions_are_read_committed",
+            "'SERIALIZABLE' if address.serializable",
+            "'SERIALIZABLE' if address.proxied",
+            "stores/test_statements.py::test_each_statement_names_owner_and_session",
         ),
     ),
     *_of(

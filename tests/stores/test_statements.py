@@ -107,13 +107,13 @@ def taken_down() -> Generator[Sent]:
         event.remove(Engine, "connect", listen)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "serializable"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/a.db"
         return
     with fresh_schema(request.getfixturevalue("postgres_url")) as place:
-        yield place
+        yield f"{place}&isolation=serializable" if request.param == "serializable" else place
 
 
 # which rows a statement goes by
@@ -255,7 +255,7 @@ def use_memory(store: Any) -> None:
 
 
 def use_everything(url: str, **options: int) -> None:
-    with SqlStore(url, **options) as store:
+    with SqlStore(url, **options) as store:  # type: ignore[arg-type]
         use_log(store)
         use_index(store, LONG, 10)
         use_memory(store)
@@ -286,13 +286,13 @@ def execute(url: str, sql: str) -> None:
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as file:
             file.execute(sql)
     else:
-        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as server:
+        with psycopg.connect(url.replace("+psycopg", "").partition("&")[0], autocommit=True) as server:
             server.execute(sql.encode())
 
 
-def unsent(statements: Sent, dialect: str, *, partitioned: bool = False) -> set[str]:
+def unsent(statements: Sent, dialect: str, **options: bool) -> set[str]:
     """Names of the store's statements that were not sent."""
-    wanted = Statements.of(dialect, partitioned=partitioned)
+    wanted = Statements.of(dialect, **options)
     texts = {each.name: plain(getattr(wanted, each.name)).partition("{kinds}")[0] for each in fields(wanted)}
     return {name for name, text in texts.items() if text and not any(each.startswith(text) for each in statements)}
 
@@ -300,11 +300,16 @@ def unsent(statements: Sent, dialect: str, *, partitioned: bool = False) -> set[
 def test_each_statement_names_owner_and_session(url: str) -> None:
     with taken_down() as statements:
         use_everything(url)
-    assert unsent(statements, "sqlite" if url.startswith("sqlite") else "postgresql") == set()
+    sqlite, serializable = url.startswith("sqlite"), url.endswith("serializable")
+    assert unsent(statements, "sqlite" if sqlite else "postgresql", lock_rows=serializable) == set()
+    assert any("advisory" in text for text in statements) is not (sqlite or serializable)
+    assert [text for text in statements if text.startswith("BEGIN")] == [
+        "BEGIN IMMEDIATE" if sqlite else f"BEGIN ISOLATION LEVEL {'SERIALIZABLE' if serializable else 'READ COMMITTED'}"
+    ]
     assert wrong(statements) == {}
     used = [why for text in statements for why in (excuse(text, BY_OWNER), excuse(text, EVERYTHING)) if why]
     assert set(used) == {*BY_OWNER, *EVERYTHING} - (
-        {"the empty table of format 2 gives its space back"} if url.startswith("sqlite") else set()
+        {"the empty table of format 2 gives its space back"} if sqlite or serializable else set()
     )
 
 

@@ -51,6 +51,11 @@ class TestPostgresPartitions(TestPostgres):
         return SqlStore(place, partitions=2)
 
 
+class TestPostgresSerializable(TestPostgres):
+    def open_store(self, place: str) -> Store:
+        return SqlStore(f"{place}&isolation=serializable")
+
+
 class TestOutsideStore(StoreSuite):
     def open_store(self, place: Path) -> Store:
         return TableStore(place / "a.db")

@@ -31,6 +31,7 @@ from ctxfold.stores.base import (
     written_at,
 )
 from ctxfold.stores.sql_engine import (
+    MADE_MEANWHILE,
     Driven,
     Dropped,
     StoreAddress,
@@ -55,6 +56,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TRIES = 12
+_TRIES_TO_SERIALIZE = 48  # each writer that comes at the same moment may be refused by each other one
 _MOST_PARTITIONS = 1024
 _UPGRADE = SessionKey("", "")  # whose lease the worker has that moves the search index
 _UPGRADE_LEASE_S = 30.0
@@ -149,7 +151,7 @@ class SqlStore(BaseStore):
 
         dialect = "sqlite" if self._address.sqlite else "postgresql"
         # those of a store without partitions find an owner's rows in one with, but ask every partition
-        self._sql = Statements.of(dialect, partitioned=partitioned)
+        self._sql = Statements.of(dialect, partitioned=partitioned, lock_rows=self._address.serializable)
         self._rows = Rows(self._sql, dialect, marks)
         self._index = Index(self._rows, old_rows)
 
@@ -233,7 +235,8 @@ class SqlStore(BaseStore):
     def _tried(self, work: Callable[[Driven], T], *, alone: bool) -> T:
         """Do the work on a pooled connection, again while it only met a lock or a dropped connection."""
         deadline_s = time.monotonic() + self._timeout_s
-        for attempt in range(1, _TRIES + 1):
+        tries = _TRIES_TO_SERIALIZE if self._address.serializable else _TRIES
+        for attempt in range(1, tries + 1):
             try:
                 with self._alone if alone else self._beside:
                     file = self._file
@@ -246,7 +249,7 @@ class SqlStore(BaseStore):
                         )
                     return result
             except (*self._failures, UnicodeDecodeError) as error:
-                if attempt == _TRIES or not is_passing(error) or time.monotonic() > deadline_s:
+                if attempt == tries or not is_passing(error) or time.monotonic() > deadline_s:
                     raise translated(error, self._address, self._timeout_s) from None
             except UnicodeEncodeError:
                 raise InvalidTextError("an id or term holds a lone surrogate: decode the text properly") from None
@@ -296,6 +299,7 @@ class SqlStore(BaseStore):
             if found is None and not self._address.in_memory:
                 connection.execute("PRAGMA journal_mode=WAL")
             with transaction(connection, self._address, self._timeout_s):
+                self._lock_creation(connection)
                 if found is not None and (self._upgrade or found < STAYS_FORMAT):
                     upgrade_tables(connection, self._engine.dialect)
                 else:
@@ -312,12 +316,37 @@ class SqlStore(BaseStore):
         from ctxfold.stores.sql_schema import begin_creation, create_tables
 
         dialect = self._engine.dialect
-        if (count := self._partitions or begun_partitions(connection)) is not None:
-            create_partitioned(lambda work: self._within(work, connection), dialect, count)
+        count = self._partitions or begun_partitions(connection)
+        if self._address.serializable:
+            self._make_first_table(connection)
+
+        def transact(work: Callable[[Driven], object]) -> None:
+            with transaction(connection, self._address, self._timeout_s):
+                self._lock_creation(connection)
+                work(connection)
+
+        if count is not None:
+            create_partitioned(transact, dialect, count)
             return
         with transaction(connection, self._address, self._timeout_s):
+            self._lock_creation(connection)
             if begin_creation(connection, dialect) is None:  # else another process was quicker, with partitions
                 create_tables(connection, dialect)
+
+    def _make_first_table(self, connection: Driven) -> None:
+        """Makes the table whose row is locked, on its own."""
+        from ctxfold.stores.sql_schema import begin_creation
+
+        try:
+            begin_creation(connection, self._engine.dialect)
+        except self._failures as error:
+            if getattr(error, "sqlstate", None) not in MADE_MEANWHILE:
+                raise
+
+    def _lock_creation(self, connection: Driven) -> None:
+        from ctxfold.stores.sql_schema import lock_creation
+
+        lock_creation(connection, self._engine.dialect, by_row=self._address.serializable)
 
     def _look_for_partitions(self, connection: Driven) -> None:
         from ctxfold.stores.sql_partitions import check_stored
@@ -342,7 +371,11 @@ class SqlStore(BaseStore):
         """
         from ctxfold.stores.sql_schema import upgrade_tables
 
-        self._write(lambda c: upgrade_tables(c, self._engine.dialect))
+        def begin(connection: Driven) -> None:
+            self._lock_creation(connection)
+            upgrade_tables(connection, self._engine.dialect)
+
+        self._write(begin)
         moved, after = 0, _BEGINNING
         while (step := self._move_some(after)) is not None:
             after, rows = step
@@ -378,7 +411,7 @@ class SqlStore(BaseStore):
         if after != _BEGINNING:
             return _BEGINNING, 0  # rows that came before it meanwhile
         self._index.old_rows = False
-        if not self._address.sqlite:
+        if not self._address.sqlite and not self._address.serializable:
             with suppress(StoreUnavailableError):  # readers are in the way: VACUUM gives the space back later
                 self._write(self._index.truncate_old_rows)
         return None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
 
 __all__ = [
+    "MADE_MEANWHILE",
     "Driven",
     "Dropped",
     "StoreAddress",
@@ -49,6 +50,8 @@ _TAKEN = "use sqlite:///file.db or postgresql+psycopg://user:password@host:5432/
 # OFF is not offered: an operating system that crashes may then leave a damaged file
 _SYNCHRONOUS = frozenset({"FULL", "NORMAL"})
 _PREPARE_THRESHOLD = 5  # the default of psycopg
+_READ_COMMITTED = "read-committed"
+_ISOLATIONS = frozenset({_READ_COMMITTED, "serializable"})
 _DEVICES = frozenset({"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"}) | {
     f"{port}{number}" for port in ("COM", "LPT") for number in "123456789\u00b9\u00b2\u00b3"
 }
@@ -65,6 +68,8 @@ _OUT_OF_REACH = frozenset(
 )
 # serialization failure, deadlock, lock timeout, idle for too long within a transaction
 _PASSING_STATES = frozenset({"40001", "40P01", "55P03", "25P03"})
+# of a table that another process makes at the same moment: in the catalogue's index, or by name
+MADE_MEANWHILE = frozenset({"23505", "42P07"})
 # connection exceptions, bad login, resources, operator intervention, no such database
 _OUT_OF_REACH_STATES = ("08", "28", "53", "57", "3D", "25006")
 
@@ -87,8 +92,9 @@ class Dropped(Exception):  # noqa: N818
 class StoreAddress:
     """Where a store is: the URL for the driver, and the name that may be shown (no password, no options).
 
-    `synchronous` and `prepare_threshold` are options of the store URL that ctxfold reads itself. A threshold of 0 means
-    that a proxy such as pgbouncer may give every transaction another server connection.
+    `synchronous`, `prepare_threshold` and `isolation` are options of the store URL that ctxfold reads itself. A threshold of 0
+    means that a proxy such as pgbouncer may give every transaction another server connection. `serializable` is for servers
+    that speak PostgreSQL without advisory locks, and refuse transactions that they cannot put in an order.
     """
 
     url: URL
@@ -98,6 +104,7 @@ class StoreAddress:
     secrets: tuple[str, ...] = ()
     synchronous: str = "FULL"
     prepare_threshold: int = _PREPARE_THRESHOLD
+    serializable: bool = False
 
     @property
     def file(self) -> tuple[int, int] | None:
@@ -150,11 +157,24 @@ def parse_url(text: str) -> StoreAddress:
             f"prepare_threshold={threshold!r} in a store URL: give 0 for pgbouncer in transaction mode (nothing is prepared), "
             "or after how many executions a statement is prepared"
         )
-    url = url.set(drivername="postgresql+psycopg").difference_update_query(["prepare_threshold"])
+    isolation = _option(url, "isolation", _READ_COMMITTED)
+    if isolation not in _ISOLATIONS:
+        raise ConfigError(
+            f"isolation={isolation!r} in a store URL: give read-committed, or serializable for a server without advisory locks"
+        )
+    url = url.set(drivername="postgresql+psycopg").difference_update_query(["prepare_threshold", "isolation"])
     hidden = (url.password, *(url.query.get(name) for name in ("password", "sslpassword")))
     secrets = tuple(str(text) for text in hidden if text)
     shown = url.set(query={}).render_as_string(hide_password=True)
-    return StoreAddress(url, shown, sqlite=False, in_memory=False, secrets=secrets, prepare_threshold=int(threshold))
+    return StoreAddress(
+        url,
+        shown,
+        sqlite=False,
+        in_memory=False,
+        secrets=secrets,
+        prepare_threshold=int(threshold),
+        serializable=isolation != _READ_COMMITTED,
+    )
 
 
 def _without_asyncpg_options(url: URL) -> URL:
@@ -317,7 +337,7 @@ def transaction(connection: Driven, address: StoreAddress, timeout_s: float) -> 
         # a deferred transaction fails at once when another writer came between its read and its write
         begin = "BEGIN IMMEDIATE"
     else:
-        begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
+        begin = f"BEGIN ISOLATION LEVEL {'SERIALIZABLE' if address.serializable else 'READ COMMITTED'}"
         if address.proxied:
             # in one message to the server: the settings cost no round trip
             begin = "; ".join((begin, *(f"SET LOCAL {setting}" for setting in _settings(timeout_s))))

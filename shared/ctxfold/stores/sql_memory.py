@@ -13,10 +13,6 @@ from ctxfold.stores.sql_rows import Rows
 
 __all__ = ["forget", "memories", "remember", "without_sources"]
 
-_LOCK = (
-    "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7236))"  # one writer per owner: places are read, then written
-)
-
 
 @dataclass(frozen=True, slots=True)
 class _Row:
@@ -94,7 +90,7 @@ def _write(rows: Rows, connection: Driven, made: Sequence[_Row]) -> None:
 
 def _locked(rows: Rows, connection: Driven, owner: str) -> None:
     if rows.dialect != "sqlite":
-        connection.execute(_LOCK, (owner,))
+        connection.execute(rows.sql.lock_owner, (owner,))
 
 
 def _stored(place: ItemPlace) -> str:

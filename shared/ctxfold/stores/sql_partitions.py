@@ -22,7 +22,6 @@ from ctxfold.stores.sql_schema import (
     column_names,
     create_tables,
     key_names,
-    lock_creation,
     owned_tables,
     stored_partitions,
     table_of,
@@ -87,7 +86,8 @@ def begun_partitions(connection: Driven) -> int | None:
 def create_partitioned(transact: Callable[[Callable[[Driven], object]], object], dialect: Dialect, count: int) -> None:
     """Makes all tables of a new store in several transactions; another process may do the same, or complete what this one began.
 
-    The format version is written at the end. A store that another process has made meanwhile stays as it is.
+    `transact` runs a piece in a transaction in which nobody else makes tables. The format version is written at the end. A store
+    that another process has made meanwhile stays as it is.
     """
 
     def begin(connection: Driven) -> None:
@@ -104,7 +104,6 @@ def create_partitioned(transact: Callable[[Callable[[Driven], object]], object],
         for first in range(0, _tables(begun), _MADE_AT_ONCE):
 
             def make(connection: Driven, first: int = first) -> None:
-                lock_creation(connection, dialect)
                 for number in range(first, min(first + _MADE_AT_ONCE, _tables(begun))):
                     _make(connection, dialect, begun, number, "ctxfold_")
 
@@ -280,7 +279,7 @@ def _copy(
 
 def _key(row: Any) -> tuple[str | int, ...]:
     # bytes, as postings have them, are no JSON
-    return tuple(f"\\x{bytes(value).hex()}" if isinstance(value, (bytes, memoryview)) else value for value in row)
+    return tuple(f"\\x{value.hex()}" if isinstance(value, bytes) else value for value in row)
 
 
 def _swap(connection: Driven, tables: tuple[str, ...], count: int) -> None:

@@ -204,8 +204,8 @@ def stored_version(connection: Driven, address: StoreAddress) -> int | None:
         return None
     row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'format_version'").fetchone()
     found = "" if row is None else str(row[0])
-    if row is None and stored_partitions(connection) is not None:
-        return None  # whoever began to make partitioned tables was ended
+    if row is None and _in_the_making(connection, address):
+        return None
     if not found.isdecimal():
         raise StoreCorruptError(f"{address.name} has ctxfold tables without a format version: restore a copy")
     if int(found) > FORMAT_VERSION:
@@ -215,22 +215,39 @@ def stored_version(connection: Driven, address: StoreAddress) -> int | None:
     return int(found)
 
 
+def _in_the_making(connection: Driven, address: StoreAddress) -> bool:
+    """Returns whether a server has the first table, but another process has not made the others yet, or was ended before."""
+    if address.sqlite:
+        return False
+    if stored_partitions(connection) is not None:
+        return True
+    return connection.execute("SELECT 1 WHERE to_regclass('ctxfold_sessions') IS NULL").fetchone() is not None
+
+
 def stored_partitions(connection: Driven) -> int | None:
     """Returns how many partitions a store has, or will have when its creation is complete; None where it is not partitioned."""
     row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'partitions'").fetchone()
     return None if row is None else int(row[0])
 
 
-def lock_creation(connection: Driven, dialect: Dialect) -> None:
-    """Lets one process at a time make or upgrade tables, until the transaction ends."""
-    if dialect.name == "postgresql":
-        # CREATE TABLE IF NOT EXISTS alone still collides in the catalogue
+def lock_creation(connection: Driven, dialect: Dialect, *, by_row: bool) -> None:
+    """Lets one process at a time make or upgrade the tables of a server, until the transaction ends.
+
+    CREATE TABLE IF NOT EXISTS alone still collides in the catalogue. A lock `by_row` needs the first table.
+    """
+    if dialect.name == "sqlite":
+        return
+    if by_row:
+        connection.execute(
+            "INSERT INTO ctxfold_meta (key, value) VALUES ('creation_lock', '') "
+            "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        )
+    else:
         connection.execute(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
 
 
 def begin_creation(connection: Driven, dialect: Dialect) -> int | None:
     """Makes the first table; returns how many partitions another process has begun to make, None for none."""
-    lock_creation(connection, dialect)
     meta = CreateTable(_metadata.tables["ctxfold_meta"], if_not_exists=True)
     connection.execute(str(meta.compile(dialect=dialect)))
     return stored_partitions(connection)
@@ -241,7 +258,6 @@ def create_tables(connection: Driven, dialect: Dialect, *, partitioned: bool = F
 
     A partitioned store has the tables with partitions already, with indexes of their own.
     """
-    lock_creation(connection, dialect)
     for table in _metadata.sorted_tables:
         connection.execute(str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)))
     for index in () if partitioned else (*_INDEXES[dialect.name], *_MEMORY_INDEXES):
@@ -254,7 +270,6 @@ def create_tables(connection: Driven, dialect: Dialect, *, partitioned: bool = F
 
 def upgrade_tables(connection: Driven, dialect: Dialect) -> None:
     """Bring a store of an older format to this one, inside the caller's transaction; its search index follows later."""
-    lock_creation(connection, dialect)
     row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'format_version'").fetchone()
     if row[0] == "1":
         _number_messages(connection, dialect)
@@ -453,11 +468,13 @@ class Statements:
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (owner, item_id) DO UPDATE SET "
         "state = excluded.state, payload = excluded.payload"
     )
+    lock_owner: str = ""
     drop_memory: str = "DELETE FROM ctxfold_memory WHERE owner = ? AND item_id = ?"
     hits_among_in: str = f"SELECT seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? AND seq IN "
 
     @classmethod
-    def of(cls, dialect: str, *, partitioned: bool = False) -> Statements:
+    def of(cls, dialect: str, *, partitioned: bool = False, lock_rows: bool = False) -> Statements:
+        """Returns the statements for SQLite or PostgreSQL; with `lock_rows`, for a server that has no advisory locks."""
         mark, collation = ("?", "") if dialect == "sqlite" else ("%s", ' COLLATE "C"')
         owner_collation = "" if partitioned else collation  # its partition is found in the plain one
         # the clocks of workers on several machines differ
@@ -478,6 +495,13 @@ class Statements:
             texts["lock"] = texts["lock"].replace(" FROM", ", tableoid <> 'ctxfold_sessions'::regclass FROM")
         texts["lock"] += " FOR UPDATE"
         texts["format_version"] += " FOR SHARE"
+        # one writer of an owner's memory at a time: places are read, then written
+        texts["lock_owner"] = (
+            "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (%s, '', 'memory', '', 0) "
+            "ON CONFLICT (owner, session, name) DO UPDATE SET holder = excluded.holder"
+            if lock_rows
+            else "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7236))"
+        )
         texts["owner_hits"] = (
             "SELECT s.session, t.seq, t.count, t.length FROM ctxfold_sessions s CROSS JOIN LATERAL ("
             "SELECT seq, count, length FROM ctxfold_terms WHERE owner = %s AND session = s.session AND term = %s "
