@@ -97,6 +97,13 @@ def test_an_error_wins_over_warnings_that_name_error_count() -> None:
     assert f"[... line 402]\n{error}" in text or f"; line 402]\n{error}" in text
 
 
+@pytest.mark.parametrize("name", ["error_budget: 99.2 percent left", "a.c:7:5: unused variable 'error_count'"])
+def test_a_name_that_begins_like_an_error_is_none(name: str) -> None:
+    text = padded(name, *(f"step {n}: nothing to report" for n in range(90)), "job 12 failed")
+    assert name not in shown(text, 230)
+    assert "job 12 failed" in shown(text, 230)
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
@@ -324,6 +331,16 @@ def test_an_output_that_was_asked_for_again_gives_way_first(make: Make) -> None:
     lengths = {m.id: len(m.text) for m in ctx.view().messages if m.role == "tool"}
     assert lengths["r1"] == min(lengths.values()), lengths
     assert lengths["r3"] > 2 * lengths["r1"], lengths
+
+
+def test_an_output_that_was_asked_for_again_gives_way_among_the_newest(make: Make) -> None:
+    """Half of the budget is protected for the newest messages, but not for an output that stands there twice."""
+    ctx = make(context_window=4_000, strategy="clear_tools", min_free_ratio=0.05)
+    for n, page in enumerate((1, 2, 3, 4, 5, 6, 6)):
+        ctx.add([user(f"q{n}", id=f"u{n}"), assistant("", id=f"a{n}", calls=[call(f"c{n}", f'{{"page": {page}}}')])])
+        ctx.add([tool_result(f"c{n}", "entry of the list\n" * 120, id=f"r{n}"), assistant("ok", id=f"z{n}")])
+    lengths = {m.id: len(m.text) for m in ctx.view().messages if m.role == "tool"}
+    assert 2 * lengths["r5"] < lengths["r3"] < lengths["r4"], lengths
 
 
 def test_outputs_of_many_kinds_keep_their_error_and_what_was_asked() -> None:
