@@ -28,7 +28,9 @@ demo: setup  ## a conversation that outgrows its window, without key or network
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: setup  ## all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@# compiled once: the processes that tests start would each do it where PYTHONDONTWRITEBYTECODE is set
+	@$(BIN)/python -m compileall -q shared langchain_ctx llamaindex_ctx examples
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-%: setup  ## the tests of one area, a folder of tests/: make test-engine
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/$* $(ARGS)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import certifi
 import hypothesis
 import pytest
 
@@ -40,6 +43,58 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _default))
 
 
 watch_async_clients()
+
+# files of few tests that take long, the longest first: what begins last should not leave one worker alone
+LONG = (
+    "shows/test_shows_prefix.py",
+    "golden/test_sessions.py",
+    "langchain/test_agent_run.py",
+    "llamaindex/test_workflow_server.py",
+    "shows/",
+    "durable/",
+    "wire/test_provider_compaction.py",
+    "faces/",
+    "properties/",
+    "packaging/",
+    "realmodel/",
+    "retrieval/test_kept_vectors.py",
+    "llamaindex/test_memory_agree.py",
+    "docs/",
+    "cli/",
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collects without looking for cycles: a million objects stay, and later passes need not visit them again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = str(Path(__file__).parent) + os.sep
+
+    def place(item: pytest.Item) -> int:
+        path = str(item.path).removeprefix(folder).replace(os.sep, "/")
+        return next((place for place, name in enumerate(LONG) if path.startswith(name)), len(LONG))
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Lets clients trust one authority instead of the hundred of certifi, which take 25 ms to read: no test uses TLS."""
+    first = Path(certifi.where()).read_text(encoding="ascii").partition("-----END CERTIFICATE-----")
+    bundle = tmp_path_factory.mktemp("authorities") / "one.pem"
+    bundle.write_text("".join(first[:2]), encoding="ascii")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SSL_CERT_FILE", str(bundle))
+        yield
 
 
 @pytest.fixture(autouse=True)
