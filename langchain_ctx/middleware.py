@@ -34,12 +34,13 @@ from ctxfold.adapters.model_calls import original_error
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.effects import Flow
 from ctxfold.engine.attach import BRANCH, Attachment, Cursor
-from ctxfold.engine.engine import Engine, session_limit
+from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import Options, TurnInput, ask
 from ctxfold.errors import ConfigError, CtxError
 from ctxfold.history.diff import newest_known, split_settled
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, ToolSpec
+from ctxfold.policy import session_limit
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens import TextCounter

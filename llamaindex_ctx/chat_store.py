@@ -17,11 +17,11 @@ from llama_index.core.storage.chat_store.loading import RECOGNIZED_CHAT_STORES
 from pydantic import Field, PrivateAttr, computed_field
 
 from ctxfold._closing import Closing
-from ctxfold.engine.engine import session_limit
 from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Opaque
+from ctxfold.policy import session_limit
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import check_name

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from ctxfold.compaction.built_in import BUILT_IN
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.effects import LocalTasks
-from ctxfold.engine.engine import session_limit
 from ctxfold.errors import BackendError, ConfigError, ContextOverflowError, WindowTooSmallError
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.policy import (
@@ -22,6 +21,7 @@ from ctxfold.policy import (
     check_least,
     policy_for,
     policy_from,
+    session_limit,
 )
 from ctxfold.protocols import ContextBackend, Embedder, Ports, Request, Store, TokenCounter, Wire
 from ctxfold.sections.section import Section

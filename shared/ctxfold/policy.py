@@ -31,6 +31,7 @@ __all__ = [
     "policy_for",
     "policy_from",
     "resized",
+    "session_limit",
 ]
 
 
@@ -40,6 +41,7 @@ Learnt: TypeAlias = Literal[
 PruningOrder: TypeAlias = Literal["reactive", "task_aware", "mig", "subgoal", "subgoal_mig"]
 
 LEAST_BUDGET_TOKENS = 16  # a user message of about ten words, with what a message costs beside its text
+MAX_SESSIONS = 256  # that an engine keeps open, where the user says nothing
 EXCERPT_TOKENS = 160  # least size of the excerpt of an output that is too large from the first time on
 
 
@@ -389,3 +391,10 @@ def _config_error(error: ValidationError) -> ConfigError:
     near = get_close_matches(name, Policy.model_fields, cutoff=0.65)
     known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(Policy.model_fields)}"
     return ConfigError(f"there is no setting {name!r}: {known}")
+
+
+def session_limit(max_sessions: object) -> int:
+    """Returns how many sessions an engine keeps open; ConfigError for what is no whole number of 1 or more."""
+    if max_sessions is None:
+        return MAX_SESSIONS
+    return whole_number("max_sessions", max_sessions, "give how many sessions may stay open in memory, 1 or more")

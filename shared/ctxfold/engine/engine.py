@@ -36,7 +36,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, is_final, system, validated
-from ctxfold.policy import LEAST_BUDGET_TOKENS, Policy
+from ctxfold.policy import LEAST_BUDGET_TOKENS, Policy, session_limit
 from ctxfold.protocols import Ports, Store
 from ctxfold.retrieval.recall import size_of
 from ctxfold.sections.section import Section, check_sections
@@ -56,20 +56,11 @@ from ctxfold.session_state import (
     timed_out_turns,
 )
 from ctxfold.telemetry import record_event, record_opened
-from ctxfold.validation import named, whole_number
+from ctxfold.validation import named
 
-__all__ = ["MAX_SESSIONS", "Added", "Engine", "session_limit"]
-
-MAX_SESSIONS = 256  # that an engine keeps open, where the user says nothing
+__all__ = ["Added", "Engine"]
 
 _log = logging.getLogger("ctxfold")
-
-
-def session_limit(max_sessions: object) -> int:
-    """Returns how many sessions an engine keeps open; ConfigError for what is no whole number of 1 or more."""
-    if max_sessions is None:
-        return MAX_SESSIONS
-    return whole_number("max_sessions", max_sessions, "give how many sessions may stay open in memory, 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
