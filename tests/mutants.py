@@ -397,7 +397,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_restored_message_counts_as_taken_out",
             "self.taken_out.pop(entry.seq, None)",
             "self.taken_out.pop(-1, None)",
-            "engine/test_leaving.py engine/test_events.py",
+            "engine/test_leaving.py::test_what_was_restored_is_brought_back_once_it_is_compacted",
         ),
         (
             "two_writers_bring_a_message_back_twice",
@@ -808,7 +808,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "half_a_tool_round_is_common",
             "        same -= 1  # a tool round",
             "        break  # a tool round",
-            "engine/test_anew.py langchain/test_history.py",
+            "engine/test_anew.py::test_a_tool_round_that_differs_is_replaced_as_a_whole",
         ),
         (
             "an_update_is_for_another_message",
@@ -1180,7 +1180,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_leaf_keeps_a_hit_of_a_later_leaf",
             "        if at == len(first_keys) or leaf_key(term, each[-1][0]) < first_keys[at]:",
             "        if at == len(first_keys) or leaf_key(term, each[0][0]) < first_keys[at]:",
-            "stores/test_search_index.py::test_it_holds_what_a_store_in_memory_holds",
+            "stores/test_search_index.py::test_hits_go_into_the_leaf_of_their_key",
         ),
         (
             "an_erased_term_stays_as_a_first_key",
@@ -1516,7 +1516,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_fragment_is_a_statement",
             "len(words) < MIN_WORDS or",
             "len(words) < 1 or",
-            "compaction/test_statements.py shows/test_shows_summaries.py",
+            "compaction/test_statements.py::test_two_words_are_no_statement",
         ),
         (
             "a_list_that_came_at_once_was_said_when_it_was_stored",

@@ -14,6 +14,7 @@ from ctxfold import (
     Message,
     MessageNotFoundError,
     OrphanToolResultError,
+    Removed,
     SqlStore,
     StoreUnavailableError,
     assistant,
@@ -212,3 +213,14 @@ def test_revise_may_tell_a_call_anew_under_another_id(make: Make) -> None:
     ctx.add([user("go", id="g"), asking, replace(found, visibility="model"), *turns(1)])
     ctx.revise(lambda held: [replace(m, id="other") if m.id == "t-a" else m for m in held])
     assert ids(ctx) == ["g", "other", "t-r0", "u0", "a0"]
+
+
+def test_a_tool_round_that_differs_is_replaced_as_a_whole(make: Make) -> None:
+    ctx = make()
+    replaced: list[Message] = []
+    ctx.ctx.subscribe(lambda event: replaced.extend(event.messages) if isinstance(event, Removed) else None)
+    talk = [*turns(1), user("go", id="g"), *tool_round("t", calls=2), assistant("done", id="d")]
+    ctx.add(talk)
+    ctx.set_messages([*talk[:-2], tool_result("t-c1", "something else", id="new")], prompts=True, recognise=True)
+    assert [m.id for m in replaced] == ["t-a", "t-r0", "t-r1", "d"]
+    assert [m.text for m in ctx.view().messages][-4:] == ["go", "", "found", "something else"]

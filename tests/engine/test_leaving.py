@@ -109,3 +109,15 @@ def test_erased_from_the_index_as_well(make: Make, store: Store) -> None:
     ctx.clear()
     ctx.erase("z")
     assert found(ctx) == []
+
+
+def test_what_was_restored_is_brought_back_once_it_is_compacted(make: Make) -> None:
+    """An edit takes it out of what recall may bring back; a message that is live again is compacted like any other."""
+    ctx = said(make(None, context_window=8_000, strategy="sliding_window", keep_last=2, auto_compact=False))
+    ctx.remove(0)
+    ctx.restore("z")
+    ctx.add(turns(4, start=10))
+    ctx.compact()
+    assert "z" not in {m.id for m in ctx.view().messages}
+    window = ctx.window(recall=True, question="What is the zebra7 password hint?")
+    assert "marmalade" in window.recalled

@@ -16,6 +16,7 @@ from ctxfold import (
     Section,
     SessionKey,
     ToolCallPart,
+    ToolSpec,
     assistant,
     tool_result,
     user,
@@ -140,3 +141,17 @@ def test_an_edit_that_was_undone_is_a_break_of_its_own() -> None:
         assert dict(before.breaks) == {"edit": 1}
         assert dict(after.breaks) == {"edit": 2}
         assert after.reused_tokens == before.reused_tokens
+
+
+def test_tools_count_as_reused_only_while_the_prefix_holds() -> None:
+    """Templates put them before or behind the messages: after a break nothing says that they were kept."""
+    tools = (ToolSpec("look", "Looks at a place of the garden, by its name.", {"type": "object", "properties": {}}),)
+    with AgentContext(ScriptedBackend(["one", "two", "three"]), context_window=10_000) as ctx:
+        ctx.send("Look at the garden.", tools=tools)
+        first_tokens = sum(map(ctx.counter.count, ctx.view().messages[:1]))
+        ctx.send("What do you see?", tools=tools)
+        reused = ctx.usage().prefix.reused_tokens
+        assert reused > first_tokens, "the tools are sent again as they were"
+        ctx.update(0, user("Look at the old house behind the garden.", id="new"))
+        ctx.send("And now?", tools=tools)
+        assert ctx.usage().prefix.reused_tokens == reused

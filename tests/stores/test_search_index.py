@@ -23,6 +23,7 @@ from ctxfold.effects import run
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports, Rewrite
 from ctxfold.retrieval.bm25 import ranked
+from ctxfold.stores.posting_leaves import FIRST_KEY, leaf_key, placed
 from tests.support.driven import COUNTER
 from tests.support.postgres_schema import fresh_schema
 from tests.support.processes import CONTEXT, import_once, start
@@ -285,3 +286,13 @@ def test_it_holds_what_a_store_in_memory_holds(steps: Sequence[Step], count: int
         assert store.postings(LONG, terms, among=range(1, 300, 3)) == model.postings(
             LONG, terms, among=range(1, 300, 3)
         )
+
+
+def test_hits_go_into_the_leaf_of_their_key() -> None:
+    """One of a term may belong in a later leaf than the first of them: it would not be found, or not erased, in the first one's."""
+    later = leaf_key(b"b", 10)
+    hits = {b"a": [(12, 1, 5)], b"b": [(5, 1, 5), (9, 1, 5), (10, 2, 5), (12, 1, 5)], b"c": [(1, 1, 5)]}
+    assert placed([FIRST_KEY, later], hits) == {
+        FIRST_KEY: {b"a": hits[b"a"], b"b": hits[b"b"][:2]},
+        later: {b"b": hits[b"b"][2:], b"c": hits[b"c"]},
+    }
