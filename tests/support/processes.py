@@ -42,7 +42,7 @@ def together(work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> 
     WorkerDiedError as soon as one ends without a result, however long the others would take; these are killed then.
     """
     processes: list[BaseProcess] = []
-    ours: list[Connection] = []
+    ours: list[Any] = []  # the connection is of another class on Windows
     try:
         for values in arguments:
             our, its = CONTEXT.Pipe()
@@ -67,7 +67,7 @@ def together(work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> 
     return took_s, results
 
 
-def _received(connections: Sequence[Connection], processes: Sequence[BaseProcess]) -> list[Any]:
+def _received(connections: Sequence[Any], processes: Sequence[BaseProcess]) -> list[Any]:
     """Returns one object from each process, in their order."""
     received: dict[int, Any] = {}
     while len(received) < len(connections):
