@@ -284,7 +284,7 @@ def moved_while_killed(url: str, kills: int, rng: random.Random) -> int:
             documents = [Document(seq, {"common": 1, f"w{seq}": 2}, 3) for seq in range(1, 101)]
             store.append(key, [said(f"m{k}") for k in range(300)], documents=documents)
         before = [(store.read(SessionKey(f"owner {n}", "s")), store.sessions(f"owner {n}")) for n in range(30)]
-    stop, results, writers = CONTEXT.Event(), list[Connection](), list[Any]()
+    stop, results, writers = CONTEXT.Event(), list[Any](), list[Any]()
     for number in range(2):
         received, sent = CONTEXT.Pipe(duplex=False)
         writers.append(start(write, url, number, stop, sent))
