@@ -42,7 +42,7 @@ def _pieces(message: Message) -> list[Message]:
     return [replace(message, parts=(r,)) for r in results] if len(results) > 1 else [message]
 
 
-Window: TypeAlias = dict[str, tuple[Message, list["_Copier"]]]  # by message id
+Window: TypeAlias = list[tuple[Message, list["_Copier"]]]
 
 
 class WindowCache:
@@ -56,17 +56,18 @@ class WindowCache:
 
     def asked(self, key: SessionKey, messages: Iterable[Message]) -> list[BaseMessage]:
         """Returns the messages as LangChain's, in a new list."""
-        last = self._windows.get(key) or {}
-        window: Window = {}
-        copies: list[BaseMessage] = []
-        for message in messages:
-            converted = last.get(message.id)
+        last, shown = self._windows.get(key) or [], [*messages]
+        pairs = zip(last, shown, strict=False)
+        same = next((i for i, (old, new) in enumerate(pairs) if old[0] is not new), min(len(last), len(shown)))
+        known = {old[0].id: old for old in last[same:]}
+        window: Window = last[:same]
+        for message in shown[same:]:
+            converted = known.get(message.id)
             if converted is None or converted[0] is not message:
                 converted = (message, [_Copier(_sent(piece)) for piece in _pieces(message)])
-            window[message.id] = converted
-            copies.extend(map(_Copier.copy, converted[1]))
+            window.append(converted)
         self._windows.put(key, window)
-        return copies
+        return [copier.copy() for _, copiers in window for copier in copiers]
 
     def clear(self) -> None:
         self._windows.clear()
@@ -88,15 +89,15 @@ class _Copier:
     def __init__(self, message: BaseMessage) -> None:
         self._type = type(message)
         self._values: dict[str, Any] = vars(message)
-        self._copy: BaseMessage | None = None
         self._fields_set, self._extra = message.__pydantic_fields_set__, message.__pydantic_extra__
         containers = [name for name, value in self._values.items() if isinstance(value, dict | list)]
         self._nested = [name for name in containers if any(map(_is_container, _items(self._values[name])))]
         self._flat = [name for name in containers if name not in self._nested]
+        self._copy = self._new()
 
     def copy(self) -> BaseMessage:
         """Returns the copy that was handed out last, while nobody has changed it, else a new one."""
-        if self._copy is None or vars(self._copy) != self._values:
+        if self._copy.__dict__ != self._values:
             self._copy = self._new()
         return self._copy
 

@@ -1079,8 +1079,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "sqlite_does_not_sync",
-            'f"PRAGMA synchronous={address.synchronous}"',
-            '"PRAGMA synchronous=OFF"',
+            "'NORMAL' if provisional else address.synchronous}",
+            "'OFF'}",
+            "stores/test_store_durable.py",
+        ),
+        (
+            "sqlite_syncs_no_reply",
+            "'NORMAL' if provisional else address.synchronous}",
+            "'NORMAL'}",
+            "stores/test_store_durable.py",
+        ),
+        (
+            "sqlite_syncs_each_question_by_itself",
+            "'NORMAL' if provisional else address.synchronous}",
+            "address.synchronous}",
             "stores/test_store_durable.py",
         ),
     ),

@@ -332,8 +332,10 @@ def _loaded(key: SessionKey, at: int, taken: Record, ports: Ports) -> Flow[Sessi
             taken = again[0]
 
 
-def draft(ports: Ports, body: Body, *, turn_id: str | None = None, record_id: str | None = None) -> Draft:
-    return Draft(record_id or ports.ids.new(), body, turn_id, ports.clock.now_s())
+def draft(
+    ports: Ports, body: Body, *, turn_id: str | None = None, record_id: str | None = None, provisional: bool = False
+) -> Draft:
+    return Draft(record_id or ports.ids.new(), body, turn_id, ports.clock.now_s(), provisional)
 
 
 def refresh(open_session: OpenSession, ports: Ports) -> Flow[None]:

@@ -440,7 +440,13 @@ class Engine:
         after = Sizing(view, open_session.overhead_tokens)
         measure = partial(sized, new_messages, rules=rules, counter=self.ports.counter, after=after)
         drafts += [
-            draft(self.ports, MessageAdded(m, shown), turn_id=turn_by_id.get(m.id), record_id=record_ids[m.id])
+            draft(
+                self.ports,
+                MessageAdded(m, shown),
+                turn_id=turn_by_id.get(m.id),
+                record_id=record_ids[m.id],
+                provisional=hold,  # the turn's reply, or what undoes the turn, is written next
+            )
             for m, shown in (yield from off_loop(measure, sum(map(size_of, new_messages))))
         ]
         if open_turn is None or pending or hold or not for_model:

@@ -324,12 +324,17 @@ Body: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Holds a record not yet in a log; appending the same `id` twice is a no-op. `at_s` is Unix time."""
+    """Holds a record not yet in a log; appending the same `id` twice is a no-op. `at_s` is Unix time.
+
+    `provisional`: the call that writes it is not over, and a later write of the same call makes it last. A store may leave to that
+    write what guards against a power loss; the end of the process must not lose it.
+    """
 
     id: str
     body: Body
     turn_id: str | None = None
     at_s: float = 0.0
+    provisional: bool = False
 
 
 # records that bring a message: these are numbered, so that one transcript has the same numbers whoever writes it

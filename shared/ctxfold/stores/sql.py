@@ -196,11 +196,11 @@ class SqlStore(BaseStore):
 
     # connections
 
-    def _write(self, work: Callable[[Driven], T]) -> T:
-        return self._call(partial(self._within, work), alone=True)
+    def _write(self, work: Callable[[Driven], T], *, provisional: bool = False) -> T:
+        return self._call(partial(self._within, work, provisional=provisional), alone=True)
 
-    def _within(self, work: Callable[[Driven], T], connection: Driven) -> T:
-        with transaction(connection, self._address, self._timeout_s):
+    def _within(self, work: Callable[[Driven], T], connection: Driven, *, provisional: bool = False) -> T:
+        with transaction(connection, self._address, self._timeout_s, provisional=provisional):
             return work(connection)
 
     def _read(self, work: Callable[[Driven], T]) -> T:
@@ -477,7 +477,7 @@ class SqlStore(BaseStore):
             older = self._rows.range(connection, key, known, head) if known < head else ()
             return (*older, *(record for record in records if record.seq > known))
 
-        return self._write(work)
+        return self._write(work, provisional=all(item.provisional for item in drafts) and not documents)
 
     def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
         checked_key(key)

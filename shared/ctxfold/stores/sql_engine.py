@@ -259,7 +259,6 @@ def make_engine(address: StoreAddress, *, timeout_s: float, pool_size: int) -> E
         # text that gives way, also within a page, must not stay behind in the file
         # fullfsync: on macOS an fsync alone leaves the data in the cache of the disk
         setup = (
-            f"PRAGMA synchronous={address.synchronous}",
             "PRAGMA fullfsync=ON",
             "PRAGMA cache_size=-32000",
             "PRAGMA secure_delete=ON",
@@ -331,9 +330,15 @@ def connected(engine: Engine) -> Generator[Driven, None, None]:
 
 
 @contextmanager
-def transaction(connection: Driven, address: StoreAddress, timeout_s: float) -> Generator[None, None, None]:
-    """Runs the block in one write transaction; when it raises, `connected` rolls back."""
+def transaction(
+    connection: Driven, address: StoreAddress, timeout_s: float, *, provisional: bool = False
+) -> Generator[None, None, None]:
+    """Runs the block in one write transaction; when it raises, `connected` rolls back.
+
+    A `provisional` one is not synced to the disk by itself: the log of SQLite is synced up to its end by the next one that is.
+    """
     if address.sqlite:
+        connection.execute(f"PRAGMA synchronous={'NORMAL' if provisional else address.synchronous}")
         # a deferred transaction fails at once when another writer came between its read and its write
         begin = "BEGIN IMMEDIATE"
     else:
