@@ -97,7 +97,7 @@ class _Copier:
 
     def copy(self) -> BaseMessage:
         """Returns the copy that was handed out last, while nobody has changed it, else a new one."""
-        if self._copy.__dict__ != self._values:
+        if vars(self._copy) != self._values:
             self._copy = self._new()
         return self._copy
 

@@ -121,6 +121,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/fit.py",
         (
+            "an_answered_question_that_fits_nowhere_stays",
+            'return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""',
+            'return ""',
+            "langchain/test_chains.py::test_a_question_too_large_for_the_window_gives_way_once_it_has_its_answer",
+        ),
+        (
             "bound_reasoning_loses_its_prefix_for_arguments",
             "return asks or not capabilities_of(self.ports.backend).binds_reasoning",
             "return True",

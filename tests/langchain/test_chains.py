@@ -15,7 +15,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from ctxfold import MessageTooLargeError, SessionKey, StoreUnavailableError
+from ctxfold import SessionKey, StoreUnavailableError
 from ctxfold.history.records import MessageAdded
 from ctxfold.testing import ErrorReply, ModelServer, Scripted
 from langchain_ctx import ChatCtx, CtxChatMessageHistory, HistoryFactory
@@ -188,11 +188,15 @@ def test_a_failed_or_abandoned_run_leaves_nothing(factory: HistoryFactory) -> No
     assert contents(factory("s").messages) == ["works", "fine"]
 
 
-def test_a_budget_error_is_raised_by_the_next_run(factory: HistoryFactory) -> None:
-    chain = keyed(FakeListChatModel(responses=["ok"]), factory)
-    chain.invoke({"question": WORDS * 60}, session("s"))
-    with pytest.raises(MessageTooLargeError, match="2000"):
-        chain.invoke({"question": "next"}, session("s"))
+def test_a_question_too_large_for_the_window_gives_way_once_it_has_its_answer(factory: HistoryFactory) -> None:
+    """The chain reads the history before it adds the next question: an error there would stop the session for good."""
+    chain = keyed(FakeListChatModel(responses=["blue"]), factory)
+    chain.invoke({"question": f"{WORDS * 60} Anna's locker is 41. Which colour?"}, session("s"))
+    chain.invoke({"question": "next"}, session("s"))
+    summary, *rest = contents(factory("s").messages)
+    assert "Anna's locker is 41." in summary
+    assert rest == ["blue", "next", "blue"]
+    assert any(m.text.startswith(WORDS * 60) for m in factory("s").context.messages()), "the archive has the whole text"
 
 
 def test_a_storage_failure_is_raised_by_the_next_run() -> None:

@@ -20,7 +20,7 @@ from ctxfold.compaction.steps import (
 )
 from ctxfold.compaction.strategy import MIN_FREE_TOKENS, CompactionInput, Strategy
 from ctxfold.compaction.tool_outputs import Clearing, clear_tools, outputs_of
-from ctxfold.history.cuts import kept, legal_cuts
+from ctxfold.history.cuts import legal_cuts
 from ctxfold.history.view import Entry
 from ctxfold.triggers import Verdict
 
@@ -175,7 +175,7 @@ class Trim:
         excess = case.view.tokens - self.budget_tokens
         if excess <= 0:
             return Skip(f"{case.view.tokens} of {self.budget_tokens} tokens used: nothing to trim")
-        keep = kept(live, pins=case.facts.pins)
+        keep = case.facts.kept(live)
         summaries = sum(e.tokens for e in case.view.compressed)
         older: tuple[Entry, ...] = ()
         for cut in sorted(legal_cuts(live)):
@@ -246,11 +246,7 @@ class BetweenRounds:
         if case.used_tokens <= rules.soft_ratio * rules.budget_tokens:
             return Skip(f"{case.used_tokens} of {rules.budget_tokens} tokens used: below the soft ratio")
         newest = max((i for i, e in enumerate(own) if e.message.role == "assistant"), default=0)
-        keep = (
-            kept(own, pins=case.facts.pins)
-            | frozenset(e.id for e in own[newest:])
-            | outputs_of(rules.exclude_tools, own)
-        )
+        keep = case.facts.kept(own) | frozenset(e.id for e in own[newest:]) | outputs_of(rules.exclude_tools, own)
         reason = f"between rounds: {case.used_tokens} of {rules.budget_tokens} tokens used"
         plans: list[Plan] = []
         for entries, turn_id in ((own[: len(own) - len(view.turn)], None), (view.turn, case.facts.turn_id)):

@@ -112,6 +112,7 @@ def session_facts(
     turn_id: str | None = None,
     overhead_tokens: int = 0,
     idle_s: float = 0.0,
+    gives_way: str = "",
 ) -> SessionFacts:
     """Returns the facts about a session that a decision needs beyond its view."""
     state = open_session.state
@@ -129,6 +130,7 @@ def session_facts(
         goal=goal.goal,
         subgoals=goal.subgoals,
         deferred=deferred,
+        gives_way=gives_way,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast
 
 from ctxfold._deprecated import warn_renamed
+from ctxfold.history.cuts import kept
 from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
@@ -39,6 +40,7 @@ class SessionFacts:
         goal: the goal of the conversation, "" when unknown.
         subgoals: the steps towards the goal, oldest first.
         deferred: summaries of tool outputs that are not shown yet, as entries by message id.
+        gives_way: id of the newest user message where it has its answer and no request can hold it; else empty.
     """
 
     pins: Collection[str]
@@ -50,6 +52,11 @@ class SessionFacts:
     goal: str = ""
     subgoals: tuple[Subgoal, ...] = ()
     deferred: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
+    gives_way: str = ""
+
+    def kept(self, entries: Sequence[Entry], *, question: bool = True) -> frozenset[str]:
+        """Returns the ids that stay verbatim even left of a cut, as `cuts.kept` does, without the message that `gives_way`."""
+        return kept(entries, pins=self.pins, question=question) - {self.gives_way}
 
     @property
     def mode(self) -> str:

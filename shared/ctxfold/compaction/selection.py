@@ -70,7 +70,7 @@ def span_to_summarize(
     Without `question` the newest user message may be covered too. `used_tokens` is the size to which a trigger let the request
     grow.
     """
-    keep = kept(entries, pins=facts.pins, question=question)
+    keep = facts.kept(entries, question=question)
     early = facts.occasion == "after_turn" and rules.trigger is not None and used_tokens is not None
     cut = choose_cut(
         entries,
@@ -92,7 +92,7 @@ def widest_spans(
 
     `asked` says that the newest question is not among the entries, so that all of their turns are older ones.
     """
-    keep = kept(entries, pins=facts.pins, question=not asked)
+    keep = facts.kept(entries, question=not asked)
     cuts = legal_cuts(entries)
     questions = (i for i in range(len(entries) - 1, -1, -1) if entries[i].message.role == "user")
     for most in (len(entries) if asked else next(questions, 0), len(entries)):
@@ -104,7 +104,7 @@ def widest_spans(
 def rounds_before_newest(own: Sequence[Entry], facts: SessionFacts) -> tuple[Entry, ...]:
     """Returns the entries of a turn that may be covered, without its newest round, which the model has not seen."""
     newest = max((i for i, e in enumerate(own) if e.message.role == "assistant"), default=0)
-    keep = kept(own, pins=facts.pins)
+    keep = facts.kept(own)
     cut = max((c for c in legal_cuts(own) if c <= newest), default=0)
     return tuple(e for e in own[:cut] if e.id not in keep)
 

@@ -29,7 +29,6 @@ from ctxfold.compaction.tool_outputs import (
     shortened_calls,
     signed,
 )
-from ctxfold.history.cuts import kept
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message
 from ctxfold.triggers import Verdict, counts
@@ -322,7 +321,7 @@ def _scopes(case: CompactionInput) -> list[_Scope]:
 
 def _unchangeable(scope: _Scope, case: CompactionInput) -> frozenset[str]:
     """Returns the ids that stay as they are, outputs of excluded tools too; where an open turn is compacted, all but its own."""
-    keep = kept(scope.entries, pins=case.facts.pins) | outputs_of(case.rules.exclude_tools, scope.entries)
+    keep = case.facts.kept(scope.entries) | outputs_of(case.rules.exclude_tools, scope.entries)
     return keep | ids_outside_turn(scope.entries, case.view) if scope.turn_id else keep
 
 

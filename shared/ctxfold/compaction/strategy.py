@@ -10,7 +10,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from ctxfold.compaction.plan import Decision, Plan, SessionFacts, Skip, Writer, reason_for
 from ctxfold.errors import CtxError, StrategyError
-from ctxfold.history.cuts import check_sequence, kept, legal_cuts
+from ctxfold.history.cuts import check_sequence, legal_cuts
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.policy import Policy
@@ -106,7 +106,7 @@ class CompactionInput:
         """Returns the live entries before the newest `count`, back to a legal cut, without those that have to stay."""
         live = self.view.live
         cut = max((c for c in legal_cuts(live) if c <= len(live) - count), default=0)
-        keep = kept(live, pins=self.facts.pins)
+        keep = self.facts.kept(live)
         return tuple(e for e in live[:cut] if e.id not in keep)
 
     def summarize(self, entries: Iterable[Entry], reason: str, *, writer: Writer = "model") -> Decision:
@@ -218,7 +218,7 @@ def checked(plan: Plan, case: CompactionInput) -> Plan:
     entries = case.view.turn if plan.turn_id is not None else (*case.view.compressed, *case.view.live)
     known = {e.id: e for e in entries}
     newest_elsewhere = any(e.message.role == "user" and e.message.kind == "message" for e in case.view.turn)
-    keep = kept(entries, pins=case.facts.pins, question=plan.turn_id is not None or not newest_elsewhere)
+    keep = case.facts.kept(entries, question=plan.turn_id is not None or not newest_elsewhere)
     covered = {e.id for e in plan.covered}
     for entry in plan.covered:
         if known.get(entry.id) != entry:
@@ -252,9 +252,7 @@ def rewritten(plan: Plan, case: CompactionInput, result: Sequence[Message]) -> D
     removed = [e for e in history.values() if e.id not in set(ids)]
     if any(not m.text or m.tool_calls or m.tool_results for m in new):
         raise StrategyError(f"summarizer {name!r} added a message that is no text")
-    _check_kept(
-        name, {e.id for e in removed}, kept(tuple(history.values()), pins=case.facts.pins, question=not answering)
-    )
+    _check_kept(name, {e.id for e in removed}, case.facts.kept(tuple(history.values()), question=not answering))
     if not removed:
         return Skip(f"summarizer {name!r} took nothing out")
     text = "\n\n".join(m.text for m in new)

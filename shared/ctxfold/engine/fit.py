@@ -462,8 +462,14 @@ class WindowFitter:
         summary_tokens: int | None = None,
     ) -> Flow[Outcome]:
         own = self.strategies if strategy is None else {stage.rules.strategy: strategy}
+        must_fit = occasion == "must_fit"
         facts = session_facts(
-            open_session, occasion, turn_id=stage.turn_id, overhead_tokens=overhead_tokens, idle_s=idle_s
+            open_session,
+            occasion,
+            turn_id=stage.turn_id,
+            overhead_tokens=overhead_tokens,
+            idle_s=idle_s,
+            gives_way=_answered_too_large(stage.view, overhead_tokens, stage.rules) if must_fit else "",
         )
         outcome, events = yield from compact(open_session, stage, facts, self.ports, own, summary_tokens=summary_tokens)
         for event in events:
@@ -609,17 +615,33 @@ def _rounds_after(question: Message, view: View) -> int:
 
 
 def _too_large(view: View, extra: int, rules: Policy) -> MessageTooLargeError | None:
-    """Returns the error for a newest user message, or an output that is never shortened, that does not fit even alone."""
-    question = newest_user(view)
-    newest = next((e for e in view if question is not None and e.id == question.id), None)
-    alone = sum(e.tokens for e in view.system) + extra + (newest.tokens if newest else 0)
-    if newest is None or alone <= rules.budget_tokens:
+    """Returns the error for a question, or an output that is never shortened, that does not fit even alone.
+
+    A question that has its answer gives way like any other message.
+    """
+    question = newest_question(view)
+    newest, alone = _beside_newest_user(view, extra)
+    if question is None or newest is None or alone <= rules.budget_tokens:
         return _excluded_too_large(view, alone, rules) if rules.exclude_tools else None
     return MessageTooLargeError(
         f"the newest user message {newest.id!r} has {newest.tokens} tokens; with system prompt and tools it takes {alone} "
         f"of {rules.budget_tokens} that the window of {rules.context_window} has for the prompt: shorten it, or raise "
         "context_window"
     )
+
+
+def _answered_too_large(view: View, extra: int, rules: Policy) -> str:
+    """Returns the id of the newest user message where it has its answer and does not fit even alone; else nothing."""
+    newest, alone = _beside_newest_user(view, extra)
+    answered = newest is not None and newest_question(view) is None
+    return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""
+
+
+def _beside_newest_user(view: View, extra: int) -> tuple[Entry | None, int]:
+    """Returns the entry of the newest user message, and the tokens of a request that holds nothing else of the conversation."""
+    question = newest_user(view)
+    newest = next((e for e in view if question is not None and e.id == question.id), None)
+    return newest, sum(e.tokens for e in view.system) + extra + (newest.tokens if newest else 0)
 
 
 def _excluded_too_large(view: View, fixed_tokens: int, rules: Policy) -> MessageTooLargeError | None:
