@@ -24,7 +24,7 @@ from ctxfold.effects import Flow, StoreCall, arun, run
 from ctxfold.errors import ConfigError, MessageConflictError, MessageNotFoundError
 from ctxfold.history.records import OFFLOADED, Draft, Erased, MessageAdded, SessionKey
 from ctxfold.lru import LruCache
-from ctxfold.messages import user
+from ctxfold.messages import Message, user
 from ctxfold.protocols import Ports, Store, SystemClock, Uncounted
 from ctxfold.validation import check_name, whole_number
 from langchain_ctx.session_routing import session_key
@@ -45,6 +45,7 @@ _STORED = 8_192  # contents that are known to be stored
 _TEXT, _JSON = "t", "j"
 _BATCH = 64  # contents that are written or read at once
 _OPEN_TURN = "checkpoints"  # a turn that never closes: no view of the log shows the contents
+_BEGAN = ":began"  # names the record whose time tells a log from one that is begun anew after an erasure
 
 
 class _Content(NamedTuple):
@@ -211,7 +212,8 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
             "min_chars", min_chars, "give the characters from which on a content is stored apart"
         )
         self._missing: Missing = missing
-        self._stored: LruCache[tuple[SessionKey, str], bool] = LruCache(_STORED)
+        # by log, the time when it was begun, and record
+        self._stored: LruCache[tuple[SessionKey, float, str], bool] = LruCache(_STORED)
 
     def __repr__(self) -> str:
         return f"SlimCheckpointer({type(self._saver).__name__}, store={self._ports.store!r}, owner={self._owner!r})"
@@ -263,21 +265,23 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
         return slim, self._store(self._key(config), [*slimmed.contents.values()])
 
     def _store(self, key: SessionKey, contents: Sequence[_Content]) -> Flow[None]:
-        new = [c for c in contents if self._stored.get((key, c.record_id)) is None]
+        if not contents:
+            return
+        # any process may have erased the thread since, and what was stored before with it
+        began = yield from StoreCall(Store.find, key, [_BEGAN])
+        began_s = began[0].at_s if began else SystemClock().now_s()
+        first = [] if began else [_draft(_BEGAN, user("", id=_BEGAN), began_s)]
+        new = [c for c in contents if self._stored.get((key, began_s, c.record_id)) is None]
         for start in range(0, len(new), _BATCH):
             batch = new[start : start + _BATCH]
             try:
-                yield from StoreCall(Store.append, key, self._drafts(batch), known=1 << 62)
+                yield from StoreCall(Store.append, key, [*first, *_drafts(batch)], known=1 << 62)
             except MessageConflictError:  # one of them was erased meanwhile, and stays erased
                 there = yield from StoreCall(Store.find, key, [c.record_id for c in batch])
                 known_ids = {record.id for record in there}
-                rest = self._drafts([c for c in batch if c.record_id not in known_ids])
-                yield from StoreCall(Store.append, key, rest, known=1 << 62)
-            self._stored.update({(key, c.record_id): True for c in batch})
-
-    def _drafts(self, contents: Sequence[_Content]) -> list[Draft]:
-        now_s = SystemClock().now_s()
-        return [Draft(c.record_id, MessageAdded(user(c.text, id=c.name)), _OPEN_TURN, now_s) for c in contents]
+                rest = _drafts([c for c in batch if c.record_id not in known_ids])
+                yield from StoreCall(Store.append, key, [*first, *rest], known=1 << 62)
+            self._stored.update({(key, began_s, c.record_id): True for c in batch})
 
     def _noted(self, config: RunnableConfig, metadata: CheckpointMetadata) -> CheckpointMetadata:
         """Returns the metadata with the owner where the config names another than this object's."""
@@ -349,11 +353,14 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
         references = _references(value)
         unread = [reference for reference in references if reference not in known]
         for start in range(0, len(unread), _BATCH):
-            for record in (yield from StoreCall(Store.find, key, unread[start : start + _BATCH])):
+            found = yield from StoreCall(Store.find, key, [_BEGAN, *unread[start : start + _BATCH]])
+            began_s = next((record.at_s for record in found if record.id == _BEGAN), None)
+            for record in found:
                 match record.body:
                     case MessageAdded(message=message):
                         known[record.id] = message.text
-                        self._stored.put((key, record.id), True)
+                        if began_s is not None:
+                            self._stored.put((key, began_s, record.id), True)
                     case Erased():
                         known[record.id] = None
                     case _:
@@ -421,6 +428,15 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
     def _key_in(thread: object, owner: object) -> SessionKey:
         key = session_key(thread, owner)
         return key._replace(session=f"{key.session}{OFFLOADED}")
+
+
+def _drafts(contents: Sequence[_Content]) -> list[Draft]:
+    now_s = SystemClock().now_s()
+    return [_draft(c.record_id, user(c.text, id=c.name), now_s) for c in contents]
+
+
+def _draft(record_id: str, message: Message, at_s: float) -> Draft:
+    return Draft(record_id, MessageAdded(message), _OPEN_TURN, at_s)
 
 
 def _with_values(checkpoint: Checkpoint, values: Any) -> Checkpoint:

@@ -247,6 +247,27 @@ def session_names(url: str, owner: str = "default") -> tuple[str, ...]:
         return store.sessions(owner)
 
 
+@pytest.mark.parametrize("how", ["thread", "session", "owner"])
+def test_a_thread_that_another_process_deleted_begins_anew(
+    server: ModelServer, saver: Any, store_url: str, how: str
+) -> None:
+    """A client sends the same message again, to a process that stored its content before the deletion."""
+    first, other = Agent(server, store_url, saver), Agent(server, store_url, saver)
+    question = HumanMessage(text_of(7), id="q")
+    first.app.invoke({"messages": [question]}, T)
+    if how == "thread":
+        other.saver.delete_thread("t")
+    else:
+        saver.delete_thread("t")
+        context = other.middleware.context("t")
+        context.erase_session() if how == "session" else context.erase_owner()
+    again = first.app.invoke({"messages": [question]}, T)["messages"]
+    assert contents(again)[0] == text_of(7)
+    for agent in (first, other):
+        assert agent.app.get_state(T).values["messages"] == again
+        agent.close()
+
+
 def test_owners_do_not_read_each_other(server: ModelServer, saver: Any, store_url: str) -> None:
     """The owner of a run counts, also for a reader that names none; a reference that a user makes up reaches nobody else's."""
     agent = Agent(server, store_url, saver)
