@@ -92,7 +92,7 @@ def _mapped(value: Any, change: Callable[[BaseMessage], BaseMessage]) -> Any:
         return change(value)
     if isinstance(value, Send):
         arg = _mapped(value.arg, change)
-        return value if arg is value.arg else Send(value.node, arg)
+        return value if arg is value.arg else _sending(value, arg)
     if isinstance(value, Overwrite):
         inner = _mapped(value.value, change)
         return value if inner is value.value else Overwrite(inner)
@@ -109,6 +109,13 @@ def _mapped(value: Any, change: Callable[[BaseMessage], BaseMessage]) -> Any:
     if hasattr(old, "_make"):  # a named tuple
         return cast("Any", old)._make(new)
     return tuple(new) if isinstance(old, tuple) else new
+
+
+def _sending(send: Send, arg: Any) -> Send:
+    """Returns a copy that sends something else; its timeout, which older Sends do not have, stays."""
+    other = copy.copy(send)
+    other.arg = arg
+    return other
 
 
 _Known: TypeAlias = MutableMapping[str, str | None]  # texts of contents by record id; None for an erased one

@@ -18,7 +18,7 @@ from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import Overwrite
+from langgraph.types import Overwrite, Send
 
 from ctxfold import ConfigError, MemoryStore, MessageNotFoundError, SqlStore
 from ctxfold.history.records import SessionKey
@@ -309,6 +309,19 @@ def test_what_stands_in_other_channels(saver: Any) -> None:
         False,
         True,
     )
+
+
+def test_a_send_keeps_its_timeout(saver: Any) -> None:
+    """Tasks that wait in a checkpoint are sent again from there."""
+    sends = [Send("work", {"messages": [HumanMessage(text_of(n), id=f"q{n}")]}, timeout=60.0 + n) for n in range(2)]
+    graph = StateGraph(MessagesState)
+    graph.add_node("work", lambda state: {"messages": AIMessage("done")})
+    graph.add_conditional_edges(START, lambda _: sends, ["work"])
+    app = graph.compile(checkpointer=SlimCheckpointer(saver, store=MemoryStore()), interrupt_before=["work"])
+    app.invoke({"messages": []}, T)
+    found = app.checkpointer.get_tuple(T)
+    waiting = [*found.checkpoint["channel_values"].get("__pregel_tasks", ()), *(w[2] for w in found.pending_writes)]
+    assert [one for one in waiting if isinstance(one, Send)] == sends
 
 
 def test_delta_channels(saver: Any) -> None:
