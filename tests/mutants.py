@@ -1238,6 +1238,39 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "stores/sql_replica.py",
+        (
+            "a_replica_that_is_behind_is_read",
+            "return self._newest(owner, session) == wanted and",
+            "return len(self._newest(owner, session)) <= len(wanted) and",
+            "stores/test_replica.py::test_what_a_replica_does_not_have_yet_is_shown",
+        ),
+        (
+            "a_read_fails_with_its_replica",
+            "                self._rest(error)\n",
+            "                self._rest(error)\n                raise\n",
+            "stores/test_replica.py::test_a_replica_that_is_down_is_left_alone_for_a_while",
+        ),
+    ),
+    *_of(
+        "stores/sql.py",
+        (
+            "a_replica_takes_a_new_session_for_the_erased_one",
+            "return frozenset(map(tuple, rows))",
+            "return frozenset(tuple(row[:5]) for row in rows)",
+            "stores/test_replica.py::test_what_was_erased_is_not_shown_by_a_replica_that_still_has_it",
+        ),
+    ),
+    *_of(
+        "inspect/explain.py",
+        (
+            "a_conversation_is_not_read_from_the_replica",
+            "yield from ArchiveRead(iter(StoreCall(Store.read, open_session.key)), *open_session.key)",
+            "yield from StoreCall(Store.read, open_session.key)",
+            "stores/test_replica.py::test_archives_are_read_from_the_replica",
+        ),
+    ),
+    *_of(
         "stores/sql_partitions.py",
         (
             "a_move_does_not_lock_what_it_copies",

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import (
     Any,
     Concatenate,
@@ -36,6 +36,7 @@ from ctxfold.protocols import (
     ChunkStream,
     ContextBackend,
     Ports,
+    Replicated,
     Reply,
     Request,
     capabilities_of,
@@ -45,6 +46,7 @@ from ctxfold.telemetry import Noted, record_lease, record_reply, request_span, t
 __all__ = [
     "LONG_CHARS",
     "All",
+    "ArchiveRead",
     "BackgroundSummary",
     "Call",
     "Complete",
@@ -494,6 +496,28 @@ class StoreQuery(Effect[T]):
         if ports.store.capabilities.blocking:
             return await asyncio.to_thread(run, self.flow, ports)
         return await arun(self.flow, ports)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveRead(Effect[T]):
+    """Runs a flow that only reads archives of an owner, of one session or of all, at the replica where that is up to date."""
+
+    flow: Flow[T]
+    owner: str
+    session: str | None = None
+
+    def perform(self, ports: Ports) -> T:
+        return run(self.flow, self._ports(ports))
+
+    async def aperform(self, ports: Ports) -> T:
+        if ports.store.capabilities.replica:
+            ports = await asyncio.to_thread(self._ports, ports)
+        return await arun(self.flow, ports)
+
+    def _ports(self, ports: Ports) -> Ports:
+        if not ports.store.capabilities.replica:
+            return ports
+        return replace(ports, store=cast("Replicated", ports.store).for_archive(self.owner, self.session))
 
 
 def _need(backend: ContextBackend | None) -> ContextBackend:

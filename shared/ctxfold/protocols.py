@@ -27,6 +27,7 @@ __all__ = [
     "Ids",
     "Ports",
     "Postings",
+    "Replicated",
     "Reply",
     "Request",
     "ResponseType",
@@ -341,11 +342,13 @@ class StoreCapabilities:
             one worker thread, through the sync methods; otherwise each call uses its async form.
         owner_index: the store has the methods of `OwnerIndex`; without, a search over all sessions asks session by session.
         vectors: the store has the methods of `VectorIndex`; without, vectors are made anew by each process.
+        replica: the store has the method of `Replicated`: what only reads archives may be answered by another server.
     """
 
     blocking: bool = True
     owner_index: bool = False
     vectors: bool = False
+    replica: bool = False
 
 
 class Store(ItemStore, Protocol):
@@ -527,6 +530,15 @@ class VectorIndex(Protocol):
         ...
 
     async def adrop_vectors(self, key: SessionKey, embedder: str) -> None: ...
+
+
+class Replicated(Protocol):
+    """The further method of a store that declares `replica`."""
+
+    def for_archive(self, owner: str, session: str | None = None) -> Store:
+        """Returns a store to read archives from, which has all that this one has of the session, or of every session of the owner;
+        else this one."""
+        ...
 
 
 class Clock(Protocol):

@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-__all__ = ["Cluster", "cluster_programs", "pgbouncer", "pgbouncer_program", "started_cluster"]
+__all__ = ["Cluster", "cluster_programs", "pgbouncer", "pgbouncer_program", "started_cluster", "started_replica"]
 
 
 def free_port() -> int:
@@ -124,10 +124,36 @@ def started_cluster(programs: Path) -> Generator[Cluster, None, None]:
         cluster = Cluster(programs, folder / "data", free_port())
         command = [str(programs / "initdb"), "-D", str(cluster.data), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
         subprocess.run(command, check=True, capture_output=True, timeout=300, **_server_user())
-        with (cluster.data / "postgresql.conf").open("a") as settings:
-            settings.write(f"\nport = {cluster.port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\n")
-        cluster.control("start")
-        try:
+        with _running(cluster):
             yield cluster
-        finally:
-            cluster.control("stop", "-m", "immediate")
+
+
+@contextmanager
+def started_replica(primary: Cluster) -> Generator[Cluster, None, None]:
+    """Copies a cluster to one that follows it by streaming and answers queries; stops and removes it at the end."""
+    with _folder() as folder:
+        replica = Cluster(primary.programs, folder / "data", free_port())
+        command = [
+            str(primary.programs / "pg_basebackup"),
+            "-D",
+            str(replica.data),
+            "-d",
+            primary.url,
+            "-R",
+            "-c",
+            "fast",
+        ]
+        subprocess.run(command, check=True, capture_output=True, timeout=300, **_server_user())
+        with _running(replica):
+            yield replica
+
+
+@contextmanager
+def _running(cluster: Cluster) -> Generator[None, None, None]:
+    with (cluster.data / "postgresql.conf").open("a") as settings:
+        settings.write(f"\nport = {cluster.port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\n")
+    cluster.control("start")
+    try:
+        yield
+    finally:
+        cluster.control("stop", "-m", "immediate")

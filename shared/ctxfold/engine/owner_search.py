@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ctxfold.effects import Flow, StoreCall, StoreQuery, off_loop
+from ctxfold.effects import ArchiveRead, Flow, StoreCall, StoreQuery, off_loop
 from ctxfold.engine.archive import PROBE, Hit, excerpt_of
 from ctxfold.engine.erase import Age
 from ctxfold.errors import SessionNotFoundError
@@ -77,7 +77,7 @@ def search_owner(ports: Ports, owner: str, query: str, scope: SearchScope, *, li
     terms = tuple(term_counts(query))
     if not terms:
         return ()
-    return (yield from StoreQuery(_searched(ports, owner, terms, scope, limit)))
+    return (yield from ArchiveRead(iter(StoreQuery(_searched(ports, owner, terms, scope, limit))), owner))
 
 
 def _searched(ports: Ports, owner: str, terms: Sequence[str], scope: SearchScope, limit: int) -> Flow[tuple[Hit, ...]]:

@@ -15,7 +15,7 @@ from ctxfold.compaction.commit import Outcome
 from ctxfold.compaction.goal import set_goal, set_subgoal
 from ctxfold.compaction.tool_summaries import summarise_pairs
 from ctxfold.connect import LineCodec, SessionSettings
-from ctxfold.effects import Call, Flow, FlowMethods, async_method, in_thread, sync_method
+from ctxfold.effects import ArchiveRead, Call, Flow, FlowMethods, async_method, in_thread, sync_method
 from ctxfold.engine import archive, erase
 from ctxfold.engine import edit as editing
 from ctxfold.engine.archive import Hit
@@ -311,7 +311,7 @@ class SessionHandle(FlowMethods):
     @sync_method
     def search(self, query: str, limit: int = 10) -> Flow[tuple[Hit, ...]]:
         """The messages that bear on the query, best first, whether the model still sees them or not."""
-        return self._edit(lambda _, j: archive.search(j, query, limit=limit))
+        return self._edit(lambda _, j: iter(ArchiveRead(archive.search(j, query, limit=limit), *j.key)))
 
     asearch = async_method(search)
 

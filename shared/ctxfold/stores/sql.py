@@ -10,6 +10,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -44,18 +45,18 @@ from ctxfold.stores.sql_engine import (
 )
 from ctxfold.stores.sql_index import STAYS_FORMAT, Index, OldRow
 from ctxfold.stores.sql_rows import Rows, stored_record
-from ctxfold.telemetry import record_retry
+from ctxfold.telemetry import record_archive_read, record_retry
 from ctxfold.validation import whole_number
 
 if TYPE_CHECKING:
-    from ctxfold.protocols import OwnerIndex, Store, VectorIndex
+    from ctxfold.protocols import OwnerIndex, Replicated, Store, VectorIndex
+    from ctxfold.stores.sql_replica import Replica
 
 __all__ = ["SqlStore"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_TRIES = 12
 _TRIES_TO_SERIALIZE = 48  # each writer that comes at the same moment may be refused by each other one
 _MOST_PARTITIONS = 1024
 _UPGRADE = SessionKey("", "")  # whose lease the worker has that moves the search index
@@ -94,9 +95,14 @@ class SqlStore(BaseStore):
 
     `partitions` (2 to 1024) has a new store on PostgreSQL made with so many partitions by a hash of the owner; one that exists
     is opened without it. See `partition`.
+
+    `replica` is the URL of a server that follows a PostgreSQL store. Searches and the reading of whole conversations go there as
+    long as it has all that the store has of the session, or of the owner's sessions; see `for_archive`.
     """
 
     capabilities = StoreCapabilities(owner_index=True, vectors=True)
+    _tries = 12
+    _replica: Replica | None = None
 
     def __init__(
         self,
@@ -106,6 +112,7 @@ class SqlStore(BaseStore):
         pool_size: int = 8,
         upgrade: bool = True,
         partitions: int | None = None,
+        replica: str | None = None,
     ) -> None:
         if timeout_s <= 0 or pool_size < 0:
             raise ConfigError(
@@ -113,13 +120,24 @@ class SqlStore(BaseStore):
             )
         self._address = parse_url(url)
         self._partitions = None if partitions is None else self._checked_partitions(partitions)
+        self._upgrade = upgrade
+        self._set_up(timeout_s, pool_size)
+        try:
+            self._replica = None if replica is None else self._following(replica, pool_size)
+            self._prepare()
+        except BaseException:
+            self._finalizer()
+            raise
+        follow_forks(self)
+
+    def _set_up(self, timeout_s: float, pool_size: int) -> None:
+        """Makes what a store has in memory; connects to nothing."""
         self._timeout_s = timeout_s
         self._engine = make_engine(self._address, timeout_s=timeout_s, pool_size=pool_size)
         from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
         self._failures = (self._engine.dialect.loaded_dbapi.Error, PoolTimeoutError, Dropped)
         self._use_statements(partitioned=False)
-        self._upgrade = upgrade
         self._stop = threading.Event()
         self._mover: threading.Thread | None = None
         self._closed = False
@@ -129,12 +147,16 @@ class SqlStore(BaseStore):
         self._beside = nullcontext()
         self._make_locks()
         self._finalizer = weakref.finalize(self, self._engine.dispose)
-        try:
-            self._prepare()
-        except BaseException:
-            self._finalizer()
-            raise
-        follow_forks(self)
+
+    def _following(self, url: str, pool_size: int) -> Replica:
+        from ctxfold.stores.sql_replica import Replica
+
+        if self._address.sqlite:
+            raise ConfigError(
+                f"replica= for {self._address.name}: SQLite has no replicas, PostgreSQL has; leave it out"
+            )
+        self.capabilities = replace(self.capabilities, replica=True)
+        return Replica(self, url, self._timeout_s, pool_size)
 
     def _checked_partitions(self, count: int) -> int:
         if self._address.sqlite:
@@ -235,7 +257,7 @@ class SqlStore(BaseStore):
     def _tried(self, work: Callable[[Driven], T], *, alone: bool) -> T:
         """Do the work on a pooled connection, again while it only met a lock or a dropped connection."""
         deadline_s = time.monotonic() + self._timeout_s
-        tries = _TRIES_TO_SERIALIZE if self._address.serializable else _TRIES
+        tries = _TRIES_TO_SERIALIZE if self._address.serializable else self._tries
         for attempt in range(1, tries + 1):
             try:
                 with self._alone if alone else self._beside:
@@ -429,6 +451,8 @@ class SqlStore(BaseStore):
             self._state.wait_for(lambda: self._busy == 0, timeout=self._timeout_s)
         self._close_mover()
         self._finalizer()
+        if self._replica is not None:
+            self._replica.close()
 
     # the log
 
@@ -549,6 +573,30 @@ class SqlStore(BaseStore):
 
     async def aowner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:
         return await self.offload(self.owner_postings, owner, terms, newest=newest)
+
+    # replicas
+
+    def for_archive(self, owner: str, session: str | None = None) -> Store:
+        """Returns the store to read archives from: the replica if it has all that this store has of the session, or of every
+        session of the owner; else this store."""
+        checked_key(SessionKey(owner, "" if session is None else session))
+        if self._replica is None:
+            return self
+        current = self._replica.is_current(owner, session)
+        record_archive_read(at_replica=current)
+        return self._replica if current else self
+
+    def _newest(self, owner: str, session: str | None) -> frozenset[tuple[Any, ...]]:
+        """Returns where log and index of the session, or of each one of the owner, end.
+
+        Every change of a log moves its end, erasures too. The newest record tells a session from one of the same name that was
+        erased: users may give messages the same ids, not the same moment.
+        """
+        if session is None:
+            rows = self._read(lambda c: c.execute(self._sql.owner_newest, (owner, owner)).fetchall())
+        else:
+            rows = self._read(lambda c: c.execute(self._sql.newest, (owner, owner, session)).fetchall())
+        return frozenset(map(tuple, rows))
 
     # vectors
 
@@ -735,3 +783,4 @@ if TYPE_CHECKING:
     _: Store = SqlStore("sqlite://")
     _index: OwnerIndex = SqlStore("sqlite://")
     _vectors: VectorIndex = SqlStore("sqlite://")
+    _replicated: Replicated = SqlStore("sqlite://")

@@ -359,6 +359,8 @@ class Statements:
     lock: str = f"SELECT head, snapshot_seq, documents, total_length, numbered FROM ctxfold_sessions WHERE {_MINE}"
     head: str = f"SELECT head, snapshot_seq FROM ctxfold_sessions WHERE {_MINE}"
     archive: str = f"SELECT documents, total_length FROM ctxfold_sessions WHERE {_MINE}"
+    newest: str = ""
+    owner_newest: str = ""
     sessions: str = "SELECT session FROM ctxfold_sessions WHERE owner = ?"
     new_session: str = (
         "INSERT INTO ctxfold_sessions (owner, session, head, snapshot_seq, documents, total_length, numbered) "
@@ -502,6 +504,11 @@ class Statements:
             if lock_rows
             else "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7236))"
         )
+        newest = (
+            "SELECT s.session, s.head, s.documents, s.total_length, r.record_id, r.at_s, r.fingerprint FROM ctxfold_sessions s "
+            "LEFT JOIN ctxfold_records r ON r.owner = %s AND r.session = s.session AND r.seq = s.head WHERE s.owner = %s"
+        )
+        texts |= {"newest": f"{newest} AND s.session = %s", "owner_newest": newest}
         texts["owner_hits"] = (
             "SELECT s.session, t.seq, t.count, t.length FROM ctxfold_sessions s CROSS JOIN LATERAL ("
             "SELECT seq, count, length FROM ctxfold_terms WHERE owner = %s AND session = s.session AND term = %s "
