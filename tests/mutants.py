@@ -170,9 +170,33 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "nothing_stays_free_for_tool_rounds",
-            "room -= count(render(passages)) + rules.budget_tokens // FREE_PART",
-            "room -= count(render(passages))",
+            "return stage.rules.budget_tokens // FREE_PART if tools else 0",
+            "return 0",
             "retrieval/test_tail_gives_way.py::test_the_request_begins_alike_all_turn_long",
+        ),
+        (
+            "a_chat_keeps_room_free_for_tool_rounds",
+            "return stage.rules.budget_tokens // FREE_PART if tools else 0",
+            "return stage.rules.budget_tokens // FREE_PART",
+            "retrieval/test_tail_gives_way.py::test_a_chat_keeps_nothing_free_and_tools_an_eighth_of_the_budget",
+        ),
+        (
+            "results_of_tools_keep_nothing_free",
+            'tools = open_session.overhead_tokens or any(e.message.role == "tool" for e in stage.view)',
+            "tools = open_session.overhead_tokens",
+            "retrieval/test_tail_gives_way.py::test_results_of_tools_keep_an_eighth_of_the_budget_free",
+        ),
+        (
+            "the_part_of_the_tail_that_stays_does_not_grow",
+            "return rules.tail_ratio * max(rules.budget_tokens / 2, 2 * (rules.budget_tokens - SMALL_TOKENS))",
+            "return rules.tail_ratio * rules.budget_tokens / 2",
+            "retrieval/test_tail_gives_way.py::test_the_larger_the_window_the_more_of_the_tail_stays",
+        ),
+        (
+            "the_tail_gives_way_where_half_of_recalls_share_is_free",
+            "ENOUGH = 0.4",
+            "ENOUGH = 0.5",
+            "retrieval/test_tail_gives_way.py::test_where_two_fifths_of_recalls_share_are_free_nothing_gives_way",
         ),
     ),
     *_of(

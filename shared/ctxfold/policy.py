@@ -126,7 +126,7 @@ class Policy(BaseModel):
         default=(), description="for single tools: whether their outputs give way first, and how large they may be"
     )
     recall_ratio: float = Field(
-        default=0.60,
+        default=0.70,
         ge=0,
         lt=1,
         description="largest share of recalled passages; 0 turns recall off",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctxfold import Request, ToolCallPart, assistant, tool_result, user
-from tests.support.driven import Driven, scripted
+from ctxfold import Request, ToolCallPart, ToolSpec, assistant, tool_result, user
+from tests.support.driven import COUNTER, Driven, scripted, tool_round
 
 Make = Callable[..., Driven]
+Said = Callable[[int], list[Any]]
+TOLD = 500  # messages
+ABOUT_THE_BEGINNING = "Which ticket is for which visit?"
 
 TOPICS = ("harbour", "orchard", "library", "station", "bakery", "museum", "garden", "theatre", "market", "bridge")
 FILLER = "and then we talked for a while about one thing and another, as people do on a long afternoon " * 4
@@ -20,8 +23,22 @@ def said(number: int) -> list[Any]:
     return [user(text, id=f"u{number}"), assistant(f"Noted for visit {number}.", id=f"a{number}")]
 
 
-def talked(make: Make, backend: Any = None, visits: int = 20, fill: float = 0.75, **settings: Any) -> Driven:
-    """A conversation whose view leaves less than half of recall's share."""
+def told_then_walked(number: int) -> list[Any]:
+    """Short messages, of which only the first ones, long archived, say something about visits."""
+    topic = TOPICS[number % len(TOPICS)]
+    told = f"The {topic} opens at {number} for visit {number}, ticket {number}."
+    return [
+        user(
+            told if number < TOLD else f"We walked past house {number} and on to the lake, in the rain.",
+            id=f"u{number}",
+        )
+    ]
+
+
+def talked(
+    make: Make, backend: Any = None, visits: int = 20, fill: float = 0.75, said: Said = said, **settings: Any
+) -> Driven:
+    """A conversation whose view leaves less than two fifths of recall's share."""
     given = {
         "context_window": 2_000,
         "soft_ratio": 0.9,
@@ -106,16 +123,16 @@ def test_no_message_is_shown_twice(make: Make) -> None:
 
 
 def test_the_request_begins_alike_all_turn_long(make: Make) -> None:
-    """What is not hidden leaves room for the results of tools."""
-    rounds = 2
+    """Where a request has tools, what is not hidden leaves room for their results."""
+    rounds, tools = 2, (ToolSpec("look", "Looks something up.", {"type": "object"}),)
     asking = [assistant("", id=f"t{n}", calls=[ToolCallPart(f"c{n}", "look", "{}")]) for n in range(rounds)]
     backend = scripted(*asking, "It opens early.")
     ctx = talked(make, backend)
     question = old_question(ctx)
     before = [m.id for m in ctx.view().messages]
-    ctx.send(user(question, id="q"))
+    ctx.send(user(question, id="q"), tools=tools)
     for n in range(rounds):
-        ctx.send(tool_result(f"c{n}", "nothing here " * 30, id=f"r{n}"))
+        ctx.send(tool_result(f"c{n}", "nothing here " * 30, id=f"r{n}"), tools=tools)
     requests: list[Request] = backend.requests
     kept = [[m.id for m in r.messages if m.id in before] for r in requests]
     assert len(kept[0]) < len(before)
@@ -134,3 +151,40 @@ def test_what_gave_way_and_came_back_are_breaks_named_recall(make: Make) -> None
         found.append(dict(ctx.usage().prefix.breaks))
     assert found == [{}, {"recall": 1}, {"recall": 2}]
     assert ctx.view().epoch == before, "none of them was a compaction"
+
+
+def free_and_kept(make: Make, window: int, newest: Sequence[Any] = (), **options: Any) -> tuple[float, float]:
+    """Which share of the budget passages leave free that fill all room they may, and which the newest messages hold."""
+    ctx = talked(make, said=told_then_walked, visits=TOLD + window // 10, context_window=window, recall_ratio=0.95)
+    if newest:
+        ctx.add([*newest, assistant("It rains.", id="done")])
+    live, budget = {e.id: e.tokens for e in ctx.view().live}, ctx.gauge().budget_tokens
+    request = ctx.window(recall=True, question=ABOUT_THE_BEGINNING, **options)
+    shown = [live[i] for i in shown_ids(request) if i in live]
+    assert request.recalled
+    assert len(shown) < len(live)
+    free = budget - request.view.tokens - COUNTER.count(request.recalled) - options.get("overhead_tokens", 0)
+    return free / budget, sum(shown) / budget
+
+
+def test_a_chat_keeps_nothing_free_and_tools_an_eighth_of_the_budget(make: Make) -> None:
+    assert free_and_kept(make, 2_000)[0] < 0.05
+    assert 0.125 <= free_and_kept(make, 2_000, overhead_tokens=1)[0] < 0.175
+
+
+def test_results_of_tools_keep_an_eighth_of_the_budget_free(make: Make) -> None:
+    assert 0.125 <= free_and_kept(make, 2_000, newest=tool_round("t"))[0] < 0.175
+
+
+def test_the_larger_the_window_the_more_of_the_tail_stays(make: Make) -> None:
+    kept = [free_and_kept(make, window)[1] for window in (2_000, 4_000, 8_000)]
+    assert [round(share, 1) for share in kept] == [0.1, 0.2, 0.3]
+
+
+def test_where_two_fifths_of_recalls_share_are_free_nothing_gives_way(make: Make) -> None:
+    ctx = talked(make, said=told_then_walked, visits=TOLD + 200, fill=0.67)
+    gauge = ctx.gauge()
+    assert 0.4 < (gauge.budget_tokens - ctx.view().tokens) / (0.7 * gauge.budget_tokens) < 0.5
+    request = ctx.window(recall=True, question=ABOUT_THE_BEGINNING)
+    assert request.recalled
+    assert shown_ids(request) == [m.id for m in ctx.view().messages]

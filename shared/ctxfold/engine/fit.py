@@ -44,9 +44,11 @@ ARGUMENT_STEP = (
 PROVIDER_RATIO = 0.95  # of the budget: up to here a provider that compacts by itself is left to do so
 FRAME_TOKENS = 8  # role and gaps of the message in which recalled passages and sections travel
 GIVES_WAY_TOKENS = 8_192  # budget up to which the tail gives way to recall: what follows the break is new to the cache
+ENOUGH = 0.4  # of recall's share: where so much of it is free, nothing gives way
 FREE_PART = (
-    8  # of the budget: this part stays free then, so that the request begins alike in the turn's next tool rounds
+    8  # of the budget: with tools it stays free then, so that the request begins alike in the turn's next tool rounds
 )
+SMALL_TOKENS = 1_600  # budget from which on the part of the tail that stays grows faster than the budget
 NEWEST = 16  # messages among which a tool's result tells that the model works with tools
 COUNTED_TEXTS = 64  # whose counts are kept
 RECALL_ROUNDS = 8  # of tools; passages stand at the end, so they are new to the cache in every later request
@@ -192,12 +194,11 @@ class WindowFitter:
             if count(known.text) <= min(rules.recall_share_tokens, room_tokens + freed):
                 return Window(_without(view, known.hidden), known.text)
         if older and (known is None or known.hidden) and self._may_recall(open_session, stage, question):
-            room = room_tokens + sum(e.tokens for turn in older for e in turn)
+            room = room_tokens + sum(e.tokens for turn in older for e in turn) - _kept_free(open_session, stage)
             share = min(rules.recall_share_tokens, room)
             passages = yield from self._found(open_session, stage, question, share, [e for turn in older for e in turn])
             if passages:
-                room -= count(render(passages)) + rules.budget_tokens // FREE_PART
-                staying = [e for turn in _fitting(older, room) for e in turn]
+                staying = [e for turn in _fitting(older, room - count(render(passages))) for e in turn]
                 hidden = frozenset(e.seq for turn in older for e in turn) - {e.seq for e in staying}
                 numbers = {e.number for e in staying if not e.shown_seq}
                 text = render(p for p in passages if p.number not in numbers)
@@ -517,25 +518,41 @@ def _works_with_tools(view: View) -> bool:
 
 
 def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> list[Sequence[Entry]]:
-    """Returns the turns that may give way to recall: all but the newest one, and the newest half of the share `tail_ratio`.
+    """Returns the turns that may give way to recall: all but the newest one, and the newest ones that `_kept_tokens` holds.
 
-    None unless the window is small and leaves less than half of recall's share. A turn with a message that has to
-    stay is left whole. A newest turn of more than half the budget may give way too.
+    None unless the window is small and leaves less than two fifths of recall's share. A turn with a message that has to stay
+    is left whole. A newest turn of more than half the budget may give way too.
     """
     view, rules = stage.view, stage.rules
-    if room_tokens >= rules.recall_share_tokens // 2 or rules.budget_tokens > GIVES_WAY_TOKENS:
+    if room_tokens >= ENOUGH * rules.recall_share_tokens or rules.budget_tokens > GIVES_WAY_TOKENS:
         return []
     entries, _ = view.parted()
     cuts = legal_cuts(entries)
     starts = [at for at in sorted(cuts) if at < len(entries) and entries[at].message.role == "user"]
     tokens = list(accumulate((e.tokens for e in reversed(entries)), initial=0))[::-1]  # from each place to the end
-    share, half = rules.tail_ratio * rules.budget_tokens / 2, rules.budget_tokens // 2
-    end = next((at for at in starts if tokens[at] <= share), len(entries))
-    if starts and tokens[starts[-1]] <= half:
+    end = next((at for at in starts if tokens[at] <= _kept_tokens(rules)), len(entries))
+    if starts and tokens[starts[-1]] <= rules.budget_tokens // 2:
         end = min(end, starts[-1])
     stay = kept(entries, pins=tuple(open_session.state.pins), question=False)
     turns = [entries[a:b] for a, b in pairwise([0, *(at for at in starts if 0 < at < end), end])]
     return [turn for turn in turns if turn and not any(e.id in stay for e in turn)]
+
+
+def _kept_tokens(rules: Policy) -> float:
+    """Returns the tokens of the newest turns that never give way: half of the tail's share of the budget, more in larger windows.
+
+    With the defaults a tenth of a budget of 1,600, a fifth of 3,200 and three tenths of 6,400.
+    """
+    return rules.tail_ratio * max(rules.budget_tokens / 2, 2 * (rules.budget_tokens - SMALL_TOKENS))
+
+
+def _kept_free(open_session: OpenSession, stage: Stage) -> int:
+    """Returns the tokens that passages and staying turns leave to the results of the turn's next tool rounds.
+
+    None in a chat: nothing stands beside its messages, and none of them is a tool's result.
+    """
+    tools = open_session.overhead_tokens or any(e.message.role == "tool" for e in stage.view)
+    return stage.rules.budget_tokens // FREE_PART if tools else 0
 
 
 def _fitting(turns: Sequence[Sequence[Entry]], room_tokens: int) -> Iterator[Sequence[Entry]]:
