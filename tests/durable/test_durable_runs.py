@@ -20,6 +20,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.postgres import PostgresSaver
 
 from ctxfold import AgentContext, SqlStore, ToolSpec
+from ctxfold.compaction.background import LEASE
 from ctxfold.history.records import Compacted, MessageAdded, SessionKey
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
@@ -111,8 +112,15 @@ def run_langgraph(store_url: str, saver_url: str, model_url: str, thread: str, *
         names["context"].close()
 
 
-def killed_until_done(work: Callable[..., None], *arguments: Any, kills: int, seconds: float, **options: Any) -> int:
-    """Starts the work again each time after it was killed; returns how often that was."""
+def killed_until_done(
+    work: Callable[..., None],
+    *arguments: Any,
+    kills: int,
+    seconds: float,
+    look: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> int:
+    """Starts the work again each time after it was killed, and `look` was called; returns how often that was."""
     chance, count = random.Random(str(arguments[-1])), 0
     while True:
         process = start(_run, work, arguments, options)
@@ -123,6 +131,7 @@ def killed_until_done(work: Callable[..., None], *arguments: Any, kills: int, se
         process.kill()
         process.join()
         count += 1
+        look()
         assert count <= kills, "the work does not end"
 
 
@@ -148,6 +157,23 @@ def told(store_url: str, session: str) -> tuple[Any, ...]:
         return messages, window, [[texts[i] for i in ids if i in texts] for ids in covered]
 
 
+def is_leased(store_url: str, session: str) -> bool:
+    """Returns True where a process that is gone has the lease to summarise the session."""
+    key = SessionKey("default", session)
+    with SqlStore(store_url) as store:
+        free = store.lease(key, LEASE, "the test", now_s=time.time(), ttl_s=1.0)
+        store.release(key, LEASE, "the test")
+    return not free
+
+
+def check_nothing_lost(found: tuple[Any, ...], reference: tuple[Any, ...]) -> None:
+    """Raises AssertionError unless the messages are the same, and each is either covered by a summary or in the window."""
+    (messages, window, covered), expected = found, reference[0]
+    assert messages == expected
+    texts = [text for texts in covered for text in texts] + [text for role, text in window[1:]]
+    assert sorted(text for _, text in expected) == sorted(texts)
+
+
 def test_dbos(server: ModelServer, store_url: str, postgres_url: str) -> None:
     schema, system_url = f"dbos_{uuid.uuid4().hex[:12]}", postgres_url.replace("+psycopg", "")
     try:
@@ -159,8 +185,18 @@ def test_dbos(server: ModelServer, store_url: str, postgres_url: str) -> None:
         kills = number = 0
         while kills < KILLS:
             number += 1
-            kills += killed_until_done(run_dbos, *arguments, f"s{number}", kills=KILLS - kills, seconds=4)
-            assert told(store_url, f"s{number}") == reference
+            session, left = f"s{number}", KILLS - kills
+            leased: list[bool] = []
+
+            def look(name: str = session, seen: list[bool] = leased) -> None:
+                seen.append(is_leased(store_url, name))
+
+            kills += killed_until_done(run_dbos, *arguments, session, kills=left, seconds=4, look=look)
+            found = told(store_url, session)
+            if any(leased):  # until the lease ends, older messages become facts without the model's words
+                check_nothing_lost(found, reference)
+            else:
+                assert found == reference
     finally:
         with psycopg.connect(system_url, autocommit=True) as connection:
             connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())

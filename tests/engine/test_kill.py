@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxfold import ToolCallPart, assistant, tool_result, user
+from ctxfold import Appended, ScriptedBackend, ToolCallPart, assistant, tool_result, user
 from tests.properties.machine import assert_legal
 from tests.support.driven import context
 from tests.support.processes import CONTEXT, import_once, start
@@ -66,3 +66,38 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
         ctx.add(ctx.user_message("and on it goes"))
         assert ctx.view().messages[-1].text == "and on it goes"
     assert len(acknowledged) > 50
+
+
+QUESTIONS = tuple(user(f"question {n} " + "look at it " * 20, id=f"q{n}") for n in range(14))
+
+
+def ask(url: str, first: int, replies: int | None) -> None:
+    """Asks the questions from `first` on; the process ends once so many replies are stored, before it makes room after them."""
+    left = count(1)
+
+    def end(event: object) -> None:
+        if isinstance(event, Appended) and event.messages[0].role == "assistant" and next(left) == replies:
+            os._exit(9)
+
+    backend = ScriptedBackend(["Answer. " * 60] * len(QUESTIONS))
+    summarizer = ScriptedBackend(["They talk about questions."] * len(QUESTIONS))
+    with context(backend, store=url, context_window=2_000, summarizer=summarizer) as ctx:
+        ctx.subscribe(end)
+        for question in QUESTIONS[first:]:
+            ctx.send([question])
+
+
+@pytest.mark.parametrize("replies", range(5, 12))
+def test_a_turn_that_is_sent_again_makes_the_room_that_its_process_could_not(tmp_path: Path, replies: int) -> None:
+    whole, killed = (f"sqlite:///{tmp_path / name}.db" for name in ("whole", "killed"))
+    ask(whole, 0, None)
+    process = start(ask, killed, 0, replies)
+    process.join(60)
+    assert process.exitcode == 9
+    ask(killed, replies - 1, None)
+    windows: list[object] = []
+    for url in (whole, killed):
+        with context(store=url, context_window=2_000, create=False) as ctx:
+            assert ctx.usage().compactions
+            windows.append([(m.role, m.text) for m in ctx.window().messages])
+    assert windows[0] == windows[1]

@@ -157,6 +157,7 @@ def ask(engine: Engine, turn_input: TurnInput) -> Flow[Reply]:
     try:
         stored = yield from _ingest(engine, attempt, turn_input)
         if stored is not None:
+            yield from _make_room(engine, attempt.open_session, options, stored)
             return Reply(stored, stored.usage, stored.finish_reason)
         reply: Reply = yield from _send_with_recovery(engine, attempt, options, Complete)
         message = yield from _commit(engine, attempt, options, reply.message, reply.billed)
@@ -214,6 +215,7 @@ def open_reply(engine: Engine, turn_input: TurnInput, message_id: str) -> Flow[O
 def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
     """Stores the reply that the stream has brought, and returns it."""
     if reply.stored is not None:
+        yield from _make_room(engine, reply.attempt.open_session, reply.options, reply.stored)
         return Reply(reply.stored, reply.stored.usage, reply.stored.finish_reason)
     whole = reply.fold.close()
     message = yield from _commit(engine, reply.attempt, reply.options, whole.message, whole.billed)
@@ -527,13 +529,23 @@ def _commit(
     engine.events.emit(Appended(open_session.key.session, (reply,)))
     if ends:
         engine.turn_ended(open_session, turn_id, "completed")
-        full = reply.finish_reason == "context_window"
-        # a narrower window of the request does not count for the triggers at the end of its turn
-        window = options.context_window
-        wider = window if window is not None and window > open_session.own_rules().context_window else None
-        stage = open_session.stage(None, wider)
-        yield from engine.fitter.maintain(open_session, stage, full=full, auto_compact=options.auto_compact)
+        yield from _make_room(engine, open_session, options, reply)
     return reply
+
+
+def _make_room(engine: Engine, open_session: OpenSession, options: Options, reply: Message) -> Flow[None]:
+    """Asks the triggers after a reply that ends its turn.
+
+    Also where the reply was stored by an earlier attempt: its process may have ended while the summary was written.
+    """
+    if not is_final(reply):
+        return
+    full = reply.finish_reason == "context_window"
+    # a narrower window of the request does not count for the triggers at the end of its turn
+    window = options.context_window
+    wider = window if window is not None and window > open_session.own_rules().context_window else None
+    stage = open_session.stage(None, wider)
+    yield from engine.fitter.maintain(open_session, stage, full=full, auto_compact=options.auto_compact)
 
 
 def _calibration_drafts(engine: Engine, open_session: OpenSession, turn_id: str, reply: Message) -> list[Draft]:
