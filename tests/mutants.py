@@ -940,6 +940,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "langchain/test_slim_checkpoints.py::test_erasing_the_session_or_the_owner_takes_the_contents",
         ),
         (
+            "a_log_that_was_begun_anew_counts_as_known",
+            "if later[:1] == (known[-1],) and not any(",
+            "if not any(",
+            "erasure/test_erase_meanwhile.py::test_a_session_that_was_begun_anew_meanwhile_is_left_alone",
+        ),
+        (
+            "a_log_that_another_erasure_rewrote_counts_as_known",
+            " and not any(isinstance(record.body, Erased) for record in later)",
+            "",
+            "erasure/test_erase_meanwhile.py::test_two_erasures_at_once_are_both_done",
+        ),
+        (
             "a_stand_in_of_an_erased_message_stays",
             "return replace(record.body, covered=rest, shown=self._kept(shown))",
             "return replace(record.body, covered=rest)",

@@ -167,6 +167,74 @@ def test_what_is_learnt_meanwhile_is_not_kept(store: Any) -> None:
             assert places_of(MARK, store) == []
 
 
+class Overtaken(SqlStore):
+    """A store in which others are first: one of `meanwhile` is called before each erasure is written."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.meanwhile: list[Callable[[], object]] = []
+        self.whole_reads = 0
+
+    def read(self, key: Any, *, after: int = 0, upto: int | None = None) -> Any:
+        self.whole_reads += (key.session, after, upto) == ("default", 0, None)
+        return super().read(key, after=after, upto=upto)
+
+    def erase(self, rewrites: Any, *, gone: Any = ()) -> bool:
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+        return super().erase(rewrites, gone=gone)
+
+
+@pytest.fixture
+def overtaken(tmp_path: Path) -> Generator[Overtaken]:
+    with Overtaken(f"sqlite:///{tmp_path}/a.db") as store:
+        yield store
+
+
+def test_writers_that_come_meanwhile_do_not_make_an_erasure_read_all_again(
+    overtaken: Overtaken, tmp_path: Path
+) -> None:
+    """A long log takes seconds: an erasure that began anew for each message would never end beside a busy session."""
+    with SqlStore(f"sqlite:///{tmp_path}/a.db") as store, context(store=store) as other:
+        filled(other)
+        with context(store=overtaken, create=False) as ctx:
+            overtaken.meanwhile = [lambda n=n: other.add(f"late {n}") for n in range(9)]  # type: ignore[misc]
+            before = overtaken.whole_reads
+            assert ctx.erase("m").ids == ("m",)
+            assert overtaken.whole_reads == before + 1
+            assert_gone(ctx, store)
+            assert [m.text for m in ctx.messages()][-9:] == [f"late {n}" for n in range(9)]
+            assert other.view().messages == ctx.view().messages
+
+
+def test_two_erasures_at_once_are_both_done(overtaken: Overtaken, tmp_path: Path) -> None:
+    with SqlStore(f"sqlite:///{tmp_path}/a.db") as store, context(store=store) as other:
+        other.add("My bike is Quokka-77.")
+        filled(other)
+        with context(store=overtaken, create=False) as ctx:
+            overtaken.meanwhile = [lambda: other.add("late"), lambda: other.erase("#1"), lambda: other.add("later")]
+            ctx.erase("m")
+            assert_gone(ctx, store)
+            assert_gone(ctx, store, "Quokka-77")
+            assert [m.text for m in ctx.messages()][-2:] == ["late", "later"]
+
+
+def test_a_session_that_was_begun_anew_meanwhile_is_left_alone(overtaken: Overtaken, tmp_path: Path) -> None:
+    with SqlStore(f"sqlite:///{tmp_path}/a.db") as store, context(store=store) as other:
+        filled(other)
+
+        def begin_anew() -> None:
+            other.erase_session()
+            for number in range(90):
+                other.add(f"new {number}")
+
+        with context(store=overtaken, create=False) as ctx:
+            overtaken.meanwhile = [begin_anew]
+            assert ctx.erase("m").ids == ()
+        with context(store=store) as found:
+            assert [m.text for m in found.messages()] == [f"new {number}" for number in range(90)]
+
+
 def test_a_summary_of_a_tool_output_is_not_stored_after_it_was_erased(store: Any) -> None:
     with context(store=store, context_window=20_000) as eraser:
         for n in range(9):

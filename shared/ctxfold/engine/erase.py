@@ -77,6 +77,8 @@ _NONE: frozenset[str] = frozenset()
 QUOTE_CHARS = 12  # a shorter sentence says nothing of its own
 Age: TypeAlias = timedelta | datetime
 _Choice: TypeAlias = Callable[[Sequence[Record]], frozenset[str]]
+# by record: a compaction without the erased messages, what is left of its sources, the rules, and it with a new summary
+_Made: TypeAlias = dict[str, tuple[Compacted, tuple[Entry, ...], Policy, Compacted]]
 
 
 @dataclass(slots=True)
@@ -375,11 +377,14 @@ def forks(key: SessionKey) -> Flow[tuple[str, ...]]:
 
 def _erased(engine: Engine, key: SessionKey, choose: _Choice) -> Flow[Erasure]:
     """Erases the chosen messages from the newest log, and from the logs that share its beginning."""
+    records: Sequence[Record] = ()
+    made: _Made = {}
     for _ in range(TRIES):
-        records = yield from StoreCall(Store.read, key)
+        # a long log takes seconds: writers that come meanwhile must not make the next try as long
+        records = yield from _newest(key, records)
         stored = first_records(records)
         erased_ids = choose(records) & stored.keys()
-        rewrites = yield from _rewrite(engine.ports, key, records, erased_ids)
+        rewrites = yield from _rewrite(engine.ports, key, records, erased_ids, made)
         names = (yield from StoreCall(Store.copies, key)) if erased_ids else ()
         rewrites += yield from _taken_over(engine.ports, key, records, erased_ids, names)
         rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites)
@@ -490,10 +495,22 @@ def _shared(records: Sequence[Record], copied: Sequence[Record], among: frozense
     return frozenset(i for i, r in first_records(copied).items() if r.seq <= length and (among is None or i in among))
 
 
+def _newest(key: SessionKey, known: Sequence[Record]) -> Flow[Sequence[Record]]:
+    """Returns the log; what is known of it is not read again, unless it was rewritten or begun anew since."""
+    if known:
+        later = yield from StoreCall(Store.read, key, after=known[-1].seq - 1)
+        if later[:1] == (known[-1],) and not any(isinstance(record.body, Erased) for record in later):
+            return (*known[:-1], *later)
+    return (yield from StoreCall(Store.read, key))
+
+
 def _rewrite(
-    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str]
+    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str], made: _Made | None = None
 ) -> Flow[list[Rewrite]]:
-    """Returns the log of one session without these messages; an empty list when there are none."""
+    """Returns the log of one session without these messages; an empty list when there are none.
+
+    `made` has the compactions that an earlier try wrote again, and gets those of this one.
+    """
     if not erased_ids:
         return []
     erased_ids |= quoting_sections(records, erased_ids)
@@ -503,7 +520,13 @@ def _rewrite(
     for record in records:
         body = scrub.body(record)
         if isinstance(body, Compacted) and scrub.covers(record.body):
-            body = yield from _resummarised(body, scrub, rules, ports)
+            sources = scrub.cover(body)
+            written = (made or {}).get(record.id)
+            if written is None or written[:3] != (body, sources, rules):
+                written = (body, sources, rules, (yield from _resummarised(body, sources, rules, ports)))
+            if made is not None:
+                made[record.id] = written
+            body = written[3]
         scrub.note(record, body)
         if body != record.body:
             changed.append(replace(record, body=body))
@@ -514,9 +537,8 @@ def _rewrite(
     return [Rewrite(key, records[-1].seq, touched, tuple(changed), unindexed, tuple(drafts))]
 
 
-def _resummarised(body: Compacted, scrub: Scrub, rules: Policy, ports: Ports) -> Flow[Compacted]:
+def _resummarised(body: Compacted, sources: Sequence[Entry], rules: Policy, ports: Ports) -> Flow[Compacted]:
     """Returns the compaction with an extractive summary of the remaining messages, no larger than the old one, or with none."""
-    sources = scrub.cover(body)
     if body.summary is None or not sources:
         return replace(body, summary=None)
     limit = min(rules.summary_tokens, ports.counter.count(body.summary))
