@@ -1327,6 +1327,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "stores/test_partitions.py::test_privileges_stay",
         ),
         (
+            "a_cancelled_move_leaves_its_triggers",
+            "    if move.watched:\n",
+            "    if move.watched < 0:\n",
+            "stores/test_partitions.py::test_writers_go_on_while_moves_are_cancelled",
+        ),
+        (
+            "a_mover_goes_on_after_a_cancelling",
+            "if move is None or move.cancelled:\n        return None",
+            "if move is None:\n        return None",
+            "stores/test_partitions.py::test_a_cancelling_that_was_ended_is_completed",
+        ),
+        (
             "partitioned_tables_lose_their_grants",
             "        if remainder == 0:\n            _grant(",
             "        if remainder < 0:\n            _grant(",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -15,8 +16,20 @@ from typing import Any
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
-from ctxfold import ConfigError, Document, Draft, MemoryItem, SessionKey, SqlStore, StoreUnavailableError, user
+from ctxfold import (
+    ConfigError,
+    Document,
+    Draft,
+    MemoryItem,
+    SessionKey,
+    SqlStore,
+    StoreError,
+    StoreUnavailableError,
+    user,
+)
+from ctxfold.cli.app import app
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Rewrite
 from tests.stores.test_statements import taken_down
@@ -221,11 +234,135 @@ def test_a_table_that_somebody_holds(url: str) -> None:
             with pytest.raises(StoreUnavailableError, match="stayed locked"):
                 store.partition(2)
             store.append(KEY, [said("b")])
-        with pytest.raises(ConfigError, match=r"to 2 partitions was begun: complete it with partition\(2\)"):
+        with pytest.raises(ConfigError, match=r"to 2 partitions was begun: complete it with partition\(2\), or"):
             store.partition(3)
         store.partition(2)
         assert [r.id for r in store.read(KEY)] == ["a", "b"]
     assert partitions(url) == every(2)
+
+
+# cancelling
+
+
+def remains(url: str) -> list[Any]:
+    """What a move makes in the schema, by name."""
+    here = "current_schema()::regnamespace"
+    made = "relname LIKE 'ctxfold_moving%' OR relname ~ '_p[0-9]+$'"
+    found = f"SELECT relname FROM pg_class WHERE relnamespace = {here} AND ({made}) "
+    found += f"UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = {here} "
+    found += (
+        "UNION ALL SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass('ctxfold_sessions') AND NOT tgisinternal "
+    )
+    return rows(url, f"{found} UNION ALL SELECT key FROM ctxfold_meta WHERE key LIKE 'partition%'")
+
+
+class Stopped(Exception):
+    """Ends a move where it is."""
+
+
+def stop(_copied: int) -> None:
+    raise Stopped
+
+
+def begun(store: SqlStore, partitions: int) -> None:
+    """Moves a store until its first rows are copied."""
+    with pytest.raises(Stopped):
+        store.partition(partitions, progress=stop)
+
+
+def test_a_move_is_cancelled(url: str) -> None:
+    with SqlStore(url) as store:
+        assert not store.cancel_partition()
+        store.append(KEY, [said("a"), said("b")], documents=[Document(1, {"word": 1}, 3)])
+        begun(store, 40)  # more tables than are dropped in one transaction
+        store.append(KEY, [said("c")])
+        assert len(remains(url)) > 6 * 41
+        assert store.cancel_partition()
+        assert remains(url) == []
+        assert not store.cancel_partition()
+        store.append(KEY, [said("d")])
+        assert [r.id for r in store.read(KEY)] == ["a", "b", "c", "d"]
+        assert store.partition(4) > 0  # another number now
+        assert not store.cancel_partition()  # it is complete
+        assert [r.id for r in store.read(KEY)] == ["a", "b", "c", "d"]
+    assert partitions(url) == every(4)
+
+
+def test_a_mover_learns_that_its_move_is_cancelled(url: str) -> None:
+    with SqlStore(url) as store, SqlStore(url) as other:
+        store.append(KEY, [said("a")])
+        with pytest.raises(StoreError, match=r"was cancelled meanwhile: call partition\(2\) to begin it anew"):
+            store.partition(2, progress=lambda _: other.cancel_partition())
+        assert remains(url) == []
+
+
+def test_a_cancelling_that_was_ended_is_completed(url: str) -> None:
+    """A reader holds a table meanwhile: nobody waits for it for long, and the rest is taken back later. The mover stops at once."""
+    with SqlStore(url, timeout_s=2) as store:
+        store.append(KEY, [said("a")])
+
+        def cancel(_copied: int) -> None:
+            with psycopg.connect(url.replace("+psycopg", "")) as reader:
+                reader.execute("SELECT count(*) FROM ctxfold_records")
+                with pytest.raises(StoreUnavailableError, match="stayed locked"):
+                    store.cancel_partition()
+                store.append(KEY, [said("b")])
+
+        with pytest.raises(StoreError, match="was cancelled meanwhile"):
+            store.partition(2, progress=cancel)
+        with pytest.raises(
+            ConfigError, match=r"was cancelled, and not all of it is gone: complete that with cancel_partition"
+        ):
+            store.partition(2)
+        assert store.cancel_partition()
+        assert [r.id for r in store.read(KEY)] == ["a", "b"]
+    assert remains(url) == []
+
+
+def test_on_the_command_line(url: str, tmp_path: Path) -> None:
+    def ctxfold(*arguments: str, store: str = url) -> Any:
+        return CliRunner().invoke(app, ["partition", "--store", store, *arguments])
+
+    with SqlStore(url) as store:
+        store.append(KEY, [said("a"), said("b")])
+        assert ctxfold("--cancel").stdout == "no move is under way\n"
+        begun(store, 4)
+        wrong = ctxfold("8", "--json")
+        assert (wrong.exit_code, "cancel_partition()" in wrong.stderr) == (2, True)
+        assert ctxfold("--cancel").stdout == "cancelled: the tables are as before\n"
+        done = ctxfold("8")
+        assert done.stdout == "8 partitions, 3 rows copied by this call\n"
+        assert json.loads(ctxfold("8", "--json").stdout) == {"partitions": 8, "copied": 0}
+        assert [r.id for r in store.read(KEY)] == ["a", "b"]
+    assert partitions(url) == every(8)
+    for arguments in ((), ("8", "--cancel")):
+        assert ctxfold(*arguments).exit_code == 2
+    SqlStore(f"sqlite:///{tmp_path}/a.db").close()
+    assert "SQLite has no partitions" in ctxfold("8", store=f"{tmp_path}/a.db").stderr
+
+
+def test_writers_go_on_while_moves_are_cancelled(url: str) -> None:
+    halt, results, writers = CONTEXT.Event(), list[Any](), list[Any]()
+    with SqlStore(url) as store:
+        store.append(KEY, [said(f"m{n}") for n in range(5_000)])
+        for number in range(2):
+            received, sent = CONTEXT.Pipe(duplex=False)
+            writers.append(start(write, url, number, halt, sent))
+            results.append(received)
+            sent.close()
+        for _ in range(6):
+            begun(store, 8)
+            assert store.cancel_partition()
+        assert remains(url) == []
+        halt.set()
+        for number, (result, writer) in enumerate(zip(results, writers, strict=True)):
+            told = result.recv()
+            writer.join()
+            check(store, number, *told)
+        assert len(store.read(KEY)) == 5_000
+
+
+# kills
 
 
 def move(url: str, opened: Event) -> None:

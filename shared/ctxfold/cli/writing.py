@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.progress import Progress, track
@@ -39,7 +39,10 @@ from ctxfold.io.session_files import Zone, file_rules
 from ctxfold.protocols import Store, Wire
 from ctxfold.session.context import AgentContext
 
-__all__ = ["compact", "erase", "export", "fork", "import_", "prune", "undo"]
+if TYPE_CHECKING:
+    from ctxfold.stores.sql import SqlStore
+
+__all__ = ["compact", "erase", "export", "fork", "import_", "partition", "prune", "undo"]
 
 Zones = ("all", "window", "immutable", "compressed", "incremental")
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
@@ -218,6 +221,33 @@ def prune(
             output().print("another worker is pruning for this owner: run this again later")
         _print_erasure(
             [Erasure(sessions=done.sessions, removed=done.removed, settled=done.settled)], count=done.messages
+        )
+
+
+def partition(
+    store: StoreUrl,
+    partitions: Annotated[
+        int | None, typer.Argument(metavar="[PARTITIONS]", help="how many: 2 to 1024, 16 to 64 for most")
+    ] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="take back a move that is not complete")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move a PostgreSQL store into tables that are partitioned by owner, while it is in use. Run it again where it was ended."""
+    with within(as_json=as_json), opened(store) as opened_store:
+        place = cast("SqlStore", opened_store)  # there is no other one with a URL
+        if (partitions is None) is not cancel:
+            raise ConfigError("say how many partitions, or --cancel, and not both")
+        if partitions is None:
+            with progress().status("cancelling"):
+                cancelled = place.cancel_partition()
+            told = "cancelled: the tables are as before" if cancelled else "no move is under way"
+            print_json({"cancelled": cancelled}) if as_json else output().print(told)
+            return
+        with progress().status("moving") as status:
+            copied = place.partition(partitions, progress=lambda rows: status.update(f"moving: {rows:,} rows copied"))
+        payload = {"partitions": partitions, "copied": copied}
+        print_json(payload) if as_json else output().print(
+            f"{partitions} partitions, {copied} rows copied by this call"
         )
 
 

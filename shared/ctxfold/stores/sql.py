@@ -412,10 +412,12 @@ class SqlStore(BaseStore):
 
         `progress` is called with that number after each transaction. Other workers may read and write meanwhile, and whoever is
         ended in between goes on where it was, with the same number. It needs room for a second copy, and the role that
-        has made the tables. StoreUnavailableError when other transactions hold the tables for long: call it again.
+        has made the tables. StoreUnavailableError when other transactions hold the tables for long: call it again. StoreError when
+        somebody cancels the move meanwhile.
         """
         count = self._checked_partitions(partitions)
         from ctxfold.stores.sql_partitions import begin_move, move_some
+        from ctxfold.stores.sql_schema import stored_partitions
 
         self._write(lambda c: begin_move(c, self._address, count))
         copied = 0
@@ -423,7 +425,26 @@ class SqlStore(BaseStore):
             copied += rows
             if progress is not None and rows:
                 progress(copied)
+        if self._read(stored_partitions) is None:
+            raise StoreError(
+                f"the move of {self._address.name} was cancelled meanwhile: call partition({count}) to begin it anew"
+            )
         return copied
+
+    def cancel_partition(self) -> bool:
+        """Takes back a move to partitions that was begun and is not complete: the tables are as before, whoever reads and writes
+        meanwhile. False where there is none.
+
+        Whoever is ended in between calls it again. StoreUnavailableError as for `partition`.
+        """
+        if self._address.sqlite:
+            return False
+        from ctxfold.stores.sql_partitions import begin_cancel, cancel_some
+
+        begun = self._write(begin_cancel)
+        while self._write(cancel_some):
+            pass
+        return begun
 
     def _move_some(self, after: OldRow) -> tuple[OldRow, int] | None:
         """Moves some rows of format 2 behind `after`: where to go on, and how many; None when there is none left at all."""

@@ -3,7 +3,7 @@
 A move makes the partitioned tables beside the old ones. From then on triggers write each change to both, the rows that were
 there before follow in batches, and at the end the new tables take the names of the old ones in one short transaction. Workers
 need not know of it, those of the release before neither. What is to do stands in the store, so whoever is ended in between
-goes on where it was.
+goes on where it was. A move that is cancelled goes back step by step in the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,15 @@ if TYPE_CHECKING:
 
     from ctxfold.stores.sql_engine import Driven, StoreAddress
 
-__all__ = ["begin_move", "begun_partitions", "check_stored", "create_partitioned", "move_some"]
+__all__ = [
+    "begin_cancel",
+    "begin_move",
+    "begun_partitions",
+    "cancel_some",
+    "check_stored",
+    "create_partitioned",
+    "move_some",
+]
 
 _COUNT, _MOVE = "partitions", "partition_move"  # keys of ctxfold_meta
 _MADE_AT_ONCE = 32  # tables in one transaction: each takes a dozen places in the server's table of locks
@@ -140,13 +148,17 @@ def _make(connection: Driven, dialect: Dialect, count: int, number: int, prefix:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """How far a move is: so many tables are made, so many of the old ones are watched and copied, the next one up to a key."""
+    """How far a move is: so many tables are made, so many of the old ones are watched and copied, the next one up to a key.
+
+    One that is cancelled only goes back.
+    """
 
     partitions: int
     made: int = 0
     watched: int = 0
     copied: int = 0
     after: tuple[str | int, ...] | None = None
+    cancelled: bool = False
 
 
 def begin_move(connection: Driven, address: StoreAddress, count: int) -> None:
@@ -159,9 +171,14 @@ def begin_move(connection: Driven, address: StoreAddress, count: int) -> None:
     move = _begun(connection)
     if move is None:
         check_stored(stored_partitions(connection), count, address)
+    elif move.cancelled:
+        raise ConfigError(
+            f"a move of {address.name} was cancelled, and not all of it is gone: complete that with cancel_partition()"
+        )
     elif move.partitions != count:
         raise ConfigError(
-            f"a move of {address.name} to {move.partitions} partitions was begun: complete it with partition({move.partitions})"
+            f"a move of {address.name} to {move.partitions} partitions was begun: complete it with "
+            f"partition({move.partitions}), or take it back with cancel_partition()"
         )
 
 
@@ -176,9 +193,10 @@ def _begun(connection: Driven) -> _Move | None:
 
 
 def move_some(connection: Driven, dialect: Dialect) -> int | None:
-    """Does the next piece of a move within the caller's transaction: how many rows were copied; None when nothing is left to do."""
+    """Does the next piece of a move within the caller's transaction: how many rows were copied; None when nothing is left to do,
+    because it is done, or was cancelled."""
     move = _begun(connection)
-    if move is None:
+    if move is None or move.cancelled:
         return None
     tables = _partitioned()
     rows = 0
@@ -194,8 +212,44 @@ def move_some(connection: Driven, dialect: Dialect) -> int | None:
     else:
         _swap(connection, tables, move.partitions)
         return 0
-    connection.execute(f"UPDATE ctxfold_meta SET value = %s WHERE key = '{_MOVE}'", (json.dumps(asdict(move)),))
+    _note(connection, move)
     return rows
+
+
+def _note(connection: Driven, move: _Move) -> None:
+    connection.execute(f"UPDATE ctxfold_meta SET value = %s WHERE key = '{_MOVE}'", (json.dumps(asdict(move)),))
+
+
+def begin_cancel(connection: Driven) -> bool:
+    """Notes that the move that is under way is cancelled; False where there is none. Waits for the piece that is being done."""
+    move = _begun(connection)
+    if move is None:
+        return False
+    _note(connection, replace(move, cancelled=True))
+    return True
+
+
+def cancel_some(connection: Driven) -> bool:
+    """Takes back the last piece of a cancelled move within the caller's transaction; False when nothing is left of it."""
+    move = _begun(connection)
+    if move is None or not move.cancelled:
+        return False
+    connection.execute(f"SET LOCAL lock_timeout = {_LOCK_MS}")
+    if move.watched:
+        table = _partitioned()[move.watched - 1]
+        connection.execute(f"DROP TRIGGER ctxfold_both ON {table}")
+        connection.execute(f"DROP FUNCTION {_new(table)}_both()")
+        _note(connection, replace(move, watched=move.watched - 1))
+    elif move.made:
+        left = max(0, move.made - _MADE_AT_ONCE)
+        for number in reversed(range(left, move.made)):
+            at, remainder = divmod(number, 1 + move.partitions)
+            table = _partitioned()[at]
+            connection.execute(f"DROP TABLE {f'{table}_p{remainder - 1}' if remainder else _new(table)}")
+        _note(connection, replace(move, made=left))
+    else:
+        connection.execute(f"DELETE FROM ctxfold_meta WHERE key = '{_MOVE}'")
+    return True
 
 
 def _make_some(connection: Driven, dialect: Dialect, move: _Move) -> _Move:
