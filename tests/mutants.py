@@ -1061,7 +1061,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
-        "stores/sql.py",
+        "stores/sql_tables.py",
         (
             "sql_appends_to_another_log",
             '    if known_id is not None and there.get(known_id, ("", 0))[1] != known:',
@@ -1193,12 +1193,18 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
-        "stores/sql.py",
+        "stores/sql_tables.py",
         (
             "sql_keeps_vectors_of_erased_messages",
             "data in vectors.items() if s in kept]",
             "data in vectors.items() if s in kept or s]",
             "retrieval/test_kept_vectors.py::test_an_erasure_removes_vectors",
+        ),
+        (
+            "memory_takes_advisory_locks_where_there_are_none",
+            "lock_rows=self._address.serializable",
+            "lock_rows=False",
+            "stores/test_statements.py::test_each_statement_names_owner_and_session",
         ),
         (
             "sql_leaves_vectors_at_an_erasure",
@@ -1246,12 +1252,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "stores/sql.py",
         (
-            "memory_takes_advisory_locks_where_there_are_none",
-            "lock_rows=self._address.serializable",
-            "lock_rows=False",
-            "stores/test_statements.py::test_each_statement_names_owner_and_session",
-        ),
-        (
             "creation_takes_advisory_locks_where_there_are_none",
             "by_row=self._address.serializable",
             "by_row=False",
@@ -1289,7 +1289,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
-        "stores/sql.py",
+        "stores/sql_tables.py",
         (
             "a_replica_takes_a_new_session_for_the_erased_one",
             "return frozenset(map(tuple, rows))",

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from ctxfold.errors import ConfigError, StoreError, StoreFormatError
 from ctxfold.stores.base import follow_forks
-from ctxfold.stores.sql import SqlStore
 from ctxfold.stores.sql_engine import Driven, parse_url
+from ctxfold.stores.sql_tables import SqlTables
 
 __all__ = ["Replica"]
 
@@ -24,24 +24,24 @@ _REST_S = 5.0  # for which a replica that failed is left alone
 _logger = logging.getLogger("ctxfold.stores")
 
 
-class Replica(SqlStore):
+class Replica(SqlTables):
     """Reads from the replica of a store, and from the store what the replica fails to answer. Whatever writes goes to the store."""
 
     _tries = 1  # the store itself can answer
 
-    def __init__(self, primary: SqlStore, url: str, timeout_s: float, pool_size: int) -> None:
+    def __init__(self, primary: SqlTables, url: str, timeout_s: float, pool_size: int) -> None:
         address = parse_url(url)
         if address.sqlite:
             raise ConfigError(f"replica={address.name}: give the URL of a PostgreSQL server that follows the store")
-        self._address = replace(address, serializable=False)  # a standby has no such transactions
+        address = replace(address, serializable=False)  # a standby has no such transactions
+        super().__init__(address, timeout_s=min(timeout_s, _PATIENCE_S), pool_size=pool_size)
         self._store = weakref.ref(primary)  # which closes this one
         self._rests_until_s = 0.0
         self._away = False
-        self._set_up(min(timeout_s, _PATIENCE_S), pool_size)
         follow_forks(self)
 
     @property
-    def _primary(self) -> SqlStore:
+    def _primary(self) -> SqlTables:
         store = self._store()
         assert store is not None, "whoever reads has the store"
         return store
