@@ -14,7 +14,7 @@ from ctxfold.history.diff import ids_digest, repeated_count
 from ctxfold.messages import Message, ToolCallPart, content_key, tool_result
 from langchain_ctx.messages import from_langchain, given_ids
 
-__all__ = ["LangChainList", "VersionCache", "leading_count", "new_messages", "with_refusals"]
+__all__ = ["LangChainList", "VersionCache", "leading_count", "name_refusals", "new_messages", "with_refusals"]
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -187,7 +187,28 @@ def with_refusals(messages: Sequence[Message]) -> list[Message]:
 
 def _refused(call: ToolCallPart, message_id: str) -> Message:
     text = f"Tool call {call.name} was not executed: its arguments are no JSON object."
-    return tool_result(call.id, text, id=f"{message_id}-{call.id}", name=call.name, is_error=True)
+    return tool_result(call.id, text, id=_refusal_id(message_id, call.id), name=call.name, is_error=True)
+
+
+def _refusal_id(message_id: str, call_id: str | None) -> str:
+    return f"{message_id}-{call_id}"
+
+
+def name_refusals(messages: Sequence[BaseMessage]) -> None:
+    """Gives an id to the error results that `create_agent` has put behind malformed calls for this request.
+
+    It writes these very objects to the agent's state after the call, where they would get an id that the session does not know.
+    """
+    if all(m.id or not isinstance(m, ToolMessage) for m in messages):
+        return
+    malformed: dict[str | None, str] = {}
+    for message in messages:
+        if isinstance(message, AIMessage) and message.id:
+            malformed |= {
+                call.get("id"): _refusal_id(message.id, call.get("id")) for call in message.invalid_tool_calls
+            }
+        elif isinstance(message, ToolMessage) and not message.id:
+            message.id = malformed.get(message.tool_call_id)
 
 
 def new_messages(

@@ -56,7 +56,7 @@ from langchain_ctx.chat_model import WINDOW
 from langchain_ctx.checkpoints import MIN_CHARS, Missing, SlimCheckpointer
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
-from langchain_ctx.message_lists import LangChainList, MessageIds, VersionCache, leading_count
+from langchain_ctx.message_lists import LangChainList, MessageIds, VersionCache, leading_count, name_refusals
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable
 from langchain_ctx.reasoning import returning
@@ -186,6 +186,7 @@ class AgentList:
             incoming = LangChainList(messages)
             if cursor.has_same_ids(incoming):
                 return cls(messages, incoming.ids, frozenset())
+        name_refusals(messages)
         unsaved = frozenset(i for i, m in enumerate(messages) if not m.id)
         if not unsaved:
             return cls(messages, MessageIds(messages), unsaved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
-from ctxfold import AgentContext, Message, Opaque, TextPart, ToolCallPart, assistant, user
+from ctxfold import AgentContext, Message, Opaque, SqlStore, TextPart, ToolCallPart, assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import (
     CtxChatMessageHistory,
@@ -238,3 +239,19 @@ def test_calls_keep_their_order() -> None:
     calls = [ToolCallPart("b", "look", BROKEN), ToolCallPart("g", "look", GOOD), ToolCallPart("l", "look", "[1]")]
     message = assistant("", id="m", calls=calls)
     assert from_langchain(to_langchain(message)).tool_calls == tuple(calls)
+
+
+@FACES
+@HOW
+async def test_a_malformed_call_does_not_begin_a_branch(face: str, how: str, store_url: str) -> None:
+    """`create_agent` puts the error result into the list after the run has gone on, and the session has it once."""
+    with ModelServer(model="m", script=answer, strict="openai") as server:
+        made = Agents(face, server, look)
+        app = made.agent(store_url, InMemorySaver())
+        for question in ("One.", "Break both.", "Two.", HOPELESS_QUESTIONS[0], "Three."):
+            await run(app, how, question)
+        await made.aclose()
+        sent = [json.dumps(r.body["messages"])[:-1] for r in server.requests]
+        assert [longer.startswith(shorter) for shorter, longer in pairwise(sent)] == [True] * (len(sent) - 1)
+    with SqlStore(store_url) as store:
+        assert store.sessions("default") == ("t",)
