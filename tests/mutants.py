@@ -1603,6 +1603,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_statements.py::test_what_is_true_beside_the_newer_stays",
         ),
         (
+            "a_sentence_that_falters_states_something",
+            "elif not has_literal and not falters(text) and",
+            "elif not has_literal and",
+            "compaction/test_statements.py::test_a_sentence_that_falters_states_nothing",
+        ),
+        (
+            "what_a_call_reads_weighs_as_much_as_what_it_changes",
+            "weight = _LOOKUP_WEIGHT if _LOOKUP.match(call.name) else _ARGUMENT_WEIGHT",
+            "weight = _ARGUMENT_WEIGHT",
+            "compaction/test_statements.py::test_what_a_call_changes_weighs_more_than_what_it_reads",
+        ),
+        (
             "the_words_of_a_tool_set_rules",
             'if message.role == "tool" or not statement.whole or statement.question:',
             "if not statement.whole or statement.question:",
@@ -1629,9 +1641,57 @@ MUTANTS: tuple[Mutant, ...] = (
             'context = ""',
             "compaction/test_statements.py::test_a_pronoun_comes_with_what_it_stands_for",
         ),
+        (
+            "a_title_that_begins_with_a_role_is_no_speaker",
+            r"(?:(?:user|human)\b(?!\s(?-i:[A-Z][a-z]))|",
+            r"(?:(?:user|human)\b|",
+            "compaction/test_statements.py::test_a_title_that_begins_with_a_role_is_a_speaker",
+        ),
+        (
+            "a_sentence_that_trails_off_is_whole",
+            'bare = _TRAILING_FILLER.sub("", _FILLER.sub("", text))',
+            'bare = _FILLER.sub("", text)',
+            "compaction/test_statements.py::test_a_sentence_that_trails_off_is_a_fragment",
+        ),
+        (
+            "um_is_left_out_in_every_language",
+            "    if _ENGLISH.search(text):",
+            "    if True:",
+            "compaction/test_statements.py::test_um_is_a_word_of_other_languages",
+        ),
+        (
+            "hesitations_stay",
+            'text = _STUTTER.sub(r"\\1", _UHS.sub("", text))',
+            "pass",
+            "compaction/test_statements.py::test_hesitations_are_left_out",
+        ),
+        (
+            "a_word_that_breaks_off_is_a_word",
+            '_BROKEN_OFF.sub(" - ", sentence)',
+            "sentence",
+            "compaction/test_statements.py::test_a_word_that_breaks_off_ends_a_fragment",
+        ),
+        (
+            "it_stands_without_what_it_means",
+            "return len(text) <= MAX_POINTING_CHARS and _POINTS_BACK.search(text) is not None",
+            "return False",
+            "compaction/test_statements.py::test_a_short_sentence_about_it_comes_with_what_it_is",
+        ),
+        (
+            "sentences_of_other_languages_are_fragments",
+            "return ends and words > MIN_WORDS and len(_OTHER_LANGUAGES.findall(text)) > 1",
+            "return False",
+            "compaction/test_statements.py::test_sentences_of_other_languages_are_whole",
+        ),
     ),
     *_of(
         "compaction/verify.py",
+        (
+            "a_line_and_a_longer_one_that_it_begins_are_both_shown",
+            "chosen = [c for c in chosen if not _is_repeated(c.line, [candidate])]",
+            "pass",
+            "compaction/test_statements.py::test_a_line_that_begins_a_longer_one_is_not_said_twice",
+        ),
         (
             "a_sentence_with_a_rounded_value_stays",
             "replacing.add(whole)",

@@ -38,6 +38,14 @@ _SUBJECT = re.compile(
     r"(?:(?i:I|we|you|he|she|it|they|this|that|these|those|there|my|our|your|his|her|their|the|a|an|all|both|no|\d+)\b"
     r"|[A-Z][\w'’-]+ )"
 )
+_BACKCHANNEL = re.compile(
+    r"(?:(?:oh|ah|yeah|yep|yes|no|nope|ok|okay|mm|hm+|uh|um|cool|nice|right|sure|great|mm-hmm|uh-huh)\b[\s,.!?-]*)+",
+    re.I,
+)
+_BREAKS_OFF = re.compile(
+    r"(?:[,\-–(\[]|\b(?:and|or|but|the|a|an|of|where|which|than|my|our|your|their|into)|\b(?:uh|um|uhm))[\s.!]*$", re.I
+)
+_BEGINS_ANEW = re.compile(r"(?<=[a-z] )(?:And|But|If|It|We|You|They|That|This|Yeah|Oh|Well|So|He|She|What)(?= )")
 _SHORT_SENTENCE = 3  # words: with fewer a line says next to nothing
 
 
@@ -86,10 +94,15 @@ def _value(line: str) -> str:
 
 
 def _is_fragment(line: str) -> bool:
-    """Tells whether a line has too few words, and no value that would make it a field of its speaker, or breaks off."""
+    """Tells whether a line has too few words, and no value that would make it a field of its speaker, breaks off or falters.
+
+    A name behind the speaker's is none of its words.
+    """
     text = _SPEAKER.sub("", line)
     words = _WORD.findall(text)
-    if re.search(r"(?:[,\-–(\[]|\b(?:and|or|but|the|a|an|of))$", text.strip()):
+    if _BREAKS_OFF.search(text.strip()) or len(_BEGINS_ANEW.findall(text)) > 1:
+        return True
+    if _BACKCHANNEL.fullmatch(_SPEAKER.sub("", text)):
         return True
     if any("\u3040" <= c <= "\u9fff" for c in text):
         return len(text) < 5

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from ctxfold.compaction.statements import (
     Speech,
     Statement,
+    falters,
     is_clear,
     is_courtesy,
     is_decision,
@@ -80,6 +81,10 @@ _KIND_WEIGHT: dict[FactKind, float] = {
 }
 _ROLE_WEIGHT = {"user": 3.0, "system": 2.0, "assistant": 1.5, "tool": 1.0}
 _ARGUMENT_WEIGHT, _SUMMARY_WEIGHT = 2.5, 2.5
+_LOOKUP_WEIGHT = 1.0  # of the arguments of a call that only reads: they were in the conversation before
+_LOOKUP = re.compile(
+    r"(?:get|list|search|find|read|fetch|look|query|view|show|describe|check|count|calculate|think)(?:_|\b|(?=[A-Z]))"
+)
 EXACT_DIGITS = 28
 NUMERAL = r"[一二两三四五六七八九十百千万亿零]{1,9}"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -398,7 +403,8 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_Said]:
             yield from _lines(list(spoken(message, speakers, at)), message, number, role, question, folded_speakers)
         for call in message.tool_calls:
             arguments = _document(call.arguments) or ()
-            yield from _records(arguments, f"assistant called {call.name}", number, message.id, _ARGUMENT_WEIGHT)
+            weight = _LOOKUP_WEIGHT if _LOOKUP.match(call.name) else _ARGUMENT_WEIGHT
+            yield from _records(arguments, f"assistant called {call.name}", number, message.id, weight)
         if message.text:
             question = _asked(message.text) if message.role == "assistant" else ""
 
@@ -520,11 +526,17 @@ def _factor(statement: Statement) -> float:
     factor = (0.3 if statement.named else 0.6) if statement.question else 1.0
     if _UNSURE.search(statement.text):
         factor *= 0.7
-    if not is_clear(statement.text) and statement.line.endswith(f": {statement.text}"):
-        factor *= 0.5  # without the sentence before it
+    factor *= _clearness(statement)
     if _PASSING.search(statement.text):
         return factor
     return factor * _ownership(statement.text)
+
+
+def _clearness(statement: Statement) -> float:
+    """Returns a factor: half for a sentence that falters, or that needs the one before it and does not come with it."""
+    text = statement.text
+    alone = statement.line.endswith(f": {text}")
+    return 1.0 if is_clear(text) or not (alone or falters(text)) else 0.5
 
 
 @lru_cache(maxsize=8_192)
@@ -556,7 +568,7 @@ def _sentence(statement: Statement, line: Line, message: Message, has_literal: b
         return  # tool outputs are data and set no rules
     if is_courtesy(text):
         return
-    clear = 1.0 if is_clear(text) else 0.5
+    clear = _clearness(statement)
     said_by_model = message.role == "assistant" or statement.speaker.startswith("assistant")
     if is_directive(text) and not said_by_model:
         fact = _fact("rule", text, "")
@@ -564,7 +576,7 @@ def _sentence(statement: Statement, line: Line, message: Message, has_literal: b
     elif is_decision(text) or (is_preference(text) and not said_by_model):
         fact = _fact("rule", text, "")
         yield replace(fact, weight=fact.weight * 0.4 * clear)
-    elif not has_literal and len(frozenset(terms(text))) >= 3:
+    elif not has_literal and not falters(text) and len(frozenset(terms(text))) >= 3:
         fact = _fact("statement", text, "")
         told = _ownership(text) > 2 and _UNSURE.search(text) is None and message.kind != "summary"
         yield replace(fact, weight=fact.weight * (1.0 if told else 0.3) * clear)
@@ -617,7 +629,7 @@ def _topic(statement: Statement, facts: Sequence[Fact]) -> _Topic | None:
 def _field(text: str, key: str) -> Iterator[Fact]:
     """Yields a labelled or listed value, unless it is a literal of another kind, which `scan` finds."""
     value = text.strip("*#_ .")
-    if value and _kind_of(value) is None:
+    if any(c.isalnum() for c in value) and _kind_of(value) is None:
         yield _fact("field", value, key)
 
 

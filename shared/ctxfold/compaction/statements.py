@@ -22,6 +22,7 @@ from ctxfold.messages import Message
 __all__ = [
     "Speech",
     "Statement",
+    "falters",
     "is_clear",
     "is_courtesy",
     "is_decision",
@@ -37,6 +38,9 @@ __all__ = [
 MAX_CHARS = 220  # of a statement; of a longer sentence the clauses with a subject stand alone
 MIN_WORDS = 3
 MAX_HESITATIONS = 2  # repeated words, broken words and "uh" that make a sentence hard to read
+MAX_POINTING_CHARS = (
+    60  # of a sentence with "it" that says nothing without the one before; a longer one names its subject
+)
 MAX_WISH_CHARS = 90  # of a sentence that states a preference; longer ones tell a story
 LIVE_S = 0.5  # messages that follow each other faster were handed over together
 LIST_CHARS = 200  # of a heading with the items of its list
@@ -46,7 +50,9 @@ _STAMP = re.compile(
     r"(?P<clock>\d{1,2}:\d{2}(?::\d{2})?(?:\.\d{1,9})?(?:\s?[AaPp][Mm])?Z?)?(?:\s{0,4}UTC)?[\])]?(?:\s{1,4}-)?\s{1,8}(?=\S)"
 )
 _LABEL = re.compile(r"^(?:<([^<>\s]{1,32})>\s+|([^\W_][^:\n<>{}\[\]\"“”?!;]{0,31}?):\s+)(?=\S)")
-_ROLE = re.compile(r"\W*(?:user|assistant|system|tool|human|ai|developer|open tool call)\b", re.I)
+_ROLE = re.compile(  # "User Interface" is somebody's title
+    r"\W*(?:(?:user|human)\b(?!\s(?-i:[A-Z][a-z]))|(?:assistant|system|tool|ai|developer|open tool call)\b)", re.I
+)
 _NO_SPEAKERS = frozenset(
     """
     note notes summary question answer re ps p.s error warning update fyi edit subject from to date time total price address
@@ -68,6 +74,7 @@ _NEEDS_PREVIOUS = re.compile(
     r"(?:he|she|it|they|his|her|its|their|him|them|this|that|these|those|both|so does|same)\b(?!\s+(?:is|was)\s+why)",
     re.I,
 )
+_POINTS_BACK = re.compile(r"\b(?:it|them)(?:\s*[.!…]*$|\s?[—–;])", re.I)
 _VERBS = re.compile(
     r"(?<![\w-])(?:am|is|are|was|were|be|been|has|have|had|do|does|did|can|could|will|would|shall|should|may|might|must|isn"
     r"|aren"
@@ -96,8 +103,15 @@ _VERBS = re.compile(
 _SUBJECT = re.compile(
     r"(?:I|we|you|he|she|it|they|there|this|that|these|those|my|our|the|a|an|your|his|her|their)\b|[A-Z]", re.I
 )
-_TRAILING = re.compile(r"(?:[,\-–—:({\[]|\b(?:and|or|but|the|a|an|to|of|if|that|because|with|is|was|I))\s*[.…]*$", re.I)
-_NOISE = re.compile(r"\{[a-z]+\}", re.I)  # transcripts mark a word that breaks off like this
+_TRAILING = re.compile(
+    r"(?:[,\-–—:({\[]|\b(?:and|or|but|the|a|an|to|of|if|that|because|with|is|was|I|where|when|which|who|whose|than|into|so"
+    r"|my|our|your|their|every|very)|\s(?-i:[c-hjlmo-qstvw]))\s*[.…]*$",
+    re.I,
+)
+_TRAILING_FILLER = re.compile(r"(?:[\s,.]+(?:uh|um|uhm|er|erm|eh|mm|hmm|yeah))+[\s,.!…]*$", re.I)
+_NOISE = re.compile(r"\{[a-z]+\}", re.I)  # of a transcript
+_BROKEN_OFF = re.compile(r"\{(?:disfmarker|gap)\}", re.I)
+_OPEN_QUOTE = re.compile(r"^[\"”][\s,.]*|\s*[\"“]$")
 _FILLER = re.compile(
     r"^(?:(?:ok(?:ay)?|yes|yeah|yep|no|nope|well|so|um|uh|hmm?|mm|oh|ah|right|sure|alright|cool|thanks|thank you|great|hi"
     r"|hey|hello)\b[\s,.!]*)+",
@@ -113,7 +127,22 @@ _SUBORDINATE = re.compile(
     r"[\"'“]*\s*(?:because|cuz|that|which|to|with|than|of|like|and that|so that)\b(?!['’])(?! (?:is|was|are|means|said|one)\b)",
     re.I,
 )
-_HESITATION = re.compile(r"\b(?:uh|um|eh|mm|hmm)\b|\b(\w+)\s+\1\b|\b\w+ - (?=[A-Z])", re.I)
+_HESITATION = re.compile(  # also a letter of a word that breaks off, and a sentence that begins anew without an end
+    r"\b(?:uh|uhm|erm|mm|hmm)\b|\b(\w+)\s+\1\b|\b\w+ - (?=[A-Z])|(?<![\w'’.-])(?-i:[d-hjlmo-qstvw])(?= )"
+    r"|(?<=(?-i:[a-z]) )(?-i:And|But|If|It|We|You|They|That|This|Yeah|Oh|Well|So|Or|He|She|What|Because)(?= )",
+    re.I,
+)
+_DASHES = re.compile(r"^(?:-\s+)+")
+_ENGLISH = re.compile(
+    r"\b(?:the|and|but|you|that|it|what|people|have|with|is|are)\b", re.I
+)  # "um" is a word of other languages
+_OTHER_LANGUAGES = re.compile(  # function words of German, French, Spanish, Italian, Portuguese and Dutch
+    r"\b(?:der|die|das|und|ist|nicht|ich|wir|ein|eine|mit|dem|den|le|la|les|et|est|je|nous|vous|une|des|dans|pour|el|los"
+    r"|las|es|yo|una|con|para|por|que|il|lo|gli|sono|non|não|eu|uma|os|het|een|ik|niet|van)\b",
+    re.I,
+)
+_UHS = re.compile(r"(?:(?<=\s)|^)(?:uh|um|uhm|erm)\b[,.]?\s+|,?\s(?:uh|um|uhm|erm)(?=\s*[,.!?…]*$)", re.I)
+_STUTTER = re.compile(r"\b(the|a|an|I|we|you|they|it|is|to|of|and|in|if|this|so)(?:,?(?:\s-)?\s+\1)+\b", re.I)
 _CLAUSES = re.compile(
     r"(?:;\s+|\s[—–-]+\s|—|,\s+(?:and|but|so|because|which|while|although|though|as|since|especially|even though)\s+(?=\S))"
 )
@@ -163,7 +192,7 @@ _COURTESY = re.compile(
     r"\b(?:hope (?:you|this|that|all|everything)|thank|thanks|looking forward|have a (?:great|nice|good)|welcome"
     r"|good (?:morning|evening|luck)"
     r"|how are you|no problem|sounds good|appreciate|excited to|happy to (?:help|assist)|glad to|let me know"
-    r"|just say the word|i['’]m sorry|^sorry\b|go ahead"
+    r"|just say the word|(?:mention|say|ask you|tell you) (?:something|one thing)\W*$|i['’]m sorry|^sorry\b|go ahead"
     r"|sorry (?:to|for|about))\b|谢谢|您好|你好|不客气|请问",
     re.I,
 )
@@ -280,12 +309,12 @@ def statements(speech: Speech, question: str = "") -> list[Statement]:
     for block in _blocks(speech.text):
         for sentence in _sentences(block):
             text = _plain(sentence)
-            if not text or text.startswith("["):
+            if not _WORD.search(text) or text.startswith("["):
                 continue
             asks = text.endswith(("?", "？"))
             whole = is_whole(text)
             context = ""
-            if whole and previous and _NEEDS_PREVIOUS.match(text) and len(previous) + len(text) < MAX_CHARS:
+            if whole and previous and _needs_previous(text) and len(previous) + len(text) < MAX_CHARS:
                 context = previous
             for clause in _clauses(text) if len(text) > MAX_CHARS else (text,):
                 shown = _dated(_bare(clause) if whole and not asks else clause, speech.at)
@@ -311,7 +340,20 @@ def is_directive(text: str) -> bool:
 @lru_cache(maxsize=8_192)
 def is_clear(text: str) -> bool:
     """Tells whether a sentence says by itself what it is about, in words that do not falter."""
-    return not _NEEDS_PREVIOUS.match(text) and len(_HESITATION.findall(text)) < MAX_HESITATIONS
+    return not _needs_previous(text) and not falters(text)
+
+
+@lru_cache(maxsize=8_192)
+def falters(text: str) -> bool:
+    """Tells whether a spoken sentence hesitates, repeats itself or begins anew so often that it is hard to read."""
+    return sum(1 for _ in _HESITATION.finditer(text)) >= MAX_HESITATIONS
+
+
+def _needs_previous(text: str) -> bool:
+    """Tells whether a sentence begins with a pronoun, or is a short one about "it" or "them"."""
+    if _NEEDS_PREVIOUS.match(text):
+        return True
+    return len(text) <= MAX_POINTING_CHARS and _POINTS_BACK.search(text) is not None
 
 
 @lru_cache(maxsize=8_192)
@@ -477,14 +519,18 @@ def _sentences(block: str) -> Iterator[str]:
 
 
 def _plain(sentence: str) -> str:
-    text = " ".join(_NOISE.sub(" ", sentence).split()).strip("*_ ").removeprefix("- ")
+    text = " ".join(_NOISE.sub(" ", _BROKEN_OFF.sub(" - ", sentence)).split()).strip("*_ ")
+    if text.count('"') % 2:
+        text = _OPEN_QUOTE.sub("", text, count=1)
     text = re.sub(r"\s+([.,!?;])(?=\s|$)", r"\1", text)
-    return _DOUBLED.sub(lambda m: m[1] or ".", text).strip()
+    if _ENGLISH.search(text):
+        text = _STUTTER.sub(r"\1", _UHS.sub("", text))
+    return _DOUBLED.sub(lambda m: m[1] or ".", _DASHES.sub("", text)).strip()
 
 
 def _bare(text: str) -> str:
     """Returns a sentence without the words that only lead up to it."""
-    bare = _OPENER.sub("", text)
+    bare = _DASHES.sub("", _OPENER.sub("", text))
     return (
         bare[:1].upper() + bare[1:]
         if is_whole(bare) and bare != text and text[:1].isupper()
@@ -499,7 +545,7 @@ def is_whole(text: str) -> bool:
     """Tells whether a text reads as a sentence of its own: enough words, a verb, and no end that breaks off."""
     if _IS_CJK.search(text):
         return len(_IS_CJK.findall(text)) >= 5
-    bare = _FILLER.sub("", text)
+    bare = _TRAILING_FILLER.sub("", _FILLER.sub("", text))
     words = _WORD.findall(bare)
     if len(words) < MIN_WORDS or not any(len(w) > 2 for w in words) or _TRAILING.search(bare):
         return False
@@ -511,7 +557,13 @@ def is_whole(text: str) -> bool:
         return False
     if _SUBORDINATE.match(bare) and not re.search(r",\s+(?:I|we|you|he|she|it|they|the|my)\b", bare):
         return False
-    return _VERBS.search(bare) is not None
+    return _VERBS.search(bare) is not None or _is_other_sentence(bare, len(words))
+
+
+def _is_other_sentence(text: str, words: int) -> bool:
+    """Tells whether a text reads as a sentence of another European language, whose verbs are not known: by its end."""
+    ends = text.rstrip("\"'”’)»").endswith((".", "!", "?"))
+    return ends and words > MIN_WORDS and len(_OTHER_LANGUAGES.findall(text)) > 1
 
 
 def _clauses(text: str) -> Iterator[str]:

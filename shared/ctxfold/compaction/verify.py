@@ -275,7 +275,7 @@ def ledger_lines(
     used = 0
     for candidate in sorted(candidates.values(), key=lambda c: (-c.density, -c.line.number, c.order)):
         line = candidate.line
-        if all(_identity(f) in placed for f in candidate.facts):
+        if all(_identity(f) in placed for f in candidate.facts) or _is_repeated(line, chosen):
             continue
         if used + 2 + len(line.text) // MAX_TOKEN_CHARS > limit_tokens:
             continue  # too long by any counter, and there may be thousands
@@ -287,6 +287,7 @@ def ledger_lines(
             continue
         used += cost
         placed |= {_identity(f) for f in candidate.facts}
+        chosen = [c for c in chosen if not _is_repeated(c.line, [candidate])]
         chosen.append(candidate)
         begun |= {record, source}
     rendered = _rendered(sorted(chosen, key=lambda c: (c.line.number, c.line.place, c.order)), references)
@@ -500,6 +501,13 @@ def _whole_number(digits: str, hay: str) -> bool:
 def _identity(fact: Fact) -> tuple[str, ...]:
     """Returns what two mentions of a fact share; a short value means nothing without its key and owner."""
     return (fact.value, fact.key.casefold(), fact.owner) if len(fact.value) <= SHORT_VALUE else (fact.value,)
+
+
+def _is_repeated(line: Line, chosen: Iterable[_Candidate]) -> bool:
+    """Tells whether a chosen line of the same message begins with this one, as the context of its next sentence."""
+    return not line.source and any(
+        c.line.message_id == line.message_id and not c.line.source and c.line.text.startswith(line.text) for c in chosen
+    )
 
 
 def _rendered(chosen: Sequence[_Candidate], references: bool) -> list[tuple[Line, str]]:
