@@ -21,7 +21,7 @@ from langgraph.checkpoint.postgres import PostgresSaver
 
 from ctxfold import AgentContext, SqlStore, ToolSpec
 from ctxfold.compaction.background import LEASE
-from ctxfold.history.records import Compacted, MessageAdded, SessionKey
+from ctxfold.history.records import Compacted, MessageAdded, SessionKey, TurnClosed
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
 from tests.support.postgres_schema import fresh_schema
@@ -148,7 +148,9 @@ def told(store_url: str, session: str) -> tuple[Any, ...]:
         window = [(m.role, m.text) for m in ctx.window().messages]
         messages = [(m.role, m.text) for m in ctx.messages()]
         records = store.read(SessionKey("default", session))
-        added = [r.body.message.id for r in records if isinstance(r.body, MessageAdded)]
+        discarded = {r.turn_id for r in records if isinstance(r.body, TurnClosed) and r.body.status == "discarded"}
+        # the node that a checkpoint names begins its turn anew
+        added = [r.body.message.id for r in records if isinstance(r.body, MessageAdded) and r.turn_id not in discarded]
         covered = [r.body.covered for r in records if isinstance(r.body, Compacted)]
         texts = {r.body.message.id: r.body.message.text for r in records if isinstance(r.body, MessageAdded)}
         assert len(set(added)) == len(added)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
+import re
 import threading
 from collections.abc import Callable, Generator
 from multiprocessing.synchronize import Event
@@ -117,14 +119,17 @@ def test_another_worker_uses_what_one_has_embedded(url: str, make: Make) -> None
     assert second.messages == []
 
 
-def test_another_embedder_makes_them_anew(url: str, make: Make) -> None:
+def test_another_embedder_makes_them_anew(url: str, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ctxfold")
     filled_with = Counting()
     ctx = filled(make, url, filled_with)
     recalled(ctx)
     ctx.close()
     other, again = Counting(other=True), Counting(other=True)
     ctx = opened(make, url, other)
+    assert "another embedder" not in caplog.text
     assert "crimson" in recalled(ctx)
+    assert f"session {KEY.session!r} has vectors of another embedder: they are made anew" in caplog.messages
     assert sorted(other.messages) == sorted(filled_with.messages)
     ctx.close()
     with SqlStore(url) as store:
@@ -192,8 +197,11 @@ def embed_all(url: str, make_embedder: Callable[[], Any]) -> list[str]:
     raise AssertionError(f"{still_to_embed(url)} records are still to be embedded")
 
 
-def test_what_was_compacted_long_ago_follows_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of it is left out, and a question does not wait for it; the background takes several steps here."""
+def test_what_was_compacted_long_ago_follows_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of it is left out, and a question does not wait for it; the background takes several steps here, and tells them."""
+    caplog.set_level(logging.INFO, "ctxfold")
     monkeypatch.setattr("ctxfold.retrieval.embeddings.NEWEST_RECORDS", 512)
     url = f"sqlite:///{tmp_path}/a.db"
     with long_session(url, None) as ctx:
@@ -203,6 +211,10 @@ def test_what_was_compacted_long_ago_follows_in_the_background(tmp_path: Path, m
     asked = embed_all(url, Counting)
     assert {"My automobile is crimson.", *(f"Word {n}." for n in range(2_100))} <= set(asked)
     assert len(asked) == len(set(asked))
+    told = [int(n) for n in re.findall(r"messages up to record (\d+) are still to be embedded", caplog.text)]
+    assert len(told) > 2
+    assert told == sorted(set(told), reverse=True)
+    assert told[-1] == 0
 
 
 class Paced(Counting):
