@@ -8,6 +8,7 @@ others. At the end all of them become one owner's, which is erased.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import tracemalloc
@@ -60,26 +61,39 @@ def run(*, quick: bool = False) -> list[Sheet]:
         raise DataMissingError("PostgreSQL's initdb is not installed")
     written = max(sum(WORKERS), messages // EACH // COPIES)
     long = max(EACH, messages // 10)
+    start_s = time.perf_counter()
+
+    def tell(what: str) -> None:
+        print(f"{time.perf_counter() - start_s:6.0f} s  {what}", file=sys.stderr, flush=True)
+
     with started_cluster(programs) as cluster:
         AgentContext(store=cluster.url, owner=RULES.owner, session_id=RULES.session, context_window=128_000).close()
         appends: list[tuple[float, ...]] = []
         first = 0
         for workers in WORKERS:
+            tell(f"{workers} processes archive")
             share = written * workers // sum(WORKERS)
             appends.append(_rates(_append, cluster, workers, first, share // workers, EACH))
             first += share // workers * workers
-        _copy(cluster.url, first)
         sessions = first * COPIES
+        tell(f"the server copies {first} sessions to {sessions}")
+        _copy(cluster.url, first)
+        tell(f"one process adds {long:,} messages to one session")
         long_s, _ = together(_long, [(cluster.url, long)])
+        tell("turns")
         turns = [_rates(_turns, cluster, workers, 0, TURNS, 1) for workers in WORKERS]
         stored = sessions * EACH + long
+        tell(f"sizes of {stored:,} messages, before and after a vacuum")
         sizes = _sizes(cluster.url, stored)
+        tell("the long session is opened and asked")
         _, [(opening_ms, first_recall_ms, recall_ms)] = together(_openings, [(cluster.url,)])
         questions_ms = _questions(cluster.url)
         opened = min(sessions, 10_000)
+        tell(f"{opened:,} sessions are opened")
         _, [(resident, _)] = together(_open_bytes, [(cluster.url, opened, False)])
         _, [(_, traced)] = together(_open_bytes, [(cluster.url, min(opened, TRACED), True)])
         _, [long_bytes] = together(_long_bytes, [(cluster.url,)])
+        tell("all sessions become one owner's, which is erased")
         erasure = _erasure(cluster.url, stored)
     rest: list[tuple[Cell, ...]] = [
         (f"messages/s into one session, {BATCH} in a call, with what it compacts", long / long_s),

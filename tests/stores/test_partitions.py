@@ -296,6 +296,20 @@ def test_a_mover_learns_that_its_move_is_cancelled(url: str) -> None:
         assert remains(url) == []
 
 
+def test_a_mover_learns_that_somebody_moves_to_another_number(url: str) -> None:
+    with SqlStore(url) as store, SqlStore(url) as other:
+        store.append(KEY, [said("a")])
+
+        def instead(_copied: int) -> None:
+            other.cancel_partition()
+            other.partition(3)
+
+        with pytest.raises(StoreError, match=r"was cancelled meanwhile: call partition\(2\)"):
+            store.partition(2, progress=instead)
+        assert [r.id for r in store.read(KEY)] == ["a"]
+    assert partitions(url) == every(3)
+
+
 def test_a_cancelling_that_was_ended_is_completed(url: str) -> None:
     """A reader holds a table meanwhile: nobody waits for it for long, and the rest is taken back later. The mover stops at once."""
     with SqlStore(url, timeout_s=2) as store:

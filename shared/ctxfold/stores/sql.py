@@ -252,7 +252,7 @@ class SqlStore(SqlTables):
             copied += rows
             if progress is not None and rows:
                 progress(copied)
-        if self._read(stored_partitions) is None:
+        if self._read(stored_partitions) != count:
             raise StoreError(
                 f"the move of {self._address.name} was cancelled meanwhile: call partition({count}) to begin it anew"
             )
