@@ -37,8 +37,7 @@ from pydantic import (
     model_validator,
 )
 
-from ctxfold._closing import Closing
-from ctxfold._copying import lasts, not_pickled
+from ctxfold._lifecycle import Closing, lasts, not_pickled
 from ctxfold.connect import check_fits, message_counter, named_provider, open_backend
 from ctxfold.engine.turn import Options, TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError

@@ -12,8 +12,7 @@ from typing import Any, Self, TypeAlias, Unpack
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, message_to_dict
 
-from ctxfold._closing import Closing
-from ctxfold._copying import SharesSessions
+from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View

@@ -26,9 +26,8 @@ from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
-from ctxfold._closing import Closing
-from ctxfold._copying import SharesSessions
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
+from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.adapters.history_tools import HISTORY_TOOLS, HistoryTool, history_tools
 from ctxfold.adapters.model_calls import original_error
 from ctxfold.compaction.live_prefix import answers_freely

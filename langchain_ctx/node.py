@@ -11,9 +11,8 @@ from langchain_core.messages import BaseMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
-from ctxfold._closing import Closing
-from ctxfold._copying import SharesSessions
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
+from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.effects import Flow
 from ctxfold.engine.attach import Attachment, Cursor, cursor_at, follow
 from ctxfold.engine.engine import Engine

@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
-from ctxfold.adapters.reasoning import Replay, no_replay, replaying
+from ctxfold.adapters.model_calls import Replay, no_replay, replaying
 from ctxfold.errors import ConfigError
 from ctxfold.validation import is_a, kind_of
 

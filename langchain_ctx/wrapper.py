@@ -26,9 +26,8 @@ from langchain_core.runnables import (
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field
 
-from ctxfold._closing import Closing
-from ctxfold._copying import SharesSessions, not_pickled
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
+from ctxfold._lifecycle import Closing, SharesSessions, not_pickled
 from ctxfold.adapters.model_calls import ModelStream, original_error
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.engine.turn import Options, TurnInput

@@ -16,7 +16,7 @@ from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, Messag
 from llama_index.core.storage.chat_store.loading import RECOGNIZED_CHAT_STORES
 from pydantic import Field, PrivateAttr, computed_field
 
-from ctxfold._closing import Closing
+from ctxfold._lifecycle import Closing
 from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache

@@ -19,8 +19,8 @@ from llama_index.core.storage.chat_store.loading import load_chat_store  # pyrig
 from pydantic import Field, PrivateAttr
 
 from ctxfold import Section
-from ctxfold._closing import Closing
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
+from ctxfold._lifecycle import Closing
 from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallError
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.protocols import Embedder, Store, TokenCounter

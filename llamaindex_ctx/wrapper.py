@@ -25,8 +25,8 @@ from llama_index.core.llms.llm import LLM, ToolSelection
 from pydantic import Field, PrivateAttr, SerializeAsAny
 
 from ctxfold import Section
-from ctxfold._closing import Closing
 from ctxfold._deprecated import KEYWORDS, renamed_keywords, warn_renamed
+from ctxfold._lifecycle import Closing
 from ctxfold.adapters.model_calls import original_error
 from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.adapters.sessions import EngineSettings

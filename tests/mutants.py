@@ -1418,7 +1418,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
-        "backends/retry.py",
+        "backends/transport.py",
         (
             "a_long_retry_after_is_waited_for",
             "if error.retry_after_s <= self.max_retry_after_s else None",

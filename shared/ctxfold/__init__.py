@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ctxfold.backends.openai_chat.backend import OpenAIChatBackend
     from ctxfold.backends.openai_responses.backend import OpenAIResponsesBackend
     from ctxfold.backends.profile import Profile, load_profile, provider_names
-    from ctxfold.backends.retry import Retry
     from ctxfold.backends.scripted import ScriptedBackend
+    from ctxfold.backends.transport import Retry
     from ctxfold.compaction.plan import Plan, Skip
     from ctxfold.compaction.strategy import CompactionInput, Strategy, Summarizer
     from ctxfold.connect import SessionSettings, open_backend
@@ -123,10 +123,21 @@ if TYPE_CHECKING:
         user,
     )
     from ctxfold.policy import (
+        AllOf,
+        AnyOf,
+        ColdCacheTrigger,
+        CostLine,
+        EconomicTrigger,
+        MessagesTrigger,
         Policy,
         PolicyChanges,
         PolicyFields,
+        Prices,
+        RatioTrigger,
+        TokensTrigger,
         ToolRule,
+        Trigger,
+        TurnsTrigger,
     )
     from ctxfold.protocols import (
         AsyncChunkStream,
@@ -151,8 +162,8 @@ if TYPE_CHECKING:
         VectorIndex,
     )
     from ctxfold.sections.section import Item, Query, Section
-    from ctxfold.service import ContextDelta, ContextService
     from ctxfold.session.context import AgentContext, SessionUsage
+    from ctxfold.session.service import ContextDelta, ContextService
     from ctxfold.stores.base import BaseStore
     from ctxfold.stores.key_value import KeyValueStore, KeyValueTransaction
     from ctxfold.stores.memory import MemoryStore
@@ -167,26 +178,13 @@ if TYPE_CHECKING:
         TiktokenCounter,
         text_counter,
     )
-    from ctxfold.triggers import (
-        AllOf,
-        AnyOf,
-        ColdCacheTrigger,
-        CostLine,
-        EconomicTrigger,
-        MessagesTrigger,
-        Prices,
-        RatioTrigger,
-        TokensTrigger,
-        Trigger,
-        TurnsTrigger,
-    )
 
 _WHERE = {
     "Added": "engine.engine",
     "AgentContext": "session.context",
-    "AllOf": "triggers",
+    "AllOf": "policy",
     "AnthropicBackend": "backends.anthropic.backend",
-    "AnyOf": "triggers",
+    "AnyOf": "policy",
     "Appended": "events",
     "AsyncChunkStream": "protocols",
     "BackendCapabilities": "protocols",
@@ -199,7 +197,7 @@ _WHERE = {
     "GeminiBackend": "backends.gemini.backend",
     "Chunk": "protocols",
     "ChunkStream": "protocols",
-    "ColdCacheTrigger": "triggers",
+    "ColdCacheTrigger": "policy",
     "CompactionError": "errors",
     "CompactionHeld": "events",
     "CompactionProgress": "events",
@@ -211,15 +209,15 @@ _WHERE = {
     "Content": "stream",
     "ContentFirst": "stream",
     "ContextBackend": "protocols",
-    "ContextDelta": "service",
+    "ContextDelta": "session.service",
     "ContextOverflowError": "errors",
-    "ContextService": "service",
-    "CostLine": "triggers",
+    "ContextService": "session.service",
+    "CostLine": "policy",
     "CtxError": "errors",
     "CtxWarning": "tokens",
     "Document": "protocols",
     "Draft": "history.records",
-    "EconomicTrigger": "triggers",
+    "EconomicTrigger": "policy",
     "EditUndone": "events",
     "Embedder": "protocols",
     "EmptyMessagesError": "errors",
@@ -263,7 +261,7 @@ _WHERE = {
     "MessagesErased": "events",
     "MessagesLeftOut": "events",
     "MessagesRestored": "events",
-    "MessagesTrigger": "triggers",
+    "MessagesTrigger": "policy",
     "MissingExtraError": "errors",
     "NotEnoughHistoryError": "errors",
     "NothingToUndoError": "errors",
@@ -281,13 +279,13 @@ _WHERE = {
     "PolicyChanges": "policy",
     "PolicyFields": "policy",
     "Postings": "protocols",
-    "Prices": "triggers",
+    "Prices": "policy",
     "Profile": "backends.profile",
     "PromptTruncated": "events",
     "ProviderSummary": "messages",
     "Query": "sections.section",
     "RatioCounter": "tokens",
-    "RatioTrigger": "triggers",
+    "RatioTrigger": "policy",
     "ReasoningPart": "messages",
     "Recollection": "memory.store",
     "Record": "history.records",
@@ -298,7 +296,7 @@ _WHERE = {
     "Request": "protocols",
     "RequestOptions": "engine.turn",
     "ResponseType": "protocols",
-    "Retry": "backends.retry",
+    "Retry": "backends.transport",
     "Rewrite": "protocols",
     "RewriteRefused": "events",
     "Rewriter": "events",
@@ -336,17 +334,17 @@ _WHERE = {
     "Thinking": "stream",
     "TiktokenCounter": "tokens",
     "TokenCounter": "protocols",
-    "TokensTrigger": "triggers",
+    "TokensTrigger": "policy",
     "ToolCallDelta": "protocols",
     "ToolCallPart": "messages",
     "ToolCalls": "stream",
     "ToolResultPart": "messages",
     "ToolRule": "policy",
     "ToolSpec": "messages",
-    "Trigger": "triggers",
+    "Trigger": "policy",
     "TurnClosedError": "errors",
     "TurnEnded": "events",
-    "TurnsTrigger": "triggers",
+    "TurnsTrigger": "policy",
     "UnknownRoleError": "errors",
     "Updated": "events",
     "Usage": "messages",

@@ -18,6 +18,7 @@ from ctxfold.policy import (
     LEAST_BUDGET_TOKENS,
     Policy,
     PolicyFields,
+    Prices,
     check_least,
     policy_for,
     policy_from,
@@ -26,7 +27,6 @@ from ctxfold.policy import (
 from ctxfold.protocols import ContextBackend, Embedder, Ports, Request, Store, TokenCounter, Wire
 from ctxfold.sections.section import Section
 from ctxfold.tokens import MessageCounter, TextCounter, text_counter
-from ctxfold.triggers import Prices
 from ctxfold.validation import check_has, is_a, kind_of, whole_number
 
 OPENAI = "openai_chat"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,6 +14,7 @@ from ctxfold.effects import (
     GoalState,
     StoreCall,
     ToolSummaries,
+    off_loop,
 )
 from ctxfold.errors import (
     HeadMovedError,
@@ -38,9 +39,10 @@ from ctxfold.history.records import (
     TurnStatus,
 )
 from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
+from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.lru import LruCache
-from ctxfold.messages import Usage
+from ctxfold.messages import Message, Usage
 from ctxfold.policy import Policy, resized
 from ctxfold.protocols import Document, Ports, Request, Store, TokenCounter
 
@@ -57,6 +59,9 @@ __all__ = [
     "close_turns",
     "closing_draft",
     "draft",
+    "index_entries",
+    "index_entry",
+    "index_terms",
     "known_records",
     "load",
     "load_without",
@@ -65,6 +70,7 @@ __all__ = [
     "record_names",
     "refresh",
     "rules_to_open_with",
+    "searchable_chars",
     "snapshot_draft",
     "timed_out_turns",
 ]
@@ -492,3 +498,26 @@ def check_open(open_session: OpenSession, turn_id: str | None) -> None:
             f"turn {turn_id!r} of session {open_session.key.session!r} was closed meanwhile (opening a "
             "session closes turns without a new record for 15 minutes): what came later is not part of the conversation; ask again"
         )
+
+
+def index_entry(seq: int, message: Message) -> Document:
+    """Returns the entry of a message in the search index."""
+    counts = index_terms(message)
+    return Document(seq, counts, sum(counts.values()))
+
+
+def index_terms(message: Message) -> Mapping[str, int]:
+    """Returns how often each term occurs in the speaker's name, the text and the tool calls of a message."""
+    calls = (f"{c.name} {c.arguments}" for c in message.tool_calls)
+    return term_counts("\n".join([message.name or "", message.text, *calls]))
+
+
+def index_entries(originals: Sequence[tuple[int, Message]]) -> Flow[tuple[Document, ...]]:
+    """Returns the index entries of messages (seq, message); long texts are split into terms off the event loop."""
+    chars = sum(searchable_chars(message) for _, message in originals)
+    return (yield from off_loop(lambda: tuple(index_entry(seq, message) for seq, message in originals), chars))
+
+
+def searchable_chars(message: Message) -> int:
+    """Returns how many characters of a message can be searched."""
+    return len(message.text) + sum(len(c.arguments) for c in message.tool_calls)

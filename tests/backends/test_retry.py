@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from ctxfold import BackendError, Retry
-from ctxfold.backends.retry import retry_after_s
+from ctxfold.backends.errors import retry_after_s
 
 
 def test_retry_after() -> None:

@@ -26,7 +26,8 @@ from ctxfold.compaction.plan import Decision
 from ctxfold.effects import run as driven
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports
-from ctxfold.retrieval.recall import document, recall
+from ctxfold.retrieval.recall import recall
+from ctxfold.session_state import index_entry
 from tests.benchmarks import recall_quality
 from tests.benchmarks.data import bfcl, plain
 from tests.benchmarks.sheets import Cell, Sheet
@@ -98,7 +99,7 @@ class Archive:
         self._ports = Ports(store or MemoryStore(), self.counter)
         self._key = SessionKey("bench", "archive")
         drafts = [Draft(m.id, MessageAdded(m)) for m in self.messages]
-        documents = [document(seq, m) for seq, m in enumerate(self.messages, 1)]
+        documents = [index_entry(seq, m) for seq, m in enumerate(self.messages, 1)]
         self._ports.store.append(self._key, drafts, documents=documents)
 
     def tail(self, budget: int) -> int:

@@ -27,7 +27,7 @@ from ctxfold import (
     Trigger,
     TurnsTrigger,
 )
-from ctxfold.triggers import (
+from ctxfold.policy import (
     Signals,
     evaluate,
     optimal_height,

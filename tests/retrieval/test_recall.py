@@ -31,7 +31,8 @@ from ctxfold.history.passage_cache import PassageCache
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
-from ctxfold.retrieval.recall import chosen, document, render, search, sentence_scores
+from ctxfold.retrieval.recall import chosen, render, search, sentence_scores
+from ctxfold.session_state import index_entry
 from tests.support.driven import COUNTER
 from tests.support.postgres_schema import fresh_schema
 
@@ -79,7 +80,7 @@ def test_hits_can_be_limited(store: Any) -> None:
 
 def test_few_hits_are_ranked_exactly(store: Any) -> None:
     texts = ["red box", "a red red door", "green box and more words", "nothing"]
-    store.append(KEY, [], documents=[document(n, user(text, id=f"m{n}")) for n, text in enumerate(texts, 1)])
+    store.append(KEY, [], documents=[index_entry(n, user(text, id=f"m{n}")) for n, text in enumerate(texts, 1)])
     everything = store.postings(KEY, ["red", "box"])
     assert ranking(store, "red", "box") == bm25(everything, idf(everything, frequencies(everything)))
     assert ranking(store, "red", "box")[0][0] == 1
@@ -95,7 +96,7 @@ def test_old_rare_hits_are_found_and_common_terms_still_tell_them_apart(store: A
 
 def test_documents_beside_the_index_are_ranked_as_if_they_stood_in_it(store: Any) -> None:
     texts = ["red box", "a red red door", "green box and more words", "nothing", "a red box on a red floor"]
-    documents = [document(n, user(text, id=f"m{n}")) for n, text in enumerate(texts, 1)]
+    documents = [index_entry(n, user(text, id=f"m{n}")) for n, text in enumerate(texts, 1)]
     store.append(KEY, [], documents=documents[:3])
     ports = Ports(store, MessageCounter(COUNTER))
     mixed = run(ranked(KEY, ("red", "box"), beside=documents[3:]), ports)
@@ -236,7 +237,7 @@ def test_what_was_stored_on_another_day_is_dated_once() -> None:
     messages = [user(f"The zebra {verb}.", id=verb) for verb in said.values()]
     drafts = [Draft(m.id, MessageAdded(m), at_s=first_s + after) for m, after in zip(messages, said, strict=True)]
     store = MemoryStore()
-    store.append(KEY, drafts, documents=[document(n, m) for n, m in enumerate(messages, 1)])
+    store.append(KEY, drafts, documents=[index_entry(n, m) for n, m in enumerate(messages, 1)])
 
     def lines(now_s: float) -> list[str]:
         def flow() -> Flow[str]:

@@ -1,19 +1,23 @@
-"""Reads the streams of a framework's own models, and translates their errors in both directions."""
+"""Works with a framework's own models: reads their streams, translates their errors, and sends their reasoning back."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from functools import lru_cache
+from types import new_class
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 from ctxfold.connect import foreign_failure
 from ctxfold.errors import BackendError, ConfigError, MessageError
 from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream
 
-__all__ = ["ChunkReader", "ModelStream", "as_backend_error", "original_error"]
+__all__ = ["ChunkReader", "ModelStream", "Replay", "as_backend_error", "no_replay", "original_error", "replaying"]
 
 Piece_contra = TypeVar("Piece_contra", contravariant=True)
 Piece = TypeVar("Piece")
+M = TypeVar("M")
+Replay: TypeAlias = Literal["sends", "helped", "unknown"]
 
 
 @contextmanager
@@ -133,3 +137,27 @@ class ModelStream(Generic[Piece]):
 if TYPE_CHECKING:
     _: type[ChunkStream] = ModelStream[object]
     _a: type[AsyncChunkStream] = ModelStream[object]
+
+
+def replaying(model: M, mixin: type) -> M:
+    """Returns a copy of a pydantic model whose class inherits from the mixin first; it shares the model's connections."""
+    original: Any = model
+    copy = original.model_copy()
+    object.__setattr__(copy, "__class__", _replaying_class(mixin, original.__class__))
+    return cast("M", copy)
+
+
+@lru_cache(maxsize=64)
+def _replaying_class(mixin: type, cls: type) -> type:
+    def body(namespace: dict[str, Any]) -> None:
+        namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+
+    return new_class(cls.__name__, (mixin, cls), exec_body=body)
+
+
+def no_replay(model: str, own: str, others: str) -> ConfigError:
+    """Returns the error for a class of model that cannot send reasoning back, with what to use in its place."""
+    return ConfigError(
+        f"{model} gives no way to send reasoning back, and a thinking service with tools refuses a conversation without it: "
+        f"use {own} in place of {model}, or {others}"
+    )

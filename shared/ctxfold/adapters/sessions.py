@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ctxfold._closing import Closing
+from ctxfold._lifecycle import Closing
 from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.connect import open_store
 from ctxfold.effects import in_thread
 from ctxfold.events import Subscriber
-from ctxfold.policy import Policy, PolicyFields
+from ctxfold.policy import Policy, PolicyFields, Prices
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
-from ctxfold.triggers import Prices
 
 __all__ = ["EngineSettings", "SessionPool"]
 

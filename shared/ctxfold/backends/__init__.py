@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ctxfold.backends.openai_chat.backend import OpenAIChatBackend
     from ctxfold.backends.openai_responses.backend import OpenAIResponsesBackend
     from ctxfold.backends.profile import Profile, counter_for, load_profile, provider_names
-    from ctxfold.backends.retry import Retry
     from ctxfold.backends.scripted import ScriptedBackend
+    from ctxfold.backends.transport import Retry
 
 __all__ = [
     "AnthropicBackend",
@@ -39,7 +39,7 @@ _HOMES = {
     "OpenAIChatBackend": "openai_chat.backend",
     "OpenAIResponsesBackend": "openai_responses.backend",
     "Profile": "profile",
-    "Retry": "retry",
+    "Retry": "transport",
     "ScriptedBackend": "scripted",
     "counter_for": "profile",
     "load_profile": "profile",

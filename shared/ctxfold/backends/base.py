@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from ctxfold._closing import Closing
+from ctxfold._lifecycle import Closing
 from ctxfold.errors import BackendError
 from ctxfold.messages import Opaque, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.protocols import (

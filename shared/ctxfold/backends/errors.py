@@ -7,13 +7,13 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 from ctxfold.backends.profile import ErrorRule, Profile, common_rules, load_profile
-from ctxfold.backends.retry import retry_after_s
 from ctxfold.errors import BackendError
 
-__all__ = ["error_body", "failure", "foreign_failure", "http_failure", "plain_failure"]
+__all__ = ["error_body", "failure", "foreign_failure", "http_failure", "plain_failure", "retry_after_s"]
 
 
 MAX_MESSAGE_CHARS = 2000
@@ -301,3 +301,18 @@ def _headers(error: Exception) -> Mapping[str, str]:
     if not isinstance(headers, Mapping):
         return {}
     return {str(k).lower(): str(v) for k, v in cast("Mapping[object, object]", headers).items()}
+
+
+def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
+    """Returns the seconds of `retry-after-ms` or else `Retry-After` (seconds or a date); header names in lower case."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            value = float(headers[name]) * scale
+        except (KeyError, ValueError):
+            continue
+        if 0 <= value < float("inf"):
+            return value
+    try:
+        return max(0.0, parsedate_to_datetime(headers["retry-after"]).timestamp() - now_s)
+    except (KeyError, ValueError):
+        return None

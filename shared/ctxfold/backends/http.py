@@ -24,8 +24,7 @@ import httpx
 from ctxfold.backends.errors import plain_failure
 from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import MAX_REPLY_BYTES
-from ctxfold.backends.retry import Retry
-from ctxfold.backends.transport import DroppedError, Open, Read, ResponseHead, Sleep, Step
+from ctxfold.backends.transport import DroppedError, Open, Read, ResponseHead, Retry, Sleep, Step
 from ctxfold.errors import BackendError
 
 __all__ = ["AsyncHttpChannel", "BodyDecoder", "Clients", "ContentCodingError", "HttpChannel"]

@@ -19,10 +19,9 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
-from ctxfold._closing import Closing
+from ctxfold._lifecycle import Closing
 from ctxfold.backends.jsonl import from_line, to_line
 from ctxfold.backends.profile import Profile, Wire, counter_for, load_profile
-from ctxfold.backends.retry import Retry
 from ctxfold.backends.transport import (
     AsyncChannel,
     Channel,
@@ -30,6 +29,7 @@ from ctxfold.backends.transport import (
     Open,
     OpenAnswer,
     Parser,
+    Retry,
     adrive,
     counted_tokens,
     drive,

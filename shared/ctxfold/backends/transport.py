@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from ctxfold.backends.errors import http_failure, plain_failure
+from ctxfold.backends.errors import http_failure, plain_failure, retry_after_s
 from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import as_dict
-from ctxfold.backends.retry import Retry, retry_after_s
-from ctxfold.errors import BackendError
+from ctxfold.errors import BackendError, ConfigError
 from ctxfold.protocols import Chunk, Reply
 from ctxfold.stream import Fold
 
@@ -27,6 +28,7 @@ __all__ = [
     "Parser",
     "Read",
     "ResponseHead",
+    "Retry",
     "Sleep",
     "Step",
     "Steps",
@@ -40,6 +42,35 @@ __all__ = [
 T = TypeVar("T")
 DRAIN_S = 0.1
 MAX_ERROR_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Exponential backoff with jitter in the upper half of each delay.
+
+    A delay that the service asks for takes precedence, up to `max_retry_after_s`; beyond that its error is raised at once.
+    """
+
+    max_retries: int = 2
+    first_delay_s: float = 0.5
+    max_delay_s: float = 8.0
+    max_retry_after_s: float = 60.0
+    jitter: Callable[[], float] = random.random
+    sleep: Callable[[float], None] = time.sleep
+    asleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
+        if self.max_retries < 0:
+            raise ConfigError(f"max_retries is {self.max_retries}: use 0 or more")
+
+    def delay_s(self, attempt: int, error: BackendError) -> float | None:
+        """Returns the seconds to wait after failed attempt number `attempt` (from 0); None when the error is final."""
+        if not error.retryable or attempt >= self.max_retries:
+            return None
+        if error.retry_after_s is not None:
+            return error.retry_after_s if error.retry_after_s <= self.max_retry_after_s else None
+        backoff = min(self.first_delay_s * 2.0**attempt, self.max_delay_s)
+        return backoff * (0.5 + self.jitter() / 2)
 
 
 @dataclass(frozen=True, slots=True)

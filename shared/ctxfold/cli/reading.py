@@ -30,7 +30,7 @@ from ctxfold.cli.common import (
 )
 from ctxfold.engine.archive import Hit
 from ctxfold.errors import ConfigError, UnknownRoleError
-from ctxfold.io.lines import write_lines
+from ctxfold.io.session_files import write_lines
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.session.context import AgentContext
 

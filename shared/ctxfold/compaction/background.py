@@ -12,9 +12,9 @@ from ctxfold.compaction.summarize import Summary
 from ctxfold.effects import Flow, Pause, Start, StoreCall, TakeLease
 from ctxfold.errors import CtxError
 from ctxfold.messages import user
+from ctxfold.policy import RatioTrigger
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession, refresh
-from ctxfold.triggers import RatioTrigger
 
 __all__ = ["prepare", "prepared_or_leased", "releasing"]
 

@@ -22,7 +22,7 @@ from ctxfold.compaction.strategy import MIN_FREE_TOKENS, CompactionInput, Strate
 from ctxfold.compaction.tool_outputs import Clearing, clear_tools, outputs_of
 from ctxfold.history.cuts import legal_cuts
 from ctxfold.history.view import Entry
-from ctxfold.triggers import Verdict
+from ctxfold.policy import Verdict
 
 __all__ = [
     "BUILT_IN",

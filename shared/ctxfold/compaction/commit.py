@@ -18,10 +18,9 @@ from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
 from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Usage
+from ctxfold.policy import Prices
 from ctxfold.protocols import Document, Ports, Store
-from ctxfold.retrieval.recall import documents
-from ctxfold.session_state import OpenSession, append, draft, refresh, snapshot_draft
-from ctxfold.triggers import Prices
+from ctxfold.session_state import OpenSession, append, draft, index_entries, refresh, snapshot_draft
 
 __all__ = ["Outcome", "OutcomeStatus", "Postponed", "commit", "index_oversized"]
 
@@ -88,7 +87,7 @@ def commit(
     record = draft(ports, body, turn_id=plan.turn_id)
     shown_ids = {m.id for m in plan.shown}
     replaced = (*plan.covered, *(e for e in before if e.id in shown_ids))
-    index_entries = yield from _index_entries(open_session, replaced)
+    documents = yield from _documents(open_session, replaced)
     if source_tokens is None:
         source_tokens = sum(e.tokens for e in plan.covered if e.message.kind != "section")
     if message is not None and (size := ports.counter.count(message)) >= source_tokens:
@@ -99,7 +98,7 @@ def commit(
             return Outcome(None, "another writer changed the span first; nothing was written")
         head, drafts, view_before, view_after = _predicted(open_session, record, plan, ports)
         try:
-            yield from append(open_session, drafts, ports, expect=head, documents=index_entries)
+            yield from append(open_session, drafts, ports, expect=head, documents=documents)
         except HeadMovedError:
             yield from refresh(open_session, ports)
             continue
@@ -145,14 +144,14 @@ def _covered_ids(plan: Plan, before: View, pins: Collection[str]) -> tuple[str, 
     return tuple(ids)
 
 
-def _index_entries(open_session: OpenSession, entries: Iterable[Entry]) -> Flow[tuple[Document, ...]]:
+def _documents(open_session: OpenSession, entries: Iterable[Entry]) -> Flow[tuple[Document, ...]]:
     """Returns index entries for the originals that leave the view; summaries and sections are not originals."""
     messages = [e for e in entries if e.message.kind == "message"]
     excerpt_seqs = tuple(e.seq for e in messages if e.shown_seq)
     records = (yield from StoreCall(Store.fetch, open_session.key, excerpt_seqs)) if excerpt_seqs else ()
     ids = {e.seq: e.id for e in messages}
     originals = {r.seq: message_in(r, ids[r.seq]) for r in records}
-    return (yield from documents([(e.seq, originals.get(e.seq) or e.message) for e in messages]))
+    return (yield from index_entries([(e.seq, originals.get(e.seq) or e.message) for e in messages]))
 
 
 def index_oversized(
@@ -166,8 +165,8 @@ def index_oversized(
         if isinstance(d.body, MessageAdded) and d.body.shown is not None and d.id in seqs
     ]
     if originals:
-        index_entries = yield from documents(originals)
-        yield from append(open_session, (), ports, documents=index_entries)
+        documents = yield from index_entries(originals)
+        yield from append(open_session, (), ports, documents=documents)
 
 
 def _event(

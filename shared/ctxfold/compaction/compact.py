@@ -5,6 +5,7 @@ A compaction that fails, is cancelled or loses a race leaves the session as it w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,17 +31,17 @@ from ctxfold.events import (
     HistoryCompacted,
     Rewriter,
     RewriteRefused,
+    WindowGauge,
 )
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Usage, user
-from ctxfold.policy import Policy
-from ctxfold.protocols import Ports, Request, Store, capabilities_of
+from ctxfold.policy import Policy, counts, depends_on_idle_time, due_at
+from ctxfold.protocols import Ports, Request, Store, TokenCounter, capabilities_of
 from ctxfold.session_state import CompactionPause, OpenSession, Stage, refresh
 from ctxfold.telemetry import span
-from ctxfold.triggers import counts, depends_on_idle_time
 from ctxfold.validation import whole_number
 
-__all__ = ["check_known", "compact", "idle_time", "offered", "session_facts", "write_postponed"]
+__all__ = ["check_known", "compact", "gauge", "idle_time", "offered", "session_facts", "write_postponed"]
 
 SUBSCRIBER = "on_compaction"
 FEW_TOKENS = 64
@@ -515,3 +516,26 @@ def _accepted(
         provided=None,
     )
     return replace(plan, covered=decision.covered, tokens_after=decision.tokens_after), changed
+
+
+def gauge(
+    open_session: OpenSession, stage: Stage, counter: TokenCounter, *, auto_compact: bool | None = None
+) -> WindowGauge:
+    """Returns the size of the next request, of the stage's open turn or between turns, beside its limits."""
+    rules, compacts_at = stage.rules, None
+    used_tokens = stage.view.tokens + open_session.overhead_tokens
+    if rules.auto_compact if auto_compact is None else auto_compact:
+        compacts_at = rules.budget_tokens
+        if rules.trigger is None:
+            compacts_at = min(compacts_at, math.ceil(rules.hard_ratio * rules.budget_tokens))
+        else:
+            facts = session_facts(open_session, "after_turn", overhead_tokens=open_session.overhead_tokens)
+            at = due_at(rules.trigger, CompactionInput(stage.view, facts, rules, counter).signals())
+            compacts_at = compacts_at if at is None else min(compacts_at, at)
+    return WindowGauge(
+        session=open_session.key.session,
+        used_tokens=used_tokens,
+        budget_tokens=rules.budget_tokens,
+        context_window=open_session.window_rules(stage.context_window).context_window,
+        compacts_at_tokens=compacts_at,
+    )

@@ -31,7 +31,7 @@ from ctxfold.compaction.tool_outputs import (
 )
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message
-from ctxfold.triggers import Verdict, counts
+from ctxfold.policy import Verdict, counts
 
 __all__ = [
     "ARGUMENT_RATIO",

@@ -13,14 +13,14 @@ from ctxfold.errors import CtxError, StrategyError
 from ctxfold.history.cuts import check_sequence, legal_cuts
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, ToolCallPart
-from ctxfold.policy import Policy
-from ctxfold.protocols import TokenCounter
-from ctxfold.triggers import (
+from ctxfold.policy import (
+    Policy,
     Signals,
     Verdict,
     counts,
     evaluate,
 )
+from ctxfold.protocols import TokenCounter
 
 __all__ = [
     "CompactionInput",

@@ -34,8 +34,18 @@ from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, Role
 from ctxfold.protocols import Document, Ports, Store
 from ctxfold.retrieval.bm25 import ranked
-from ctxfold.retrieval.recall import document, documents, size_of, taken_out
-from ctxfold.session_state import OpenSession, append_decided, closing_draft, draft, known_records, refresh
+from ctxfold.retrieval.recall import taken_out
+from ctxfold.session_state import (
+    OpenSession,
+    append_decided,
+    closing_draft,
+    draft,
+    index_entries,
+    index_entry,
+    known_records,
+    refresh,
+    searchable_chars,
+)
 
 __all__ = ["Hit", "documents_of", "excerpt_of", "fork", "origins_of", "restore", "search"]
 
@@ -70,7 +80,7 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
         return ()
     shown = [(e.seq, e.message) for e in open_session.view().live if not e.shown_seq and e.message.kind == "message"]
     # live messages as documents: the index gets them when they leave; excerpts it has already, by their originals
-    visible = yield from documents(shown)
+    visible = yield from index_entries(shown)
     ranking, weights = yield from ranked(open_session.key, tuple(query_terms), beside=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
     for start in range(0, len(ranking), 4 * limit):
@@ -79,7 +89,7 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
         stored_messages = {r.seq: (r, m) for r in records if (m := stored_message(r)) is not None}
         for seq, score in scores.items():
             if seq in stored_messages and (message := stored_messages[seq][1]).id not in hits:
-                excerpt = yield from off_loop(partial(excerpt_of, message, weights), size_of(message))
+                excerpt = yield from off_loop(partial(excerpt_of, message, weights), searchable_chars(message))
                 reference, at_s = f"#{stored_messages[seq][0].number}", stored_messages[seq][0].at_s
                 session = open_session.key.session
                 hits[message.id] = Hit(message.id, reference, message.role, score, excerpt, session, at_s)
@@ -279,9 +289,9 @@ def documents_of(key: SessionKey, records: Sequence[Record]) -> tuple[Document, 
             for entry in state.view(record.turn_id):
                 if entry.id in leaving and entry.message.kind == "message":
                     message = message_in(by_seq[entry.seq], entry.id) or entry.message
-                    documents_by_seq[entry.seq] = document(entry.seq, message)
+                    documents_by_seq[entry.seq] = index_entry(entry.seq, message)
         elif isinstance(body, MessageAdded) and body.shown is not None:
-            documents_by_seq[record.seq] = document(record.seq, body.message)
+            documents_by_seq[record.seq] = index_entry(record.seq, body.message)
         elif isinstance(body, Cleared | MessageRemoved) and record.id not in state.undone:
             removed = taken_out(state.view(), body, again=_replacements(by_id, body))
             documents_by_seq |= {d.seq: d for d in removed}

@@ -38,7 +38,6 @@ from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, is_final, system, validated
 from ctxfold.policy import LEAST_BUDGET_TOKENS, Policy, session_limit
 from ctxfold.protocols import Ports, Store
-from ctxfold.retrieval.recall import size_of
 from ctxfold.sections.section import Section, check_sections
 from ctxfold.session_state import (
     OpenSession,
@@ -53,6 +52,7 @@ from ctxfold.session_state import (
     load,
     refresh,
     rules_to_open_with,
+    searchable_chars,
     timed_out_turns,
 )
 from ctxfold.telemetry import record_event, record_opened
@@ -320,7 +320,7 @@ class Engine:
         """Counts long messages off the event loop; the counter keeps the numbers."""
         for message in messages:
             media = sum(len(part.data) for part in message.parts if isinstance(part, MediaPart))
-            if media + size_of(message) >= LONG_CHARS:
+            if media + searchable_chars(message) >= LONG_CHARS:
                 yield from Call(partial(self.ports.counter.count, message))
 
     def _pieces(
@@ -447,7 +447,7 @@ class Engine:
                 record_id=record_ids[m.id],
                 provisional=hold,  # the turn's reply, or what undoes the turn, is written next
             )
-            for m, shown in (yield from off_loop(measure, sum(map(size_of, new_messages))))
+            for m, shown in (yield from off_loop(measure, sum(map(searchable_chars, new_messages))))
         ]
         if open_turn is None or pending or hold or not for_model:
             return open_turn, drafts

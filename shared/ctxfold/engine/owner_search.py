@@ -17,8 +17,7 @@ from ctxfold.history.terms import term_counts
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.protocols import Document, OwnerIndex, Ports, Postings, Store, Uncounted
 from ctxfold.retrieval.bm25 import bm25, frequencies, idf
-from ctxfold.retrieval.recall import documents, size_of
-from ctxfold.session_state import load
+from ctxfold.session_state import index_entries, load, searchable_chars
 from ctxfold.validation import all_of, moment, whole_number
 
 __all__ = ["SearchScope", "scope_of", "search_owner"]
@@ -118,7 +117,7 @@ def _live(key: SessionKey, ports: Ports) -> Flow[tuple[Document, ...]]:
     except SessionNotFoundError:
         return ()
     shown = [(e.seq, e.message) for e in state.view().live if not e.shown_seq and e.message.kind == "message"]
-    return (yield from documents(shown))
+    return (yield from index_entries(shown))
 
 
 def _joined(
@@ -169,7 +168,7 @@ def _hits(
                 continue
             same = (message.id, message.text, record.at_s)
             if same not in found:
-                excerpt = yield from off_loop(partial(excerpt_of, message, weights), size_of(message))
+                excerpt = yield from off_loop(partial(excerpt_of, message, weights), searchable_chars(message))
                 session = names[number >> SESSION_SHIFT]
                 found[same] = Hit(
                     message.id, f"#{record.number}", message.role, score, excerpt, session=session, at_s=record.at_s

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ctxfold.compaction.compact import idle_time
-from ctxfold.compaction.gauge import gauge
+from ctxfold.compaction.compact import gauge, idle_time
 from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
 from ctxfold.engine.attach import Reconciled, check_answered, reconcile, rewound, unheard_reply
 from ctxfold.engine.edit import remove_ids, revert

@@ -34,7 +34,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.messages import Message, Usage, is_final
-from ctxfold.triggers import CostLine, Prices, cost_line
+from ctxfold.policy import CostLine, Prices, cost_line
 
 __all__ = ["CLOSED_TURNS_KEPT", "OpenTurn", "SessionState", "session_cost"]
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 from ctxfold.messages import Usage
-from ctxfold.triggers import MTOK, Prices, cost
+from ctxfold.policy import MTOK, Prices, cost
 
 __all__ = ["CHART_STYLE", "COLOURS", "NAMES", "chart_html"]
 

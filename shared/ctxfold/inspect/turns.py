@@ -18,7 +18,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.lru import LruCache
 from ctxfold.messages import Usage
-from ctxfold.triggers import Prices, cost
+from ctxfold.policy import Prices, cost
 
 __all__ = ["TurnFigures", "turn_figures"]
 

@@ -4,10 +4,13 @@ An import checks every line first and writes all messages at once or none."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -46,11 +49,9 @@ from ctxfold.history.records import (
     encode_body,
 )
 from ctxfold.history.snapshot import dump_state, stored_message
-from ctxfold.io.lines import read_lines
 from ctxfold.messages import Message, content_key, validated
 from ctxfold.protocols import Document, Ports, Store
-from ctxfold.retrieval.recall import document
-from ctxfold.session_state import OpenSession, append, closing_draft, draft, refresh
+from ctxfold.session_state import OpenSession, append, closing_draft, draft, index_entry, refresh
 from ctxfold.validation import json_problem
 
 __all__ = [
@@ -64,10 +65,14 @@ __all__ = [
     "log_of",
     "parse_lines",
     "parse_session",
+    "read_lines",
     "session_text",
     "stored_policy",
     "whole_log",
+    "write_lines",
 ]
+
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 KEY = "ctxfold"
@@ -379,7 +384,7 @@ def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) ->
             turn = None if message.visibility == "user" else place
             drafts.append(draft(engine.ports, MessageAdded(message, shown), turn_id=turn, record_id=names[message.id]))
             if shown is not None:
-                documents.append(document(head + len(drafts), message))
+                documents.append(index_entry(head + len(drafts), message))
         if place is not None:
             drafts.append(closing_draft(engine.ports, place, "completed"))
         if pins:
@@ -437,3 +442,36 @@ def _check_pins(engine: Engine, open_session: OpenSession, lines: Sequence[Line]
             f"pinned messages would take {sum(held.values())} tokens, their share is {limit}: raise context_window, or take "
             '"pinned" out of some lines (nothing was imported)'
         )
+
+
+def write_lines(path: str | os.PathLike[str], lines: Sequence[str]) -> int:
+    """Write the file beside its place and move it there, so that it is never half there.
+
+    StoreUnavailableError, which is an OSError, when the disk has no room.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT, os.strerror(errno.ENOENT), str(target)
+        )  # not the name that it has meanwhile
+    name = ""
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except BaseException as error:
+        with suppress(OSError):
+            Path(name).unlink()
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise StoreUnavailableError(f"cannot write {target} ({error.strerror}): check the free space") from None
+        raise
+    return len(lines)
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, bytes]]:
+    """The lines that are not empty, each with its number; only newlines end a line, so U+2028 in a text does not."""
+    lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -23,21 +23,18 @@ from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.records import Body, Cleared, MessageRemoved, SessionKey
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, View
-from ctxfold.messages import Message
 from ctxfold.protocols import Document, Store, TokenCounter
 from ctxfold.retrieval.bm25 import ranked
+from ctxfold.session_state import index_entry, index_terms
 
 __all__ = [
     "Found",
     "Passage",
     "chosen",
-    "document",
-    "documents",
     "recall",
     "render",
     "search",
     "sentence_scores",
-    "size_of",
     "taken_out",
 ]
 
@@ -104,28 +101,6 @@ class Found:
     likeness: Mapping[Chunk, float]
 
 
-def document(seq: int, message: Message) -> Document:
-    """Returns the index entry of a message: the terms of its speaker's name, its text and its tool calls."""
-    counts = _counts(message)
-    return Document(seq, counts, sum(counts.values()))
-
-
-def _counts(message: Message) -> Mapping[str, int]:
-    calls = (f"{c.name} {c.arguments}" for c in message.tool_calls)
-    return term_counts("\n".join([message.name or "", message.text, *calls]))
-
-
-def documents(originals: Sequence[tuple[int, Message]]) -> Flow[tuple[Document, ...]]:
-    """Returns the messages (seq, message) as the index sees them; long ones are taken apart off the event loop."""
-    chars = sum(size_of(message) for _, message in originals)
-    return (yield from off_loop(lambda: tuple(document(seq, message) for seq, message in originals), chars))
-
-
-def size_of(message: Message) -> int:
-    """Returns how many characters of a message can be searched."""
-    return len(message.text) + sum(len(c.arguments) for c in message.tool_calls)
-
-
 def recall(
     key: SessionKey,
     query: str,
@@ -165,7 +140,7 @@ def search(
         return Found({}, {}, {}, {})
     readings = readings or PassageCache()
     originals = ((e.seq, e.message) for e in older if not e.shown_seq and e.message.kind == "message")
-    tail = [Document(seq, terms, terms.total) for seq, terms in readings.terms(originals, _counts).items()]
+    tail = [Document(seq, terms, terms.total) for seq, terms in readings.terms(originals, index_terms).items()]
     in_tail = {d.seq for d in tail}
     ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=tail)
     if tail:
@@ -455,4 +430,4 @@ def taken_out(view: View, body: Body, *, again: Collection[str] = ()) -> tuple[D
         case _:
             return ()
     originals = (e for e in removed if e.message.kind == "message" and not e.shown_seq and e.id not in again)
-    return tuple(document(e.seq, e.message) for e in originals)
+    return tuple(index_entry(e.seq, e.message) for e in originals)

@@ -7,9 +7,9 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Unpack, cast
 
-from ctxfold._copying import SharesSessions
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
-from ctxfold.compaction.gauge import gauge
+from ctxfold._lifecycle import SharesSessions
+from ctxfold.compaction.compact import gauge
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.connect import ports, session_rules
 from ctxfold.effects import Flow, async_method, sync_method
@@ -35,7 +35,7 @@ from ctxfold.inspect.explain import (
 )
 from ctxfold.inspect.report import Inspection, inspect
 from ctxfold.messages import Message, Role, Usage, by_role
-from ctxfold.policy import Policy, PolicyFields
+from ctxfold.policy import CostLine, Policy, PolicyFields, Prices
 from ctxfold.protocols import (
     AsyncChunkStream,
     ChunkStream,
@@ -47,12 +47,11 @@ from ctxfold.protocols import (
     TokenCounter,
 )
 from ctxfold.sections.section import Section
-from ctxfold.service import ContextService
 from ctxfold.session.handle import Input, SessionFiles
+from ctxfold.session.service import ContextService
 from ctxfold.session_state import OpenSession, load
 from ctxfold.stream import Completed, StreamEvent, StreamPiece
 from ctxfold.tokens import TextCounter
-from ctxfold.triggers import CostLine, Prices
 from ctxfold.validation import check_name, check_text, name_or_own
 
 __all__ = ["AgentContext", "Input", "SessionUsage"]

@@ -9,8 +9,8 @@ from functools import partial
 from os import PathLike
 from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
 
-from ctxfold._closing import Closing
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
+from ctxfold._lifecycle import Closing
 from ctxfold.compaction.commit import Outcome
 from ctxfold.compaction.goal import set_goal, set_subgoal
 from ctxfold.compaction.tool_summaries import summarise_pairs
@@ -35,7 +35,6 @@ from ctxfold.errors import (
 )
 from ctxfold.history.cuts import open_calls
 from ctxfold.history.records import GoalSet, SessionKey
-from ctxfold.io.lines import write_lines
 from ctxfold.io.session_files import (
     Zone,
     exported,
@@ -45,6 +44,7 @@ from ctxfold.io.session_files import (
     session_text,
     stored_policy,
     whole_log,
+    write_lines,
 )
 from ctxfold.messages import Message, Role, Visibility, system, tool_result, user
 from ctxfold.policy import Policy, PolicyChanges

@@ -17,7 +17,7 @@ from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from ctxfold._closing import Closing
+from ctxfold._lifecycle import Closing
 from ctxfold.errors import (
     ConfigError,
     InvalidTextError,

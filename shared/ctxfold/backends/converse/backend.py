@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
     from ctxfold.backends.converse.signing import Signer
-    from ctxfold.backends.retry import Retry
+    from ctxfold.backends.transport import Retry
 
 __all__ = ["BedrockBackend"]
 

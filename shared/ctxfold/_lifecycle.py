@@ -1,10 +1,37 @@
-"""A mixin for objects that hold open sessions: copies share them, and pickling is a clear error."""
+"""Mixins for objects that hold connections or open sessions: how they are closed, copied and pickled."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-__all__ = ["SharesSessions", "lasts", "not_pickled"]
+__all__ = ["Closing", "SharesSessions", "lasts", "not_pickled"]
+
+
+class Closing:
+    """A context manager over the class's own `close` and `aclose`."""
+
+    if TYPE_CHECKING:
+
+        def close(self) -> None: ...
+
+        async def aclose(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
 
 class SharesSessions:
