@@ -1,4 +1,4 @@
-"""The LangChain face of ctxfold: a chat history, a chat model, and converters between the two message types.
+"""ctxfold for LangChain: chat model, wrapper, agent middleware, graph node, chat history, and message converters.
 
 Names load on first use, so that importing the package costs next to nothing.
 """

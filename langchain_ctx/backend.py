@@ -23,11 +23,12 @@ _ALONE: RunnableConfig = {"callbacks": [], "tags": ["nostream"], "run_name": "ct
 
 
 class LangChainBackend:
-    """Asks a LangChain chat model: text, tools, and reasoning where the model gives it.
+    """A backend over a LangChain chat model: text, tools, and reasoning where the model returns it.
 
     `max_tokens`, `temperature`, `thinking` and `model` are passed on where the model has a field of that name, `extra` as
-    `extra_body` where it has that. `config` goes with every call; the default keeps calls out of the callbacks and the stream of a
-    surrounding run. The window is the model's profile's, or `context_window`. The model is not closed here.
+    `extra_body` where it has that. `config` is passed with every call; the default keeps calls out of the callbacks and the
+    stream of a surrounding run. The window is `context_window`, or the value in the model's profile. `close` does not close the
+    model.
     """
 
     scratch_role = "user"  # a system message at the end is refused by several services
@@ -82,10 +83,10 @@ class LangChainBackend:
         return await read_stream(source, ForeignChunks(), self.model).abegin()
 
     def close(self) -> None:
-        """The model belongs to whoever made it."""
+        """Does nothing: the model belongs to its creator."""
 
     async def aclose(self) -> None:
-        """The model belongs to whoever made it."""
+        """Does nothing: the model belongs to its creator."""
 
     def _call(
         self, request: Request

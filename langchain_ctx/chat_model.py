@@ -74,9 +74,9 @@ __all__ = [
 
 
 def model_profile(backend: Any, *, context_window: int | None, max_tokens: int | None) -> ModelProfile:
-    """The provider's row as a LangChain profile; what neither the row nor the user knows is left out.
+    """Returns the provider's profile as a LangChain profile; values that neither it nor the user sets are left out.
 
-    `context_window` and `max_tokens` are the user's, which win.
+    `context_window` and `max_tokens` are the user's values, which take precedence.
     """
     row = getattr(backend, "profile", None)
     profile: dict[str, Any] = {
@@ -141,7 +141,7 @@ def _json_schema(schema: Any, *, strict: bool | None) -> dict[str, Any]:
 
 
 def parsed(model: Runnable[Any, Any], schema: Any, method: Method, *, include_raw: bool) -> Runnable[Any, Any]:
-    """The model's answer read as the schema says; with `include_raw`, beside the message and any parsing error."""
+    """Returns a chain that parses the model's answer by the schema; `include_raw` adds the message and any parsing error."""
     parser = _parser(schema, method)
     if not include_raw:
         return model | parser
@@ -175,7 +175,7 @@ _OPTIONS = frozenset(
 
 
 def with_window(configurable: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns a call's arguments with the window that its config asks for; the call's own argument beats it."""
+    """Returns a call's arguments with the window that its config sets; the call's own argument takes precedence."""
     asked = configurable.get(WINDOW)
     return kwargs if asked is None or kwargs.get(WINDOW) is not None else {**kwargs, WINDOW: asked}
 
@@ -186,7 +186,7 @@ def no_session() -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """The messages of one call, their ids as they came, and what was asked of the model."""
+    """The messages of one call, their original ids, and the options for the model."""
 
     messages: tuple[Message, ...]
     caller_ids: frozenset[str]
@@ -430,14 +430,15 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         chat = ChatCtx(model="lookup", base_url="http://127.0.0.1:9000/v1", api_key="x",
                        session_id="s1", store="sqlite:///chat.db", context_window=8_000)
         ```
-        `provider` names a row ("deepseek", "openai", "anthropic", ...); `model="deepseek:deepseek-chat"` without `provider` is the
-        same. The row says in which wire format the provider is spoken to, and `wire` picks another one that it speaks:
-        "openai_chat", "openai_responses", "anthropic_messages", "gemini" or "bedrock_converse".
-        `session` is another name of `session_id`, and `policy` a dict of the settings that the other classes take by keyword.
+        `provider` is the name of a provider ("deepseek", "openai", "anthropic", ...); `model="deepseek:deepseek-chat"` does the
+        same without `provider`. Its profile sets the wire format, and `wire` selects another one that the provider speaks:
+        "openai_chat", "openai_responses", "anthropic_messages", "gemini" or "bedrock_converse". `session` is another name for
+        `session_id`, and `policy` is a dict of the settings that the other classes take as keywords.
+
         Without `session_id` and `store` it is a plain chat model. With `store`, each call may name its session and owner:
-        `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (`thread_id` serves too); these beat the fields.
-        `chat.invoke(..., context_window=4_000)`, or that name in `configurable`, has one request fit a window of its own.
-        What a session does with lists, batches, retries, fallbacks and caches stands in docs/langchain-sessions.md.
+        `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (or `thread_id`); these take precedence over the fields.
+        `chat.invoke(..., context_window=4_000)`, or that name in `configurable`, sets the window of a single request. How a
+        session treats lists, batches, retries, fallbacks and caches is described in docs/langchain-sessions.md.
 
     Invoke:
         `chat.invoke("hello")`; reasoning is in `additional_kwargs["reasoning_content"]` and in `content_blocks`.
@@ -455,7 +456,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         `chat.with_structured_output(Schema, method="json_schema").invoke("...")`
 
     Token usage:
-        `reply.usage_metadata`, with cached and reasoning tokens where the provider tells them.
+        `reply.usage_metadata`, with cached and reasoning tokens where the provider reports them.
     """
 
     model: str = ""
@@ -508,7 +509,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
 
         @property
         def session_id(self) -> str | None:
-            """Returns `session`, by the name that it has in the other classes."""
+            """Returns `session`, under the name that the other classes use."""
             return self.session
 
     @field_serializer("base_url")
@@ -629,7 +630,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
 
     @property
     def context_backend(self) -> ContextBackend:
-        """The service behind it, without any session."""
+        """Returns the backend of this model, which has no session."""
         return self._backend  # type: ignore[no-any-return]
 
     def _pool(self) -> PoolOf:
@@ -641,7 +642,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         return self._counter().count_text(text)
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Counts the tokens of the messages as they are sent: reasoning, tool calls, media and the tools included."""
+        """Counts the tokens of the messages as they are sent, including reasoning, tool calls, media and the tools."""
         counter = self._counter()
         return sum(counter.count(from_langchain(m)) for m in messages) + counter.count_tools(specs(tools))
 
@@ -690,9 +691,10 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools. `tool_choice`: "any" or "required", "auto", "none", or a tool's name.
+        """Returns the model with tools. `tool_choice` is "any" or "required", "auto", "none", or a tool's name.
 
-        Where a provider cannot be forced while it thinks and `thinking` is not set, a forced call is made without thinking.
+        Some providers cannot be forced to call a tool while they think; then a forced call is made without thinking, unless
+        `thinking` is set.
         """
         chosen = choice(tool_choice)
         settings = {"tool_choice": chosen} if chosen else {}
@@ -707,10 +709,10 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]:
-        """The model's answers in a schema.
+        """Returns a chain whose answers follow a schema.
 
-        A provider that cannot force a tool call while it thinks does not think in such a call; with `thinking` set it needs
-        method="json_mode". Methods other than function calling need a wire that has them: not those of Anthropic and Bedrock.
+        A provider that cannot force a tool call while it thinks does not think in such a call; with `thinking` set, use
+        method="json_mode". Methods other than function calling are not available in the wire formats of Anthropic and Bedrock.
         """
         settings = call_settings(schema, method, strict=strict)
         return parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)
@@ -718,7 +720,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
     # closing
 
     def close(self) -> None:
-        """Close the connections and the store that this model opened."""
+        """Closes the connections and the store that this model opened."""
         if self._sessions is not None:
             self._sessions.close()
         if self.backend is None:

@@ -186,18 +186,19 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
     context = ContextMiddleware(context_window=64_000, store="sqlite:///chat.db")
     agent = create_agent(model, tools, middleware=[context], checkpointer=context.slim_checkpointer(saver))
     ```
-    LangGraph stores all messages with every step, so that a checkpointer's database grows with the square of a run. Here each large
-    content is stored once, in the ctxfold store, in a log beside the thread's session. Whatever reads the state through this
-    object gets whole messages: the model, tools, `get_state`, `get_state_history`, time travel. Checkpoints that were written
-    without it stay readable. `langchain_ctx.ContextMiddleware.slim_checkpointer` makes one with the middleware's store.
+    LangGraph stores all messages with every step, so the size of a checkpointer's database grows with the square of the length
+    of a run. With this wrapper, each large content is stored once, in the ctxfold store, in a log beside the thread's session.
+    All readers of the state still receive whole messages: the model, tools, `get_state`, `get_state_history`, time travel.
+    Checkpoints written without it stay readable. `langchain_ctx.ContextMiddleware.slim_checkpointer` creates one with the
+    middleware's store.
 
     Args:
-        saver: the checkpointer that stores the checkpoints; it is not closed here.
-        store: the store of the contents: the store of the middleware, so that an erasure covers both.
-        owner: the owner of runs whose config names none (`configurable["owner"]`).
-        min_chars: a content of fewer characters stays in the checkpoint.
-        missing: what happens when a content is not in the store: "error" raises MessageNotFoundError, "placeholder" reads a note in
-            its place. A content that was erased with its message always reads as a note.
+        saver: the checkpointer that stores the checkpoints; the wrapper does not close it.
+        store: the store for the contents; use the middleware's, so that an erasure covers both.
+        owner: the owner of runs whose config has no `configurable["owner"]`.
+        min_chars: contents with fewer characters stay in the checkpoint.
+        missing: "error" raises MessageNotFoundError when a content is not in the store; "placeholder" puts a note in its place.
+            A content that was erased with its message is always replaced by a note.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ __all__ = [
 
 
 class CtxOverflowError(ContextOverflowError, lc.ContextOverflowError):
-    """The request exceeds the window and compaction could not or may not make room."""
+    """The request exceeds the window, and compaction could not make it fit or is turned off."""
 
 
 class CtxMessageTooLargeError(MessageTooLargeError, lc.ContextOverflowError):
@@ -42,7 +42,7 @@ class ChatAuthenticationError(BackendError, lc.ModelAuthenticationError):
 
 
 class ChatPermissionError(BackendError, lc.ModelPermissionDeniedError):
-    """The key may not do this."""
+    """The key lacks a permission."""
 
 
 class ChatInvalidRequestError(BackendError, lc.ModelInvalidRequestError):
@@ -58,7 +58,7 @@ class ChatRateLimitError(BackendError, lc.ModelRateLimitError):
 
 
 class ChatServiceError(BackendError, lc.ModelAPIError):
-    """The service failed, or its answer made no sense."""
+    """The service failed, or its answer was invalid."""
 
 
 class ChatConnectionError(BackendError, lc.ModelConnectionError):

@@ -57,25 +57,24 @@ class _Failures:
 
 
 class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
-    """A chat history whose `messages` always fit the window; what no longer fits is summarised, and nothing is lost.
+    """A chat history whose `messages` always fit the window. Older messages are summarised, and the originals are kept.
 
-    Works in `RunnableWithMessageHistory` in both of its modes. `messages` is a snapshot that stays the same from the first
-    read to the next `add_messages` on the same handle, so use one handle per run: `factory` gives a new one per call over one
-    shared engine. Messages are recognised by id and kept once. A storage failure inside `add_messages` is raised there and once
-    more at the next read, because `RunnableWithMessageHistory` only logs it.
+    Works in `RunnableWithMessageHistory` in both of its modes. `messages` is a snapshot that stays the same from the first read
+    to the next `add_messages` on the same handle, so use one handle per run: `factory` returns a new one per call over a shared
+    engine. Messages are recognised by id and stored once. A storage failure in `add_messages` is raised there and again at the
+    next read, because `RunnableWithMessageHistory` only logs it.
 
     Args:
-        session_id: the session's name; made in the store when it is new.
+        session_id: the name of the session, which is created in the store when it does not exist.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
-        context_window: tokens in and out together; None takes that of `policy`: a history sees no model whose profile might say
-            it.
-        summarizer: a LangChain chat model, its name as `init_chat_model` takes it ("openai:gpt-5-mini"), or a backend; None
-            writes extractive summaries.
-        owner: whose session it is.
+        context_window: the limit in tokens, input and output together; None takes that of `policy`, as a history sees no model.
+        summarizer: a LangChain chat model, its name for `init_chat_model` ("openai:gpt-5-mini"), or a backend; None writes
+            extractive summaries.
+        owner: the user or tenant to whom the session belongs.
         counter: counts tokens; None takes tiktoken.
-        overhead_tokens: what the chain adds to the messages: its own prompt, tools and the new question.
-        mirror: another history that is given every new message too; what it raises is a warning, `export_history` catches up.
-        create: False raises SessionNotFoundError for a session that is not in the store.
+        overhead_tokens: the size of what the chain adds to the messages: its prompt, tools and the new question.
+        mirror: another history that also receives every new message. Its errors become warnings; `export_history` catches up.
+        create: False raises SessionNotFoundError when the session is not in the store.
         settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `policy`, `strategy` and `prices` as in `AgentContext`.
     """
 
@@ -126,7 +125,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         overhead_tokens: int,
         mirror: BaseChatMessageHistory | None = None,
     ) -> Self:
-        """A handle on a session that is opened at its first use."""
+        """Returns a history over a session, which is opened when it is first used."""
         handle = cls.__new__(cls)
         handle._bind(sessions, failures, key, overhead_tokens, mirror)
         return handle
@@ -156,9 +155,9 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         mirror: MirrorOf | None = None,
         **settings: Unpack[ContextSettings],
     ) -> HistoryFactory:
-        """A `get_session_history` for RunnableWithMessageHistory: a new handle per call over one engine and one store.
+        """Returns a `get_session_history` for RunnableWithMessageHistory: a new history per call over one engine and one store.
 
-        `mirror` gives the history that mirrors a session, from its id and its owner.
+        `mirror` is a function that returns the history that mirrors a session, given its id and its owner.
         """
         sessions = Sessions(
             store=store,
@@ -172,7 +171,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
 
     @property
     def context(self) -> AgentContext:
-        """The session itself: window, usage, compact, explain, export."""
+        """Returns the session itself: window, usage, compact, explain, export."""
         if self._context is None:
             self._context = self._sessions.at(self._key.session, self._key.owner)
         return self._context
@@ -184,7 +183,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
 
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]
-        """The window as LangChain messages, the same list until the next `add_messages` on this handle."""
+        """Returns the window as LangChain messages, the same list until the next `add_messages` on this object."""
         self._failures.tell(self._key)
         if self._snapshot is None:
             with translated():
@@ -200,7 +199,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         return [to_langchain(m) for m in self._snapshot]
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Store messages; those that the session knows by id are kept once. A budget error comes at the next read."""
+        """Stores messages; a message whose id is known is not stored twice. Budget errors are raised at the next read."""
         new = self._incoming(messages, self.context)
         if not new:
             return
@@ -266,7 +265,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
             )
 
     def clear(self) -> None:
-        """Empty the conversation; the archive keeps what was there, and `context.undo()` brings it back."""
+        """Empties the conversation. The archive keeps the messages, and `context.undo()` restores them."""
         self.context.clear()
         self._snapshot = None
 
@@ -275,14 +274,14 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         self._snapshot = None
 
     def pin(self, *message_ids: str) -> None:
-        """Keep messages verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
+        """Pins messages: every compaction keeps them verbatim. PinBudgetError beyond a quarter of the budget."""
         self.context.pin(*message_ids)
 
     async def apin(self, *message_ids: str) -> None:
         await (await self.acontext()).apin(*message_ids)
 
     def close(self) -> None:
-        """Close the store if this history opened it; a handle from a factory leaves that to the factory."""
+        """Closes the store if this history opened it; a history from a factory leaves that to the factory."""
         if self._owned:
             self._sessions.close()
 
@@ -292,9 +291,9 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
 
 
 class HistoryFactory(SharesSessions, Closing):
-    """Gives a new history handle per call, all over one engine; close it when the chain is done.
+    """Returns a new history per call, all over one engine; close it when the chain is done.
 
-    The parameters are those that `history_factory_config` names: `session_id`, and `owner` where users must be kept apart.
+    The parameters are those of `history_factory_config`: `session_id`, and `owner` to separate users.
     """
 
     def __init__(self, sessions: Sessions, overhead_tokens: int = 0, mirror: MirrorOf | None = None) -> None:
@@ -326,10 +325,10 @@ def _ended(view: View) -> bool:
 
 
 def import_history(history: BaseChatMessageHistory, context: AgentContext) -> int:
-    """Store what another history holds in a session, in its order; how many messages were new to it.
+    """Stores the messages of another history in a session, in their order; returns how many were new.
 
-    Messages without ids are known by content and place, so that importing a history once more, when it has grown, brings what
-    was added. What does not fit the window is summarised at once.
+    Messages without ids are compared by content and position, so that importing a history again after it has grown adds only
+    the new messages. What does not fit the window is summarised at once.
     """
     _check(history, context)
     messages = with_refusals([from_langchain(m) for m in named(history.messages)])
@@ -338,7 +337,7 @@ def import_history(history: BaseChatMessageHistory, context: AgentContext) -> in
 
 
 async def aimport_history(history: BaseChatMessageHistory, context: AgentContext) -> int:
-    """As `import_history`, in async code."""
+    """The async form of `import_history`."""
     _check(history, context)
     messages = with_refusals([from_langchain(m) for m in named(await history.aget_messages())])
     with translated():
@@ -346,9 +345,9 @@ async def aimport_history(history: BaseChatMessageHistory, context: AgentContext
 
 
 def export_history(context: AgentContext, history: BaseChatMessageHistory) -> int:
-    """Give another history the messages of a session that it lacks, as they were said, summaries aside; how many those were.
+    """Adds the original messages of a session that another history lacks, without summaries; returns how many.
 
-    It knows a message by its id or, where it keeps none, by its content.
+    Messages are compared by id or, where the history keeps none, by content.
     """
     _check(history, context)
     missing = _missing(context.messages(), history.messages)
@@ -358,7 +357,7 @@ def export_history(context: AgentContext, history: BaseChatMessageHistory) -> in
 
 
 async def aexport_history(context: AgentContext, history: BaseChatMessageHistory) -> int:
-    """As `export_history`, in async code."""
+    """The async form of `export_history`."""
     _check(history, context)
     missing = _missing(await context.amessages(), await history.aget_messages())
     if missing:

@@ -215,7 +215,7 @@ def _uuid() -> str:
 
 
 def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _uuid) -> Message:
-    """The same message for the engine; one without id gets a new one. UnknownRoleError for a role no model is sent."""
+    """Converts a LangChain message for the engine; one without id gets a new id. Raises UnknownRoleError for unsupported roles."""
     check_messages((message,))
     role, extras = _role(message)
     identity = message.id or new_id()
@@ -402,7 +402,7 @@ def _result(message: ToolMessage, parts: Sequence[Part], extras: dict[str, Any])
 
 
 def to_langchain(message: Message) -> BaseMessage:
-    """Returns the same message for LangChain.
+    """Converts a message to LangChain's type.
 
     `additional_kwargs["ctxfold"]` holds the `kind` of a summary, and `preserve_reasoning` where the message has it.
     """

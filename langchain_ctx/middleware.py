@@ -350,32 +350,33 @@ def _response(answer: ModelAnswer) -> ModelResponse[Any]:
 
 
 class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSessions, Closing):
-    """Gives the model a window that fits; the agent's own messages stay as they are, and whole.
+    """Gives the model a window that fits. The agent's own message list stays complete and unchanged.
 
     ```python
     agent = create_agent(model, tools, middleware=[ContextMiddleware(context_window=64_000)], checkpointer=saver)
     ```
-    Each model call is shown system prompt, summaries, recalled passages and the newest messages, always with whole tool
-    rounds; tool outputs too large for the window are shown as excerpts with a reference. What was asked last is what the next
-    request begins with, until a compaction. Reasoning is sent back, also for models that lose it (`with_reasoning`).
+    Each model call receives the system prompt, summaries, recalled passages and the newest messages, always with whole tool
+    rounds. Tool outputs too large for the window are shown as excerpts with a reference. Between compactions, each request
+    begins with the previous one. Reasoning is sent back, also for models that lose it (`with_reasoning`).
 
     Args:
-        context_window: tokens in and out together; None takes `max_input_tokens` of the profile of the model that is asked, in
-            each request that of its own model.
+        context_window: the limit in tokens, input and output together; None takes `max_input_tokens` from the profile of each
+            request's model.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
-        session_id: the session's name; None takes the run's `thread_id` (a sub-agent's with its place in the graph), and without
-            one the conversation's first message.
-        owner: whose session it is; `configurable["owner"]` beats it.
-        summarizer: who writes summaries: a chat model, its name as `init_chat_model` takes it ("openai:gpt-5-mini"), or a
-            backend; None is the model of the call.
+        session_id: the name of the session; None takes the run's `thread_id` (for a sub-agent, with its place in the graph), or
+            else the id of the conversation's first message.
+        owner: the user or tenant to whom the sessions belong; `configurable["owner"]` takes precedence.
+        summarizer: the writer of summaries: a chat model, its name for `init_chat_model` ("openai:gpt-5-mini"), or a backend;
+            None is the model of the call.
         counter: a token counter; None is tiktoken's for the model.
-        history_tools: the tools that the model gets for its own history: True for all (read_message, search_history,
+        history_tools: tools with which the model reads its own history: True for all (read_message, search_history,
             pin_message, unpin_message, compact_history), False for none, or their names.
-        settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `policy`, `reply_reserve_tokens` (tokens kept free for the
-            reply, by default a fifth of the window), `sections`, `strategy`, `prices` and `embedder` as `AgentContext` takes them.
+        settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `policy`, `reply_reserve_tokens` (tokens kept free for
+            the reply, by default a fifth of the window), `sections`, `strategy`, `prices` and `embedder` as `AgentContext`
+            takes them.
 
-    Beside a checkpointer the session goes wherever the checkpoints go: see docs/langchain-agents.md. Its name among middleware
-    is "SummarizationMiddleware": it takes the place of deepagents' own. One middleware serves many threads and tasks. `close`
+    With a checkpointer, the session follows the checkpoints: see docs/langchain-agents.md. The middleware's name is
+    "SummarizationMiddleware", so that it replaces the one of deepagents. One middleware serves many threads and tasks. `close`
     closes a store that was given as a URL.
     """
 
@@ -415,14 +416,14 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
 
     @property
     def name(self) -> str:
-        """The slot that it takes: `create_deep_agent` puts it in place of its own, `create_agent` refuses the two together."""
+        """The name of its slot. `create_deep_agent` replaces its own middleware by this one; `create_agent` refuses both."""
         return "SummarizationMiddleware"
 
     def context(self, session: object, *, owner: str | None = None) -> AgentContext:
-        """A session of this middleware: window, usage, pins, explain, export.
+        """Returns a session of this middleware: window, usage, pins, explain, export.
 
         `session` is the thread's id, or a state of the agent (`agent.get_state(config)`, a tool's `runtime.state`): a thread
-        that went on from an earlier checkpoint has a session for each of its branches.
+        that continued from an earlier checkpoint has one session per branch.
         """
         cursor = kept_cursor(session)
         name = session if cursor is None else cursor.session
@@ -434,9 +435,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
     def slim_checkpointer(
         self, saver: BaseCheckpointSaver[Any], *, min_chars: int = MIN_CHARS, missing: Missing = "error"
     ) -> SlimCheckpointer:
-        """Returns a checkpointer for the agent whose checkpoints refer to large contents in this middleware's store.
+        """Returns a checkpointer whose checkpoints hold references to large contents in this middleware's store.
 
-        `create_agent(..., checkpointer=middleware.slim_checkpointer(saver))`. Use a store that lasts as long as the checkpoints.
+        `create_agent(..., checkpointer=middleware.slim_checkpointer(saver))`. The store must last as long as the checkpoints.
         """
         return SlimCheckpointer(
             saver, store=self._sessions.store, owner=self._owner, min_chars=min_chars, missing=missing
@@ -550,7 +551,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
         return await super().aerase(thread, owner=owner)
 
     def close(self) -> None:
-        """Close the store, if this middleware opened it."""
+        """Closes the store if this middleware opened it."""
         self._sessions.close()
 
     async def aclose(self) -> None:

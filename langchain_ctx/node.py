@@ -37,35 +37,38 @@ __all__ = ["ContextNode"]
 
 
 class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
-    """Takes a whole conversation, gives what of it the model should be shown; the list itself stays as it is, and whole.
+    """Takes a whole conversation and returns the messages to send to the model. The list itself stays complete and unchanged.
 
     ```python
     fit = ContextNode(context_window=64_000, summarizer=model)
 
-    fit | model                                                         # where `trim_messages` stood: a list in, a list out
+    fit | model                                                         # in place of `trim_messages`: a list in, a list out
     graph.add_node("fit", fit)                                          # reads "messages", writes "llm_input_messages"
     create_react_agent(model, tools, pre_model_hook=fit, checkpointer=saver)
     ```
-    Hand it the whole list each time: answers are learnt from the next one. Shown are system prompt, summaries, recalled
-    passages and the newest messages, always with whole tool rounds. Messages are known by id, those without one by their
-    content and place.
-    The session is `session_id`, or the run's `session_id` or `thread_id` (a sub-graph's with its place in the graph), or named
-    after the first message's id; `configurable["owner"]` beats `owner`.
-    A leading system message becomes the session's; ContextOverflowError says what does not fit, and nothing is changed then.
+    Pass the whole list each time: the node sees an answer only in the next list. It returns the system prompt, summaries,
+    recalled passages and the newest messages, always with whole tool rounds. It recognises messages by id, and messages without
+    an id by content and position.
+
+    The session is `session_id`, or the run's `session_id` or `thread_id` (for a sub-graph, with its place in the graph), or
+    else the id of the first message; `configurable["owner"]` takes precedence over `owner`. A leading system message becomes
+    the session's. Raises ContextOverflowError, and changes nothing, when the newest messages do not fit.
 
     Args:
-        context_window: tokens in and out together; None takes that of `policy`: a node sees no model whose profile might say it.
+        context_window: the limit in tokens, input and output together; None takes that of `policy`, as a node sees no model.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
-        session_id: one session for every call; a conversation that goes back behind an answer is then not followed.
-        summarizer: who writes summaries: a chat model, its name as `init_chat_model` takes it ("openai:gpt-5-mini"), or a
-            backend; None writes extractive ones.
+        session_id: one session for all calls; the session then does not follow a conversation that goes back to an earlier
+            point.
+        summarizer: the writer of summaries: a chat model, its name for `init_chat_model` ("openai:gpt-5-mini"), or a backend;
+            None writes extractive ones.
         counter: a token counter; None takes tiktoken.
-        tools: what the model is given as tools: they are counted.
-        overhead_tokens: what else the request will hold, such as a prompt that is put before the list later.
-        messages_key: where a graph's state has its messages.
-        output_key: where the state gets those for the model.
-        settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `policy`, `reply_reserve_tokens` (tokens kept free for the
-            reply, by default a fifth of the window), `sections`, `strategy`, `prices` and `embedder` as `AgentContext` takes them.
+        tools: the model's tools, whose schemas are counted.
+        overhead_tokens: the size of what else the request will hold, such as a prompt that is added later.
+        messages_key: the key of the messages in a graph's state.
+        output_key: the key in the state for the messages to send.
+        settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `policy`, `reply_reserve_tokens` (tokens kept free for
+            the reply, by default a fifth of the window), `sections`, `strategy`, `prices` and `embedder` as `AgentContext`
+            takes them.
     """
 
     @renamed_keywords(KEYWORDS)
@@ -103,7 +106,7 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
         return f"ContextNode({self._pool().shown})"
 
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
-        """A session of this node: window, usage, pins, explain, export; the fixed one when none is named."""
+        """Returns a session of this node: window, usage, pins, explain, export; the fixed one when none is named."""
         key = key_or_own(session, owner, self._session, self._owner)
         last = self._sessions.subgraphs.cursor(key)  # a branch if the list was rewritten
         return self._sessions.at(key.session if last is None else last.session, key.owner)
@@ -112,7 +115,7 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
         return PoolOf(self._sessions, self._session, self._owner)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """A list for a list or a prompt; for a graph's state, the update that carries the list."""
+        """Returns a list for a list or a prompt, and for a graph's state the update with the list."""
         return self._call_with_config(self._fit, input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -228,7 +231,7 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
         return messages if isinstance(value, PromptValue | Sequence) else {self._output_key: messages}
 
     def close(self) -> None:
-        """Close the store, if this node opened it."""
+        """Closes the store if this node opened it."""
         self._sessions.close()
 
     async def aclose(self) -> None:

@@ -26,10 +26,10 @@ _NATIVE = frozenset(
 
 
 def with_reasoning(model: M) -> M:
-    """The same model, which sends an answer's reasoning back; a copy that shares its connections.
+    """Returns a copy of the model that sends the reasoning of answers back; it shares the model's connections.
 
-    It serves every model built on `langchain_openai`'s (ChatDeepSeek, ChatOpenAI with a base URL, ...); those that send it
-    themselves come back as they are. ConfigError for a model that cannot be helped.
+    It supports every model built on `langchain_openai` (ChatDeepSeek, ChatOpenAI with a base URL, ...). A model that sends
+    reasoning back itself is returned unchanged. Raises ConfigError for a model that cannot be made to send it.
     """
     check_model("with_reasoning", model)
     match replay(model):

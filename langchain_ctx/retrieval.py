@@ -32,13 +32,14 @@ _APART: RunnableConfig = {"callbacks": [], "tags": ["nostream", "ctxfold:section
 def section_from(
     source: BaseRetriever | VectorStore, *, kind: str = "documents", limit: int = 8, **terms: Any
 ) -> Section:
-    """A section that asks a retriever, or the `limit` nearest of a vector store, with the newest user message.
+    """Returns a section with the documents that a retriever finds for the newest user message, or the `limit` nearest of a
+    vector store.
 
     ```python
     model = with_context(chat, session_id="s", context_window=64_000, sections=[section_from(vector_store)])
     ```
-    What is found is shown as data, with each document's source and page beside it, once per document. A retriever that fails or
-    is too slow costs only its section. `terms` are those of `ctxfold.Section`: place, lifetime, share, min_free_ratio, timeout_s.
+    Documents are shown as data, each once, with source and page. When the retriever fails or is too slow, the request goes
+    without the section. `terms` are keyword arguments of `ctxfold.Section`: place, lifetime, share, min_free_ratio, timeout_s.
     """
     candidate: Any = source  # or whatever else a caller hands over
     retriever: Any = (
@@ -65,7 +66,7 @@ def _item(document: Document) -> Item:
 
 
 class LangChainEmbedder:
-    """For `AgentContext(embedder=...)`; LangChain's faces take the `Embeddings` themselves as `embedder=`."""
+    """Adapts `Embeddings` to `AgentContext(embedder=...)`; the classes of langchain_ctx take `Embeddings` directly."""
 
     def __init__(self, embeddings: Embeddings) -> None:
         self._embeddings = embeddings

@@ -473,9 +473,9 @@ class ErasesThreads(ABC):
         """Returns the pool; raises ConfigError for an object without sessions."""
 
     def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
-        """Erase all that is stored of a thread, its branches and places in graphs included, past recovery; the sessions' names.
+        """Erases all that is stored of a thread, with branches and sub-graphs, permanently; returns the names of the sessions.
 
-        A checkpointer's `delete_thread(thread)` goes with it: neither knows of the other.
+        Call the checkpointer's `delete_thread(thread)` too: neither does the other's work.
         """
         pool = self._pool()
         return pool.sessions.erase(thread, name_or_own("owner", owner, pool.owner))

@@ -69,10 +69,10 @@ def _config() -> RunnableConfig:
 class ChatModelSummarizer:
     """Asks a LangChain chat model.
 
-    The callbacks of the call that needs the summary hear of it as a run of its own, tagged "ctxfold:summary", with its usage; its
+    The callbacks of the surrounding call receive the summary as a separate run, tagged "ctxfold:summary", with its usage. Its
     tokens reach no callback and no stream.
 
-    `max_tokens` is passed on where the model has a field of that name; `options` go with every call.
+    `max_tokens` is passed on where the model has a field of that name; `options` are passed with every call.
     """
 
     scratch_role = "user"
@@ -112,10 +112,10 @@ class ChatModelSummarizer:
         return _Whole(_chunk(await self.asend(request)))
 
     def close(self) -> None:
-        """The model belongs to whoever made it."""
+        """Does nothing: the model belongs to its creator."""
 
     async def aclose(self) -> None:
-        """The model belongs to whoever made it."""
+        """Does nothing: the model belongs to its creator."""
 
     def _arguments(self, request: Request) -> dict[str, Any]:
         return {**self._options, **limits(self._model, request)}
@@ -274,7 +274,7 @@ _LEAD = "Here is a summary of the conversation to date:"  # how that middleware 
 
 
 class ContextSummarizer(Runnable[Sequence[MessageLikeRepresentation], str]):
-    """Messages in, the text of their summary out: written by a model, checked, completed by verbatim lines.
+    """A runnable that returns the text of a summary of messages: written by a model, checked, and completed by verbatim lines.
 
     ```python
     SummarizationMiddleware(
@@ -282,18 +282,18 @@ class ContextSummarizer(Runnable[Sequence[MessageLikeRepresentation], str]):
         trigger=("tokens", 50_000),
         token_counter=token_counter(model),
         summarizer=ContextSummarizer(model),
-        trim_tokens_to_summarize=None,  # else it is handed the last 4,000 tokens, and the rest is lost unread
+        trim_tokens_to_summarize=None,  # otherwise only the last 4,000 tokens are summarised, and the rest is lost
     )
     ```
-    The summary before is known as such and carried over. Where the model fails or invents, an extractive summary takes over:
-    the agent's turn goes on. Long lists are summarised in pieces that fit the model's window.
+    An earlier summary in the list is recognised and continued. When the model fails or invents facts, an extractive summary is
+    used instead, and the agent's turn continues. Long lists are summarised in pieces that fit the model's window.
 
     Args:
-        model: who writes: a chat model, its name as `init_chat_model` takes it, or a backend; None writes extractive summaries.
-        context_window: of that model, in tokens; None takes its profile's.
+        model: the writer: a chat model, its name for `init_chat_model`, or a backend; None writes extractive summaries.
+        context_window: the window of that model, in tokens; None takes the value in its profile.
         summary_tokens: upper limit of a summary; one is never longer than half of its source.
         prompt: instructions in place of the built-in ones; {words} becomes the limit, other braces are text.
-        on_summary: is told of every summary: what wrote it, what is kept, what went wrong.
+        on_summary: a function that is called with every `Summary`: its writer, the facts that it kept, and problems.
     """
 
     def __init__(

@@ -30,13 +30,13 @@ def token_counter(
     tools: Sequence[Any] = (),
     count_reasoning: bool = True,
 ) -> MessageTokens:
-    """A function from messages to tokens, as ctxfold counts them.
+    """Returns a function that counts the tokens of messages as ctxfold does.
 
     ```python
     trim_messages(messages, max_tokens=4_000, token_counter=token_counter(model))
     ```
-    Text in every script, reasoning, tool calls with their arguments, tool results and media count; each message is counted once
-    and looked up from then on. `tools` are added to every count, `counter` takes the place of the model's encoding.
+    It counts text in every script, reasoning, tool calls with their arguments, tool results and media. Counts are cached by
+    message. `tools` are added to every count; `counter` replaces the model's encoding.
     """
     if model is not None and not is_a(model, (str, BaseChatModel)):
         raise ConfigError(

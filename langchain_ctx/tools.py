@@ -112,10 +112,10 @@ _TAKEN = frozenset({"image", "image_url", "document", "file"})  # blocks that a 
 
 
 def history_tools(context: AgentContext, *, media: bool = False) -> list[BaseTool]:
-    """read_message, search_history, pin_message, unpin_message and compact_history, for `create_agent` or `bind_tools`.
+    """Returns the tools read_message, search_history, pin_message, unpin_message and compact_history, as LangChain tools.
 
-    read_message names images and files with type and size. With `media` it returns them as content blocks too: for models that
-    take them in tool results, such as Anthropic's; chat completions refuse them there.
+    read_message describes images and files by type and size. With `media` it also returns them as content blocks, for models
+    that accept them in tool results, such as Anthropic's; chat completions services refuse them there.
     """
     return [_tool(context, tool, media and tool.name == "read_message") for tool in neutral_tools(context)]
 

@@ -177,16 +177,16 @@ def with_context(
     counter: TokenCounter | TextCounter | None = None,
     **settings: Unpack[ContextSettings],
 ) -> ContextChatModel | ConfigurableContextModel:
-    """The model with its conversation kept in a session, and its reasoning sent back.
+    """Returns the model with its conversation kept in a session, and its reasoning sent back.
 
     It takes the model's place in a chain or agent: tools, structured output, profile, callbacks, streaming, cache and rate
-    limiter are the model's. Each call may name its session: `config={"configurable": {"session_id": "s1", "owner": "ann"}}`
-    (`thread_id` serves too), which beats `session_id`; a call without any is passed on as it is. `context_window` None takes the
-    `max_input_tokens` of the model's profile, unless a `policy` says more. ConfigError for a thinking model whose reasoning cannot
-    be sent back.
+    limiter are the model's. Each call may name its session: `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (or
+    `thread_id`), which takes precedence over `session_id`. A call without a session is passed on unchanged. `context_window`
+    None takes the `max_input_tokens` of the model's profile, unless `policy` sets the window. Raises ConfigError for a thinking
+    model whose reasoning cannot be sent back.
 
-    A model of `init_chat_model(configurable_fields=...)` is chosen by the config of each call; without `context_window`, each
-    request fits the window of the model that is chosen. `summarizer` is a chat model, its name as `init_chat_model` takes it
+    For `init_chat_model(configurable_fields=...)`, the config of each call selects the model; without `context_window`, each
+    request fits the window of the selected model. `summarizer` is a chat model, its name for `init_chat_model`
     ("openai:gpt-5-mini"), or a backend; None is the model of the call.
     """
     check_fields({"session": session_id, "owner": owner})
@@ -301,7 +301,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         tool_choice: str | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """As the model binds them."""
+        """Binds tools in the same way as the inner model."""
         chosen = {} if tool_choice is None else {"tool_choice": tool_choice}
         return cast(
             "Runnable[LanguageModelInput, AIMessage]", self._in_place(self.inner.bind_tools(tools, **chosen, **kwargs))
@@ -310,7 +310,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
     def with_structured_output(
         self, schema: builtins.dict[str, Any] | type, *, include_raw: bool = False, **kwargs: Any
     ) -> Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]:
-        """Returns the chain of the inner model's own method, with this model in it."""
+        """Returns the chain that the inner model's own method makes, with this model in it."""
         chain = self.inner.with_structured_output(schema, include_raw=include_raw, **kwargs)
         return cast("Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]", self._in_place(chain))
 
@@ -491,7 +491,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
                 yield piece
 
     def close(self) -> None:
-        """Close the store that was opened for this model; the model itself belongs to whoever made it."""
+        """Closes the store that was opened for this model; the inner model belongs to its creator."""
         if self.sessions is not None:
             self.sessions.close()
 
@@ -501,7 +501,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
 
 
 class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions, SharesSessions, Closing):
-    """What `with_context` returns for a model that the config of each call chooses; all of them share the sessions."""
+    """The result of `with_context` for a model that the config of each call selects; the selected models share the sessions."""
 
     def __init__(
         self,
@@ -525,7 +525,7 @@ class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions,
         return f"ConfigurableContextModel({self._pool().shown})"
 
     def chosen(self, config: RunnableConfig | None = None) -> Runnable[LanguageModelInput, Any]:
-        """Returns the model that this config chooses, with its context managed, and with what was bound."""
+        """Returns the model that this config selects, with its context managed and with all bound arguments."""
         return cast(
             "Runnable[LanguageModelInput, Any]", _placed(chosen_model(self._configurable, config), self._managed)
         )
@@ -552,11 +552,11 @@ class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions,
     def bind_tools(
         self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **kwargs: Any
     ) -> ConfigurableContextModel:
-        """As the model binds them that a call chooses."""
+        """Binds tools to the model that a call selects."""
         return self._with(cast("Any", self._configurable).bind_tools(tools, **kwargs))
 
     def with_structured_output(self, schema: dict[str, Any] | type, **kwargs: Any) -> ConfigurableContextModel:
-        """Returns the chain of the chosen model's own method, with its context managed."""
+        """Returns the chain that the selected model's own method makes, with its context managed."""
         return self._with(cast("Any", self._configurable).with_structured_output(schema, **kwargs))
 
     def _with(self, configurable: Runnable[LanguageModelInput, Any]) -> ConfigurableContextModel:
@@ -565,7 +565,7 @@ class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions,
         )
 
     def close(self) -> None:
-        """Close the store that was opened for the sessions; the models belong to LangChain."""
+        """Closes the store that was opened for the sessions; the models belong to LangChain."""
         self._sessions.close()
 
     async def aclose(self) -> None:

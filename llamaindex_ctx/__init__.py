@@ -1,4 +1,4 @@
-"""The LlamaIndex face of ctxfold; names load on first use."""
+"""ctxfold for LlamaIndex: memory, LLM, wrapper, chat stores and message converters. Names load on first use."""
 
 from __future__ import annotations
 

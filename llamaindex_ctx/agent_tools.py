@@ -15,10 +15,10 @@ __all__ = ["history_tools"]
 
 
 def history_tools(context: AgentContext, *, media: bool = False) -> list[FunctionTool]:
-    """read_message, search_history, pin_message, unpin_message and compact_history, for a `FunctionAgent`.
+    """Returns the tools read_message, search_history, pin_message, unpin_message and compact_history, for a `FunctionAgent`.
 
-    read_message names images and files with type and size. With `media` it returns them as content blocks too: for LLMs that
-    take them in tool results, such as Anthropic's; chat completions refuse them there.
+    read_message describes images and files by type and size. With `media` it also returns them as content blocks, for LLMs that
+    accept them in tool results, such as Anthropic's; chat completions services refuse them there.
     """
     return [_tool(context, tool, media and tool.name == "read_message") for tool in neutral_tools(context)]
 

@@ -123,10 +123,11 @@ def _thinking(response: ChatResponse) -> str:
 
 
 class LlamaIndexBackend:
-    """Asks a LlamaIndex LLM: text, tools where it calls functions, and reasoning where it gives it.
+    """A backend over a LlamaIndex LLM: text, tools where the LLM supports function calls, and reasoning where it returns it.
 
-    `max_tokens` and `temperature` are passed on where the LLM has a field of that name, `stop` and `extra` as keyword arguments.
-    The window is `context_window`, or that of the LLM's metadata where somebody told it. The LLM is not closed here.
+    `max_tokens` and `temperature` are passed on where the LLM has a field of that name, `stop` and `extra` as keyword
+    arguments. The window is `context_window`, or the value in the LLM's metadata where it was set. `close` does not close the
+    LLM.
     """
 
     scratch_role = "user"  # a system message at the end is refused by several services
@@ -184,10 +185,10 @@ class LlamaIndexBackend:
         return await self.read_stream(source, CumulativeChunks(self.model)).abegin()
 
     def close(self) -> None:
-        """The LLM belongs to whoever made it."""
+        """Does nothing: the LLM belongs to its creator."""
 
     async def aclose(self) -> None:
-        """The LLM belongs to whoever made it."""
+        """Does nothing: the LLM belongs to its creator."""
 
     def _asked(self, request: Request) -> tuple[list[ChatMessage], dict[str, Any]]:
         if request.tools:
@@ -218,7 +219,7 @@ class LlamaIndexBackend:
         raise ConfigError(f"{type(self.llm).__name__} calls no functions: leave tools out, or use another LLM")
 
     def translated(self) -> AbstractContextManager[None]:
-        """Makes a block out of which whatever the LLM raises comes as BackendError."""
+        """Returns a context manager that turns every exception of the LLM into BackendError."""
         return as_backend_error(self.model)
 
     def read_stream(

@@ -27,15 +27,15 @@ CUT = "[earlier lines are left out here]"
 
 
 class CtxMemoryBlock(BaseMemoryBlock[str]):
-    """Stores what `Memory` flushes in a `CtxMemory`; the block's text is that memory's window.
+    """A memory block that stores what `Memory` flushes in a `CtxMemory`, and whose text is the window of that memory.
 
-    So the text holds a summary of what was flushed long ago, the newest flushed messages, and passages that bear on the
-    question, all within the memory's own `token_limit`, and nothing that was flushed is lost. Each session of the `Memory`
-    above has one of its own here, "<the memory's>/<that session>", in which a "/" of that session's name is written "%2F" and
-    a "%" is written "%25": see `session`.
+    The text holds a summary of older flushed messages, the newest flushed messages, and passages relevant to the question,
+    within the `token_limit` of the `CtxMemory`. No flushed message is lost. Each session of the `Memory` has its own session
+    here, "<session of the CtxMemory>/<session of the Memory>", where a "/" in the latter is written "%2F" and a "%" is written
+    "%25": see `session`.
 
-        archive = CtxMemory.from_defaults("archive", store="sqlite:///chat.db", token_limit=3_000, llm=llm)
-        memory = Memory.from_defaults("ann", token_limit=30_000, memory_blocks=[CtxMemoryBlock(archive)])
+        archive = CtxMemory.from_defaults("archive", store="sqlite:///chat.db", token_limit=3_000, llm=llm) memory =
+        Memory.from_defaults("ann", token_limit=30_000, memory_blocks=[CtxMemoryBlock(archive)])
     """
 
     name: str = Field(default="EarlierConversation", description="The name of the memory block.")
@@ -56,7 +56,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
         return self.model_copy()
 
     def session(self, session_id: str | None = None) -> CtxMemory:
-        """The memory behind a session of the `Memory` above; without one, the memory that was given."""
+        """Returns the memory for a session of the `Memory`; without an argument, the `CtxMemory` that was passed."""
         if session_id is None:
             return self._memory
         inner = name_path(
@@ -88,7 +88,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
         await context.aadd(fresh)
 
     async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
-        """The end of the text, shorter by that many tokens: what was recalled for the question, and the newest messages."""
+        """Returns the end of the text, shorter by that many tokens: recalled passages, and the newest messages."""
         tokens = self._memory.context.counter.count_text(content)
         return self._end_of(content, tokens - tokens_to_truncate)
 

@@ -72,15 +72,15 @@ class _Shared:
 
 
 class CtxChatStore(BaseChatStore, Closing):
-    """Chat histories by key, each a session that `CtxMemory` opens under the same name, and the other way round.
+    """Chat histories by key. Each is a session that `CtxMemory` opens under the same name, and vice versa.
 
-    Messages come back as they were put, whole and in order; nothing is summarised or trimmed. What is deleted or replaced
-    leaves the history and stays in the archive. Calls that still wait for results are seen by other processes once they
-    are answered. Safe across threads and tasks; copies share the store.
+    Messages are returned as they were stored, complete and in order; nothing is summarised or trimmed. Deleted and replaced
+    messages leave the history and stay in the archive. Other processes see tool calls once they are answered. Safe across
+    threads and tasks; copies share the store.
 
     Args:
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a registered name, a Store, or None for memory.
-        owner: whose histories they are.
+        owner: the user or tenant to whom the histories belong.
         max_sessions: how many histories stay open in memory, 256 by default; any other is read from the store when it is used.
     """
 
@@ -110,7 +110,7 @@ class CtxChatStore(BaseChatStore, Closing):
         return name
 
     def context(self, key: str) -> AgentContext:
-        """The session behind a key, made when it is new: search, undo, export."""
+        """Returns the session of a key, which is created when it is new: search, undo, export."""
         return self._context(check_name("session name", key))
 
     def _context(self, key: str) -> AgentContext:
@@ -123,11 +123,11 @@ class CtxChatStore(BaseChatStore, Closing):
     # reading
 
     def get_messages(self, key: str) -> list[ChatMessage]:
-        """The whole history as it was put, [] for a key that is not known."""
+        """Returns the whole history as it was stored; [] for an unknown key."""
         return [_as_put(m) for m in self._stored(key)]
 
     def get_keys(self) -> list[str]:
-        """The keys that hold messages, sorted; looks into each of them."""
+        """Returns the keys that hold messages, sorted; reads each history."""
         return [key for key in self._shared.store.sessions(self.owner) if self._holds_any(key)]
 
     def _holds_any(self, key: str) -> bool:
@@ -142,13 +142,13 @@ class CtxChatStore(BaseChatStore, Closing):
     # writing
 
     def set_messages(self, key: str, messages: Sequence[ChatMessage]) -> None:
-        """Put messages in place of the key's history, at once."""
+        """Replaces the history of a key in one step."""
         context = self.context(key)
         with self._turn(key):
             context.set_messages(_rewritten(messages, context), prompts=True, recognise=True)
 
     def add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
-        """Store a message at the end, or before the one at `idx`."""
+        """Stores a message at the end, or before the one at `idx`."""
         if idx is None:
             self.add_messages(key, [message])
             return
@@ -162,7 +162,7 @@ class CtxChatStore(BaseChatStore, Closing):
             context.revise(inserted)
 
     def add_messages(self, key: str, messages: Sequence[ChatMessage]) -> None:
-        """Store messages at the end: all of them, or on an error none."""
+        """Stores messages at the end: all of them, or none when it raises."""
         context = self.context(key)
         with self._turn(key):
             fresh = _taken(messages, context, context.view().messages)
@@ -170,7 +170,7 @@ class CtxChatStore(BaseChatStore, Closing):
                 context.add(fresh)
 
     def move_oldest(self, key: str, count: int, *, to: str | None = None) -> list[ChatMessage]:
-        """Take the oldest messages out of a history, and put them at the end of another one first; what was moved."""
+        """Moves the oldest messages of a history to the end of another, and returns them; adds them before it removes them."""
         gone = self._stored(key)[: max(0, count)]
         if gone and to is not None:
             self.add_messages(to, [_as_stored(m) for m in gone])
@@ -193,7 +193,7 @@ class CtxChatStore(BaseChatStore, Closing):
         await asyncio.to_thread(self.add_message, key, message, idx)
 
     def delete_messages(self, key: str) -> list[ChatMessage] | None:
-        """Empty the key's history; what it held, None for a key that holds nothing."""
+        """Empties the history of a key and returns its messages; None when it was empty."""
         held = self.get_messages(key)
         if not held:
             return None
@@ -202,7 +202,7 @@ class CtxChatStore(BaseChatStore, Closing):
         return held
 
     def delete_message(self, key: str, idx: int) -> ChatMessage | None:
-        """Take out the message at `idx`, and it alone; None when there is none."""
+        """Removes only the message at `idx` and returns it; None when there is none."""
         held = self._stored(key)
         if not -len(held) <= idx < len(held):
             return None
@@ -226,7 +226,7 @@ class CtxChatStore(BaseChatStore, Closing):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> CtxChatStore:
-        """The chat store again, over the store registered under its name; ConfigError for another name, or a URL."""
+        """Restores a chat store over the store registered under its name. Raises ConfigError for an unknown name or a URL."""
         name, owner = stored_name(data.get("store")), check_name("owner name", data.get("owner", "default"))
         find_source(name)
         shared = _alive.get(name)
@@ -243,7 +243,7 @@ class CtxChatStore(BaseChatStore, Closing):
         return self.model_copy()
 
     def close(self) -> None:
-        """Close the store if it was opened here; every copy ends with it."""
+        """Closes the store if this object opened it; its copies cannot be used afterwards."""
         self._forget()
         if self._shared.ours:
             self._shared.store.close()
@@ -260,9 +260,10 @@ class CtxChatStore(BaseChatStore, Closing):
 
 
 class CtxAsyncChatStore(AsyncDBChatStore, Closing):
-    """Histories for LlamaIndex's own `Memory`: `Memory.from_defaults("ann", chat_store=CtxAsyncChatStore("sqlite:///chat.db"))`.
+    """Chat histories for LlamaIndex's own `Memory`: `Memory.from_defaults("ann",
+    chat_store=CtxAsyncChatStore("sqlite:///chat.db"))`.
 
-    A session's active messages are the history under its key, as in `CtxChatStore`; what the memory has archived is the one
+    The active messages of a session are the history under its key, as in `CtxChatStore`. Archived messages are the history
     under "<key>/archived", so a key must not end with "/archived". The parameters are those of `CtxChatStore`.
     """
 
@@ -280,7 +281,7 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
 
     @property
     def histories(self) -> CtxChatStore:
-        """The chat store below: keys of archived messages are histories there like others."""
+        """Returns the chat store that holds the histories, those of archived messages included."""
         return self._histories
 
     async def get_messages(
@@ -290,7 +291,7 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
         limit: int | None = None,
         offset: int | None = None,
     ) -> list[ChatMessage]:
-        """The messages with that status, oldest first; with None archived and active ones."""
+        """Returns the messages with that status, oldest first; with None, archived and active ones."""
         messages = [m for name in _names(key, status) for m in await self._histories.aget_messages(name)]
         start = offset or 0
         return messages[start:] if limit is None else messages[start : start + limit]
@@ -312,7 +313,7 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
         await self._histories.aset_messages(_names(key, status)[0], list(messages))
 
     async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
-        """Take out the active message at `idx`."""
+        """Removes the active message at `idx`."""
         return await self._histories.adelete_message(_names(key, MessageStatus.ACTIVE)[0], idx)
 
     async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
@@ -334,7 +335,7 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
         return self.model_copy()
 
     def close(self) -> None:
-        """Close the store if it was opened here."""
+        """Closes the store if this object opened it."""
         self._histories.close()
 
     async def aclose(self) -> None:

@@ -23,9 +23,9 @@ dispatcher = get_dispatcher("llamaindex_ctx")
 
 
 class SessionEvent(BaseEvent):
-    """Something that a session's engine reports; `event` is one of `ctxfold.events`, such as HistoryCompacted.
+    """An instrumentation event for each event of a session; `event` is one of `ctxfold.events`, such as HistoryCompacted.
 
-    It carries the span in which it happened. `name` is the class of `event`.
+    It has the id of the span in which it happened. `name` is the class of `event`.
     """
 
     session: str

@@ -144,14 +144,16 @@ def _completion_events(function: _F) -> _F:
 
 
 class CtxLLM(FunctionCallingLLM):
-    """A model of any provider with a row, spoken to as ctxfold's backends do.
+    """An LLM over ctxfold's backends, for every provider that ctxfold has a profile of.
 
-    `provider` names a row; `model="deepseek:deepseek-chat"` without `provider` is the same. `wire` picks one of the wire formats
-    that the provider speaks, where it has more than one: "openai_chat", "openai_responses", "anthropic_messages", "gemini" or
-    "bedrock_converse". `thinking` is True, False or an effort, `additional_kwargs` are options for every call,
-    `extra_body` goes into every request body as it is. Errors are BackendError, and ContextOverflowError when the request does
-    not fit. The key, and a password or key in `base_url`, stand in no repr, dict, JSON or pickle: give them again, or the key
-    through the row's environment variable.
+    `provider` is the name of a provider; `model="deepseek:deepseek-chat"` does the same without `provider`. `wire` selects a
+    wire format where the provider speaks more than one: "openai_chat", "openai_responses", "anthropic_messages", "gemini" or
+    "bedrock_converse". `thinking` is True, False or an effort, `additional_kwargs` are options for every call, and `extra_body`
+    goes into every request body unchanged. Raises BackendError for failures of the service, and ContextOverflowError when the
+    request does not fit.
+
+    No repr, dict, JSON or pickle contains the key, or a password or key in `base_url`: pass them again, or the key in the
+    provider's environment variable.
     """
 
     model: str = Field(description="The model's name.")
@@ -236,7 +238,7 @@ class CtxLLM(FunctionCallingLLM):
 
     @property
     def backend(self) -> ContextBackend:
-        """The service that answers; a copy shares it, a pickled LLM makes a new one."""
+        """Returns the backend that answers. Copies share it; an unpickled LLM creates a new one."""
         if self._backend is None:
             self._backend = self._new_backend()
         return self._backend
@@ -268,7 +270,7 @@ class CtxLLM(FunctionCallingLLM):
         )
 
     def close(self) -> None:
-        """Close the connections; a later call opens new ones."""
+        """Closes the connections; a later call opens new ones."""
         if self._backend is not None:
             self._backend.close()
 
@@ -279,7 +281,8 @@ class CtxLLM(FunctionCallingLLM):
 
     @_chat_events
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Returns the whole answer. Options: those of the constructor, `tools`, `tool_choice`, `stop`; others go into the body.
+        """Returns the whole answer. Options are those of the constructor, `tools`, `tool_choice` and `stop`; others go into the
+        body.
 
         With `context_window`, a request that is larger raises ContextOverflowError before it is sent.
         """
@@ -291,7 +294,7 @@ class CtxLLM(FunctionCallingLLM):
 
     @_chat_events
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """Cumulative responses; the last one is whole and carries usage. The request is sent on the first `next`."""
+        """Yields cumulative responses; the last one is complete and has the usage. The request is sent on the first `next`."""
         return self._stream(messages, kwargs)
 
     @_chat_events
@@ -300,7 +303,7 @@ class CtxLLM(FunctionCallingLLM):
 
     @_completion_events
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """The answer to a prompt that is sent as one user message."""
+        """Returns the answer to a prompt, which is sent as one user message."""
         return _completion(self._chat(_as_messages(prompt), kwargs))
 
     @_completion_events
@@ -357,10 +360,10 @@ class CtxLLM(FunctionCallingLLM):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls of a whole or streamed response; arguments under way are read as far as they go.
+        """Returns the tool calls of a whole or streamed response; incomplete arguments are parsed as far as they go.
 
-        Malformed arguments of a finished call raise InvalidToolArgumentsError; where no call is demanded, as agents ask, they
-        become one argument `INVALID_JSON`, so that the tool refuses the call and the model reads why.
+        Malformed arguments of a finished call raise InvalidToolArgumentsError. With `error_on_no_tool_call=False`, as agents
+        call it, they become one argument `INVALID_JSON`, so that the tool refuses the call and the model reads why.
         """
         calls = tool_selections(response, malformed_ok=not error_on_no_tool_call)
         if not calls and error_on_no_tool_call:

@@ -56,10 +56,10 @@ __all__ = ["CtxMemory"]
 
 
 class CtxMemory(BaseMemory, Closing):
-    """A session as LlamaIndex memory: `put` stores, `get` is the window made to fit, `get_all` every message.
+    """A session as LlamaIndex memory: `put` stores, `get` returns a window that fits, `get_all` returns every message.
 
-    Make one with `from_defaults`. Safe across threads and tasks; copies share the engine. A context manager; `close` closes
-    a store that was given by URL.
+    Create it with `from_defaults`. Safe across threads and tasks; copies share the engine. It is a context manager; `close`
+    closes a store that was given as a URL.
     """
 
     session_id: str = Field(description="the session's name in its store")
@@ -122,23 +122,24 @@ class CtxMemory(BaseMemory, Closing):
         """Returns a memory over a session, which is made in the store when it is new.
 
         Args:
-            session_id: the session's name; without it a new name is made up. A list of messages in its place is taken as
-                `chat_history`, which comes first in LlamaIndex's buffers.
-            positional: what follows in `Memory.from_defaults`, or in the buffers' where their types tell so.
+            session_id: the name of the session; without it a new name is generated. A list of messages here is taken as
+                `chat_history`, because that is the first argument of LlamaIndex's buffers.
+            positional: further arguments in the order of `Memory.from_defaults`, or of the buffers' where their types show
+                that.
             store: `sqlite:///file.db`, `postgresql+psycopg://...`, a registered name, a Store, or None for memory.
-            context_window: in tokens, for input and output together; None takes that of `policy`, or the LLM's, or else
+            context_window: the limit in tokens, input and output together; None takes that of `policy`, or the LLM's, or else
                 LlamaIndex's default of 30,000 tokens for the history alone.
             llm: the LLM that writes summaries; None writes extractive ones.
             chat_history: replaces the messages of the session, as `set` does.
-            token_limit: tokens that the history alone may take, without a reply reserve.
+            token_limit: upper limit of the history in tokens, without a reply reserve.
             tokenizer_fn: turns a text into tokens, for counting; `counter` takes precedence.
-            memory_blocks: LlamaIndex's memory blocks, for this session alone. Before each window they are asked for text that
-                stands beside the conversation as data, and they receive the messages that are compacted. None takes those of
-                the registered store.
-            sections: `ctxfold.Section`s, which stand beside the conversation too.
-            embedder: makes vectors, so that `get` recalls passages by meaning too.
-            settings: fields of `ctxfold.Policy`, or a whole one as `policy`; `reply_reserve_tokens`, `strategy` and `prices`;
-                every other keyword of LlamaIndex's own memories. Those without a counterpart raise a CtxWarning.
+            memory_blocks: LlamaIndex's memory blocks, for this session only. Before each window they provide text, which is
+                shown beside the conversation as data, and they receive the messages that are compacted. None takes those of the
+                registered store.
+            sections: `ctxfold.Section`s, which are shown beside the conversation too.
+            embedder: computes embeddings, so that `get` recalls passages by meaning too.
+            settings: fields of `ctxfold.Policy`, or a complete `policy`; `reply_reserve_tokens`, `strategy` and `prices`; all
+                other keywords of LlamaIndex's own memories, with a CtxWarning for those that have no counterpart.
         """
         given: dict[str, Any] = {
             "store": store,
@@ -162,31 +163,31 @@ class CtxMemory(BaseMemory, Closing):
 
     @property
     def context(self) -> AgentContext:
-        """The session itself, for what LlamaIndex has no words for: pins, explain, usage, export, undo."""
+        """Returns the session itself, for what LlamaIndex's memories do not offer: pins, explain, usage, export, undo."""
         return self._live.context
 
     @property
     def token_limit(self) -> int:
-        """Tokens that the history may take."""
+        """Returns the upper limit of the history in tokens."""
         return self.context.policy.budget_tokens
 
     @property
     def memory_blocks(self) -> list[Block]:
-        """The memory blocks of the session."""
+        """Returns the memory blocks of the session."""
         return [] if self._live.blocks is None else list(self._live.blocks.blocks)
 
     @property
     def chat_store(self) -> BaseChatStore | AsyncDBChatStore:
-        """The chat store that the memory was given, or the histories of its own store."""
+        """Returns the chat store that was passed to the memory, or one over its own store."""
         return CtxChatStore(self.context.store, owner=self.owner) if self._live.copy is None else self._live.copy.store
 
     @property
     def chat_store_key(self) -> str:
-        """The session's name, under which the chat store has the history."""
+        """Returns the name of the session, which is the key of the history in the chat store."""
         return self.session_id
 
     def at(self, session_id: str, *, owner: str | None = None) -> CtxMemory:
-        """The memory of another session over the same engine and store, which is made at its first use."""
+        """Returns the memory of another session over the same engine and store; it is created when it is first used."""
         return type(self)(live_at(self._live, session_id, owner), recall=self.recall)
 
     # reading
@@ -195,10 +196,10 @@ class CtxMemory(BaseMemory, Closing):
     def get(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **kwargs: Any
     ) -> list[ChatMessage]:
-        """The window as new objects, made to fit beside `initial_token_count` tokens, never with half a tool round.
+        """Returns the window as new objects. It fits beside `initial_token_count` tokens and never splits a tool round.
 
-        Passages recalled for `input`, or for the newest user message, stand in one more user message: before the newest
-        user message if that is last, else at the end. They are never stored.
+        Passages recalled for `input`, or for the newest user message, are in an additional user message: before the newest user
+        message if that is last, else at the end. They are never stored.
         """
         self._check_room(initial_token_count)
         with self._asking(kwargs):
@@ -255,9 +256,9 @@ class CtxMemory(BaseMemory, Closing):
             )
 
     def get_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
-        """Every message of the conversation as it was put, those that were compacted too, in order; reads the log.
+        """Returns every message of the conversation as it was stored, compacted ones included, in order; reads the log.
 
-        Of LlamaIndex's own statuses, those that were compacted are ARCHIVED, all others ACTIVE.
+        Of LlamaIndex's statuses, compacted messages are ARCHIVED, all others ACTIVE.
         """
         view = self.context.view().messages if status else ()
         return to_chat_messages(with_status(self.context.messages(), view, status))
@@ -269,9 +270,9 @@ class CtxMemory(BaseMemory, Closing):
     # writing
 
     def put(self, message: ChatMessage | str) -> None:
-        """Store a message; one that carries a known id is kept once. MessageTooLargeError if it can never be shown.
+        """Stores a message; one with a known id is not stored twice. Raises MessageTooLargeError if it can never fit the window.
 
-        A string is a user message. Where the message goes on without the results of the calls before it, a note answers those.
+        A string is a user message. Tool calls before it that have no results are answered by a note.
         """
         self.put_messages([message])
 
@@ -280,7 +281,7 @@ class CtxMemory(BaseMemory, Closing):
 
     @span
     def put_messages(self, messages: Sequence[ChatMessage | str]) -> None:
-        """Store messages in one step: all of them, or on an error none."""
+        """Stores messages in one step: all of them, or none when it raises."""
         added = self._put(listed(messages))
         if self._live.copy is not None:
             self._live.copy.add(added)
@@ -314,10 +315,10 @@ class CtxMemory(BaseMemory, Closing):
 
     @span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
-        """Put messages in place of all others, at once; on an error nothing has changed. The archive keeps the old ones.
+        """Replaces all messages in one step; changes nothing when it raises. The archive keeps the old ones.
 
-        Messages at the beginning that the memory has already, by position and content, stay as they are, compacted or not: a
-        list that goes on from `get_all` or `get` costs no more than putting what is new.
+        Leading messages that the memory already has, compared by position and content, stay as they are, compacted or not: a
+        list that continues `get_all` or `get` costs no more than putting the new messages.
         """
         self._set(listed(messages))
         if self._live.copy is not None:
@@ -343,7 +344,7 @@ class CtxMemory(BaseMemory, Closing):
         self._live.waiting = bool(unanswered(fresh))
 
     def reset(self, status: MessageStatus | None = None) -> None:
-        """Empty the conversation, system messages too; the archive keeps what was there, so that ARCHIVED is a ConfigError."""
+        """Empties the conversation, system messages included. The archive keeps the messages, so ARCHIVED raises ConfigError."""
         archive_stays(status)
         self.context.clear(prompts=True)
         self._live.waiting = False
@@ -388,7 +389,7 @@ class CtxMemory(BaseMemory, Closing):
         yield "context_window", self.context.policy.context_window
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Pure JSON that names session and store; the store by a registered name, never by its URL."""
+        """Returns a JSON-compatible dict that names the session and the store, by its registered name and never by its URL."""
         fields = self.model_dump(mode="json")
         return {
             **fields,
@@ -399,11 +400,11 @@ class CtxMemory(BaseMemory, Closing):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> CtxMemory:
-        """The memory again: on its live engine in the same process, else on the store registered under its name.
+        """Restores a memory: on its live engine in the same process, else on the store registered under its name.
 
-        Further keywords are those of `from_defaults`, such as `llm` or another `store`. ConfigError when the store's name is
-        not known, or is a URL: a dict may come from anywhere. What `to_dict` of one of LlamaIndex's buffers returned is
-        taken too, with its messages.
+        Further keywords are those of `from_defaults`, such as `llm` or another `store`. Raises ConfigError when the store's
+        name is unknown or a URL, because a dict may come from an untrusted source. A dict from one of LlamaIndex's buffers is
+        accepted too, with its messages.
         """
         if "chat_store" in data or "chat_history" in data:
             return cls.from_defaults(**{**_of_buffer(data), **kwargs})
@@ -419,7 +420,7 @@ class CtxMemory(BaseMemory, Closing):
 
     @classmethod
     def from_string(cls, text: str, **kwargs: Any) -> CtxMemory:
-        """Returns the memory that `to_string` described. ConfigError for other text."""
+        """Returns the memory that `to_string` described; raises ConfigError for any other text."""
         try:
             data: object = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -439,7 +440,7 @@ class CtxMemory(BaseMemory, Closing):
     # closing
 
     def close(self) -> None:
-        """Close the store if it was opened here; every copy of this memory ends with it."""
+        """Closes the store if this memory opened it; copies of this memory cannot be used afterwards."""
         self._ended()
         if self._live.opened is not None:
             self._live.opened.close()

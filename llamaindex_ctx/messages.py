@@ -77,7 +77,7 @@ _set: Final = object.__setattr__
 
 
 def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
-    """The messages as LlamaIndex knows them, each a new object; one for each tool result."""
+    """Converts messages to LlamaIndex's type, each a new object; one for each tool result."""
     shown = list(messages)
     texts = [_only_text(m) for m in shown]
     blocks = iter(_texts.validate_python([{"text": text} for text in texts if text is not None]))
@@ -93,9 +93,9 @@ def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
 
 
 def to_chat_message(message: Message) -> ChatMessage:
-    """Returns one message, exactly as it came when it came from LlamaIndex.
+    """Converts a message to LlamaIndex's type; one that came from LlamaIndex is returned exactly as it was.
 
-    Beside its `additional_kwargs`, "ctxfold_id" holds its id, and "ctxfold_preserve_reasoning" what it has of that name.
+    In its `additional_kwargs`, "ctxfold_id" holds the id, and "ctxfold_preserve_reasoning" the value of `preserve_reasoning`.
     """
     if (text := _only_text(message)) is not None:
         return _of_text(message, TextBlock(text=text))
@@ -358,20 +358,20 @@ def from_chat_messages(
     *,
     stray: Callable[[Message], Message] | None = None,
 ) -> list[Message]:
-    """The messages for the engine or a backend: ids given, every tool call but those of the last round answered.
+    """Converts messages for the engine or a backend: adds missing ids, and results for open calls before the last round.
 
-    A string is a user message. `waiting` and `stray` are those of `paired`: calls of messages that came before, and what
-    becomes of a result that answers no call; with it, a function's message without call id may be one.
+    A string is a user message. `waiting` are open calls of earlier messages. `stray` converts a result that answers no call;
+    with it, a function message without call id is accepted.
     """
     converted = [from_chat_message(m, new_id(), strays=stray is not None) for m in chat_messages(messages)]
     return paired(converted, new_id, waiting, stray=stray)
 
 
 def from_chat_message(message: ChatMessage, id: str, *, strays: bool = False) -> Message:
-    """Returns one message under the id that it carries, else under `id`.
+    """Converts a LlamaIndex message, under the id that it has or else under `id`.
 
-    UnknownRoleError for a function's message without call id; with `strays`, it is a result that answers whichever call waits,
-    or none. MessageError for what JSON cannot hold.
+    A function message without call id raises UnknownRoleError; with `strays`, it becomes a result for whichever call waits, or
+    for none. Raises MessageError for content that JSON cannot represent.
     """
     try:
         return _from_chat_message(message, id, strays)

@@ -38,10 +38,10 @@ _THINKS = ("thinking", "thinking_dict", "reasoning_effort")  # fields by which a
 
 
 def with_reasoning(llm: L) -> L:
-    """The same LLM, which sends an answer's reasoning back; a copy that shares its connections.
+    """Returns a copy of the LLM that sends the reasoning of answers back; it shares the LLM's connections.
 
-    It serves every LLM built on `llama_index.llms.openai`'s (DeepSeek, OpenAILike, OpenAI with a base URL, ...); those that
-    send it themselves come back as they are. ConfigError for an LLM that cannot be helped.
+    It supports every LLM built on `llama_index.llms.openai` (DeepSeek, OpenAILike, OpenAI with a base URL, ...). An LLM that
+    sends reasoning back itself is returned unchanged. Raises ConfigError for an LLM that cannot be made to send it.
     """
     check_llm("the LLM of with_reasoning", llm)
     match replay(llm):

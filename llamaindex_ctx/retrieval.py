@@ -31,14 +31,14 @@ _SOURCES = ("source", "file_path", "file_name", "url", "title")
 def section_from(
     source: BaseRetriever | BaseIndex[Any], *, kind: str = "documents", limit: int = 8, **terms: Any
 ) -> Section:
-    """A section that asks a retriever, or the `limit` nearest of an index, with the newest user message.
+    """Returns a section with the nodes that a retriever finds for the newest user message, or the `limit` nearest of an index.
 
     ```python
     memory = CtxMemory.from_defaults("s", context_window=64_000, sections=[section_from(index)])
     ```
-    What is found is shown as data, with each node's file and page beside it, once per node. A retriever that fails or is too slow
-    costs only its section. `terms` are those of `ctxfold.Section`: place, lifetime, share, min_free_ratio, timeout_s. Its
-    instrumentation events carry the tag `ctxfold: section`.
+    Nodes are shown as data, each once, with file and page. When the retriever fails or is too slow, the request goes without
+    the section. `terms` are keyword arguments of `ctxfold.Section`: place, lifetime, share, min_free_ratio, timeout_s.
+    Instrumentation events of the retriever have the tag `ctxfold: section`.
     """
     retriever: object = source
     if isinstance(source, BaseIndex):
@@ -66,9 +66,9 @@ def _item(scored: NodeWithScore) -> Item:
 
 
 class LlamaIndexEmbedder:
-    """For `AgentContext(embedder=...)`; `CtxMemory` and `with_context` take the embedding itself as `embedder=`.
+    """Adapts an embedding to `AgentContext(embedder=...)`; `CtxMemory` and `with_context` take LlamaIndex's embedding directly.
 
-    Its instrumentation events carry the tag `ctxfold: recall`.
+    Its instrumentation events have the tag `ctxfold: recall`.
     """
 
     def __init__(self, embedding: BaseEmbedding) -> None:

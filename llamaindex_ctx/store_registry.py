@@ -80,10 +80,11 @@ def register_store(
     llm: LLM | None = None,
     memory_blocks: Callable[[str], Sequence[Block]] | None = None,
 ) -> None:
-    """Give a store a name by which serialised memories refer to it, never by a URL, which may hold a password.
+    """Registers a store under a name by which serialised memories refer to it; they never hold a URL, which may hold a password.
 
     `CtxMemory.from_defaults(store=name)` opens it; so does `CtxMemory.from_dict` in a process where the name was registered.
-    `llm` writes the summaries of memories opened by the name, and `memory_blocks` gives the blocks of a session, by its id.
+    `llm` writes the summaries of memories that are opened by this name. `memory_blocks` is a function that returns the blocks
+    of a session, given its id.
     """
     if not name or "://" in name:
         raise ConfigError(f"store name {name.partition('://')[0]!r}: give a plain name such as 'chats', not a URL")

@@ -69,10 +69,10 @@ def marked(what: str) -> dict[str, Any]:
 
 
 class LlmSummarizer:
-    """A LlamaIndex LLM that is asked for summaries only, whole ones: nothing of them reaches a user's stream.
+    """A backend that asks a LlamaIndex LLM for summaries only, without streaming: nothing of them reaches a user's stream.
 
-    Its instrumentation events carry the tag `ctxfold: summary`. The length of a summary is asked for in words, because LLM
-    classes do not agree on the name of a token limit.
+    Its instrumentation events have the tag `ctxfold: summary`. The prompt states the length of a summary in words, because LLM
+    classes have different names for a token limit.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -90,7 +90,7 @@ class LlmSummarizer:
     capabilities = BackendCapabilities()
 
     def send(self, request: Request) -> Reply:
-        """The summary. Whatever the LLM raises leaves here as BackendError."""
+        """Returns the summary; every exception of the LLM is raised as BackendError."""
         with self.marked():
             return _reply(self.llm.chat(_chat(request)))
 
@@ -106,15 +106,15 @@ class LlmSummarizer:
 
     @contextmanager
     def marked(self) -> Generator[None]:
-        """Marks the LLM's events within the block as a summary's; whatever the LLM raises leaves it as BackendError."""
+        """Tags the LLM's events within the block as a summary's, and raises every exception of the LLM as BackendError."""
         with _translated(self.model), instrument_tags(marked("summary")):
             yield
 
     def close(self) -> None:
-        """The LLM belongs to whoever made it."""
+        """Does nothing: the LLM belongs to its creator."""
 
     async def aclose(self) -> None:
-        """The LLM belongs to whoever made it."""
+        """Does nothing: the LLM belongs to its creator."""
 
 
 def _chat(request: Request) -> list[ChatMessage]:

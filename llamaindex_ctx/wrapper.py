@@ -394,19 +394,19 @@ def with_context(
 ) -> ContextLLM:
     """Returns the LLM with every request made to fit, and with the reasoning of its answers sent back.
 
-    It takes the LLM's place in an engine, agent or workflow. Without `session_id` it keeps an agent's run within the window,
-    tool rounds included, and leaves the conversation to the memory. With one, the LLM keeps the conversation too, and `at`
+    It replaces the LLM in an engine, agent or workflow. Without `session_id` it keeps an agent's run within the window, tool
+    rounds included, and leaves the conversation to the memory. With `session_id` the LLM stores the conversation too, and `at`
     returns the same LLM for another session.
 
     Args:
-        llm: the LLM that answers. ConfigError for a thinking LLM whose reasoning cannot be sent back.
+        llm: the LLM that answers. Raises ConfigError for a thinking LLM whose reasoning cannot be sent back.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
         context_window: in tokens, for input and output together; None takes that of `policy`, or the LLM's.
         summarizer: the LLM that writes summaries; None takes `llm`.
-        sections: `ctxfold.Section`s, which are added to each request beside the conversation.
-        embedder: makes vectors, so that recall finds passages by meaning too.
-        settings: fields of `ctxfold.Policy`, or a whole one as `policy`; `reply_reserve_tokens` (the LLM's own `max_tokens`
-            without it), `strategy` and `prices`.
+        sections: `ctxfold.Section`s, which are added to each request.
+        embedder: computes embeddings, so that recall finds passages by meaning too.
+        settings: fields of `ctxfold.Policy`, or a complete `policy`; `reply_reserve_tokens` (by default the LLM's
+            `max_tokens`), `strategy` and `prices`.
     """
     _check_names(session_id, owner)
     check_llm("the LLM of with_context", llm)
@@ -460,7 +460,7 @@ class _SessionCall:
 
 
 class ContextLLM(FunctionCallingLLM, Closing):
-    """An LLM that manages its context, as `with_context` returns it; `inner` is the LLM that answers."""
+    """An LLM that manages its context, returned by `with_context`; `inner` is the LLM that answers."""
 
     inner: SerializeAsAny[LLM]
     window: int = Field(description="Tokens in and out together.")
@@ -492,20 +492,20 @@ class ContextLLM(FunctionCallingLLM, Closing):
 
     @renamed_keywords({"session": "session_id"})
     def at(self, session_id: str, *, owner: str | None = None) -> Self:
-        """Returns the same LLM for another session; engine, store and connections are shared."""
+        """Returns the same LLM for another session, with the same engine, store and connections."""
         owner = name_or_own("owner name", owner, self.owner)
         return self.model_copy(update={"session_id": check_name("session name", session_id), "owner": owner})
 
     @renamed_keywords({"session": "session_id"})
     def context(self, session_id: str | None = None, *, owner: str | None = None) -> AgentContext:
-        """Returns a session of this LLM: window, usage, pins, explain, export; its own when none is named."""
+        """Returns a session of this LLM, by default its own: window, usage, pins, explain, export."""
         name = self.session_id if session_id is None else session_id
         if name is None:
             raise ConfigError("this LLM was given no session: name one, or give with_context(llm, session_id=...)")
         return self._pool().at(check_name("session name", name), name_or_own("owner name", owner, self.owner))
 
     def close(self) -> None:
-        """Close the store that was opened for this LLM; the LLM itself belongs to whoever made it."""
+        """Closes the store that was opened for this LLM; the inner LLM belongs to its creator."""
         if self._sessions is not None:
             self._sessions.close()
 
@@ -527,7 +527,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
     # answering: the inner LLM tells LlamaIndex of its requests, with the window that was sent
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """The whole answer, to the newest message with as much before it as fits."""
+        """Returns the whole answer to the newest message, which is sent with as many earlier messages as fit."""
         call_in_session = self._begin(messages, kwargs)
         with original_error():
             return self._response(call_in_session, call_in_session.context.ask(call_in_session.question))
@@ -538,7 +538,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
             return self._response(call_in_session, await call_in_session.context.aask(call_in_session.question))
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """The LLM's own responses; the request is sent on the first `next`."""
+        """Yields the inner LLM's responses; the request is sent on the first `next`."""
         call_in_session = self._begin(messages, kwargs)
         replies: list[Reply] = []
         with original_error():
@@ -601,7 +601,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
     # what belongs to the inner LLM
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Returns the inner LLM's completion: a prompt alone is no conversation."""
+        """Returns the inner LLM's completion. A prompt alone is no conversation, so no context is added."""
         return self.inner.complete(prompt, formatted=formatted, **kwargs)
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:

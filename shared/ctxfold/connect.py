@@ -89,7 +89,7 @@ BACKENDS: Mapping[Wire, str] = {
 
 
 def open_backend(provider: str, model: str, *, wire: Wire | None = None, **settings: Any) -> HttpBackend:
-    """Returns a backend for a built-in provider, or for `profile=`, with the wire format that the profile names, or with `wire`.
+    """Returns a backend for a built-in provider, or for `profile=`. It speaks the profile's wire format, or `wire`.
 
     Raises ConfigError when the provider does not speak that wire.
     """
@@ -163,7 +163,7 @@ def _profile_counter(backend: ContextBackend | None) -> TextCounter | None:
 
 
 class SessionSettings(PolicyFields, total=False):
-    """The keyword arguments of `AgentContext` beside the session, its store and its backend."""
+    """The keyword arguments of `AgentContext` other than the session, its store and its backend."""
 
     context_window: int | None
     system: str | Sequence[str] | None

@@ -59,6 +59,8 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
+    """A message was inserted before the live message that had this index."""
+
     session: str
     message: Message
     index: int
@@ -66,6 +68,8 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
+    """A live message was replaced under its id."""
+
     session: str
     old: Message
     new: Message
@@ -90,7 +94,7 @@ class PinsChanged:
 
 @dataclass(frozen=True, slots=True)
 class RulesChanged:
-    """Fields of the policy were set at run time, or learnt from an answer of the provider."""
+    """Fields of the policy were set at run time, or learnt from a provider's answer."""
 
     session: str
     fields: tuple[str, ...]
@@ -98,14 +102,14 @@ class RulesChanged:
 
 @dataclass(frozen=True, slots=True)
 class EditUndone:
-    """The last compaction or edit was taken back."""
+    """The last compaction or edit was undone."""
 
     session: str
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesRestored:
-    """Originals came back into the view."""
+    """Originals were restored to the view."""
 
     session: str
     messages: tuple[Message, ...]
@@ -113,7 +117,7 @@ class MessagesRestored:
 
 @dataclass(frozen=True, slots=True)
 class MessagesErased:
-    """Messages were erased past recovery, by id. Copies that were sent to a provider earlier are out of reach."""
+    """Messages were erased permanently; `ids` names them. Copies that were sent to a provider earlier are not affected."""
 
     session: str
     ids: tuple[str, ...]
@@ -140,6 +144,8 @@ class SessionLoaded:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
+    """A turn ended; `status` is "completed", "aborted" or "discarded"."""
+
     session: str
     turn_id: str
     status: str
@@ -149,10 +155,11 @@ class TurnEnded:
 class HistoryCompacted:
     """A compaction was committed. Counts are messages and tokens of the view before and after.
 
-    `fallback_level` names the summary's writer. `archived` originals left the view; `covered` holds the ids of those that a summary
-    now replaces. Of the facts in them, `facts_kept` are in the summary's text, `facts_in_ledger` in its verbatim lines and
-    `facts_archived` only in the log; `facts_invented` are in the summary but in no source. `summary_usage` is what the summariser
-    reported for the `summary_calls`, and `live_prefix` says that the summary was written on the live prefix of the conversation.
+    `fallback_level` names the writer of the summary. `archived` originals left the view; `covered` holds the ids of those that
+    a summary now replaces. Of the facts in them, `facts_kept` are in the summary's text, `facts_in_ledger` in its verbatim
+    lines and `facts_archived` only in the log; `facts_invented` are in the summary but in no source. `summary_usage` is what
+    the summariser reported for the `summary_calls`, and `live_prefix` says that the summary was written on the live prefix of
+    the conversation.
     """
 
     session: str
@@ -184,10 +191,10 @@ class HistoryCompacted:
 
 @dataclass(frozen=True, slots=True)
 class CompactionStarted:
-    """A compaction begins, which ends with HistoryCompacted or CompactionHeld.
+    """A compaction begins; it ends with HistoryCompacted or CompactionHeld.
 
-    `messages` with `tokens` are to be replaced. `asks_model` says that a model writes the summary, which takes its time;
-    `background` that the conversation goes on meanwhile.
+    `messages` is the number of messages to replace, and `tokens` their size. `asks_model` is True when a model writes the
+    summary, which takes time; `background` when the conversation continues meanwhile.
     """
 
     session: str
@@ -210,7 +217,7 @@ class CompactionProgress:
 
 @dataclass(frozen=True, slots=True)
 class CompactionHeld:
-    """A compaction was due but failed, or would free too little; it is tried again when the window or the history has changed."""
+    """A compaction was due but failed, or would free too little; it is tried again once the window or the history has changed."""
 
     session: str
     reason: str
@@ -237,7 +244,7 @@ class OutputsPrepared:
 
 @dataclass(frozen=True, slots=True)
 class PromptTruncated:
-    """The server counted far fewer tokens than were sent: it cut the prompt silently. Lower `context_window`."""
+    """The server counted far fewer tokens than were sent, because it cut the prompt silently. Lower `context_window`."""
 
     session: str
     model: str
@@ -299,8 +306,8 @@ class WindowGauge:
     """How full the window is; emitted with each request, and returned by `gauge()`. All sizes are tokens.
 
     `used_tokens` is the size of the request: messages, system prompts, tools. `budget_tokens` is the largest size that leaves
-    the reply reserve free. At `compacts_at_tokens` the next compaction is due, at the latest when the budget is full; it is None
-    where compaction is off. Tool outputs may give way to excerpts earlier.
+    the reply reserve free. At `compacts_at_tokens` the next compaction is due, at the latest when the budget is full; it is
+    None where compaction is off. Tool outputs may be replaced by excerpts earlier.
     """
 
     session: str

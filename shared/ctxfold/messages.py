@@ -55,7 +55,7 @@ PROVIDER_SUMMARY = "provider_summary"  # the namespace of the opaque part that k
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Visible text. `extra` is a JSON object: what a provider sent beside the text and wants back with it, such as a signature."""
+    """Visible text. `extra` is a JSON object that a provider sent with the text and wants back with it, such as a signature."""
 
     text: str
     extra: str | None = None
@@ -213,7 +213,7 @@ class Message:
         return tuple(p for p in self.parts if isinstance(p, ToolResultPart))
 
     def opaque(self, namespace: str) -> Any:
-        """Returns the decoded data that a framework stored with the message; None when it stored nothing."""
+        """Returns the decoded data that a framework stored with the message; None when there is none."""
         part = next((p for p in self.parts if isinstance(p, Opaque) and p.namespace == namespace), None)
         return None if part is None else json.loads(part.json)
 
@@ -226,10 +226,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ProviderSummary:
-    """A summary that a provider wrote on its own side: `blocks` of its wire, as they came, which stand for what was compacted.
+    """A summary that a provider wrote on its own side. `blocks` are the unchanged blocks of its wire format that hold it.
 
-    Only the model that wrote them reads them, on that provider and wire. `tokens` is their size as the provider reported it, or
-    as we count it.
+    Only the model that wrote them can read them, on that provider and wire. `tokens` is their size as the provider reported it,
+    or as ctxfold counts it.
     """
 
     wire: str
@@ -239,13 +239,13 @@ class ProviderSummary:
     tokens: int = 0
 
     def part(self) -> Opaque:
-        """Returns the part that keeps it in a summary message, beside a text of our own for every other model."""
+        """Returns the part that keeps it in a summary message, whose text is for every other model."""
         fields = {"wire": self.wire, "provider": self.provider, "model": self.model, "tokens": self.tokens}
         return Opaque(PROVIDER_SUMMARY, json.dumps({**fields, "blocks": self.blocks}, ensure_ascii=False))
 
     @staticmethod
     def of(message: Message) -> ProviderSummary | None:
-        """Returns the provider's summary that a summary message keeps; None when it has none."""
+        """Returns the provider's summary in a summary message; None when it has none."""
         if message.kind != "summary" or (kept := message.opaque(PROVIDER_SUMMARY)) is None:
             return None
         blocks = tuple(kept["blocks"])

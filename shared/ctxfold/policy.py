@@ -215,8 +215,8 @@ class ColdCacheTrigger(_Trigger):
 class EconomicTrigger(_Trigger):
     """Due at the size with the lowest cost per call (see `optimal_height`), at the latest when the budget is full.
 
-    Without `prices` typical ones hold: in units of plain input, a cached read costs 0.1, a cache write 1.25, output 5. `prices`
-    may be the name of a model until `with_prices` replaces it by the prices of that model.
+    Without `prices`, typical ones apply: in units of an uncached input token, a cached read costs 0.1, a cache write 1.25,
+    output 5. `prices` may be the name of a model until `with_prices` replaces it by that model's prices.
     """
 
     kind: Literal["economic"] = "economic"
@@ -420,13 +420,13 @@ EXCERPT_TOKENS = 160  # least size of the excerpt of an output that is too large
 
 
 class ToolRule(BaseModel):
-    """Says how the outputs of one tool give way.
+    """Says how the outputs of one tool are compacted.
 
     Attributes:
         tool: the name of the tool, as the model calls it.
-        clear_first: its outputs are replaced before those of other tools, which stay when that frees enough, and however new they
-            are; only those that the model has not seen yet stay.
-        excerpt_tokens: the most tokens that an output takes. Of a larger one an excerpt is shown from the first time on.
+        clear_first: outputs of this tool are replaced before those of other tools, even new ones; only outputs that the model
+            has not seen yet stay. Other tools' outputs stay when that frees enough.
+        excerpt_tokens: upper limit of an output, in tokens. Of a larger one the model only ever sees an excerpt.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -446,7 +446,8 @@ class ToolRule(BaseModel):
 
 
 class Policy(BaseModel):
-    """The settings of a session, stored in its log so that all faces decide alike. Ratios are shares of `budget_tokens`."""
+    """The settings of a session, stored in its log so that every entry point decides alike. Ratios are shares of
+    `budget_tokens`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

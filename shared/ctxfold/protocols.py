@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Embedder(Protocol):
-    """Makes vectors of texts; near ones mean alike. What it raises costs a question its search by meaning, and nothing else."""
+    """Computes embeddings: texts with near vectors have similar meanings. When it raises, recall goes by words alone."""
 
     def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]: ...
 
@@ -60,17 +60,20 @@ ResponseType: TypeAlias = Literal["empty", "reasoning", "content", "reasoning_an
 class Request:
     """A request to a backend.
 
-    `messages` is the window as the engine holds it, reasoning included: the backend's row decides what of it travels.
-    `tool_choice` is "auto", "none", "required" or a tool's name. `extra` goes into the request body as it is.
-    `unbound_before`: messages at an index below it were answered with something else before them (a compaction, an edit,
-    another system prompt); rows that bind reasoning to what stood before it do not send theirs.
-    `refused_before`: the service has refused the reasoning of messages at an index below it, so that none of theirs is sent.
-    `stable_messages`: how many leading messages the next request will repeat, None when nothing is known; with it, or with
-    `cache_key` (the same for all requests of a session), the row's prompt-cache marks are set.
-    `compact`: the request asks the service for its own summary of the messages, and for no answer; only where
-    `BackendCapabilities.compacts_from` says from which size on the service writes one.
-    `live_prefix`: the request asks for a summary with the very beginning of the conversation's last request, so that the
-    provider's prompt cache serves it; its settings are that request's and may not be changed.
+    Args:
+        messages: the window as the engine holds it, reasoning included; the provider's profile decides what of it is sent.
+        tool_choice: "auto", "none", "required" or a tool's name.
+        extra: goes into the request body as it is.
+        unbound_before: the messages below this index were produced with other messages before them, because a compaction, an
+            edit or another system prompt came in between. Profiles that bind reasoning to its prefix leave out theirs.
+        refused_before: the service refused the reasoning of the messages below this index, so it is not sent.
+        stable_messages: how many leading messages the next request will repeat; None when unknown. With it, or with
+            `cache_key`, the profile's prompt-cache marks are set.
+        cache_key: the same for all requests of a session.
+        compact: the request asks the service for its own summary of the messages and not for an answer. It is set only where
+            `BackendCapabilities.compacts_from` names the size from which on the service writes one.
+        live_prefix: the request asks for a summary and begins exactly as the conversation's last request, so that the
+            provider's prompt cache serves it. Its settings are those of that request and must not be changed.
     """
 
     messages: Sequence[Message]
@@ -94,10 +97,10 @@ class Request:
 class Reply:
     """A whole answer; `message` carries usage, model and finish reason, `raw` is the provider's own object.
 
-    `empty_content` says that the service sent content, and that it was empty. A service that shortened the context on its own side
-    says so: `usage` is what the answer's context held, `billed` all that was spent, the service's summary included (None where
-    both are the same), `applied_edits` the provider's reports of what it cleared. `summary` answers a request with `compact`, None
-    where the service wrote none.
+    `empty_content` says that the service sent content, and that it was empty. A service that shortened the context on its own
+    side says so: `usage` covers the context of the answer, `billed` all tokens spent, including the service's summary (None
+    where both are the same), and `applied_edits` holds the provider's reports of what it cleared. `summary` answers a request
+    with `compact`; None where the service wrote none.
     """
 
     message: Message
@@ -111,7 +114,7 @@ class Reply:
 
     @property
     def response_type(self) -> ResponseType:
-        """Returns which of reasoning and content the answer has; tool calls do not count."""
+        """Returns whether the answer has reasoning, content or both; tool calls do not count."""
         reasoning, content = bool(self.message.reasoning), bool(self.message.text)
         if reasoning:
             return "reasoning_and_content" if content else "reasoning"
@@ -134,7 +137,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call as it came: index and id may be missing, repeated or wrong; `stream.Fold` sorts it out."""
+    """A piece of a tool call as it arrived: index and id may be missing, repeated or wrong; `stream.Fold` assembles the pieces."""
 
     index: int | None = None
     id: str | None = None
@@ -145,15 +148,18 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A translated piece of a streamed answer; `raw` is the provider's own object.
+    """A translated piece of a streamed answer.
 
-    `sealed` is a block that came whole and only its provider can read; it keeps its place between text and reasoning.
-    `reasoning_block` is the provider's own form of the reasoning that came just before, `text_extra` what it sent beside the text
-    that came just before; each ends that part, or makes an empty one where there is none.
-    `own_part`: text, reasoning and calls of the chunk are parts of their own, in the place where they came.
-    `whole` is the finished message where a source knows it; its id, model and usage are not read.
-    `empty_content`: content was sent here, and it was empty; a chunk with nothing else gives no event. `billed` and
-    `applied_edits` are as in `Reply`.
+    Args:
+        raw: the provider's own object.
+        sealed: a block that arrived whole and that only its provider can read; it keeps its place between text and reasoning.
+        reasoning_block: the provider's own form of the reasoning just before it. It ends that part, or makes an empty one.
+        text_extra: the data that belongs to the text just before it. It ends that part, or makes an empty one.
+        own_part: text, reasoning and calls of the chunk are separate parts, in the order in which they arrived.
+        whole: the finished message, from a source that has it; its id, model and usage are ignored.
+        empty_content: the service sent content here that was empty; a chunk with nothing else gives no event.
+        billed: as in `Reply`.
+        applied_edits: as in `Reply`.
     """
 
     reasoning: str = ""
@@ -177,7 +183,7 @@ class Chunk:
 
 
 class ChunkStream(Protocol):
-    """An open answer. The first event has arrived when it is handed out; `close` ends the connection at once."""
+    """An open stream of chunks. It is returned once the first event has arrived; `close` ends the connection at once."""
 
     def __iter__(self) -> Iterator[Chunk]: ...
 
@@ -185,7 +191,7 @@ class ChunkStream(Protocol):
 
 
 class AsyncChunkStream(Protocol):
-    """The same for async code."""
+    """The async form of `ChunkStream`."""
 
     def __aiter__(self) -> AsyncIterator[Chunk]: ...
 
@@ -198,18 +204,18 @@ class BackendCapabilities:
 
     Args:
         binds_reasoning: the service accepts a reply's reasoning only together with everything that stood before it.
-        reasoning_optional: the service accepts turns without their reasoning, so that a request whose reasoning it refuses is sent
-            once more without.
+        reasoning_optional: the service accepts turns without their reasoning, so a request whose reasoning it refuses is sent
+            again without it.
         reasoning_expires: reasoning goes back only within its tool round; the next user turn leaves it out.
         truncates_silently: the service cuts a prompt that is too long and reports no error.
         compacts_itself: the service compacts on its own side, so that triggers wait until 95 % of the budget.
         compacts_from: tokens of a conversation from which on the service writes a summary of its own when it is asked to
             (`Request.compact`); None where it never does.
         provider: the name of the service, for traces; None where it is unknown.
-        sparing: returns a summariser's request changed so that the model answers it briefly and, where it can, without thinking;
-            None sends the request as it is.
-        continues: of a summariser that is another object than the session's backend, returns True when it can send the given
-            request, the conversation's last one, once more with an instruction behind it; None where it cannot.
+        sparing: a function that changes a summariser's request so that the model answers briefly and, where possible, without
+            thinking; None sends the request as it is.
+        continues: of a summariser that is another object than the session's backend: returns True when it can send the given
+            request, the last one of the conversation, again with an instruction after it; None where it cannot.
     """
 
     binds_reasoning: bool = False
@@ -226,8 +232,8 @@ class BackendCapabilities:
 class ContextBackend(Protocol):
     """A model service; `ctxfold.BaseBackend` derives all members but `model` and `send`.
 
-    Once a request is on its way, every failure is a BackendError. Before that, ConfigError says that the service cannot do what
-    is asked, MessageError that a message cannot be sent.
+    Once a request was sent, every failure is a BackendError. Before that, ConfigError says that the service does not support
+    the request, MessageError that a message cannot be sent.
     """
 
     @property
@@ -260,7 +266,7 @@ class ContextBackend(Protocol):
 
 
 class TokenCounter(Protocol):
-    """Counts what is sent; `id` changes whenever counts would."""
+    """Counts the tokens of requests; another `id` means that counts may differ."""
 
     @property
     def id(self) -> str: ...
@@ -335,14 +341,15 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class StoreCapabilities:
-    """Declares how a store is to be called.
+    """Declares which abilities a store has and how it is called.
 
     Args:
-        blocking: the sync methods wait for a disk or a network. On an event loop, a flow that only reads then runs as a whole in
-            one worker thread, through the sync methods; otherwise each call uses its async form.
-        owner_index: the store has the methods of `OwnerIndex`; without, a search over all sessions asks session by session.
-        vectors: the store has the methods of `VectorIndex`; without, vectors are made anew by each process.
-        replica: the store has the method of `Replicated`: what only reads archives may be answered by another server.
+        blocking: the sync methods wait for a disk or a network. On an event loop, a flow that only reads then runs as a whole
+            in one worker thread, through the sync methods; otherwise each call uses its async form.
+        owner_index: the store has the methods of `OwnerIndex`; without them, a search over all sessions reads one session after
+            another.
+        vectors: the store has the methods of `VectorIndex`; without them, each process computes vectors again.
+        replica: the store has the method of `Replicated`: reads of archives may be answered by another server.
     """
 
     blocking: bool = True
@@ -362,7 +369,7 @@ class Store(ItemStore, Protocol):
     def capabilities(self) -> StoreCapabilities: ...
 
     def head(self, key: SessionKey) -> Head | None:
-        """Where the session's log ends; None when there is no such session."""
+        """Returns where the session's log ends; None when there is no such session."""
         ...
 
     async def ahead(self, key: SessionKey) -> Head | None: ...
@@ -377,12 +384,12 @@ class Store(ItemStore, Protocol):
         documents: Sequence[Document] = (),
         known_id: str | None = None,
     ) -> tuple[Record, ...]:
-        """Append in one transaction, making the session when it is new; returns every record after seq `known`.
+        """Appends in one transaction, creating the session when it is new; returns every record after seq `known`.
 
-        A draft whose id is already there with the same fingerprint is skipped; with another, MessageConflictError and
-        nothing is written. With `expect`, HeadMovedError unless the log ends there. With `known_id`, SessionNotFoundError
-        unless the record `known` has that id: the session was erased meanwhile. A SnapshotTaken draft moves the newest
-        snapshot.
+        A draft whose id is stored with the same fingerprint is skipped. Raises MessageConflictError, and writes nothing, when
+        the fingerprint differs; HeadMovedError when the log does not end at `expect`; SessionNotFoundError when the record
+        `known` does not have the id `known_id`, because the session was erased meanwhile. A SnapshotTaken draft becomes the
+        newest snapshot.
         """
         ...
 
@@ -398,31 +405,31 @@ class Store(ItemStore, Protocol):
     ) -> tuple[Record, ...]: ...
 
     def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
-        """Records with after < seq <= upto, in order."""
+        """Returns the records with after < seq <= upto, in order."""
         ...
 
     async def aread(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]: ...
 
     def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
-        """The records with these seqs, in order of seq; missing ones are left out."""
+        """Returns the records with these seqs, in order of seq; missing ones are left out."""
         ...
 
     async def afetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]: ...
 
     def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
-        """The records with these record ids, in order of seq; missing ones are left out."""
+        """Returns the records with these record ids, in order of seq; missing ones are left out."""
         ...
 
     async def afind(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]: ...
 
     def numbered(self, key: SessionKey, number: int) -> Record | None:
-        """The record that brought the message with that number; None when there is none."""
+        """Returns the record that added the message with that number; None when there is none."""
         ...
 
     async def anumbered(self, key: SessionKey, number: int) -> Record | None: ...
 
     def snapshot_before(self, key: SessionKey, seq: int) -> int:
-        """The seq of the newest snapshot before `seq`, 0 when there is none."""
+        """Returns the seq of the newest snapshot before `seq`; 0 when there is none."""
         ...
 
     async def asnapshot_before(self, key: SessionKey, seq: int) -> int: ...
@@ -430,9 +437,10 @@ class Store(ItemStore, Protocol):
     def postings(
         self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
     ) -> Postings:
-        """Returns the archive's hits of the terms: all hits, or the `newest` of each, or those in the documents `among`.
+        """Returns the archive's hits of the terms: all, or the `newest` so many of each term, or those in the documents `among`.
 
-        The empty term stands for the documents themselves: each holds it no times, so that its hits name what is indexed.
+        The empty term stands for the documents themselves: it has one hit with 0 occurrences in each, so its hits list what is
+        indexed.
         """
         ...
 
@@ -441,45 +449,46 @@ class Store(ItemStore, Protocol):
     ) -> Postings: ...
 
     def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
-        """Returns True when `holder` now has the named lease of the session, until it is released or `ttl_s` has passed.
+        """Takes the named lease of the session for `holder`, for `ttl_s` seconds or until `release`; returns True on success.
 
-        A holder that has it keeps it for longer. The session need not exist. `now_s` is the caller's clock: a store that several
-        machines share goes by the clock of its server instead.
+        A holder that has the lease already extends it. The session need not exist. `now_s` is the caller's clock in Unix time;
+        a store that several machines share uses its server's clock instead.
         """
         ...
 
     async def alease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool: ...
 
     def release(self, key: SessionKey, name: str, holder: str) -> None:
-        """Give a lease back; nothing happens when another has it."""
+        """Releases a lease; does nothing when another holder has it."""
         ...
 
     async def arelease(self, key: SessionKey, name: str, holder: str) -> None: ...
 
     def sessions(self, owner: str) -> tuple[str, ...]:
-        """The names of an owner's sessions, sorted."""
+        """Returns the names of an owner's sessions, sorted."""
         ...
 
     async def asessions(self, owner: str) -> tuple[str, ...]: ...
 
     def copies(self, key: SessionKey) -> tuple[str, ...]:
-        """The owner's other sessions whose log begins with the same record: the forks of it, and what it was forked from."""
+        """Returns the owner's other sessions whose log begins with the same record: its forks, and the sessions it was forked
+        from."""
         ...
 
     async def acopies(self, key: SessionKey) -> tuple[str, ...]: ...
 
     def erase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool:
-        """Rewrite logs, and remove the sessions `gone` with all that belongs to them, in one transaction.
+        """Rewrites logs, and removes the sessions `gone` with all their data, in one transaction.
 
-        HeadMovedError, and nothing is done, when one of the logs has grown. Whether nothing of the old text is left in files
-        that this store writes to; False where another process is in the way, and a later call will see to it.
+        Raises HeadMovedError, and changes nothing, when one of the logs has grown. Returns True when no file of this store
+        still holds old text, and False when another process prevents that; a later call completes it.
         """
         ...
 
     async def aerase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool: ...
 
     def erase_owner(self, owner: str) -> bool:
-        """Remove everything that belongs to the owner, in one transaction; see `erase`."""
+        """Removes everything that belongs to the owner, in one transaction; returns the same as `erase`."""
         ...
 
     async def aerase_owner(self, owner: str) -> bool: ...
@@ -490,26 +499,26 @@ class Store(ItemStore, Protocol):
 
 
 class OwnerIndex(Protocol):
-    """The further method of a store that declares `owner_index`: the archives of all sessions of an owner in few statements."""
+    """The additional method of a store that declares `owner_index`: it searches all sessions of an owner in few statements."""
 
     def owner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:
-        """Returns by session what `Store.postings` returns for it; sessions without an archive may be left out."""
+        """Returns the result of `Store.postings` for each session, by its name; sessions without an archive may be left out."""
         ...
 
     async def aowner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]: ...
 
 
 class VectorIndex(Protocol):
-    """The further methods of a store that declares `vectors`: it keeps vectors of messages, by session and embedder, as bytes."""
+    """The additional methods of a store that declares `vectors`: it keeps vectors as bytes, by session and embedder."""
 
     def embedders(self, key: SessionKey) -> Mapping[str, bytes]:
-        """Returns what is stored under seq 0 for each embedder of the session, by its name."""
+        """Returns the bytes stored under seq 0 for each embedder of the session, by the embedder's name."""
         ...
 
     async def aembedders(self, key: SessionKey) -> Mapping[str, bytes]: ...
 
     def vectors(self, key: SessionKey, embedder: str, *, seqs: Sequence[int] | None = None) -> Mapping[int, bytes]:
-        """Returns what is stored for messages, by the seqs of their records: for all, or for those with these seqs."""
+        """Returns the stored bytes by the seqs of the messages' records: all of them, or those with the given seqs."""
         ...
 
     async def avectors(
@@ -517,7 +526,7 @@ class VectorIndex(Protocol):
     ) -> Mapping[int, bytes]: ...
 
     def put_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
-        """Stores vectors by seq, in place of those that are there; nothing for records that were erased meanwhile.
+        """Stores vectors by seq, replacing older ones; skips records that were erased meanwhile.
 
         An erasure removes what belongs to the records that it rewrites.
         """
@@ -526,18 +535,17 @@ class VectorIndex(Protocol):
     async def aput_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None: ...
 
     def drop_vectors(self, key: SessionKey, embedder: str) -> None:
-        """Removes all that an embedder has in a session."""
+        """Removes all vectors of an embedder in a session."""
         ...
 
     async def adrop_vectors(self, key: SessionKey, embedder: str) -> None: ...
 
 
 class Replicated(Protocol):
-    """The further method of a store that declares `replica`."""
+    """The additional method of a store that declares `replica`."""
 
     def for_archive(self, owner: str, session: str | None = None) -> Store:
-        """Returns a store to read archives from, which has all that this one has of the session, or of every session of the owner;
-        else this one."""
+        """Returns a store for reading archives: one that is up to date for the session or owner, else this one."""
         ...
 
 

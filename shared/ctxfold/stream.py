@@ -34,7 +34,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class ContentFirst:
-    """The first content after thinking; comes again after a second thinking phase, never in a plain answer."""
+    """The first piece of content after thinking; occurs again after a second thinking phase, never without thinking."""
 
     text: str
     chunk: Chunk
@@ -42,7 +42,7 @@ class ContentFirst:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Any other content."""
+    """A piece of the content."""
 
     text: str
     chunk: Chunk
@@ -58,13 +58,13 @@ class ToolCalls:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The last event of `send_stream`: the stored reply with its tool calls, usage and finish reason."""
+    """The last event of `send_stream`: the stored reply, with tool calls, usage and finish reason."""
 
     reply: Reply
 
     @property
     def text(self) -> str:
-        """Returns "": earlier events carried the text, and joining the text of all events must not double it."""
+        """Returns "", because earlier events carried the text: joining the text of all events gives the reply once."""
         return ""
 
 

@@ -369,7 +369,7 @@ def _chars(runs: re.Pattern[str], text: str) -> int:
 def text_counter(model: str | None = None, *, encoding: str | None = None, allow_download: bool = True) -> TextCounter:
     """Returns an exact counter when its encoding is available within 3 s, else a RatioCounter with one warning.
 
-    An explicit encoding takes precedence over the model's; an unknown model is counted as OpenAI's newest.
+    An explicit encoding takes precedence over the model's; for an unknown model, OpenAI's newest encoding is used.
     CTXFOLD_OFFLINE=1 or `allow_download=False` forbids the network. Equal encodings share their tables.
     """
     try:

@@ -61,7 +61,7 @@ HISTORY_TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class HistoryTool:
-    """A tool. `call` and `acall` take the arguments that `parameters`, a JSON schema, names; they return text, errors included."""
+    """A tool. `call` and `acall` take the arguments described by `parameters`, a JSON schema, and return text, errors included."""
 
     name: str
     description: str
@@ -77,8 +77,8 @@ class HistoryTool:
 def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
     """read_message, search_history, pin_message, unpin_message and compact_history over one session.
 
-    They are the only way for a model to pin: no text of a message or of a tool's output does. Messages for the user only are
-    not read back. `compact_history` works once per turn.
+    These tools are the only way for a model to pin messages; no text of a message or a tool output can do so. Messages that are
+    for the user only cannot be read. `compact_history` works once per turn.
     """
     if not is_a(context, AgentContext):
         raise ConfigError(

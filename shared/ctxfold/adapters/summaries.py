@@ -25,14 +25,15 @@ LEAST_WINDOW_TOKENS = 4_000
 
 
 class SummaryWriter:
-    """Writes what can stand for a list of messages: by a model, checked against them and completed by verbatim lines.
+    """Writes a summary of a list of messages. A model writes it, and it is checked against the messages and completed by
+    verbatim lines.
 
-    Messages of kind "summary" are earlier summaries, and are carried over. Where the model fails or invents, an extractive
-    summary takes over; `Summary.fallback_level` and `problems` say so.
+    Messages of kind "summary" are earlier summaries, which the new one continues. When the model fails or invents facts, an
+    extractive summary is used instead; `Summary.fallback_level` and `problems` report it.
 
     Args:
         backend: the model that writes; None writes extractive summaries.
-        context_window: of that model, in tokens; None takes what the backend knows.
+        context_window: the window of that model, in tokens; None takes the backend's value.
         summary_tokens: upper limit of a summary; one is never longer than half of its source.
         prompt: instructions in place of the built-in ones; {words} becomes the limit.
     """
@@ -56,7 +57,7 @@ class SummaryWriter:
         return self._ports.counter
 
     def write(self, messages: Sequence[Message]) -> Summary:
-        """The summary of all the messages. SummarizationFailedError when not even a line of them fits the limit."""
+        """Returns the summary of all messages; raises SummarizationFailedError when not even one line fits the limit."""
         return run(self._written(messages), self._ports)
 
     async def awrite(self, messages: Sequence[Message]) -> Summary:
@@ -102,7 +103,7 @@ def compact_messages(
     Args:
         strategy: the name of a built-in strategy, or an object of your own: see docs/strategies.md.
         summarizer: the model that writes a summary; None writes an extractive one.
-        context_window: the window that the strategy reckons with, in tokens; None takes one in which all messages fit.
+        context_window: the window in tokens for which the strategy decides; None takes one in which all messages fit.
         summary_tokens: upper limit of a summary.
 
     Raises:

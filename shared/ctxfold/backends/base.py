@@ -26,8 +26,8 @@ __all__ = ["BaseBackend", "PlayedStream", "reply_chunks"]
 class BaseBackend(ABC, Closing):
     """A backend of your own: set `model` and write `send`; everything else is derived and may be overridden.
 
-    `asend` runs `send` in a worker thread, and a stream plays the whole reply at once. Override `asend`, `open_stream` and
-    `aopen_stream` for a service that has these forms, `close` and `aclose` where something is held open.
+    `asend` runs `send` in a worker thread, and a stream yields the whole reply as one chunk. Override `asend`, `open_stream`
+    and `aopen_stream` for a service that has these forms, and `close` and `aclose` where connections are kept open.
     `ctxfold.testing.backend_suite` tests the result.
     """
 
@@ -50,7 +50,7 @@ class BaseBackend(ABC, Closing):
         return PlayedStream(tuple(reply_chunks(await self.asend(request))))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing, as no connection is kept open."""
 
     async def aclose(self) -> None:
         self.close()

@@ -40,8 +40,9 @@ class _Outcome:
 class ChaosBackend:
     """Wraps a backend and makes calls fail. Call number n of a seed always has the same outcome, also in concurrent use.
 
-    A share of `error_rate` calls fails before reaching the inner backend; `truncate_rate` of the others lose their end, which a
-    whole reply shows as a stream_truncated error. `delay_s` is the longest pause before a call.
+    A share `error_rate` of the calls fails before it reaches the inner backend. A share `truncate_rate` of the other streams
+    loses its end; a whole reply then fails with a stream_truncated error. `delay_s` is the longest pause before a call, in
+    seconds.
     """
 
     def __init__(

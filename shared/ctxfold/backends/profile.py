@@ -230,15 +230,14 @@ class CompactionRules(_Row):
 
 
 class Profile(_Row):
-    """The properties of one provider; `models` overrides whole fields by prefixes of model names.
+    """The properties of one provider. `models` overrides whole fields for models whose names begin with a prefix.
 
-    `wires` overrides whole fields, `models` among them, for the other wire formats that the provider has beside `wire`; some
-    wires have defaults of their own. In `path`
-    and in `stream_path`, which is used for streams where it is set, `{model}` stands for the name of the model.
-    `model_prefix` is a regular expression for what may stand before those prefixes, such as a region. `error_header` is the
-    response header with the name of an error, up to a colon. `betas` maps the kinds of context edits to the beta features that
-    Anthropic wants named for them. `compaction` is None for a service without summaries of its own. `verified_on` is the
-    month in which the profile was last compared with its `source`.
+    `wires` overrides whole fields, including `models`, for wire formats that the provider speaks beside `wire`; some wires have
+    their own defaults. In `path`, and in `stream_path` for streams, `{model}` is replaced by the name of the model.
+    `model_prefix` is a regular expression for text that may precede those prefixes, such as a region. `error_header` is the
+    response header with the name of an error, up to a colon. `betas` maps kinds of context edits to the beta features that
+    Anthropic requires for them. `compaction` is None for a service without summaries of its own. `verified_on` is the month in
+    which the profile was last compared with its `source`.
     """
 
     name: str

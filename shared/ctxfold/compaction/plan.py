@@ -79,9 +79,9 @@ class Plan:
         turn_id: set when the covered entries belong to an open turn.
         writer: who writes the summary: "provider" (the conversation's service, or else "model"), "model" (with its fallbacks),
             "extractive", "note" (one line) or "none" (the entries leave without a summary).
-        text: a summary that is written already.
+        text: a summary that exists already.
         rewrite: a function, sync or async, that returns the new message list; the plan becomes the difference.
-        within: the covered entries are live ones, and the summary takes their place among the live messages.
+        within: the covered entries are live messages, and the summary takes their place among them.
     """
 
     strategy: str
@@ -103,13 +103,13 @@ class Plan:
 
     @property
     def freed_tokens(self) -> int:
-        """Tokens that the plan frees at least."""
+        """Returns the number of tokens that the plan frees at least."""
         return self.tokens_before - self.tokens_after
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """No compaction now, and the reason; `exhausted` when one is due but would not free enough."""
+    """The decision not to compact now, with the reason; `exhausted` is True when one is due but would not free enough."""
 
     reason: str
     exhausted: bool = False

@@ -40,7 +40,7 @@ HEADING_TOKENS = 32  # role and heading, which come on top of a summary's limit
 
 @dataclass(frozen=True, slots=True)
 class CompactionInput:
-    """The input of a decision: the view, the session's policy, and why the strategy is asked (`facts.occasion`)."""
+    """The input of a strategy: the view, the session's policy, and the occasion on which it is asked (`facts.occasion`)."""
 
     view: View
     facts: SessionFacts
@@ -54,9 +54,10 @@ class CompactionInput:
 
     @property
     def needed_tokens(self) -> float:
-        """Tokens that an epoch has to free: a share of the budget, or of the used tokens where a trigger fires earlier.
+        """Returns the tokens that a compaction has to free: a share of the budget, or of the used tokens where a trigger fires
+        earlier.
 
-        Where the trigger names an amount, it is a share of the tokens that a compaction can touch, however few.
+        Where the trigger names an amount, the share is of the tokens that a compaction may replace, however few.
         """
         rules, ratio = self.rules, self.rules.min_free_ratio
         if rules.trigger is None:
@@ -72,7 +73,7 @@ class CompactionInput:
 
     @property
     def fits(self) -> bool:
-        """Tells whether the next request is within the budget as it is."""
+        """Returns True when the next request is within the budget as it is."""
         return self.used_tokens <= self.rules.budget_tokens
 
     def due(self) -> Verdict | None:

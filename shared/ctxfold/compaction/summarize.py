@@ -62,15 +62,16 @@ class Summary:
         text: the summary.
         fallback_level: the writer: "provider", "model", "model, tool outputs left out", "extractive", "truncate", "given" or
             "dropped".
-        problems: why the writers before it failed.
-        kept: literals of the source that the text has.
-        in_ledger: literals that its verbatim lines add.
-        archived: literals that only the log has.
-        invented: literals of the text that no source has.
-        calls: how often the summariser was asked.
+        problems: the reasons for which the writers tried before failed.
+        kept: facts of the source (numbers, names, paths) that the text contains.
+        in_ledger: facts that its verbatim lines add.
+        archived: facts that only the log contains.
+        invented: facts in the text that no source contains.
+        calls: the number of calls to the summariser.
         usage: tokens that the summariser reported.
         provided: the provider's own summary of the span, which its model reads in place of the text; None without one.
-        live: True when it was written on the live prefix, False when the model was asked so and wrote no summary, None otherwise.
+        live: True when it was written on the live prefix, False when the model was asked that way and wrote no summary, else
+            None.
     """
 
     text: str

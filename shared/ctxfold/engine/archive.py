@@ -58,7 +58,7 @@ CHUNK = 256  # records read at once while looking for the rest of a tool round
 class Hit:
     """Holds a message that matches a query. `reference` (`#17`) reads the original back; `excerpt` is its best sentence.
 
-    `session` is where it was said, and `at_s` when it was stored, in Unix time.
+    `session` is the session that holds it; `at_s` is the time of storing, in Unix time.
     """
 
     message_id: str

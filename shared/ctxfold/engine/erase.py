@@ -280,9 +280,9 @@ def open_turns(records: Sequence[Record], emptied: Collection[str]) -> tuple[str
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """Says what was erased: `ids` of messages, the `sessions` that held them, forks included, and sessions `removed` as a whole.
+    """Reports an erasure: `ids` of messages, the `sessions` that held them, forks included, and sessions `removed` as a whole.
 
-    When `settled` is False, older text may still stand in a file of the store because another process is reading it: call again
+    When `settled` is False, a file of the store may still hold older text, because another process is reading it: call again
     later, or end that process.
     """
 

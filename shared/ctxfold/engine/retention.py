@@ -26,12 +26,13 @@ PAGE = 256  # records that are looked at together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Says how much of each session stays; several limits hold together, and the oldest messages go first.
+    """Limits how much of each session is kept. Limits combine, and the oldest messages are erased first.
 
     Args:
-        max_age: messages that were stored longer ago go; a session in which nothing was stored since is removed as a whole.
-        max_messages: the number of messages that stay, summaries and system prompts not counted.
-        max_bytes: the bytes of stored messages that stay, as they stand in the log (JSON; a letter beyond ASCII takes 6 bytes).
+        max_age: messages stored longer ago are erased; a session with nothing newer is removed as a whole.
+        max_messages: how many messages are kept, not counting summaries and system prompts.
+        max_bytes: how many bytes of stored messages are kept, counted as JSON in the log, where a letter beyond ASCII takes 6
+            bytes.
     """
 
     max_age: timedelta | None = None
@@ -52,7 +53,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Says how far a retention run has come: `done` of `total` sessions, the last of which was `session`."""
+    """Reports the progress of a retention run: `done` of `total` sessions; `session` is the last one done."""
 
     session: str
     done: int
@@ -61,10 +62,11 @@ class Pruning:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Says what a retention run erased: the number of `messages`, the `sessions` that lost some, and those `removed` as a whole.
+    """Reports what a retention run erased: the number of `messages`, the `sessions` that lost some, and those `removed` as a
+    whole.
 
-    `busy` is True when another worker had the lease, so that the run did not begin or did not come to its end. `settled` is
-    that of `Erasure`.
+    `busy` is True when another worker held the lease, so that the run did not begin or did not finish. `settled` means the same
+    as in `Erasure`.
     """
 
     messages: int = 0

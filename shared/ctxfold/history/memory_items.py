@@ -14,17 +14,17 @@ ItemPlace = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
-    """Holds one thing to remember, in the words that a model is shown.
+    """Holds one item of memory, in the words that a model is shown.
 
     Args:
-        key: what it is about; a new item with the same kind and key replaces the old one. "" replaces nothing.
-        session: where it was learnt, "" for no session; it is erased with it.
-        shared: whether the owner's other sessions see it.
+        key: the subject of the item. A new item with the same kind and key replaces the old one; "" replaces nothing.
+        session: the session in which it was learnt, and with which it is erased; "" for none.
+        shared: True when the owner's other sessions see it.
         confidence: between 0 and 1.
-        sources: ids of the messages that it was learnt from; it is erased with any of them.
+        sources: ids of the messages from which it was learnt; it is erased with any of them.
         data: further named values, such as the parts of a relation.
-        superseded_by: the id of the item that replaced it; `replaces` is the text of the one that this one replaced.
-        forgotten: its text is gone, and what it was learnt from does not bring it back.
+        superseded_by: the id of the item that replaced it; `replaces` is the text of the item that it replaced.
+        forgotten: its text is erased, and its source messages do not bring it back.
     """
 
     id: str
@@ -48,9 +48,9 @@ class MemoryItem:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Says what became of a new item: `item` is the one in force, `replaced` the one that it has replaced.
+    """Reports the result of storing an item: `item` is the current one, `replaced` the one that it has replaced.
 
-    `new` is False when it was known already, and when it had been forgotten and nothing new speaks for it.
+    `new` is False when the item was known already, and when it was forgotten before and no new source supports it.
     """
 
     item: MemoryItem

@@ -23,8 +23,8 @@ NEIGHBOUR = 0.5  # of the score of the relation that leads to it
 def memory_section(kind: str, **terms: Any) -> Section:
     """Returns a section that shows memory items of a kind; `terms` are the keyword arguments of `Section`.
 
-    The kinds are "facts", "corrections", "persona", "graph", "trajectory", "strategy", "summaries", "digest", "cross_session" and
-    "tree". Corrections, persona and digest are shown for every question, the others where they share a word with it.
+    Kinds are "facts", "corrections", "persona", "graph", "trajectory", "strategy", "summaries", "digest", "cross_session" and
+    "tree". Corrections, persona and digest are shown for every question, the others only when they share a word with it.
     """
     if kind not in MEMORY_KINDS:
         raise ConfigError(f"memory kind {kind!r}: use one of {', '.join(MEMORY_KINDS)}")

@@ -23,7 +23,7 @@ MAX_CHARS = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Recollection:
-    """A current item and its score for the question; 0 for one that shares no word with it."""
+    """A current item and its score for the question; 0 when they share no word."""
 
     item: MemoryItem
     score: float

@@ -31,10 +31,10 @@ Lifetime: TypeAlias = Literal["epoch", "request"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A text that a source found, shown as data: truncated, with credentials hidden, unable to pose as a message.
+    """A text from a source. It is shown to the model as data: truncated, with credentials hidden, and unable to pose as a message.
 
-    `source` (a file, a URL, message ids) is shown beside it. Of several items with the same `id` only the first is used; an item
-    whose text is in the window already is not used.
+    `source` (a file, a URL, message ids) is shown beside it. Of several items with the same `id` only the first is used. An
+    item whose text is already in the window is left out.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The question to a source: `text` is the newest user message. Items beyond `budget_tokens` are left out."""
+    """The query that a source receives: `text` is the newest user message. Items beyond `budget_tokens` are left out."""
 
     text: str
     budget_tokens: int
@@ -99,7 +99,7 @@ KINDS: Mapping[str, KindDefaults] = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A text beside the conversation: its source, place, lifetime and share of the budget. One per kind is in force.
+    """A text beside the conversation: its source, place, lifetime and share of the budget. Each kind has at most one section.
 
     Args:
         kind: its name; `ctxfold.sections.section.KINDS` has the usual ones with their default share and ratio.
@@ -107,14 +107,14 @@ class Section:
             returns items best first, or with a score each.
         place: "tail" is right before the newest user message. "head" is in front of the conversation, where that breaks no
             prefix: at the first request after a compaction; until then, the tail.
-        lifetime: "epoch" is stored and stays, so that the prefix holds; the next question adds only new items. "request" is sent
-            with the requests of one turn only; it is stored too where the provider binds reasoning to the prefix.
+        lifetime: "epoch" is stored and stays, so that the prefix holds; the next question adds only new items. "request" is
+            sent with the requests of one turn only; it is stored too where the provider binds reasoning to the prefix.
         share: largest share of the prompt's budget, per epoch.
-        min_free_ratio: the source is not called when a smaller share of the budget is free.
-        timeout_s: the call is given up after that long; None waits.
-        required: it is filled first, and the conversation is made to fit beside it, whatever `min_free_ratio` says. Without a
-            `share` it is whole in every request, or WindowTooSmallError is raised; with one it is cut to that. It needs lifetime
-            "request".
+        min_free_ratio: the source is called only when at least this share of the budget is free.
+        timeout_s: seconds after which a call is given up; None waits without limit.
+        required: the section is filled first, whatever `min_free_ratio` says, and the conversation is made to fit beside it.
+            Without a `share` it is never cut, and WindowTooSmallError is raised when it does not fit; with one it is cut to
+            that share. It needs lifetime "request".
     """
 
     kind: str
@@ -149,7 +149,7 @@ class Section:
 
     @property
     def whole(self) -> bool:
-        """Tells whether the section may never be cut."""
+        """Returns True when the section must not be cut."""
         return self.required and self.share is None
 
     @property

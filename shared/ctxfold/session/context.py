@@ -59,8 +59,10 @@ __all__ = ["AgentContext", "Input", "SessionUsage"]
 
 @dataclass(frozen=True, slots=True)
 class SessionUsage:
-    """The cost of a session so far: `reported` sums what the provider said of every reply, `summaries` what it said of the
-    `summary_calls` to the summariser, which are no part of `reported`.
+    """The token usage of a session so far.
+
+    `reported` is the sum of the usage that the provider reported for the replies. `summaries` is the usage of the
+    `summary_calls` to the summariser, which `reported` leaves out.
 
     `turns_since_summary` counts the turns since the last hard compaction; None before the first.
     """
@@ -83,22 +85,23 @@ class AgentContext(SessionFiles, SharesSessions):
 
     Args:
         backend: the model service; None for a context that only keeps messages.
-        session_id: the session's name; made in the store when it is new.
+        session_id: the name of the session, which is created in the store when it does not exist.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
-        context_window: tokens in and out together; None takes the backend row's value for the model.
-        system: system prompt, or several.
-        owner: whose session it is.
-        summarizer: who writes summaries; None is the backend itself, and without one the extractive summary.
+        context_window: the model's limit in tokens, input and output together; None takes the value in the provider's profile.
+        system: the system prompt, or a list of them.
+        owner: the user or tenant to whom the session belongs.
+        summarizer: the backend that writes summaries; None uses `backend`, or extractive summaries where there is none.
         reply_reserve_tokens: tokens kept free for the reply; None keeps a fifth of the window free.
-        create: False raises SessionNotFoundError for a session that is not in the store.
-        strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", "tool_summaries", or an object of your own:
-            see docs/strategies.md. A session that names another one than these opens only with its object.
-        prices: what tokens cost; `usage()` and the events of compactions then say what was spent and saved.
-        sections: what is to stand beside the conversation, each with its source: see docs/sections.md.
-        embedder: makes vectors of texts; recall then goes by meaning as well as by words.
-        max_sessions: how many sessions of `at` stay open in memory, 256 by default: the ones used last, and those in which
-            something goes on. Any other is read from the store at its next use.
-        policy: a whole `ctxfold.Policy`; the other arguments change single fields of it.
+        create: False raises SessionNotFoundError when the session is not in the store.
+        strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", "tool_summaries", or an object of your
+            own: see docs/strategies.md. A session stored with a strategy of your own opens only when that object is given
+                again.
+        prices: the prices of tokens; with them, `usage()` and the events of compactions report what was spent and saved.
+        sections: texts that are shown beside the conversation, each with its source: see docs/sections.md.
+        embedder: computes embeddings, so that recall finds passages by meaning as well as by words.
+        max_sessions: how many sessions (see `at`) stay open in memory, 256 by default: those used last, and those with work in
+            progress. Any other is read from the store again when it is next used.
+        policy: a complete `ctxfold.Policy`; the other arguments override single fields of it.
         settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`.
 
     Safe across threads and tasks; use it as a context manager, or call `close`.
@@ -181,9 +184,9 @@ class AgentContext(SessionFiles, SharesSessions):
         )
 
     def at(self, session: str, *, owner: str | None = None, create: bool = True) -> AgentContext:
-        """Another session over the same engine, store and backend; made at its first use.
+        """Returns another session over the same engine, store and backend; it is created when it is first used.
 
-        `owner` None is this context's; ConfigError for an empty name, or what is no string.
+        `owner` None means the owner of this context. Raises ConfigError for a name that is empty or not a string.
         """
         key = SessionKey(name_or_own("owner name", owner, self.owner), check_name("session name", session))
         other = object.__new__(AgentContext)
@@ -191,7 +194,10 @@ class AgentContext(SessionFiles, SharesSessions):
         return other
 
     def fork(self, session: str, at: str | None = None) -> AgentContext:
-        """A new session of this owner that goes on from message `at` (from here without it), archive and pins included."""
+        """Returns a new session of this owner that continues after message `at`, or from the present state without it.
+
+        The archive and the pins are part of the new session.
+        """
         check_name("session name", session)
         key = self._run(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
         return self.at(key.session)
@@ -203,19 +209,19 @@ class AgentContext(SessionFiles, SharesSessions):
 
     @property
     def max_sessions(self) -> int:
-        """How many sessions of this engine stay open in memory."""
+        """Returns how many sessions of this engine stay open in memory."""
         return self._engine.max_sessions
 
     @property
     def service(self) -> ContextService:
-        """The operations of a context service over this engine's sessions: inject, remove, prepare_context, maybe_compact, ..."""
+        """Returns the stateless operations on this engine's sessions: inject, remove, prepare_context, maybe_compact and more."""
         return ContextService(self._engine, self._key)
 
     # asking
 
     @sync_method
     def send(self, content: Input, **options: Unpack[RequestOptions]) -> Flow[Reply]:
-        """The model's reply, stored with what was asked. On any error the session is as it was."""
+        """Sends messages and returns the model's reply; both are stored. When it raises, the session is unchanged."""
         return self._sent(self._question(content, options))
 
     asend = async_method(send)
@@ -230,10 +236,10 @@ class AgentContext(SessionFiles, SharesSessions):
         return reply
 
     def send_stream(self, content: Input, **options: Unpack[RequestOptions]) -> Iterator[StreamEvent]:
-        """The reply as events, `Completed` with the whole of it last, once it is stored.
+        """Streams the reply as events. The last one is `Completed`, with the whole reply, once it is stored.
 
-        `on_abort` says what an abandoned one leaves behind. Until the turn ends, `view`, `messages` and `window` of this
-        context show it.
+        `on_abort` says what a stream that is closed early leaves behind. Until the turn ends, `view`, `messages` and `window`
+        of this context show it.
         """
         return self._streamed(self._question(content, options))
 
@@ -255,7 +261,7 @@ class AgentContext(SessionFiles, SharesSessions):
         yield Completed(whole[0])
 
     def stream(self, question: TurnInput, done: Callable[[Reply], None] | None = None) -> Iterator[StreamPiece]:
-        """The pieces of the reply to a question; `done` gets the whole reply once it is stored."""
+        """Streams the chunks of the reply; `done` is called with the whole reply once it is stored."""
         reply: OpenReply = self._run(exchange.open_reply(self._engine, question, question.reply_id or self.new_id()))
         self._asked_turn = reply.turn_id
         stream = cast("ChunkStream", reply.stream)
@@ -293,14 +299,14 @@ class AgentContext(SessionFiles, SharesSessions):
 
     @sync_method
     def ask(self, question: TurnInput) -> Flow[Reply]:
-        """`send` with everything spelt out; for faces."""
+        """Does the same as `send`, with all arguments spelt out; for the framework packages."""
         return exchange.ask(self._engine, question)
 
     aask = async_method(ask)
 
     @sync_method
     def request_for(self, question: TurnInput) -> Flow[Request]:
-        """The request that a full list makes, for a model that somebody else calls; the reply comes with the next list."""
+        """Returns the request for a complete message list, for a model that the caller calls. The next list brings the reply."""
         return exchange.request_for(self._engine, question)
 
     arequest_for = async_method(request_for)
@@ -318,8 +324,8 @@ class AgentContext(SessionFiles, SharesSessions):
     ) -> Flow[Window]:
         """Returns the window that the model would receive next; with `recall`, with passages for the newest user message.
 
-        `question` is a user message that is not stored yet; `overhead_tokens` is what else the request will hold. With
-        `whole_tail`, no live message gives way to the passages: for a list that may be handed back.
+        `question` is a user message that is not stored yet; `overhead_tokens` is the size of what else the request will hold,
+        such as tools. With `whole_tail`, no live message gives way to the passages: for a list that may be handed back.
         """
         return self._window(recall, question, overhead_tokens, whole_tail)
 
@@ -340,16 +346,17 @@ class AgentContext(SessionFiles, SharesSessions):
 
     @sync_method
     def messages(self, audience: Audience = "all") -> Flow[tuple[Message, ...]]:
-        """The whole conversation as it was stored, what was compacted included; reads the log.
+        """Returns the whole conversation as it was stored, compacted messages included; reads the log.
 
-        "user" leaves out what is for the model only; "model" is the window, summaries instead of what they stand for.
+        "user" leaves out messages that are for the model only. "model" is the window: summaries in place of the messages they
+        replaced.
         """
         return self._edit(lambda _, j: conversation(j, self._own_turn(j), audience))
 
     amessages = async_method(messages)
 
     def view(self) -> View:
-        """The zones as they stand, not made to fit; with the turn that this context has begun, while it is open."""
+        """Returns the four zones as they are, without making them fit; a turn that this context has open is included."""
         open_session = self._run(self._open_session())
         return open_session.view(self._own_turn(open_session))
 
@@ -365,7 +372,7 @@ class AgentContext(SessionFiles, SharesSessions):
         return True  # an empty conversation is a context all the same
 
     def find_by_role(self, role: Role) -> tuple[Message, ...]:
-        """Returns the messages of `view()` in that role, in order; UnknownRoleError for what is no role."""
+        """Returns the messages of `view()` in that role, in order; raises UnknownRoleError for any other word."""
         return by_role(self.view().messages, role)
 
     async def afind_by_role(self, role: Role) -> tuple[Message, ...]:
@@ -389,35 +396,35 @@ class AgentContext(SessionFiles, SharesSessions):
 
     @sync_method
     def get(self, message_id: str) -> Flow[Message]:
-        """A message as it was stored, compacted or not; MessageNotFoundError when the session never had it."""
+        """Returns a message as it was stored, compacted or not; raises MessageNotFoundError when the session never had it."""
         return self._edit(lambda _, j: original(j, message_id))
 
     aget = async_method(get)
 
     @sync_method
     def explain(self) -> Flow[Explanation]:
-        """Why the window is what it is; print it, take `to_dict()`, or show it in a notebook."""
+        """Explains why the window holds what it holds: print the result, call `to_dict()`, or show it in a notebook."""
         return self._edit(lambda e, j: explain(j, e.ports, gauge(j, j.stage(), e.ports.counter)))
 
     aexplain = async_method(explain)
 
     @sync_method
     def inspect(self) -> Flow[Inspection]:
-        """The window, what happened to it, and every message with the place where it is now; reads the log."""
+        """Reports on the window, its history, and where every message is now; reads the log."""
         return self._edit(lambda e, j: inspect(j, e.ports, gauge(j, j.stage(), e.ports.counter)))
 
     ainspect = async_method(inspect)
 
     @sync_method
     def explain_message(self, message_id: str) -> Flow[MessageExplanation]:
-        """Where one message is now, and the reference that reads it back."""
+        """Returns where one message is now, and the reference that reads it back."""
         return self._edit(lambda _, j: explain_message(j, message_id))
 
     aexplain_message = async_method(explain_message)
 
     @sync_method
     def gauge(self) -> Flow[WindowGauge]:
-        """How full the window is, the room that is left, and the tokens until the next compaction."""
+        """Returns how full the window is, the room that is left, and the tokens until the next compaction."""
         return self._gauge()
 
     agauge = async_method(gauge)
@@ -427,7 +434,7 @@ class AgentContext(SessionFiles, SharesSessions):
         return gauge(open_session, open_session.stage(self._own_turn(open_session)), self._engine.ports.counter)
 
     def usage(self) -> SessionUsage:
-        """Tokens reported, replies, compactions and prefix reuse so far."""
+        """Returns the reported tokens, replies, compactions and prefix reuse so far."""
         open_session = self._run(self._open_session())
         state = open_session.state
         return SessionUsage(
@@ -445,22 +452,22 @@ class AgentContext(SessionFiles, SharesSessions):
         )
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Get every event of this engine's sessions; the returned function ends it."""
+        """Calls a function with every event of this engine's sessions; the returned function unsubscribes it."""
         return self._engine.events.add(subscriber)
 
     def on_compaction(self, rewriter: Rewriter) -> Callable[[], None]:
-        """Let one subscriber give each compaction of this engine another summary and another choice of messages to keep.
+        """Lets one subscriber change the summary, and the choice of messages to keep, of each compaction of this engine.
 
-        It gets a CompactionProposal and returns None, or (summary, kept): the kept messages in order, out of those covered and
-        kept. What breaks the contract (a pin dropped, a round split, no gain) is reported as RewriteRefused and not done. The
-        returned function ends it.
+        It receives a CompactionProposal and returns None for no change, or (summary, kept): `kept` lists, in order, messages
+        from the proposal's covered and kept ones. A rewrite that drops a pin, splits a tool round or saves nothing is reported
+        as RewriteRefused, and the original is written. The returned function unsubscribes it.
         """
         return self._engine.events.rewrite(rewriter)
 
     def close(self, *, wait: bool = True) -> None:
-        """End background work, waiting for it or not, and close the store, if this context opened it.
+        """Ends background work, waiting for it or not, and closes the store if this context opened it.
 
-        What runs as a task of an event loop can only be waited for by `aclose`. The backend belongs to whoever made it.
+        Only `aclose` can wait for work that runs as a task of an event loop. The backend stays open: it belongs to its creator.
         """
         tasks = self._engine.ports.tasks
         if self._owns_engine and tasks is not None:

@@ -82,7 +82,7 @@ class SessionHandle(FlowMethods):
 
     @property
     def policy(self) -> Policy:
-        """The rules that this context was made with."""
+        """The policy that this context was created with."""
         return self._engine.rules
 
     @property
@@ -95,11 +95,11 @@ class SessionHandle(FlowMethods):
 
     @property
     def store(self) -> Store:
-        """The store of this context's sessions, also when the context made it from a URL."""
+        """The store of this context's sessions, including one that the context opened from a URL."""
         return self._engine.ports.store
 
     def new_id(self) -> str:
-        """A message id that was never given before."""
+        """Returns a message id that was never used before."""
         return self._engine.ports.ids.new()
 
     def user_message(self, text: str) -> Message:
@@ -137,11 +137,11 @@ class SessionHandle(FlowMethods):
         known_ids: bool = True,
         skip_orphans: bool = False,
     ) -> Flow[Added]:
-        """Store messages without asking the model; a known id with the same content is kept once.
+        """Stores messages without asking the model. A message whose id and content are stored already is not stored twice.
 
-        `visibility` "user" keeps them from the model: neither counted nor sent; "model" from `messages(audience="user")`.
-        `known_ids` False says that all ids were made just now, and saves looking for them in the store.
-        `skip_orphans` leaves out tool results without their call and calls that were never answered, in place of
+        `visibility` "user" hides them from the model: they are neither counted nor sent. "model" hides them from
+        `messages(audience="user")`. `known_ids` False says that all ids are new, which saves a search for them in the store.
+        `skip_orphans` leaves out tool results without their call and calls that were never answered, in place of raising
         OrphanToolResultError; the event MessagesLeftOut names them.
         """
         return self._add(messages, visibility, known_ids, skip_orphans)
@@ -182,10 +182,10 @@ class SessionHandle(FlowMethods):
     def set_messages(
         self, messages: Sequence[Message], *, prompts: bool = False, recognise: bool = False
     ) -> Flow[None]:
-        """Put messages in place of the whole conversation at once, with `prompts` of the system prompts too.
+        """Replaces the whole conversation with these messages in one step; with `prompts`, the system prompts too.
 
-        What was there stays in the archive. With `prompts` and `recognise`, messages at the beginning that the conversation
-        or its window has already, by position and content, stay as they are, compacted or not; only what differs is replaced.
+        The replaced messages stay in the archive. With `prompts` and `recognise`, leading messages that the conversation or its
+        window already has, compared by position and content, stay as they are, compacted or not; only the rest is replaced.
         """
         return self._set(messages, prompts, recognise)
 
@@ -196,9 +196,9 @@ class SessionHandle(FlowMethods):
 
     @sync_method
     def revise(self, change: editing.Change) -> Flow[None]:
-        """Put what `change` makes of the conversation, as the user sees it, in its place at once; None leaves it as it is.
+        """Replaces the conversation, as the user sees it, with what `change` returns for it, in one step. None changes nothing.
 
-        System prompts are part of it. Where somebody else writes meanwhile, `change` is asked anew: nothing of theirs is lost.
+        System prompts are part of it. When another writer appends meanwhile, `change` is called again, so that nothing is lost.
         """
         return self._anew(lambda e, j: editing.revise(e, j, change, turn_id=self._turn), whole=False)
 
@@ -206,56 +206,59 @@ class SessionHandle(FlowMethods):
 
     @sync_method
     def update(self, index: int, message: Message) -> Flow[Message]:
-        """Replace the live message at `index`, under its id; role and tool calls have to stay. The old one is returned."""
+        """Replaces the live message at `index`, under its id, and returns the old one. Role and tool calls must not change."""
         return self._edit(lambda e, j: editing.update(e, j, index, message))
 
     aupdate = async_method(update)
 
     @sync_method
     def insert(self, index: int, message: Message) -> Flow[None]:
-        """Insert before live message `index`; never inside a tool round."""
+        """Inserts a message before the live message at `index`, which must not be inside a tool round."""
         return self._edit(lambda e, j: editing.insert(e, j, index, message))
 
     ainsert = async_method(insert)
 
     @sync_method
     def remove(self, index: int | str) -> Flow[tuple[Message, ...]]:
-        """Remove a live message, by index, id or `#17`, with its tool round; what went. MessageNotFoundError when it is gone."""
+        """Removes a live message, by index, id or `#17`, with its tool round, and returns what was removed.
+
+        Raises MessageNotFoundError when it is not in the live conversation.
+        """
         return self._edit(lambda e, j: editing.remove(e, j, index))
 
     aremove = async_method(remove)
 
     @sync_method
     def pop(self) -> Flow[tuple[Message, ...]]:
-        """Remove the newest live message, with its tool round; what went."""
+        """Removes the newest live message, with its tool round, and returns what was removed."""
         return self._edit(editing.pop)
 
     apop = async_method(pop)
 
     @sync_method
     def retain(self, role: Role) -> Flow[tuple[Message, ...]]:
-        """Keep only one role's live messages; what went."""
+        """Keeps only the live messages of one role, and returns what was removed."""
         return self._edit(lambda e, j: editing.retain(e, j, role))
 
     aretain = async_method(retain)
 
     @sync_method
     def clear(self, *, prompts: bool = False) -> Flow[tuple[Message, ...]]:
-        """Empty the conversation, system prompts only with `prompts`; what went. The archive keeps what was there."""
+        """Empties the conversation, with `prompts` the system prompts too, and returns what was removed. The archive keeps it."""
         return self._cleared(prompts)
 
     aclear = async_method(clear)
 
     @sync_method
     def pin(self, *message_ids: str) -> Flow[None]:
-        """Keep messages, by id or `#17`, verbatim through every compaction; PinBudgetError beyond a quarter of the budget."""
+        """Pins messages, by id or `#17`: every compaction keeps them verbatim. PinBudgetError beyond a quarter of the budget."""
         return self._edit(lambda e, j: editing.pin(e, j, message_ids))
 
     apin = async_method(pin)
 
     @sync_method
     def unpin(self, *message_ids: str) -> Flow[None]:
-        """End the pins of messages, by id or `#17`; one that is not pinned stays so."""
+        """Unpins messages, by id or `#17`; a message that is not pinned is no error."""
         return self._edit(lambda e, j: editing.unpin(e, j, message_ids))
 
     aunpin = async_method(unpin)
@@ -264,7 +267,7 @@ class SessionHandle(FlowMethods):
 
     @property
     def auto_compact(self) -> bool:
-        """True when this session is compacted as its triggers fire; assign to it to change that."""
+        """True when this session is compacted as its triggers fire; assign to it to turn that on or off."""
         return self.rules().auto_compact
 
     @auto_compact.setter
@@ -272,18 +275,18 @@ class SessionHandle(FlowMethods):
         self.set_policy(auto_compact=value)
 
     def rules(self) -> Policy:
-        """The rules in force, those set at run time or learnt from the provider included."""
+        """Returns the policy in force, including values set at run time or learnt from the provider."""
         return self._run(self._open_session()).window_rules()
 
     @sync_method
     def set_policy(self, **fields: Unpack[PolicyChanges]) -> Flow[Policy]:
-        """Other rules for this session from here on, by the names of `Policy`; they hold when it is opened anew too."""
+        """Changes fields of this session's `Policy` from now on; they are stored, and hold when the session is opened again."""
         return self._edit(lambda e, j: editing.set_policy(e, j, fields))
 
     aset_policy = async_method(set_policy)
 
     def goal(self) -> GoalSet:
-        """Returns the goal of the conversation and its steps, as they were last set or found. Some pruning orders use them."""
+        """Returns the goal of the conversation and its steps, as last set or derived by a model. Some pruning orders use them."""
         return self._run(self._open_session()).state.goal
 
     async def agoal(self) -> GoalSet:
@@ -291,16 +294,16 @@ class SessionHandle(FlowMethods):
 
     @sync_method
     def set_goal(self, text: str | None) -> Flow[None]:
-        """Say what the conversation is for; None leaves it to be found out. It stays until it is set again."""
+        """Sets the goal of the conversation until it is set again; None lets a model derive it."""
         return self._edit(lambda e, j: set_goal(j, e.ports, text))
 
     aset_goal = async_method(set_goal)
 
     @sync_method
     def set_subgoal(self, text: str | None) -> Flow[None]:
-        """Begin a step of the task: what is stored from here on belongs to it, and the step before is completed.
+        """Begins a step of the task. Messages stored from now on belong to it, and the step before is completed.
 
-        None ends the step without another, and leaves steps to be found out.
+        None ends the step without beginning another, and lets a model derive the steps.
         """
         return self._edit(lambda e, j: set_subgoal(j, e.ports, text))
 
@@ -310,7 +313,7 @@ class SessionHandle(FlowMethods):
 
     @sync_method
     def search(self, query: str, limit: int = 10) -> Flow[tuple[Hit, ...]]:
-        """The messages that bear on the query, best first, whether the model still sees them or not."""
+        """Returns the messages that match the query, best first, whether the model still sees them or not."""
         return self._edit(lambda _, j: iter(ArchiveRead(archive.search(j, query, limit=limit), *j.key)))
 
     asearch = async_method(search)
@@ -326,10 +329,10 @@ class SessionHandle(FlowMethods):
         since: Age | None = None,
         until: Age | None = None,
     ) -> Flow[tuple[Hit, ...]]:
-        """The messages of all sessions of this owner that bear on the query, best first; `Hit.session` names where each stands.
+        """Returns the messages of all sessions of this owner that match the query, best first; `Hit.session` names the session.
 
-        `sessions` and `roles` leave the others out. `since` and `until` go by the time of storing: a datetime, or a timedelta for
-        that long ago. Words are weighed over all sessions in question. Another owner's sessions are never read.
+        `sessions` and `roles` restrict the search. `since` and `until` compare the time of storing: a datetime, or a timedelta
+        for that long ago. A word's weight is the same in all sessions searched. Another owner's sessions are never read.
         """
         scope = scope_of(sessions, roles, since, until, now_s=self._engine.ports.clock.now_s())
         return search_owner(self._engine.ports, self._key.owner, query, scope, limit=limit)
@@ -338,9 +341,9 @@ class SessionHandle(FlowMethods):
 
     @sync_method
     def restore(self, *references: str) -> Flow[tuple[Message, ...]]:
-        """Bring originals back, by id or `#17`, with their tool rounds: at the tail, or in place of an excerpt; what came back.
+        """Restores originals, by id or `#17`, with their tool rounds, at the tail or in place of an excerpt. Returns them.
 
-        ContextOverflowError, before anything is written, when they do not fit.
+        Raises ContextOverflowError, before anything is written, when they do not fit.
         """
         return self._edit(lambda e, j: archive.restore(e, j, references))
 
@@ -372,7 +375,7 @@ class SessionHandle(FlowMethods):
     # compacting
 
     def compact(self) -> Outcome:
-        """Compact now, a turn under way included; NotEnoughHistoryError when nothing may be compacted."""
+        """Compacts now, including an open turn; raises NotEnoughHistoryError when nothing may be compacted."""
         return _needed(self._run(self._edit(lambda e, j: e.fitter.compact(j, j.stage(_only_turn(j))))))
 
     async def acompact(self) -> Outcome:
@@ -380,14 +383,17 @@ class SessionHandle(FlowMethods):
 
     @sync_method
     def summarize_tools(self) -> Flow[int]:
-        """Summarise older tool outputs ahead, all but the newest six; how many. The window stays until it has to shrink."""
+        """Summarises older tool outputs, all but the newest six, and returns how many.
+
+        The window shows the summaries only once it has to shrink.
+        """
         return self._edit(lambda e, j: summarise_pairs(j, e.ports))
 
     asummarize_tools = async_method(summarize_tools)
 
     @sync_method
     def apply_tool_summaries(self) -> Flow[int]:
-        """Show the summaries of tool outputs that were written ahead; how many. Originals stay readable."""
+        """Shows the prepared summaries of tool outputs in the window, and returns how many. Originals stay readable."""
         return self._edit(lambda e, j: e.fitter.apply_tool_summaries(j))
 
     aapply_tool_summaries = async_method(apply_tool_summaries)
@@ -401,7 +407,7 @@ class SessionHandle(FlowMethods):
 
     @sync_method
     def undo(self) -> Flow[None]:
-        """Take back the last compaction or edit."""
+        """Undoes the last compaction or edit."""
         return self._edit(editing.undo)
 
     aundo = async_method(undo)
@@ -409,7 +415,7 @@ class SessionHandle(FlowMethods):
     # driving
 
     def _own_turn(self, open_session: OpenSession) -> str | None:
-        """The turn that this context has begun, while it is open; nobody else is shown it."""
+        """Returns the turn that this context has open; no other context sees it."""
         with open_session.lock:
             return next((t for t in (self._turn, self._asked_turn) if t in open_session.state.open), None)
 
@@ -421,9 +427,9 @@ class SessionHandle(FlowMethods):
         return (yield from change(self._engine, open_session))
 
     def _anew(self, change: Callable[[Engine, OpenSession], Flow[str | None]], *, whole: bool = True) -> Flow[None]:
-        """A change that leaves another turn under way, or none: the one before is dropped, with the calls that wait in it.
+        """Makes a change that leaves another turn open, or none. The turn before is discarded, with its pending tool calls.
 
-        One of the `whole` conversation drops every turn that waits for results, whoever opened it.
+        A change of the `whole` conversation discards every turn that waits for tool results, whoever opened it.
         """
         open_session = yield from self._open_session()
         before, self._turn = self._turn, (yield from change(self._engine, open_session))
@@ -432,7 +438,7 @@ class SessionHandle(FlowMethods):
                 yield from self._engine.close(open_session, turn, "discarded")
 
     def _waiting(self, open_session: OpenSession, own: str | None, *, whole: bool = True) -> list[str]:
-        """The turns that go when a conversation is put aside."""
+        """Returns the turns that are discarded when a conversation is replaced."""
         with open_session.lock:
             return [
                 t for t, turn in open_session.state.open.items() if t == own or (whole and open_calls(turn.entries))
@@ -462,7 +468,7 @@ def _fresh_summary(open_session: OpenSession) -> bool:
 
 
 def _only_turn(open_session: OpenSession) -> str | None:
-    """The turn under way; of several, nobody can say whose compaction this is."""
+    """Returns the open turn; None when there are several, because the compaction cannot be assigned to one of them."""
     with open_session.lock:
         turns = list(open_session.state.open)
     return turns[0] if len(turns) == 1 else None
@@ -479,22 +485,24 @@ class SessionErasing(SessionHandle):
 
     @sync_method
     def erase(self, *references: str) -> Flow[Erasure]:
-        """Take messages, by id or `#17`, out of everything that is stored, with their tool rounds: the log, the index,
-        summaries, forks. There is no undo. MessageNotFoundError, and nothing is done, for one that never was."""
+        """Erases messages, by id or `#17`, with their tool rounds, from all that is stored: log, index, summaries and forks.
+
+        This cannot be undone. Raises MessageNotFoundError, and erases nothing, when one of them never existed.
+        """
         return self._edit(lambda e, j: erase.erase(e, j, references))
 
     aerase = async_method(erase)
 
     @sync_method
     def erase_older_than(self, age: Age) -> Flow[Erasure]:
-        """Erase what was said longer ago than a timedelta, or before a datetime; system prompts stay."""
+        """Erases messages stored longer ago than a timedelta, or before a datetime; system prompts stay."""
         return self._edit(lambda e, j: erase.erase_older_than(e, j, age))
 
     aerase_older_than = async_method(erase_older_than)
 
     @sync_method
     def erase_session(self) -> Flow[Erasure]:
-        """Remove the session, and from its forks what they took over; used again, it begins empty."""
+        """Erases the session, and its messages from its forks. When the name is used again, the session begins empty."""
         self._turn = None
         return erase.erase_session(self._engine, self._key)
 
@@ -502,7 +510,7 @@ class SessionErasing(SessionHandle):
 
     @sync_method
     def erase_owner(self) -> Flow[bool]:
-        """Remove every session of this context's owner, and all else that is theirs. False as `Erasure.settled` says."""
+        """Erases every session of this context's owner, and all else of theirs. Returns the same as `Erasure.settled`."""
         self._turn = None
         return erase.erase_owner(self._engine, self._key.owner)
 
@@ -517,11 +525,11 @@ class SessionErasing(SessionHandle):
         on_progress: Callable[[Pruning], None] | None = None,
         lease_s: float = LEASE_S,
     ) -> Flow[Pruned]:
-        """Erase what the limits let go in every session of this context's owner.
+        """Erases what exceeds the limits in every session of this context's owner.
 
-        `by_session` gives sessions limits of their own, None keeps a session whole; with `retention` None only these are looked
-        at. One worker at a time does this for an owner, under a lease of `lease_s` seconds that is renewed before each session;
-        an interrupted run is resumed by the next one.
+        `by_session` gives single sessions other limits; None keeps a session whole. With `retention` None only these are
+        pruned. One worker at a time does this for an owner, under a lease of `lease_s` seconds that is renewed before each
+        session; an interrupted run is resumed by the next one.
         """
         self._turn = None
         rules = dict(by_session or {})
@@ -533,7 +541,7 @@ class SessionErasing(SessionHandle):
 
     @sync_method
     def forks(self) -> Flow[tuple[str, ...]]:
-        """The names of the sessions that were forked from this one, directly or not."""
+        """Returns the names of the sessions that were forked from this one, directly or indirectly."""
         return erase.forks(self._key)
 
     aforks = async_method(forks)
@@ -547,10 +555,10 @@ class SessionFiles(SessionErasing, Closing):
 
     @sync_method
     def export_jsonl(self, path: Path, *, zone: Zone = "all", native: bool = False) -> Flow[int]:
-        """Write messages, one a line, to a file that appears only when whole; how many.
+        """Writes messages, one per line, to a file that appears only when complete; returns how many.
 
-        "all" is every version ever stored, with the log beside, so that `import_jsonl` gives the same session back; other
-        zones are what the model sees. With `native` each line is as the provider of its model takes it.
+        "all" writes every version ever stored, and the log, so that `import_jsonl` restores the same session; the other zones
+        are what the model sees. With `native` each line has the form that the backend's provider takes.
         """
         return self._exported(path, zone, native)
 
@@ -562,9 +570,9 @@ class SessionFiles(SessionErasing, Closing):
         return (yield from Call(partial(write_lines, path, lines)))
 
     def import_jsonl(self, path: Path) -> int:
-        """Take in the messages of a file; how many were new. ImportLineError names a bad line, and nothing is changed.
+        """Stores the messages of a file and returns how many were new. ImportLineError names a bad line; nothing is stored then.
 
-        A file of zone "all" makes the whole session anew: SessionExistsError unless this one is empty.
+        A file of zone "all" restores the whole session; raises SessionExistsError unless this one is empty.
         """
         return len(self._run(self._imported(path)))
 
@@ -576,7 +584,7 @@ class SessionFiles(SessionErasing, Closing):
 
     @sync_method
     def save_snapshot(self, path: Path) -> Flow[None]:
-        """Write the whole session, messages, pins, summaries and rules, to one versioned file that appears only when whole."""
+        """Writes the whole session (messages, pins, summaries, policy) to one versioned file that appears only when complete."""
         return self._saved(path)
 
     asave_snapshot = async_method(save_snapshot)
@@ -597,8 +605,9 @@ class SessionFiles(SessionErasing, Closing):
         store: str | Store | None = None,
         **settings: Unpack[SessionSettings],
     ) -> Self:
-        """Opens the session of a file, under the name it had or under `session_id`, with the file's rules where `settings` have
-        no others.
+        """Opens the session of a file, under its old name or under `session_id`.
+
+        `settings` override the policy in the file.
 
         Raises StoreFormatError for another version, StoreCorruptError for a damaged file, SessionExistsError for a name in use.
         """

@@ -45,7 +45,7 @@ class SessionMemory(FlowMethods):
         sources: Sequence[str] = (),
         **data: str,
     ) -> Flow[Remembered]:
-        """Keep an item; `Remembered` says what it replaced, or that it was known already.
+        """Stores an item; `Remembered` says what it replaced, or that it was known already.
 
         `key` is what it is about; `sources` are ids of messages of this session (MessageNotFoundError for others). A relation
         has `subject`, `predicate` and `object`, and needs no text; a trajectory `intent` and `outcome`.
@@ -56,31 +56,31 @@ class SessionMemory(FlowMethods):
 
     @sync_method
     def list(self, kind: str | None = None, *, everything: bool = False) -> Flow[tuple[MemoryItem, ...]]:
-        """The items that this session sees, newest first; superseded and forgotten ones only where `everything` is wanted."""
+        """Returns the items that this session sees, newest first; with `everything`, superseded and forgotten ones too."""
         return self._list(kind, everything)
 
     alist = async_method(list)  # noqa: A003 - the method above
 
     @sync_method
     def search(self, query: str, kind: str | None = None, *, limit: int = 10) -> Flow[tuple[Recollection, ...]]:
-        """The items in force that bear on the query, best first."""
+        """Returns the current items that match the query, best first."""
         return self._search(query, kind, limit)
 
     asearch = async_method(search)
 
     @sync_method
     def forget(self, *ids: str) -> Flow[tuple[MemoryItem, ...]]:
-        """Empty items: their text is gone, and what they were learnt from does not bring them back. As they were."""
+        """Forgets items and returns them as they were. Their text is erased, and their source messages do not bring them back."""
         return self._forget(ids)
 
     aforget = async_method(forget)
 
     @sync_method
     def learn(self, *kinds: str) -> Flow[tuple[MemoryItem, ...]]:
-        """Ask the summariser what this session says that is worth remembering; what is new. At the end of a session, say.
+        """Asks the summariser what in this session is worth remembering, and returns the new items; for the end of a session.
 
-        Kinds are "facts" and "corrections"; experimental: "persona", "graph", "trajectory", "strategy". None means the first two.
-        What goes wrong is told by the event MemoryLearnt.
+        Kinds are "facts" and "corrections"; experimental: "persona", "graph", "trajectory", "strategy". None means the first
+        two. What goes wrong is told by the event MemoryLearnt.
         """
         return learn_from_session(self._engine, self._open, kinds)
 

@@ -180,8 +180,8 @@ class ContextService(FlowMethods):
     def remove(self, kind: str | None = None, *, session: str | None = None, owner: str | None = None) -> Flow[int]:
         """Removes the sections of a kind, or all of them, and returns how many there were.
 
-        Sections are recognised by their metadata, never by their text. ConfigError for a kind that is not built in, belongs to no
-        configured section and is not in the session: such a name is a misspelling.
+        Recognises sections by their metadata, never by their text. Raises ConfigError for a kind that is neither built in, nor
+        configured, nor in the session, because such a name is a misspelling.
         """
         return self._edit(session, owner, lambda e, j: injection.remove(e, j, kind))
 
@@ -196,9 +196,10 @@ class ContextService(FlowMethods):
         session: str | None = None,
         owner: str | None = None,
     ) -> Flow[ContextDelta]:
-        """Returns the context of one turn: the sections, all filled at once, recalled passages, and a window that fits.
+        """Returns the context of one turn: sections (sources are called concurrently), recalled passages, and a fitting window.
 
-        "memory_first" keeps the newest two messages and gives the freed tokens to the sections; "adaptive" does so from turn 20 on.
+        "memory_first" keeps the newest two messages and gives the freed tokens to the sections; "adaptive" does so from turn 20
+        on.
         """
         return self._edit(session, owner, lambda e, j: _prepared(e, j, question, assembly))
 
@@ -222,7 +223,7 @@ class ContextService(FlowMethods):
         session: str | None = None,
         owner: str | None = None,
     ) -> Flow[Outcome]:
-        """Compacts now, whatever the triggers say; the outcome reports a failure of the store, too.
+        """Compacts now, whether or not a trigger is due. The outcome also reports a failure of the store.
 
         `summary_tokens` is the limit of this one summary. With a topic as `focus`, older exchanges relevant to it stay word for
         word; with True, the topic is the current goal and step, or the newest question.
@@ -233,9 +234,9 @@ class ContextService(FlowMethods):
 
     @sync_method
     def maybe_soft_compact_mid_iteration(self, *, session: str | None = None, owner: str | None = None) -> Flow[bool]:
-        """Replaces older outputs of the open turn with excerpts, above the soft ratio; returns whether it did.
+        """Replaces older outputs of the open turn with excerpts when the soft ratio is exceeded; returns True when it did.
 
-        At most once a turn, and never with a model.
+        It does so at most once a turn, and never calls a model.
         """
         return self._edit(session, owner, _between_rounds)
 
@@ -250,7 +251,7 @@ class ContextService(FlowMethods):
         session: str | None = None,
         owner: str | None = None,
     ) -> Flow[bool]:
-        """Compacts, without cooldown, when more than that share of the budget is used; returns whether it did.
+        """Compacts, without cooldown, when more than the given share of the budget is used; returns True when it did.
 
         For `focus` see `compact_context`.
         """
@@ -283,7 +284,7 @@ class ContextService(FlowMethods):
 
     @sync_method
     def maybe_refresh_goal(self, *, session: str | None = None, owner: str | None = None) -> Flow[str]:
-        """Applies the last answer about goal and step, and asks again in the background; returns the goal, "" for none.
+        """Applies the model's last answer about goal and step, asks again in the background, and returns the goal ("" for none).
 
         Does nothing while the pruning order needs no goal.
         """
@@ -301,7 +302,7 @@ class ContextService(FlowMethods):
     amaybe_refresh_subgoal = async_method(maybe_refresh_subgoal)
 
     def disambiguate_skills(self, question: str, skills: Mapping[str, str]) -> tuple[str, ...] | None:
-        """Returns the names of skills, those first that apply according to a model; None when it fails: keep your own order."""
+        """Returns the names of skills, relevant ones first by a model's judgement; None when it fails: keep your own order."""
         return run(ranked_skills(question, skills), self._engine.ports)
 
     async def adisambiguate_skills(self, question: str, skills: Mapping[str, str]) -> tuple[str, ...] | None:

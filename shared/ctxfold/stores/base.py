@@ -102,8 +102,8 @@ class Fresh:
 class BaseStore(ABC, Closing):
     """Derives the async forms and the context managers of a store from its sync methods.
 
-    A subclass writes the abstract methods, safe across threads; `Store` says what each does. A store that has async forms of its
-    own overrides them and declares `StoreCapabilities(blocking=False)`. `KeyValueStore` needs fewer methods.
+    A subclass implements the abstract methods, safe across threads; `Store` documents each. A store with async methods of its
+    own overrides the derived ones and declares `StoreCapabilities(blocking=False)`. `KeyValueStore` needs fewer methods.
     """
 
     capabilities: StoreCapabilities = StoreCapabilities()
@@ -115,17 +115,19 @@ class BaseStore(ABC, Closing):
         """Called in both processes after a fork; in the child no other thread runs."""
 
     async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a sync method for an async caller: in a worker thread where the store blocks.
+        """Runs a sync method for an async caller, in a worker thread when the store blocks.
 
-        A cancelled caller leaves the thread to finish its work.
+        When the caller is cancelled, the thread still finishes its work.
         """
         if not self.capabilities.blocking:
             return work(*args, **kwargs)
         return await asyncio.to_thread(work, *args, **kwargs)
 
     async def offload_write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a sync method as `offload` does. A cancelled caller waits until the work has ended, so that whoever cleans up sees
-        what is stored."""
+        """Runs a sync method as `offload` does; a cancelled caller waits until it has ended.
+
+        Code that cleans up after a cancellation therefore sees what was stored.
+        """
         if not self.capabilities.blocking:
             return work(*args, **kwargs)
         done = asyncio.get_running_loop().run_in_executor(None, copy_context().run, partial(work, *args, **kwargs))

@@ -46,11 +46,11 @@ class KeyValueTransaction(Protocol):
     def get(self, key: bytes) -> bytes | None: ...
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Stores a value under a key, in place of an older one."""
+        """Stores a value under a key, replacing an older one."""
         ...
 
     def delete(self, key: bytes) -> None:
-        """Removes an entry; one that is not there is no error."""
+        """Removes an entry; a missing key is no error."""
         ...
 
     def scan(self, first: bytes, end: bytes, *, reverse: bool = False) -> Iterable[tuple[bytes, bytes]]:
@@ -70,11 +70,11 @@ class _State:
 
 
 class KeyValueStore(BaseStore):
-    """A store over any database that keeps bytes in the order of their keys, with transactions.
+    """A store over any database with transactions that maps byte keys, in order, to byte values.
 
-    A subclass writes `transaction` and `disconnect`, and a transaction object with `get`, `put`, `delete` and `scan`: six methods.
-    `ctxfold.testing.store_suite` tests the result. `driver_errors` are the exceptions of the driver; they leave the store as
-    StoreUnavailableError. Override a method of `Store` where the database does it faster.
+    A subclass implements `transaction` and `disconnect`, and a transaction object with `get`, `put`, `delete` and `scan`.
+    `ctxfold.testing.store_suite` tests the result. `driver_errors` are the exceptions of the driver, which the store raises as
+    StoreUnavailableError. Override a method of `Store` where the database has a faster way.
     """
 
     driver_errors: ClassVar[tuple[type[Exception], ...]] = ()
@@ -87,8 +87,8 @@ class KeyValueStore(BaseStore):
     def transaction(self, *, write: bool) -> AbstractContextManager[KeyValueTransaction]:
         """Opens a transaction that commits at the end of its block, and rolls everything back when the block raises.
 
-        Write transactions exclude each other, in all processes that share the database: an entry that was read stays as it is until
-        the commit. Read transactions see one state of the database from beginning to end.
+        Write transactions exclude each other across all processes that share the database, so that an entry that was read does
+        not change before the commit. A read transaction sees one state of the database throughout.
         """
 
     @abstractmethod
@@ -267,7 +267,7 @@ class KeyValueStore(BaseStore):
         return self.settle_erasure()
 
     def settle_erasure(self) -> bool:
-        """Returns True once the database's files hold nothing of what was erased.
+        """Returns True once the database's files hold no erased data.
 
         Override it for a database that keeps old pages until they are overwritten.
         """

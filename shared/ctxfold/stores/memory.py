@@ -91,7 +91,7 @@ class _Log:
 
 
 class MemoryStore(BaseStore):
-    """Logs kept as values under one lock; gone when the process ends."""
+    """Keeps logs in memory, under one lock, until the process ends."""
 
     capabilities = StoreCapabilities(blocking=False)  # microseconds of work: a thread would cost more
 
@@ -262,7 +262,7 @@ class MemoryStore(BaseStore):
         return self._items.setdefault(owner, OwnedItems())
 
     def close(self) -> None:
-        """Forget everything; idempotent."""
+        """Removes all data; may be called more than once."""
         with self._lock:
             self._closed = True
             self._logs.clear()

@@ -36,20 +36,20 @@ _logger = logging.getLogger("ctxfold.stores")
 
 
 class SqlStore(SqlTables):
-    """Logs in `sqlite:///file.db` or `postgresql+psycopg://user:password@host/database`.
+    """Keeps logs in `sqlite:///file.db` or `postgresql+psycopg://user:password@host/database`.
 
-    Safe across threads, tasks and processes. The constructor connects and makes the tables: StoreError when it
-    cannot. `timeout_s` bounds waiting for locks, for a connection and for the server. `sqlite://` lives in
-    memory, as long as this object. Async forms run in worker threads.
+    Safe across threads, tasks and processes. The constructor connects and creates the tables, and raises StoreError when it
+    cannot. `timeout_s` limits the wait for locks, for a connection and for the server. `sqlite://` is a database in memory,
+    which ends with this object. Async forms run in worker threads.
 
-    A store of an older format is upgraded: its tables at once, its search index afterwards, by a thread of this store. With
-    `upgrade=False` a store of format 2 stays one, so that workers of the release before can use it too.
+    A store of an older format is upgraded: its tables at once, its search index afterwards, by a thread of this object. With
+    `upgrade=False` a store of format 2 is left as it is, so that workers of the previous release can still use it.
 
-    `partitions` (2 to 1024) has a new store on PostgreSQL made with so many partitions by a hash of the owner; one that exists
-    is opened without it. See `partition`.
+    `partitions` (2 to 1024) creates a new PostgreSQL store with that many partitions, by a hash of the owner. It is not needed
+    to open an existing store; see `partition`.
 
-    `replica` is the URL of a server that follows a PostgreSQL store. Searches and the reading of whole conversations go there as
-    long as it has all that the store has of the session, or of the owner's sessions; see `for_archive`.
+    `replica` is the URL of a server that replicates a PostgreSQL store. Searches, and reads of whole conversations, go there
+    while it is up to date with the store for the session, or for the owner's sessions; see `for_archive`.
     """
 
     _replica: Replica | None = None
@@ -213,10 +213,10 @@ class SqlStore(SqlTables):
             self._mover.start()
 
     def upgrade(self, *, progress: Callable[[int], object] | None = None) -> int:
-        """Brings the store to the newest format, and returns when its search index has been moved: how many rows this call moved.
+        """Upgrades the store to the newest format, its search index included, and returns how many rows this call moved.
 
-        `progress` is called with that number after each transaction. Other workers may use the store meanwhile, and whoever is
-        ended in between goes on where it was. A store that was opened without `upgrade=False` does the same in a thread.
+        `progress` is called with that number after each transaction. Other workers may use the store meanwhile. An interrupted
+        upgrade is resumed by the next call. A store that was opened without `upgrade=False` does the same in a thread.
         """
         from ctxfold.stores.sql_schema import upgrade_tables
 
@@ -234,13 +234,14 @@ class SqlStore(SqlTables):
         return moved
 
     def partition(self, partitions: int, *, progress: Callable[[int], object] | None = None) -> int:
-        """Moves a store on PostgreSQL into tables with so many partitions (2 to 1024) by a hash of the owner: how many rows this
-        call copied.
+        """Moves a PostgreSQL store to tables with that many partitions (2 to 1024); returns how many rows this call copied.
 
-        `progress` is called with that number after each transaction. Other workers may read and write meanwhile, and whoever is
-        ended in between goes on where it was, with the same number. It needs room for a second copy, and the role that
-        has made the tables. StoreUnavailableError when other transactions hold the tables for long: call it again. StoreError when
-        somebody cancels the move meanwhile.
+        Rows are distributed by a hash of the owner. `progress` is called with the number of rows after each transaction. Other
+        workers may read and write meanwhile. An interrupted move is resumed by calling it again with the same number of
+        partitions. It needs disk space for a second copy, and the role that created the tables.
+
+        Raises StoreUnavailableError when other transactions hold the tables for long (call it again), and StoreError when the
+        move is cancelled meanwhile.
         """
         count = self._checked_partitions(partitions)
         from ctxfold.stores.sql_partitions import begin_move, move_some
@@ -259,10 +260,10 @@ class SqlStore(SqlTables):
         return copied
 
     def cancel_partition(self) -> bool:
-        """Takes back a move to partitions that was begun and is not complete: the tables are as before, whoever reads and writes
-        meanwhile. False where there is none.
+        """Cancels a move to partitions that is not complete, and restores the tables; returns False when there is none.
 
-        Whoever is ended in between calls it again. StoreUnavailableError as for `partition`.
+        Other workers may read and write meanwhile. An interrupted cancellation is resumed by calling it again. Raises
+        StoreUnavailableError as `partition` does.
         """
         if self._address.sqlite:
             return False
@@ -293,7 +294,7 @@ class SqlStore(SqlTables):
             mover.join(self._timeout_s)
 
     def close(self) -> None:
-        """Wait for running calls, then close every connection; idempotent."""
+        """Waits for running calls, then closes every connection; may be called more than once."""
         self._close_mover()
         super().close()
         if self._replica is not None:
@@ -302,8 +303,7 @@ class SqlStore(SqlTables):
     # replicas
 
     def for_archive(self, owner: str, session: str | None = None) -> Store:
-        """Returns the store to read archives from: the replica if it has all that this store has of the session, or of every
-        session of the owner; else this store."""
+        """Returns the store for reading archives: the replica if it is up to date for the session or owner, else this one."""
         checked_key(SessionKey(owner, "" if session is None else session))
         if self._replica is None:
             return self

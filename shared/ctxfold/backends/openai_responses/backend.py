@@ -21,13 +21,13 @@ __all__ = ["OpenAIResponsesBackend"]
 
 
 class OpenAIResponsesBackend(HttpBackend):
-    """A model service with the Responses API, used without its memory: each request carries the conversation.
+    """A model service with the Responses API, used without its server-side memory: each request carries the whole conversation.
 
-    Requests say `store: false` and ask for encrypted reasoning. Each item of a reply is kept in its place and goes back as it came
-    to the model that made it. Another model gets texts, calls and results, without reasoning, ids and hosted tools' items.
-    The API has no stop sequences: `stop` is not sent. `extra` may set other fields of the body, and in `tools` the hosted tools.
-    With `previous_response_id` or `conversation` in `extra`, only the messages after the last reply are sent, because the service
-    has the others.
+    Requests say `store: false` and ask for encrypted reasoning. Each item of a reply is kept in its place and is sent back
+    unchanged to the model that made it. Another model gets texts, calls and results, without reasoning, ids and hosted tools'
+    items. The API has no stop sequences: `stop` is not sent. `extra` may set other fields of the body, and in `tools` the
+    hosted tools. With `previous_response_id` or `conversation` in `extra`, only the messages after the last reply are sent,
+    because the service has the others.
     """
 
     wire = "openai_responses"
