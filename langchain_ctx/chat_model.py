@@ -663,7 +663,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         kwargs = with_window(configurable, kwargs)
         if self._sessions is None:
             return kwargs
-        address = called(configurable, self.session, self.owner, prompt)
+        address = called(configurable, self.session, self.owner, prompt, kwargs)
         return kwargs if address is None else {**kwargs, SESSION: address.as_argument()}
 
     # what a call asks for

@@ -14,6 +14,8 @@ from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput, ask
 from ctxfold.errors import OrphanToolResultError
 from ctxfold.history.diff import MessageList, newest_known, open_turn, split_settled
+from ctxfold.history.records import SessionKey
+from ctxfold.messages import tool_result
 from ctxfold.protocols import Reply
 from ctxfold.stream import StreamPiece
 from langchain_ctx.session_routing import Address
@@ -23,6 +25,7 @@ __all__ = ["Conversation"]
 
 Events: TypeAlias = Generator[StreamPiece, None, None]
 AsyncEvents: TypeAlias = AsyncGenerator[StreamPiece, None]
+_RECEIVED = "Received."  # what answers a call that a parser reads, as providers want each call answered
 
 
 class Conversation:
@@ -100,17 +103,18 @@ class Conversation:
     def _turn(self, question: TurnInput) -> Generator[_Turn, None, None]:
         if not self._address.place:
             with self._sessions.subgraphs.as_own_turn(question) as own:
-                yield _Turn(own)
+                yield _Turn(own, parsed=self._address.parsed)
         else:
             with self._sessions.entered(self._address, self._incoming) as attach:
-                yield _PlaceTurn(question, attach, self._incoming)
+                yield _PlaceTurn(question, attach, self._incoming, parsed=self._address.parsed)
 
 
 class _Turn:
-    """A question whose session has the conversation before it."""
+    """A question whose session has the conversation before it. `parsed`: a parser reads the calls of the reply."""
 
-    def __init__(self, question: TurnInput) -> None:
+    def __init__(self, question: TurnInput, *, parsed: bool) -> None:
         self._question = question
+        self._parsed = parsed
 
     def begin(self, engine: Engine) -> Flow[TurnInput]:
         """Returns the question for the session that serves it."""
@@ -118,14 +122,24 @@ class _Turn:
         return self._question
 
     def end(self, engine: Engine, reply: Reply) -> Flow[None]:
-        yield from ()
+        yield from self._close(engine, self._question.key, reply)
+
+    def _close(self, engine: Engine, key: SessionKey, reply: Reply) -> Flow[None]:
+        """Answers calls that a parser reads, so that their turn closes: no other result of them will come."""
+        calls = reply.message.tool_calls if self._parsed else ()
+        if calls:
+            open_session = yield from engine.open(key)
+            results = [tool_result(c.id, _RECEIVED, id=engine.ports.ids.new(), name=c.name) for c in calls]
+            yield from engine.add(open_session, results)
 
 
 class _PlaceTurn(_Turn):
     """A question at a place of a graph: the session takes over what the list has before it."""
 
-    def __init__(self, question: TurnInput, attach: Callable[[Engine], Flow[Visit]], incoming: MessageList) -> None:
-        super().__init__(question)
+    def __init__(
+        self, question: TurnInput, attach: Callable[[Engine], Flow[Visit]], incoming: MessageList, *, parsed: bool
+    ) -> None:
+        super().__init__(question, parsed=parsed)
         self._attach = attach
         self._incoming = incoming
         self._visit: Visit | None = None
@@ -143,8 +157,9 @@ class _PlaceTurn(_Turn):
 
     def end(self, engine: Engine, reply: Reply) -> Flow[None]:
         if self._visit is not None:
+            yield from self._close(engine, self._visit.key, reply)
             incoming = self._incoming.followed_by(reply.message)
-            yield from self._visit.leave(engine, incoming, waiting=bool(reply.message.tool_calls))
+            yield from self._visit.leave(engine, incoming, waiting=bool(reply.message.tool_calls) and not self._parsed)
 
 
 def _with_new_call_ids(question: TurnInput) -> TurnInput:

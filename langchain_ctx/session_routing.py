@@ -6,7 +6,7 @@ import builtins
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
@@ -45,22 +45,24 @@ MADE_FROM = "run-"  # how the name begins of a conversation that nobody named
 @dataclass(frozen=True, slots=True)
 class Address:
     """A session's key. `made_up`: no user gave it that name. `place`: it stands for all runs in one place of a graph, each of
-    which begins with nothing but its list of messages.
+    which begins with nothing but its list of messages. `parsed`: a parser reads the calls of the reply, and no result follows.
     """
 
     key: SessionKey
     made_up: bool = False
     place: bool = False
+    parsed: bool = False
 
     def as_argument(self) -> list[str]:
         """As an argument of a call."""
-        kind = "place" if self.place else "run" if self.made_up else None
-        return [self.key.session, self.key.owner, *([] if kind is None else [kind])]
+        kinds = ["place"] if self.place else ["run"] if self.made_up else []
+        return [self.key.session, self.key.owner, *kinds, *(["parsed"] if self.parsed else [])]
 
     @classmethod
     def of(cls, argument: Sequence[str]) -> Address:
-        session, owner, *kind = argument
-        return cls(session_key(session, owner), made_up=bool(kind), place=kind == ["place"])
+        session, owner, *kinds = argument
+        place = "place" in kinds
+        return cls(session_key(session, owner), made_up=place or "run" in kinds, place=place, parsed="parsed" in kinds)
 
 
 def session_key(session: object, owner: object) -> SessionKey:
@@ -111,13 +113,29 @@ def placed(name: object, configurable: Mapping[str, Any], owner: str, first: str
     return Address(key, made_up=of_a_run, place=of_a_run and first is not None)
 
 
-def called(configurable: Mapping[str, Any], session: str | None, owner: str, prompt: object) -> Address | None:
-    """Returns the session that the call or the model's field names. A thread's name is followed by its place in the graph."""
+def called(
+    configurable: Mapping[str, Any], session: str | None, owner: str, prompt: object, kwargs: Mapping[str, Any]
+) -> Address | None:
+    """Returns the session that the call or the model's field names. A thread's name is followed by its place in the graph.
+
+    `kwargs` are the arguments of the call: those of `with_structured_output` say who reads the reply.
+    """
     if "session_id" not in configurable and "thread_id" in configurable:
         thread = configurable["thread_id"]
-        return None if thread is None else placed(thread, configurable, owner, first_id(prompt))
-    name = configurable.get("session_id", session)
-    return None if name is None else Address(session_key(name, configurable.get("owner", owner)))
+        address = None if thread is None else placed(thread, configurable, owner, first_id(prompt))
+    else:
+        name = configurable.get("session_id", session)
+        address = None if name is None else Address(session_key(name, configurable.get("owner", owner)))
+    return None if address is None else replace(address, parsed=_is_parsed(kwargs))
+
+
+def _is_parsed(kwargs: Mapping[str, Any]) -> bool:
+    """Returns True for a call of `with_structured_output` whose answer is a tool call; LangChain describes it to its tracers."""
+    match kwargs.get("ls_structured_output_format"):
+        case {"kwargs": {"method": "function_calling"}}:
+            return True
+        case _:
+            return False
 
 
 def first_id(prompt: object) -> str | None:

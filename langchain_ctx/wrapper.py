@@ -327,7 +327,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         if SESSION in kwargs:
             return kwargs
         configurable = ensure_config(config).get("configurable", {})
-        address = called(configurable, self.session, self.owner, prompt)
+        address = called(configurable, self.session, self.owner, prompt, kwargs)
         return kwargs if address is None else {**with_window(configurable, kwargs), SESSION: address.as_argument()}
 
     def _parted(

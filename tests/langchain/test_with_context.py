@@ -12,7 +12,7 @@ from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.caches import InMemoryCache
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
-from langchain_core.messages import AIMessage, ChatMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import ConfigurableField
@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from ctxfold import ConfigError, MessageTooLargeError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, with_context, with_reasoning
+from tests.langchain.faces import closed
 
 ROUNDS = 20
 Maker = Callable[[ModelServer], BaseChatModel]
@@ -282,6 +283,85 @@ def test_tools_structured_output_and_profile_are_the_models() -> None:
         assert chat.context().usage().replies == 6
         assert len(server.requests[-1].body["messages"]) > 2
         assert chat.profile == model.profile
+
+
+async def structured(chain: Any, how: str, given: Any) -> Any:
+    """What the parser makes of the reply, by each way to ask."""
+    match how:
+        case "invoke":
+            return chain.invoke(given)
+        case "ainvoke":
+            return await chain.ainvoke(given)
+        case "stream":
+            return list(chain.stream(given))[-1]
+        case _:
+            return [one async for one in chain.astream(given)][-1]
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("face", ["with_context", "ChatCtx"])
+async def test_an_answer_by_a_function_stays_in_the_conversation(face: str, how: str) -> None:
+    """No result follows the call, because a parser reads it; the next question sees both."""
+
+    def play(body: Any) -> Scripted:
+        names = [t["function"]["name"] for t in body.get("tools") or ()]
+        return Scripted(tool_calls=(ScriptedCall("Found", '{"key": 7}'),)) if names == ["Found"] else Scripted("Hm.")
+
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        settings: Any = {"model": "m", "base_url": server.base_url, "api_key": "x", "max_retries": 0}
+        model = ChatOpenAI(**settings)
+        chat: Any = (
+            with_context(model, session_id="s", context_window=8_000)
+            if face == "with_context"
+            else ChatCtx(**settings, session_id="s", context_window=8_000)
+        )
+        chain = chat.with_structured_output(Found, method="function_calling")
+        for question in ("Give JSON.", "Give more."):
+            assert await structured(chain, how, question) == Found(key=7)
+        await structured(chat, how, "Thanks.")
+        asked = server.requests[-1].body["messages"]
+        assert [m["role"] for m in asked] == ["user", "assistant", "tool", "user", "assistant", "tool", "user"]
+        await closed(chat)
+        await closed(model)
+
+
+def test_tools_of_the_callers_own_wait_for_their_results() -> None:
+    """Beside a schema in `response_format` a model may call tools, which the caller runs."""
+    with ModelServer(
+        model="m", script=[Scripted(tool_calls=(ScriptedCall("look"),)), Scripted('{"key": 7}')]
+    ) as server:
+        model = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
+        chat = with_context(model, session_id="s", context_window=8_000)
+        chain: Any = chat.with_structured_output(
+            Found, method="json_schema", include_raw=True, strict=True, tools=[look]
+        )
+        (call,) = chain.invoke("Look.")["raw"].tool_calls
+        chain.invoke([ToolMessage("Entry 7.", tool_call_id=call["id"])])
+        assert [m.get("content") for m in server.requests[-1].body["messages"]][-1] == "Entry 7."
+        assert chat.context().usage().turns == 1
+
+
+@pytest.mark.parametrize("place", ["", "part:1|node:2"])
+def test_a_router_and_an_answer_from_one_list(place: str) -> None:
+    """A graph's nodes each ask with the graph's own list, in which a router's answer never stands."""
+
+    def play(body: Any) -> Scripted:
+        if body.get("tools"):
+            return Scripted(tool_calls=(ScriptedCall("Found", '{"key": 7}'),))
+        return Scripted(f"Answer {len(body['messages'])}.")
+
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        model = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
+        chat = with_context(model, store="memory://", context_window=8_000)
+        router = chat.with_structured_output(Found, method="function_calling")
+        config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": place}}
+        listed: list[BaseMessage] = []
+        for number in range(3):
+            listed.append(HumanMessage(f"Q{number}", id=f"q{number}"))
+            assert router.invoke(listed, config) == Found(key=7)
+            listed.append(chat.invoke(listed, config))
+        asked = [m["content"] for m in server.requests[-1].body["messages"]]
+        assert asked == ["Q0", "Answer 1.", "Q1", "Answer 3.", "Q2"]
 
 
 def test_tools_that_run_at_the_provider_are_the_models_affair() -> None:
