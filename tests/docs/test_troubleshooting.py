@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import re
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -33,21 +34,28 @@ def module(name: str) -> ModuleType:
 MESSAGES = module("messages")
 
 
+@cache
+def collected() -> dict[str, list[str]]:
+    """Goes through the source once for all tests."""
+    return dict(MESSAGES.collect())
+
+
 def test_every_message_of_the_source_is_listed() -> None:
-    collected = MESSAGES.collect()
-    assert sum(map(len, collected.values())) > 300
+    assert sum(map(len, collected().values())) > 300
     parts = {part.partition("\n")[0]: part for part in LISTED.split("\n### ")[1:]}
-    missing = [text for name, texts in collected.items() for text in texts if f"- `{text}`" not in parts.get(name, "")]
+    missing = [
+        text for name, texts in collected().items() for text in texts if f"- `{text}`" not in parts.get(name, "")
+    ]
     assert missing == [], "python docs/messages.py writes the list anew"
 
 
 def test_no_listed_message_is_gone_from_the_source() -> None:
     listed = set(re.findall(r"^- `(.*)`$", LISTED, flags=re.M))
-    assert listed == {text for texts in MESSAGES.collect().values() for text in texts}
+    assert listed == {text for texts in collected().values() for text in texts}
 
 
 def test_twelve_messages_at_random_are_found_by_their_words() -> None:
-    texts = [text for texts in MESSAGES.collect().values() for text in texts]
+    texts = [text for texts in collected().values() for text in texts]
     for text in random.Random(16).sample(texts, 12):
         longest = max(text.split(MESSAGES.PLACEHOLDER), key=len)
         assert longest in LISTED

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2 import Environment
+from jinja2 import Environment, Template
 from langchain_openai import ChatOpenAI
 from llama_index.llms.openai_like import OpenAILike
 
@@ -69,11 +70,17 @@ class RefusedError(Exception):
     """What a template raises."""
 
 
-def prompt(template: str, rows: Sequence[dict[str, Any]]) -> str:
-    def refuse(reason: str) -> str:
-        raise RefusedError(reason)
+def refuse(reason: str) -> str:
+    raise RefusedError(reason)
 
-    return Environment().from_string(template).render(messages=rows, refuse=refuse)
+
+@cache
+def compiled(template: str) -> Template:
+    return Environment().from_string(template)
+
+
+def prompt(template: str, rows: Sequence[dict[str, Any]]) -> str:
+    return compiled(template).render(messages=rows, refuse=refuse)
 
 
 def sent(provider: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
