@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,9 +17,16 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from examples.demo.story import Turn
 from langchain_ctx import ContextMiddleware, ContextNode, CtxChatMessageHistory, with_context
-from tests.faces.test_faces_agree import LARGE, SUMMARY, TURNS, Face, langchain_messages, plain, settings, window_of
+from tests.faces.test_faces_agree import (
+    SUMMARY,
+    TRANSCRIPTS,
+    Face,
+    engine_alone,
+    langchain_messages,
+    settings,
+    window_of,
+)
 
-TRANSCRIPTS = {"as told": TURNS, "large outputs": LARGE}
 THREAD: Any = {"configurable": {"thread_id": "s"}, "recursion_limit": 200}
 
 
@@ -102,13 +107,6 @@ def through_middleware(store: str, window: int, turns: Sequence[Turn]) -> None:
         state = agent.invoke({"messages": [HumanMessage(turn.user)]}, THREAD)
         assert state["messages"][-1].text == turn.answer
     ours.close()
-
-
-@cache
-def engine_alone(transcript: str, window: int) -> list[str]:
-    with TemporaryDirectory() as folder:
-        plain(f"sqlite:///{folder}/plain.db", window, TRANSCRIPTS[transcript])
-        return window_of(Path(folder) / "plain.db", window)
 
 
 @pytest.mark.parametrize(
