@@ -35,7 +35,10 @@ from tests.wire.raw_server import Play, RawServer
 
 @dataclass(frozen=True)
 class Service:
-    """A service that compacts: how it is asked, and how much its replies say, so that a window fills about every 12 turns."""
+    """A service that compacts: how it is asked, and how much its replies say, so that a window fills about every 12 turns.
+
+    `jars` is the number of their sentences, and `beside` makes each of them longer.
+    """
 
     provider: str
     model: str
@@ -43,6 +46,7 @@ class Service:
     strict: Strict
     window: int
     jars: int
+    beside: int = 0
 
     def backend(self, server: ModelServer, model: str | None = None) -> HttpBackend:
         name, url = model or self.model, server.base_url
@@ -56,7 +60,7 @@ class Service:
 
 
 OPENAI = Service("openai", "gpt-5.5", "openai_responses", "openai", 6_000, 32)
-ANTHROPIC = Service("anthropic", "claude-opus-4-8", "anthropic_messages", "anthropic", 120_000, 500)
+ANTHROPIC = Service("anthropic", "claude-opus-4-8", "anthropic_messages", "anthropic", 120_000, 90, 11)
 SERVICES = pytest.mark.parametrize("service", [OPENAI, ANTHROPIC], ids=["openai", "anthropic"])
 
 
@@ -65,6 +69,7 @@ class Clerk:
     """A model that says at length what stands on the shelf that it is asked about."""
 
     jars: int
+    beside: int = 0
     answers: int = 0
     error: ErrorReply | None = None
     seen: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
@@ -76,7 +81,11 @@ class Clerk:
         self.seen.append(body)
         n = self.answers
         return Scripted(
-            f"Answer {n}. " + " ".join(f"On shelf {n}-{i} stand {7 * i + n} jars." for i in range(self.jars))
+            f"Answer {n}. "
+            + " ".join(
+                f"On shelf {n}-{i} stand {7 * i + n} jars{', one beside the other' * self.beside}."
+                for i in range(self.jars)
+            )
         )
 
 
@@ -115,7 +124,7 @@ async def test_forty_turns_over_three_summaries_then_the_service_is_gone(
 ) -> None:
     """Each next request begins with the newest block, also after a restart; then our own ladder goes on from the archive."""
     events: list[HistoryCompacted] = []
-    clerk = Clerk(service.jars)
+    clerk = Clerk(service.jars, service.beside)
     with ModelServer(script=clerk, strict=service.strict) as server:
         for numbers in (range(20), range(20, 40)):  # a restart between them
             async with service.backend(server) as backend, opened(service, backend, tmp_path, events) as context:
