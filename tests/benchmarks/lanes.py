@@ -103,13 +103,18 @@ def race(lanes: Sequence[Lane], plan: Plan) -> None:
 
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
-    """What was built before is not walked by the collector again: else its size would be measured, not the turn."""
+    """What was built before is not walked by the collector again: else its size would be measured, not the turn.
+
+    A heap that was frozen before stays so: in the suite it has a million objects, which each later collection would walk.
+    """
+    frozen_before = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen_before:
+            gc.unfreeze()
 
 
 @contextlib.contextmanager
