@@ -4,6 +4,8 @@ PYTHON ?= python3
 STAMP := $(VENV)/.setup-stamp
 SOURCES := shared langchain_ctx llamaindex_ctx examples
 WORKERS ?= 2
+# where this variable is set, each process that tests start would compile the packages anew, and each run the tests
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-oldest test-newest lint types bench notebooks docs dist sbom audit clean
@@ -28,12 +30,10 @@ demo: setup  ## a conversation that outgrows its window, without key or network
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: setup  ## all tests
-	@# compiled once: the processes that tests start would each do it where PYTHONDONTWRITEBYTECODE is set
-	@$(BIN)/python -m compileall -q shared langchain_ctx llamaindex_ctx examples
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-%: setup  ## the tests of one area, a folder of tests/: make test-engine
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/$* $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist loadfile tests/$* $(ARGS)
 
 LANGCHAIN_TESTS := langchain-tests langchain-openai langchain-deepseek langchain-anthropic langchain-classic langgraph-checkpoint-sqlite langgraph-checkpoint-postgres \
 	langmem hypothesis pytest pytest-asyncio pytest-xdist
