@@ -17,7 +17,7 @@ from tests.benchmarks.sheets import Cell, Sheet, times
 
 __all__ = ["run"]
 
-SIZES, QUICK_SIZES = (100, 1_000, 10_000), (100, 400)
+SIZES, QUICK_SIZES = (100, 1_000, 10_000), (50, 200)
 FULL = Plan(turns=60, block=10, slow_s=20.0)
 QUICK = Plan(turns=10, block=5, least=1, slow_s=2.0, limit_s=30.0)
 BARE, OURS = "create_agent, SqliteSaver", "the same with ContextMiddleware"

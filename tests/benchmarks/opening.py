@@ -47,7 +47,7 @@ class Reading:
 
 def run(*, quick: bool = False) -> list[Sheet]:
     """One table: both ways to the same window, alternately, each with a connection of its own."""
-    size, tries = (1_000, 3) if quick else (100_000, 5)
+    size, tries = (400, 2) if quick else (100_000, 5)
     with tempfile.TemporaryDirectory() as folder:
         url = database(Path(folder), "opening")
         filled_context(url, size).close()

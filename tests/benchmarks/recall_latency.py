@@ -26,7 +26,7 @@ QUICK = Plan(turns=20, block=5, least=1, slow_s=0.1, limit_s=60.0)
 
 def run(*, quick: bool = False) -> list[Sheet]:
     """One table: SQLite, all messages archived but the newest."""
-    size = 1_000 if quick else 100_000
+    size = 400 if quick else 100_000
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         context = stack.enter_context(filled_context(database(Path(folder), "recall"), size))
         lanes = [Lane(name, size, _turn(context, name, text, size)) for name, text in QUESTIONS.items()]

@@ -46,7 +46,7 @@ class Sizes:
     first_pause_ms: int = 300
 
 
-QUICK = Sizes(events=300, rounds=3, spaced_events=30, streams=100, events_each=5, first_pause_ms=30)
+QUICK = Sizes(events=100, rounds=1, spaced_events=10, streams=20, events_each=5, first_pause_ms=10)
 
 
 def run(*, quick: bool = False) -> list[Sheet]:
