@@ -13,6 +13,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count as numbers
 from pathlib import Path
@@ -76,10 +77,17 @@ def run(*, quick: bool = False) -> list[Sheet]:
             appends.append(_rates(_append, cluster, workers, first, share // workers, EACH))
             first += share // workers * workers
         sessions = first * COPIES
-        tell(f"the server copies {first} sessions to {sessions}")
-        _copy(cluster.url, first)
-        tell(f"one process adds {long:,} messages to one session")
-        long_s, _ = together(_long, [(cluster.url, long)])
+        beside = long * 9 // 10
+        tell(
+            f"the server copies {first} sessions to {sessions}, and one process adds {beside:,} messages to one session"
+        )
+        with ThreadPoolExecutor(1) as pool:
+            filled = pool.submit(together, _long, [(cluster.url, 0, beside)])
+            _copy(cluster.url, first)
+            tell("all are copied")
+            filled.result()
+        tell(f"the process adds {long - beside:,} more")
+        long_s, _ = together(_long, [(cluster.url, beside, long)])
         tell("turns")
         turns = [_rates(_turns, cluster, workers, 0, TURNS, 1) for workers in WORKERS]
         stored = sessions * EACH + long
@@ -96,7 +104,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
         tell("all sessions become one owner's, which is erased")
         erasure = _erasure(cluster.url, stored)
     rest: list[tuple[Cell, ...]] = [
-        (f"messages/s into one session, {BATCH} in a call, with what it compacts", long / long_s),
+        (f"messages/s into it at the end, {BATCH} in a call, with what it compacts", (long - beside) / long_s),
         ("open it in a process that has not seen it, median ms", opening_ms),
         ("the first question after that, with its recall, median ms", first_recall_ms),
         ("a question with its recall in the open session, median ms", recall_ms),
@@ -191,15 +199,16 @@ def _long_session(store: str | SqlStore) -> AgentContext:
     )
 
 
-def _long(url: str, count: int, ready: Ready) -> None:
+def _long(url: str, start: int, end: int, ready: Ready) -> None:
     said = _texts()
     with _long_session(url) as context:
+        context.view()
         ready()
-        for first in range(0, count, BATCH):
+        for first in range(start, end, BATCH):
             context.add(
                 [
                     (assistant if n % 2 else user)(said[n % len(said)], id=f"m{n}")
-                    for n in range(first, min(count, first + BATCH))
+                    for n in range(first, min(end, first + BATCH))
                 ],
                 known_ids=False,
             )

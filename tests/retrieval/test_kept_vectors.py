@@ -218,6 +218,12 @@ def test_what_was_compacted_long_ago_follows_in_the_background(
     assert len(told) > 2
     assert told == sorted(set(told), reverse=True)
     assert told[-1] == 0
+    monkeypatch.setattr("ctxfold.retrieval.embeddings.STORED_RECORDS", 500)  # read in pieces
+    again = Counting()
+    with long_session(url, again) as ctx:
+        ctx.window(recall=True, question=QUESTION)
+        assert len(opened_session(ctx).vectors) == len(asked)
+    assert again.messages == []
 
 
 class Paced(Counting):

@@ -123,6 +123,15 @@ def test_no_vector_goes_and_equal_ones_are_found_the_newest_first() -> None:
         vectors.nearest([1.0, 0.0, 0.0], 1, ())
 
 
+def test_the_nearest_of_those_behind_many_visible_ones() -> None:
+    vectors = Vectors()
+    for n in range(3_000):
+        vectors.add((n, 0), [1.0, n // 100])
+    assert list(vectors.nearest([1.0, 0.0], 30, ())) == [(n, 0) for n in range(99, 69, -1)]
+    assert list(vectors.nearest([1.0, 0.0], 30, range(250))) == [(n, 0) for n in range(299, 269, -1)]
+    assert all(type(score) is float for score in vectors.nearest([1.0, 0.0], 30, ()).values())
+
+
 def test_a_real_model_finds_what_shares_no_word_with_the_question(make: Make) -> None:
     """all-MiniLM-L6-v2; the likeness of the two sentences is the one on the model's own page."""
     model = MiniLM()

@@ -29,6 +29,7 @@ CHUNK_SENTENCES = 4
 BATCH = 64  # texts of one call
 NEWEST_RECORDS = 4_096  # of the log, gone through for one question; older ones follow in the background
 FILLED_RECORDS = 512  # of the log, in one step of that
+STORED_RECORDS = 4_096  # of the log, whose stored vectors are read at once
 NEAREST = 256  # chunks
 PROBE = "The quick brown fox jumps over the lazy dog."  # its vector tells embedders apart
 SAME = 0.002  # square of the distance: a likeness of 0.999
@@ -107,11 +108,19 @@ def _embedded_query(work: _Work, query: str) -> Flow[Sequence[float]]:
         if same:
             name = same[0]
             upto, filled_from, probe = stored[name]
-            vectors.unpack((yield from StoreCall(VectorIndex.vectors, open_session.key, name)))
+            yield from _read_stored(work, name, max(upto, open_session.state.head))
         elif stored:
             _log.info("session %r has vectors of another embedder: they are made anew", open_session.key.session)
     vectors.upto, vectors.filled_from, vectors.probe, vectors.embedder = upto, filled_from, probe, name
     return query_vector
+
+
+def _read_stored(work: _Work, name: str, last: int) -> Flow[None]:
+    """Takes the stored vectors of the messages up to a record into memory, in pieces: as a whole they would be there twice."""
+    for first in range(1, last + 1, STORED_RECORDS):
+        seqs = range(first, min(first + STORED_RECORDS, last + 1))
+        stored = yield from StoreCall(VectorIndex.vectors, work.open_session.key, name, seqs=seqs)
+        work.open_session.vectors.unpack(stored)
 
 
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
