@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
@@ -55,6 +55,10 @@ class Caller:
     repeats: Callable[[Request], bool] | None = None
     own: BaseChatModel | None = None
     under_way: int = 0
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = model_name(self.model)
 
 
 _CALLER: ContextVar[Caller] = ContextVar("ctxfold_caller")
@@ -100,7 +104,7 @@ class CallersModel:
     @property
     def model(self) -> str:
         caller = _CALLER.get(None)
-        return "" if caller is None else model_name(caller.model)
+        return "" if caller is None else caller.name
 
     def send(self, request: Request) -> Reply:
         return _needed(_caller().send)(request)

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from operator import is_
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
@@ -42,7 +43,11 @@ def _pieces(message: Message) -> list[Message]:
     return [replace(message, parts=(r,)) for r in results] if len(results) > 1 else [message]
 
 
-Window: TypeAlias = list[tuple[Message, list["_Copier"]]]
+class Window(NamedTuple):
+    """Holds the messages of a session's last window, and for each one what copies the messages that it became."""
+
+    messages: list[Message]
+    copiers: list[list[_Copier]]
 
 
 class WindowCache:
@@ -56,18 +61,15 @@ class WindowCache:
 
     def asked(self, key: SessionKey, messages: Iterable[Message]) -> list[BaseMessage]:
         """Returns the messages as LangChain's, in a new list."""
-        last, shown = self._windows.get(key) or [], [*messages]
-        pairs = zip(last, shown, strict=False)
-        same = next((i for i, (old, new) in enumerate(pairs) if old[0] is not new), min(len(last), len(shown)))
-        known = {old[0].id: old for old in last[same:]}
-        window: Window = last[:same]
+        last, shown = self._windows.get(key) or Window([], []), [*messages]
+        same = [*map(is_, last.messages, shown), False].index(False)
+        # by identity: the old messages are kept with what they became, so that no id comes twice
+        known = {id(m): own for m, own in zip(last.messages[same:], last.copiers[same:], strict=True)}
+        copiers = last.copiers[:same]
         for message in shown[same:]:
-            converted = known.get(message.id)
-            if converted is None or converted[0] is not message:
-                converted = (message, [_Copier(_sent(piece)) for piece in _pieces(message)])
-            window.append(converted)
-        self._windows.put(key, window)
-        return [copier.copy() for _, copiers in window for copier in copiers]
+            copiers.append(known.get(id(message)) or [_Copier(_sent(piece)) for piece in _pieces(message)])
+        self._windows.put(key, Window(shown, copiers))
+        return [copier.copy() for own in copiers for copier in own]
 
     def clear(self) -> None:
         self._windows.clear()

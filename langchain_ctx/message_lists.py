@@ -24,11 +24,13 @@ CACHED_CHARS = 2_000  # a longer text is hashed each time
 
 
 class MessageIds(Sequence[str]):
-    """The ids of messages, read when they are asked for: a pass over a long list that was just loaded is slow."""
+    """The ids of messages, "" for one without, read when they are asked for and from the newest on: a pass over a long list that
+    was just loaded is slow."""
 
     def __init__(self, messages: Sequence[BaseMessage]) -> None:
         self._messages = messages
-        self._all: list[str] | None = None
+        self._newest: list[str] = []  # those that were read
+        self._start = len(messages)  # where they begin
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -38,16 +40,22 @@ class MessageIds(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[str]: ...
     def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        if self._all is not None:
-            return self._all[index]
-        if isinstance(index, slice):
-            return [str(m.id) for m in self._messages[index]]
-        return str(self._messages[index].id)
+        if not isinstance(index, slice):
+            return self._messages[index].id or ""
+        start, stop, step = index.indices(len(self._messages))
+        if step != 1:
+            return [m.id or "" for m in self._messages[index]]
+        return self._from(start)[start - self._start : max(0, stop - self._start)]
 
     def __iter__(self) -> Iterator[str]:
-        if self._all is None:
-            self._all = [str(m.id) for m in self._messages]
-        return iter(self._all)
+        return iter(self._from(0))
+
+    def _from(self, start: int) -> list[str]:
+        """Returns the ids from `start` or an earlier one on."""
+        if start < self._start:
+            self._newest[:0] = [m.id or "" for m in self._messages[start : self._start]]
+            self._start = start
+        return self._newest
 
 
 class Joined(Sequence[T_co]):
@@ -87,9 +95,13 @@ class LangChainList:
     ) -> None:
         self._messages = messages
         self._ids = MessageIds(messages) if ids is None else ids
-        self._version_of = _version if known is None else known.version
+        self._versions_of = _versions if known is None else known.versions
         self._versions: dict[int, str] = {}
         self._digests: dict[int, str] = {}
+
+    @property
+    def messages(self) -> Sequence[BaseMessage]:
+        return self._messages
 
     @property
     def ids(self) -> Sequence[str]:
@@ -100,11 +112,11 @@ class LangChainList:
             self._digests[end] = ids_digest(self._ids, end)
         return self._digests[end]
 
-    def version(self, index: int) -> str:
-        version = self._versions.get(index)
-        if version is None:
-            version = self._versions[index] = self._version_of(self._messages[index])
-        return version
+    def versions(self, indices: Sequence[int]) -> list[str]:
+        known = self._versions
+        if unknown := [i for i in indices if i not in known]:
+            known.update(zip(unknown, self._versions_of([self._messages[i] for i in unknown]), strict=True))
+        return [known[i] for i in indices]
 
     def message(self, index: int) -> Message:
         return from_langchain(self._messages[index])
@@ -113,7 +125,7 @@ class LangChainList:
         """Returns the list with these messages added at its end."""
         longer = LangChainList(Joined(self._messages, messages), Joined(self._ids, MessageIds(messages)))
         longer._versions, longer._digests = {**self._versions}, {**self._digests}
-        longer._version_of = self._version_of
+        longer._versions_of = self._versions_of
         return longer
 
     def up_to(self, end: int) -> LangChainList:
@@ -136,6 +148,10 @@ def _version(message: BaseMessage) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
+def _versions(messages: Sequence[BaseMessage]) -> list[str]:
+    return [*map(_version, messages)]
+
+
 class VersionCache:
     """Remembers the versions of messages with plain text, so that a list that comes again is compared and not hashed.
 
@@ -149,20 +165,23 @@ class VersionCache:
         self._newer: dict[tuple[object, ...], str] = {}
         self._older: dict[tuple[object, ...], str] = {}
 
-    def version(self, message: BaseMessage) -> str:
-        fields = vars(message)
-        content = fields.get("content")
-        if not isinstance(content, str) or len(content) > CACHED_CHARS:
-            return _version(message)
-        if fields.get("tool_calls") or fields.get("invalid_tool_calls"):
-            return _version(message)
-        key = (type(message), fields.get("type"), content, fields.get("tool_call_id"))
-        version = self._newer.get(key)
-        if version is None:
-            version = self._newer[key] = self._older.get(key) or _version(message)
-            if len(self._newer) >= CACHED_VERSIONS:
-                self._older, self._newer = self._newer, {}
-        return version
+    def versions(self, messages: Sequence[BaseMessage]) -> list[str]:
+        versions: list[str] = []
+        for message in messages:
+            fields = vars(message)
+            content = fields.get("content")
+            plain = isinstance(content, str) and len(content) <= CACHED_CHARS
+            if not plain or fields.get("tool_calls") or fields.get("invalid_tool_calls"):
+                versions.append(_version(message))
+                continue
+            key = (type(message), fields.get("type"), content, fields.get("tool_call_id"))
+            version = self._newer.get(key)
+            if version is None:
+                version = self._newer[key] = self._older.get(key) or _version(message)
+                if len(self._newer) >= CACHED_VERSIONS:
+                    self._older, self._newer = self._newer, {}
+            versions.append(version)
+        return versions
 
     def clear(self) -> None:
         """Drops the texts, as an erasure demands."""

@@ -55,7 +55,7 @@ from langchain_ctx.chat_model import WINDOW
 from langchain_ctx.checkpoints import MIN_CHARS, Missing, SlimCheckpointer
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
-from langchain_ctx.message_lists import LangChainList, MessageIds, VersionCache, leading_count, name_refusals
+from langchain_ctx.message_lists import LangChainList, VersionCache, leading_count, name_refusals
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable
 from langchain_ctx.reasoning import returning
@@ -172,30 +172,32 @@ class AgentList:
     of messages that other middleware added to this request only: they came without an id, and the agent's state does not have them.
     """
 
-    messages: Sequence[BaseMessage]
-    ids: Sequence[str]
-    unsaved: frozenset[int]
+    incoming: LangChainList
+    unsaved: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, request: ModelRequest[Any]) -> AgentList:
+    def of(cls, request: ModelRequest[Any], known: VersionCache) -> AgentList:
         leading = leading_count(request.messages)
         messages = cast("list[BaseMessage]", request.messages[leading:] if leading else request.messages)
-        cursor = kept_cursor(request.state)
-        if cursor is not None and all(m.id for m in messages[cursor.before :]):
-            incoming = LangChainList(messages)
-            if cursor.has_same_ids(incoming):
-                return cls(messages, incoming.ids, frozenset())
+        incoming, cursor = LangChainList(messages, known=known), kept_cursor(request.state)
+        if cursor is not None and all(incoming.ids[cursor.before :]) and cursor.has_same_ids(incoming):
+            return cls(incoming)
         name_refusals(messages)
         unsaved = frozenset(i for i, m in enumerate(messages) if not m.id)
         if not unsaved:
-            return cls(messages, MessageIds(messages), unsaved)
+            return cls(LangChainList(messages, known=known))  # another one: ids were given since
         messages = [
             m.model_copy(update={"id": uuid.uuid4().hex}) if i in unsaved else m for i, m in enumerate(messages)
         ]
-        return cls(messages, MessageIds(messages), unsaved)
+        return cls(LangChainList(messages, known=known), unsaved)
 
-    def incoming(self, known: VersionCache) -> LangChainList:
-        return LangChainList(self.messages, self.ids, known=known)
+    @property
+    def messages(self) -> Sequence[BaseMessage]:
+        return self.incoming.messages
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self.incoming.ids
 
     def saved(self, answer: ModelResponse[Any]) -> LangChainList | None:
         """Returns the messages that the agent's state will have after this call; None if that is all of them."""
@@ -230,12 +232,14 @@ class AgentTurn:
         model: BaseChatModel,
         caches: AgentCaches,
         *,
+        tools: list[Any],
         separate: bool,
     ) -> None:
-        self.incoming = messages.incoming(caches.versions)
+        self.incoming = messages.incoming
         self._request = request
         self._messages = messages
         self._model = model
+        self._tools = tools
         self._windows = caches.windows
         self._separate = separate
         self._key = SessionKey("", "")
@@ -268,7 +272,7 @@ class AgentTurn:
         settings = self._request.model_settings
         limit = settings.get("max_tokens")
         options = Options(
-            tools=_tools(self._request),
+            tools=self._counted_tools(),
             max_tokens=limit if isinstance(limit, int) else None,
             context_window=settings.get(WINDOW) or visit.sessions.window_of(self._model),
         )
@@ -287,7 +291,15 @@ class AgentTurn:
         """Tells whether the agent would send the session's request like this: with the same tools, for an answer in text."""
         own = self._request
         free = own.response_format is None and is_free(own.tool_choice) and answers_freely(own.model_settings.keys())
-        return free and request.tools == _tools(own)
+        return free and request.tools == self._counted_tools()
+
+    def _counted_tools(self) -> tuple[ToolSpec, ...]:
+        """Returns the tools to count.
+
+        A tool that runs at the provider counts as its description, a structured answer as its schema.
+        """
+        schemas = getattr(self._request.response_format, "schema_specs", ())
+        return (*counted(self._tools), *(ToolSpec(s.name, s.description, s.json_schema) for s in schemas))
 
     def summary_request(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request for a summary on the live prefix."""
@@ -301,13 +313,12 @@ class AgentTurn:
             own = next((i for i, m in enumerate(messages) if m.type == "system" and m.text == self._prompt), None)
             messages = messages if own is None else [*messages[:own], *messages[own + 1 :]]
         settings = {name: value for name, value in self._request.model_settings.items() if name != WINDOW}
-        return self._request.override(model=self._model, messages=cast("list[Any]", messages), model_settings=settings)
-
-
-def _tools(request: ModelRequest[Any]) -> tuple[ToolSpec, ...]:
-    """Returns the tools to count; a tool that runs at the provider counts as its description, a structured answer as its schema."""
-    schemas = getattr(request.response_format, "schema_specs", ())
-    return (*counted(request.tools), *(ToolSpec(s.name, s.description, s.json_schema) for s in schemas))
+        return self._request.override(
+            model=self._model,
+            messages=cast("list[Any]", messages),
+            tools=self._tools,
+            model_settings=settings,
+        )
 
 
 def _with_chosen_model(request: ModelRequest[Any]) -> ModelRequest[Any]:
@@ -446,12 +457,12 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
-        request = self._with_usable_tools(_with_chosen_model(request))
-        messages = AgentList.of(request)
+        request = _with_chosen_model(request)
+        messages, tools = AgentList.of(request, self._caches.versions), self._usable_tools(request)
         if not messages.ids:
-            return handler(request)
+            return handler(request.override(tools=tools))
         root, model = self._root(request, messages), self._model(request)
-        turn = AgentTurn(request, messages, model, self._caches, separate=not self._is_shared(root))
+        turn = AgentTurn(request, messages, model, self._caches, tools=tools, separate=not self._is_shared(root))
 
         def send(window: Request) -> Reply:
             report.send()
@@ -471,12 +482,12 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Any:
-        request = self._with_usable_tools(_with_chosen_model(request))
-        messages = AgentList.of(request)
+        request = _with_chosen_model(request)
+        messages, tools = AgentList.of(request, self._caches.versions), self._usable_tools(request)
         if not messages.ids:
-            return await handler(request)
+            return await handler(request.override(tools=tools))
         root, model = self._root(request, messages), self._model(request)
-        turn = AgentTurn(request, messages, model, self._caches, separate=not self._is_shared(root))
+        turn = AgentTurn(request, messages, model, self._caches, tools=tools, separate=not self._is_shared(root))
 
         async def asend(window: Request) -> Reply:
             await report.asend()
@@ -522,12 +533,12 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
         cursor = None if self._is_shared(root) else kept_cursor(state)
         return self._sessions.at(root.key.session if cursor is None else cursor.session, root.key.owner)
 
-    def _with_usable_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        """Returns the request, without the history tools where the model takes no tools at all."""
+    def _usable_tools(self, request: ModelRequest[Any]) -> list[Any]:
+        """Returns the tools of the request, without the history tools where the model takes no tools at all."""
         if takes_tools(request.model):
-            return request
+            return request.tools
         own = {tool.name for tool in self.tools}
-        return request.override(tools=[t for t in request.tools if getattr(t, "name", None) not in own])
+        return [t for t in request.tools if getattr(t, "name", None) not in own]
 
     def _model(self, request: ModelRequest[Any]) -> BaseChatModel:
         model = request.model

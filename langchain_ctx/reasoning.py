@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from langchain_core.language_models import BaseChatModel
@@ -62,12 +63,17 @@ def check_reasoning(model: BaseChatModel) -> None:
 
 def replay(model: BaseChatModel) -> Replay:
     """Returns whether the model sends reasoning back itself, can be made to, or is not known to do either."""
-    if isinstance(model, _ReturnsReasoning):
+    return _replay(type(model))
+
+
+@lru_cache(maxsize=64)
+def _replay(model_class: type[BaseChatModel]) -> Replay:
+    if issubclass(model_class, _ReturnsReasoning):
         return "sends"
-    packages = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
+    packages = {cls.__module__.partition(".")[0] for cls in model_class.__mro__}
     if packages & _NATIVE:
         return "sends"
-    return "helped" if "langchain_openai" in packages and hasattr(model, "_get_request_payload") else "unknown"
+    return "helped" if "langchain_openai" in packages and hasattr(model_class, "_get_request_payload") else "unknown"
 
 
 def returning(model: M) -> M:

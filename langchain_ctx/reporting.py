@@ -54,6 +54,8 @@ class Report:
 
     def _taken(self) -> list[tuple[str, dict[str, Any]]]:
         events, self._events = self._events, []
+        if not events:
+            return []
         # outside of any run, as in a test of the middleware alone, there is nobody to be told
         inside = getattr(ensure_config().get("callbacks"), "parent_run_id", None) is not None
         return [(f"ctxfold.{type(event).__name__}", _data(event)) for event in events if inside]

@@ -491,8 +491,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_changed_message_goes_unnoticed",
-            "if incoming.version(i) != cursor.handed[message_id]",
-            "if incoming.version(i) == cursor.root",
+            "if version != cursor.handed[message_id]",
+            "if version == cursor.root",
             "engine/test_follow.py::test_edits_and_removals",
         ),
         (

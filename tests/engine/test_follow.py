@@ -28,8 +28,8 @@ class Kept:
     def digest(self, end: int) -> str:
         return ids_digest(self.ids, end)
 
-    def version(self, index: int) -> str:
-        return repr((self._messages[index].text, self._messages[index].tool_calls))
+    def versions(self, indices: Sequence[int]) -> list[str]:
+        return [repr((self._messages[i].text, self._messages[i].tool_calls)) for i in indices]
 
     def message(self, index: int) -> Message:
         return self._messages[index]

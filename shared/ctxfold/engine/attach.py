@@ -5,7 +5,7 @@ branches and copies of that list."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -127,11 +127,11 @@ def cursor_at(
 ) -> Flow[Cursor]:
     """Returns the cursor to keep beside the list as it is now; `reread` is that of `Engine.open`."""
     open_session = yield from engine.open(key, reread=reread)
-    visible, ids = {e.id for e in _visible(open_session)}, incoming.ids
+    visible, ids = _visible_ids(open_session), incoming.ids
     newest = ids[max(0, len(ids) - len(visible)) :]
     shown = [*takewhile(visible.__contains__, reversed(newest))][::-1]
     before = len(ids) - len(shown)
-    handed = {message_id: incoming.version(i) for i, message_id in enumerate(shown, before)}
+    handed = dict(zip(shown, incoming.versions(range(before, len(ids))), strict=True))
     state = open_session.state
     return Cursor(root.session, key.session, state.head, state.head_id, before, incoming.digest(before), handed)
 
@@ -149,11 +149,11 @@ def follow(engine: Engine, root: SessionKey, incoming: IncomingList, cursor: Cur
     changed = yield from _changes(open_session, incoming, cursor)
     if changed is None:
         return (yield from _attachment(engine, new_branch(engine, root)))
-    restored = yield from _amend(engine, open_session, changed)
-    restored |= yield from _revived(
-        engine, open_session, [i for i in cursor.handed if changed.get(i, True) is not None]
-    )
-    return _attached(open_session, restored)
+    restored = (yield from _amend(engine, open_session, changed)) if changed else frozenset[str]()
+    kept_ids = (i for i in reversed([*cursor.handed]) if changed.get(i, True) is not None)
+    known = _visible_ids(open_session)
+    restored |= yield from _revived(engine, open_session, takewhile(lambda i: i not in known, kept_ids))
+    return Attachment(open_session.key, known, restored)
 
 
 def _has_record(open_session: OpenSession, cursor: Cursor) -> Flow[bool]:
@@ -165,11 +165,8 @@ def _has_record(open_session: OpenSession, cursor: Cursor) -> Flow[bool]:
 
 
 def _attachment(engine: Engine, key: SessionKey) -> Flow[Attachment]:
-    return _attached((yield from engine.open(key)))
-
-
-def _attached(open_session: OpenSession, restored: frozenset[str] = frozenset()) -> Attachment:
-    return Attachment(open_session.key, frozenset(e.id for e in _visible(open_session)), restored)
+    open_session = yield from engine.open(key)
+    return Attachment(open_session.key, _visible_ids(open_session))
 
 
 def _visible(open_session: OpenSession) -> list[Entry]:
@@ -179,8 +176,14 @@ def _visible(open_session: OpenSession) -> list[Entry]:
         return [*state.live, *(e for turn in state.open.values() for e in turn.entries)]
 
 
+def _visible_ids(open_session: OpenSession) -> frozenset[str]:
+    return frozenset([e.id for e in _visible(open_session)])
+
+
 def _was_answered(open_session: OpenSession, head: int) -> bool:
     """Returns True where a reply was stored after `head`; messages that were only added, such as notes, are no replies."""
+    if open_session.state.head == head:
+        return False
     return any(
         e.seq > head and e.message.role == "assistant" and e.message.kind == "message" for e in _visible(open_session)
     )
@@ -229,13 +232,12 @@ def _amend(engine: Engine, open_session: OpenSession, changed: Mapping[str, Mess
     return frozenset(restored)
 
 
-def _revived(engine: Engine, open_session: OpenSession, handed: Sequence[str]) -> Flow[frozenset[str]]:
-    """Returns the newest handed messages that the session no longer shows because their turn timed out, to be stored again.
+def _revived(engine: Engine, open_session: OpenSession, hidden_ids: Iterable[str]) -> Flow[frozenset[str]]:
+    """Returns the ids that the session no longer shows because their turn timed out: these messages are stored again.
 
     A call that waits long for a person is one; messages that were removed from the session on purpose stay out.
     """
-    visible, removed = {e.id for e in _visible(open_session)}, open_session.state.removed
-    lost = [i for i in takewhile(lambda i: i not in visible, reversed(handed)) if i not in removed]
+    lost = [i for i in hidden_ids if i not in open_session.state.removed]
     if lost:
         yield from append(open_session, (draft(engine.ports, MessageRemoved(tuple(lost))),), engine.ports)
     return frozenset(lost)

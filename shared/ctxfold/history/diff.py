@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ctxfold.errors import MessageConflictError
@@ -52,8 +52,8 @@ class IncomingList(Protocol):
         """Returns `ids_digest` of the list; an implementation may cache it."""
         ...
 
-    def version(self, index: int) -> str:
-        """Returns a short text that changes with the content of the message."""
+    def versions(self, indices: Sequence[int]) -> Sequence[str]:
+        """Returns for each of these messages a short text that changes with its content."""
         ...
 
     def message(self, index: int) -> Message: ...
@@ -82,10 +82,11 @@ class MessageList:
     def digest(self, end: int) -> str:
         return ids_digest(self.ids, end)
 
-    def version(self, index: int) -> str:
-        if index not in self._versions:
-            self._versions[index] = content_key(self._messages[index])
-        return self._versions[index]
+    def versions(self, indices: Sequence[int]) -> list[str]:
+        for index in indices:
+            if index not in self._versions:
+                self._versions[index] = content_key(self._messages[index])
+        return [self._versions[index] for index in indices]
 
     def message(self, index: int) -> Message:
         return self._messages[index]
@@ -115,13 +116,12 @@ class Cursor:
     handed: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("root", "session", "head", "head_id", "before", "digest")
-        return {**{name: getattr(self, name) for name in names}, "handed": dict(self.handed)}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"handed": dict(self.handed)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Cursor | None:
         """Returns None for values of another version; the list is then matched by its ids alone."""
-        return cls(**values) if {*values} == {field.name for field in fields(cls)} else None
+        return cls(**values) if values.keys() == cls.__dataclass_fields__.keys() else None
 
     @property
     def end(self) -> int:
@@ -136,7 +136,7 @@ class Cursor:
         """Returns True where the list only adds messages: none before the cursor was changed, removed or inserted."""
         if len(incoming.ids) <= self.end or not self.has_same_ids(incoming):
             return False
-        return all(incoming.version(self.before + i) == v for i, v in enumerate(self.handed.values()))
+        return [*incoming.versions(range(self.before, self.end))] == [*self.handed.values()]
 
 
 def kept_positions(incoming: IncomingList, cursor: Cursor) -> list[int] | None:
@@ -152,15 +152,15 @@ def changed_messages(incoming: IncomingList, cursor: Cursor, positions: Sequence
 
     `positions` are those that `kept_positions` found.
     """
-    if len(positions) == len(cursor.handed) and [*map(incoming.version, positions)] == [*cursor.handed.values()]:
+    versions = [*incoming.versions(positions)]
+    if versions == [*cursor.handed.values()]:
         return {}  # nearly always
-    ids = incoming.ids
-    kept = {ids[i]: i for i in positions}
+    kept = {incoming.ids[i]: (i, version) for i, version in zip(positions, versions, strict=True)}
     changed: dict[str, Message | None] = {i: None for i in cursor.handed if i not in kept}
     return changed | {
         message_id: incoming.message(i)
-        for message_id, i in kept.items()
-        if incoming.version(i) != cursor.handed[message_id]
+        for message_id, (i, version) in kept.items()
+        if version != cursor.handed[message_id]
     }
 
 
@@ -399,10 +399,10 @@ def _is_unchanged(
     ids: Sequence[str], positions: Mapping[str, int], incoming: IncomingList, known: Mapping[str, str]
 ) -> bool:
     start = positions.get(ids[0], -1)
-    return start >= 0 and all(
-        positions.get(message_id) == start + n and known.get(message_id) == incoming.version(start + n)
-        for n, message_id in enumerate(ids)
-    )
+    indices = range(start, start + len(ids))
+    if start < 0 or [*map(positions.get, ids)] != [*indices]:
+        return False
+    return [*map(known.get, ids)] == [*incoming.versions(indices)]
 
 
 def _is_callers(entry: Entry, positions: Mapping[str, int]) -> bool:
@@ -421,4 +421,4 @@ def _entry_version(entry: Entry, position: int | None, incoming: IncomingList, k
     # a tool's output may stand there as an excerpt
     same = entry.shown_seq or entry.message.role == "tool"
     same = same or content_key(entry.message) == content_key(incoming.message(position))
-    return incoming.version(position) if same else CHANGED
+    return incoming.versions((position,))[0] if same else CHANGED
