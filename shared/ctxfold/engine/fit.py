@@ -133,8 +133,7 @@ class WindowFitter:
             beside = extra + (0 if texts else FRAME_TOKENS)
             kept_free = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
             room = rules.budget_tokens - stage.view.tokens - beside
-            older = () if whole_tail else _older_tail(open_session, stage, room - kept_free)
-            shown = yield from self._recalled(open_session, stage, asking, room - kept_free, older)
+            shown = yield from self._recalled(open_session, stage, asking, room - kept_free, whole_tail=whole_tail)
             stage = replace(stage, view=shown.view)
             texts.append(shown.recalled)
             if optional:
@@ -180,20 +179,24 @@ class WindowFitter:
         stage: Stage,
         question: Message,
         room_tokens: int,
-        older: Sequence[Sequence[Entry]],
+        *,
+        whole_tail: bool,
     ) -> Flow[Window]:
-        """Returns the view with passages for the question, in whose place `older` turns of the tail may give way.
+        """Returns the view with passages for the question, in whose place older turns of the tail may give way.
 
         They do where the archive matches the question about as well as they do, in this request only: nothing is compacted, and
-        they are back in the next window. The newest of them that find room beside the passages stay.
+        they are back in the next window. The newest of them that find room beside the passages stay; all do with `whole_tail`.
         """
         rules, view, count = stage.rules, stage.view, self.count_text
+        if not self._may_recall(open_session, stage, question):
+            return Window(view)
+        older = [] if whole_tail else _older_tail(open_session, stage, room_tokens)
         known = _remembered(open_session, question.id, question)
-        if known is not None and known.hidden and self._may_recall(open_session, stage, question):
+        if known is not None and known.hidden:
             freed = sum(e.tokens for e in view.live if e.seq in known.hidden)
             if count(known.text) <= min(rules.recall_share_tokens, room_tokens + freed):
                 return Window(_without(view, known.hidden), known.text)
-        if older and (known is None or known.hidden) and self._may_recall(open_session, stage, question):
+        if older and (known is None or known.hidden):
             room = room_tokens + sum(e.tokens for turn in older for e in turn) - _kept_free(open_session, stage)
             share = min(rules.recall_share_tokens, room)
             passages = yield from self._found(open_session, stage, question, share, [e for turn in older for e in turn])
