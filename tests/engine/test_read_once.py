@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from ctxfold import (
     AgentContext,
     Document,
     MemoryStore,
+    MessageConflictError,
     MessageCounter,
     Record,
+    ScriptedBackend,
     SessionKey,
     SqlStore,
     ToolCallPart,
@@ -29,7 +32,7 @@ from ctxfold import (
 from ctxfold.effects import run
 from ctxfold.history.passage_cache import PassageCache
 from ctxfold.history.posting_cache import SINGLE, TERMS, Hits
-from ctxfold.history.records import MessageAdded
+from ctxfold.history.records import Draft, MessageAdded
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.bm25 import ranked
 from tests.support.driven import COUNTER
@@ -54,6 +57,10 @@ class Counting(SqlStore):
     def fetch(self, *args: Any, **kwargs: Any) -> Any:
         self.asked["fetch"] += 1
         return super().fetch(*args, **kwargs)
+
+    def find(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked["find"] += 1
+        return super().find(*args, **kwargs)
 
     def postings(self, key: SessionKey, terms: Any, **kwargs: Any) -> Any:
         self.terms += terms
@@ -182,3 +189,45 @@ def test_to_add_minds_what_others_have_written(store: Counting, tmp_path: Path) 
         theirs.erase_session()
         mine.add("Anew.")
         assert [m.text for m in mine.messages()] == ["Anew."]
+
+
+def test_a_new_question_is_not_looked_for(store: Counting) -> None:
+    with AgentContext(store=store, context_window=4_000, backend=ScriptedBackend(["Hello!", "Fine."])) as context:
+        context.send(user("Hello.", id="q1"))
+        before = store.asked["find"]
+        context.send(user("How are you?", id="q2"))
+        assert store.asked["find"] - before == 1, "for the id of the reply"
+        assert [m.text for m in context.messages()] == ["Hello.", "Hello!", "How are you?", "Fine."]
+
+
+class Overtaken(MemoryStore):
+    """Somebody else stores the question first, in a turn of theirs, at the moment in which this process stores it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theirs: Draft | None = None
+
+    def append(self, key: SessionKey, drafts: Sequence[Draft], **kwargs: Any) -> tuple[Record, ...]:
+        if self.theirs is not None and any(d.id == self.theirs.id for d in drafts):
+            first, self.theirs = self.theirs, None
+            super().append(key, (first,))
+        return super().append(key, drafts, **kwargs)
+
+
+@pytest.mark.parametrize("turn", ["theirs", None])
+def test_a_question_that_another_worker_stores_first_is_stored_once(turn: str | None) -> None:
+    store = Overtaken()
+    with AgentContext(store=store, context_window=4_000, backend=ScriptedBackend(["Hello!"])) as context:
+        context.add("Before.")
+        store.theirs = Draft("m:q", MessageAdded(user("Hello.", id="q")), turn, time.time())
+        context.send(user("Hello.", id="q"))
+        assert [m.text for m in context.messages()] == ["Before.", "Hello.", "Hello!"]
+        assert [r.id for r in store.read(SessionKey("default", "default"))].count("m:q") == 1
+
+
+def test_a_question_with_the_id_of_another_one_is_refused(store: Counting) -> None:
+    with AgentContext(store=store, context_window=4_000, backend=ScriptedBackend(["Hello!", "Never."])) as context:
+        context.send(user("Hello.", id="q"))
+        with pytest.raises(MessageConflictError, match="other content"):
+            context.send(user("How are you?", id="q"))
+        assert [m.text for m in context.messages()] == ["Hello.", "Hello!"]

@@ -223,6 +223,10 @@ class Engine:
         """
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
+        asks = len(messages) == 1 and messages[0].role == "user" and messages[0].visibility != "user"
+        own_turn = new_turn if asks and hold and known_ids and turn_id is None and expect is None else None
+        if own_turn and (yield from self._stored_at_once(open_session, messages[0], own_turn, options)):
+            return Added(tuple(messages), own_turn)
         checked, new_messages, record_ids = yield from self._unstored(
             open_session, messages, turn_id, known_ids=known_ids, skip_orphans=skip_orphans
         )
@@ -254,6 +258,27 @@ class Engine:
             if not open_calls(stage.view.live):  # no request is made before all results of a round are there
                 yield from self.fitter.make_room(open_session, stage)
         return Added(tuple(new_messages), open_turn)
+
+    def _stored_at_once(self, open_session: OpenSession, question: Message, turn: str, options: Options) -> Flow[bool]:
+        """Stores a question, nearly always a new one, without looking for it first; False where the session has its id already.
+
+        Nothing is written then: a store refuses a known id with other content, and passes over one with the same.
+        """
+        yield from self.count_long((validated(question),))
+        rules, record_ids = open_session.rules(options.context_window), {question.id: f"m:{question.id}"}
+        _, drafts = yield from self._drafts(
+            open_session, rules, (question,), None, hold=True, record_ids=record_ids, new_turn=turn
+        )
+        try:
+            stored = yield from append(open_session, drafts, self.ports)
+        except MessageConflictError:
+            yield from refresh(open_session, self.ports)
+            return False
+        if not any(r.id == drafts[0].id and r.turn_id == turn for r in stored):  # another turn has it
+            return False
+        self.events.emit(Appended(open_session.key.session, (question,)))
+        yield from index_oversized(open_session, drafts, stored, self.ports)
+        return True
 
     def _unstored(
         self,
