@@ -131,9 +131,9 @@ class CallersSummarizer(CallersModel):
     Outside of any call, by the one that was asked last. The model of the call itself is asked on the live prefix where it can be.
     """
 
-    def __init__(self, given: Any = None) -> None:
-        self._given = given
-        self._own = as_summarizer(given)
+    def __init__(self, summarizer: Any = None) -> None:
+        self._given = summarizer
+        self._own = as_summarizer(summarizer)
         self._last: BaseChatModel | None = None
 
     @property
@@ -153,11 +153,11 @@ class CallersSummarizer(CallersModel):
         self._last = model
 
     def _continues(self, request: Request) -> bool:
-        found = _CALLER.get(None)
-        if found is None or not found.under_way or found.repeats is None:
+        caller = _CALLER.get(None)
+        if caller is None or not caller.under_way or caller.repeats is None:
             return False
-        same = self._given is None or self._given is found.own or self._given is found.model
-        return same and found.repeats(request)
+        same = self._given is None or self._given is caller.own or self._given is caller.model
+        return same and caller.repeats(request)
 
     def _writer(self) -> ContextBackend:
         caller = _CALLER.get(None)

@@ -176,8 +176,8 @@ _OPTIONS = frozenset(
 
 def with_window(configurable: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns a call's arguments with the window that its config sets; the call's own argument takes precedence."""
-    asked = configurable.get(WINDOW)
-    return kwargs if asked is None or kwargs.get(WINDOW) is not None else {**kwargs, WINDOW: asked}
+    window = configurable.get(WINDOW)
+    return kwargs if window is None or kwargs.get(WINDOW) is not None else {**kwargs, WINDOW: window}
 
 
 def no_session() -> ConfigError:
@@ -271,10 +271,10 @@ def call_options(defaults: Options, row: Any, stop: Sequence[str] | None, kwargs
     )
 
 
-def _thinking(row: Any, asked: bool | str | None, forced: str | None) -> bool | str | None:
+def _thinking(row: Any, setting: bool | str | None, forced: str | None) -> bool | str | None:
     """As asked; what was left open gives way to a forced tool call where the provider cannot do both."""
-    if asked is not None or forced in (None, "auto", "none") or row is None:
-        return asked
+    if setting is not None or forced in (None, "auto", "none") or row is None:
+        return setting
     exclusive = row.request.forced_tool_choice == "not_while_thinking" and row.thinking.default_on
     return False if exclusive and row.thinking.off is not None else None
 
@@ -535,8 +535,8 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
             raise not_pickled(
                 self, "its sessions are in the memory of this process or behind an object, and not at a URL"
             )
-        given = {name: getattr(self, name) for name in self.model_fields_set - self._derived}
-        return _made_again, (type(self), given)
+        settings = {name: getattr(self, name) for name in self.model_fields_set - self._derived}
+        return _made_again, (type(self), settings)
 
     @model_validator(mode="after")
     def _set_ctxfold_version(self) -> Self:
@@ -569,7 +569,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
             return
         if "cache" not in self.model_fields_set:
             self.cache = False  # a cached answer would belong to another state of the session
-        beside = {name: value for name, value in (("sections", self.sections), ("embedder", self.embedder)) if value}
+        extras = {name: value for name, value in (("sections", self.sections), ("embedder", self.embedder)) if value}
         self._sessions = Sessions(
             store=self.store,
             context_window=self.context_window,
@@ -577,7 +577,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
             summarizer=ReportedSummarizer(self._backend, answers=True) if self.summarizer is None else self.summarizer,
             counter=self.counter,
             max_tokens=self.max_tokens,
-            settings={**self.policy, **beside},
+            settings={**self.policy, **extras},
         )
         if self.session is not None:
             try:

@@ -143,16 +143,16 @@ class _Slimmed:
 
 def _references(value: Any) -> list[str]:
     """Returns the ids of the records that messages in the value refer to."""
-    found: dict[str, None] = {}
+    references: dict[str, None] = {}
 
     def collect(message: BaseMessage) -> BaseMessage:
         reference = message.additional_kwargs.get(KEPT)
         if isinstance(reference, str):
-            found[reference] = None
+            references[reference] = None
         return message
 
     _mapped(value, collect)
-    return [*found]
+    return [*references]
 
 
 def _whole(value: Any, known: Mapping[str, str | None], missing: Missing, key: SessionKey) -> Any:
@@ -299,12 +299,12 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
     # reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        found = self._saver.get_tuple(config)
-        return None if found is None else run(self._read(config, found, {}), self._ports)
+        stored = self._saver.get_tuple(config)
+        return None if stored is None else run(self._read(config, stored, {}), self._ports)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        found = await self._saver.aget_tuple(config)
-        return None if found is None else await arun(self._read(config, found, {}), self._ports)
+        stored = await self._saver.aget_tuple(config)
+        return None if stored is None else await arun(self._read(config, stored, {}), self._ports)
 
     def list(
         self,
@@ -315,8 +315,8 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         known: dict[SessionKey, _Known] = {}
-        for found in self._saver.list(config, filter=filter, before=before, limit=limit):
-            yield run(self._read(config, found, known), self._ports)
+        for stored in self._saver.list(config, filter=filter, before=before, limit=limit):
+            yield run(self._read(config, stored, known), self._ports)
 
     async def alist(
         self,
@@ -327,43 +327,43 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         known: dict[SessionKey, _Known] = {}
-        async for found in self._saver.alist(config, filter=filter, before=before, limit=limit):
-            yield await arun(self._read(config, found, known), self._ports)
+        async for stored in self._saver.alist(config, filter=filter, before=before, limit=limit):
+            yield await arun(self._read(config, stored, known), self._ports)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        found = self._saver.get_delta_channel_history(config=config, channels=channels)
-        if not _references(found):
-            return found
+        histories = self._saver.get_delta_channel_history(config=config, channels=channels)
+        if not _references(histories):
+            return histories
         key = self._key_of(config, self._saver.get_tuple(config))
-        return cast("Mapping[str, DeltaChannelHistory]", run(self._restored(key, found, {}), self._ports))
+        return cast("Mapping[str, DeltaChannelHistory]", run(self._restored(key, histories, {}), self._ports))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        found = await self._saver.aget_delta_channel_history(config=config, channels=channels)
-        if not _references(found):
-            return found
+        histories = await self._saver.aget_delta_channel_history(config=config, channels=channels)
+        if not _references(histories):
+            return histories
         key = self._key_of(config, await self._saver.aget_tuple(config))
-        return cast("Mapping[str, DeltaChannelHistory]", await arun(self._restored(key, found, {}), self._ports))
+        return cast("Mapping[str, DeltaChannelHistory]", await arun(self._restored(key, histories, {}), self._ports))
 
     def _read(
-        self, config: RunnableConfig | None, found: CheckpointTuple, known: dict[SessionKey, _Known]
+        self, config: RunnableConfig | None, stored: CheckpointTuple, known: dict[SessionKey, _Known]
     ) -> Flow[CheckpointTuple]:
-        key = self._key_of(config, found)
-        value = (found.checkpoint["channel_values"], found.pending_writes)
+        key = self._key_of(config, stored)
+        value = (stored.checkpoint["channel_values"], stored.pending_writes)
         values, writes = yield from self._restored(key, value, known.setdefault(key, {}))
-        return found._replace(checkpoint=_with_values(found.checkpoint, values), pending_writes=writes)
+        return stored._replace(checkpoint=_with_values(stored.checkpoint, values), pending_writes=writes)
 
     def _restored(self, key: SessionKey, value: Any, known: _Known) -> Flow[Any]:
         """Returns the value with whole messages; `known` gets what had to be read."""
         references = _references(value)
         unread = [reference for reference in references if reference not in known]
         for start in range(0, len(unread), _BATCH):
-            found = yield from StoreCall(Store.find, key, [_BEGAN, *unread[start : start + _BATCH]])
-            began_s = next((record.at_s for record in found if record.id == _BEGAN), None)
-            for record in found:
+            records = yield from StoreCall(Store.find, key, [_BEGAN, *unread[start : start + _BATCH]])
+            began_s = next((record.at_s for record in records if record.id == _BEGAN), None)
+            for record in records:
                 match record.body:
                     case MessageAdded(message=message):
                         known[record.id] = message.text
@@ -425,12 +425,12 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
         configurable = config.get("configurable", {})
         return self._key_in(configurable.get("thread_id"), configurable.get("owner", self._owner))
 
-    def _key_of(self, config: RunnableConfig | None, found: CheckpointTuple | None) -> SessionKey:
+    def _key_of(self, config: RunnableConfig | None, stored: CheckpointTuple | None) -> SessionKey:
         """Returns the log of a checkpoint's contents; what it says of its owner counts before the config of the reader."""
-        if found is None:
+        if stored is None:
             return self._key(config or {})
-        own = cast("Mapping[str, Any]", found.metadata).get(OWNER)
-        return self._key_in(found.config.get("configurable", {})["thread_id"], self._owner if own is None else own)
+        own = cast("Mapping[str, Any]", stored.metadata).get(OWNER)
+        return self._key_in(stored.config.get("configurable", {})["thread_id"], self._owner if own is None else own)
 
     @staticmethod
     def _key_in(thread: object, owner: object) -> SessionKey:

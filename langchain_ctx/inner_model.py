@@ -155,8 +155,8 @@ def _thought_blocks(part: Part) -> list[dict[str, Any]]:
         return []
     if part.signature is not None:
         return [{"type": "thinking", "thinking": part.text, "signature": part.signature}]
-    held = [] if part.text or part.details is None else cast("list[dict[str, Any]]", json.loads(part.details))
-    return [block for block in held if block.get("type") == SEALED]
+    blocks = [] if part.text or part.details is None else cast("list[dict[str, Any]]", json.loads(part.details))
+    return [block for block in blocks if block.get("type") == SEALED]
 
 
 def offered(model: BaseChatModel, request: Request) -> Runnable[LanguageModelInput, AIMessage]:
@@ -232,10 +232,10 @@ class ForeignChunks:
             whole = from_langchain(self._in_version(add_ai_message_chunks(first, *rest)))
         except (MessageError, TypeError, ValueError):
             return  # what LangChain cannot add up is kept as far as it was read
-        beside = tuple(
+        extras = tuple(
             ToolCallDelta(id=call.id, extra=call.extra) for call in whole.tool_calls if call.extra is not None
         )
-        yield Chunk(tool_calls=beside, whole=whole)
+        yield Chunk(tool_calls=extras, whole=whole)
 
     def _in_version(self, merged: AIMessageChunk) -> AIMessageChunk:
         if isinstance(merged.content, str):

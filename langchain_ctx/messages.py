@@ -239,9 +239,9 @@ def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _uuid) -
     elif isinstance(message, ToolMessage):
         parts = _result(message, parts, extras)
     extras |= {"kwargs": _jsonable(kwargs), "meta": _jsonable(meta), "extra": _jsonable(message.model_extra or {})}
-    held = {name: value for name, value in extras.items() if value not in ({}, None)}
-    if held:
-        parts.append(Opaque(NAMESPACE, as_json(held, f"message {identity!r}")))
+    kept = {name: value for name, value in extras.items() if value not in ({}, None)}
+    if kept:
+        parts.append(Opaque(NAMESPACE, as_json(kept, f"message {identity!r}")))
     known = cast("MessageKind", ours["kind"]) if ours.get("kind") in get_args(MessageKind) else "message"
     name = None if isinstance(message, ToolMessage) else message.name
     preserve = cast("bool | None", ours.get(PRESERVE))  # what is no bool is refused where the message is stored or sent

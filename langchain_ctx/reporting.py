@@ -77,8 +77,8 @@ def listen(event: Event) -> None:
 
 def _data(event: Event) -> dict[str, Any]:
     if isinstance(event, WindowGauge):
-        left = {"room_tokens": event.room_tokens, "until_compaction_tokens": event.until_compaction_tokens}
-        return {**asdict(event), **left}
+        room = {"room_tokens": event.room_tokens, "until_compaction_tokens": event.until_compaction_tokens}
+        return {**asdict(event), **room}
     return asdict(event)
 
 

@@ -93,7 +93,7 @@ def _frozen(value: object) -> object:
         return value
     if isinstance(value, dict):
         items = cast("dict[str, object]", value).items()
-        return tuple([(name, held if isinstance(held, str) else _frozen(held)) for name, held in items])
+        return tuple([(name, item if isinstance(item, str) else _frozen(item)) for name, item in items])
     if isinstance(value, list | tuple):
-        return tuple([_frozen(held) for held in cast("Sequence[object]", value)])
+        return tuple([_frozen(item) for item in cast("Sequence[object]", value)])
     return repr(value)

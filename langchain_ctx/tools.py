@@ -46,13 +46,13 @@ def with_answer_format(wire: Wire, body: Mapping[str, Any]) -> dict[str, Any]:
         return dict(body)
     form = cast("Mapping[str, Any]", body["response_format"])
     rest = {name: value for name, value in body.items() if name != "response_format"}
-    held = cast("Mapping[str, Any]", form.get("json_schema") or {})
+    json_schema = cast("Mapping[str, Any]", form.get("json_schema") or {})
     match wire:
         case "openai_responses":
             text = cast("Mapping[str, Any]", rest.get("text") or {})
-            return {**rest, "text": {**text, "format": {"type": form.get("type"), **held}}}
+            return {**rest, "text": {**text, "format": {"type": form.get("type"), **json_schema}}}
         case "gemini":
-            schema = {"responseJsonSchema": held["schema"]} if "schema" in held else {}
+            schema = {"responseJsonSchema": json_schema["schema"]} if "schema" in json_schema else {}
             generation = cast("Mapping[str, Any]", rest.get("generationConfig") or {})
             fields = {"responseMimeType": "application/json", **schema}
             return {**rest, "generationConfig": {**generation, **fields}}

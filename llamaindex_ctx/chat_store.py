@@ -154,8 +154,8 @@ class CtxChatStore(BaseChatStore, Closing):
             return
         context = self.context(key)
 
-        def inserted(held: Sequence[Message]) -> list[Message]:
-            before, after = held[:idx], held[idx:]
+        def inserted(stored: Sequence[Message]) -> list[Message]:
+            before, after = stored[:idx], stored[idx:]
             return _rewritten([*map(_as_stored, before), message, *map(_as_stored, after)], context)
 
         with self._turn(key):
@@ -171,20 +171,20 @@ class CtxChatStore(BaseChatStore, Closing):
 
     def move_oldest(self, key: str, count: int, *, to: str | None = None) -> list[ChatMessage]:
         """Moves the oldest messages of a history to the end of another, and returns them; adds them before it removes them."""
-        gone = self._stored(key)[: max(0, count)]
-        if gone and to is not None:
-            self.add_messages(to, [_as_stored(m) for m in gone])
-        if gone:
-            self._drop(key, frozenset(m.id for m in gone))
-        return [_as_put(m) for m in gone]
+        moved = self._stored(key)[: max(0, count)]
+        if moved and to is not None:
+            self.add_messages(to, [_as_stored(m) for m in moved])
+        if moved:
+            self._drop(key, frozenset(m.id for m in moved))
+        return [_as_put(m) for m in moved]
 
     def _drop(self, key: str, ids: frozenset[str]) -> None:
         """Take out these messages and no other, whoever writes meanwhile; what is left of a tool round is told anew."""
         context = self.context(key)
 
-        def rest(held: Sequence[Message]) -> list[Message] | None:
-            left = [_as_stored(m) for m in held if m.id not in ids]
-            return None if len(left) == len(held) else _rewritten(left, context)
+        def rest(stored: Sequence[Message]) -> list[Message] | None:
+            kept = [_as_stored(m) for m in stored if m.id not in ids]
+            return None if len(kept) == len(stored) else _rewritten(kept, context)
 
         with self._turn(key):
             context.revise(rest)
@@ -194,22 +194,22 @@ class CtxChatStore(BaseChatStore, Closing):
 
     def delete_messages(self, key: str) -> list[ChatMessage] | None:
         """Empties the history of a key and returns its messages; None when it was empty."""
-        held = self.get_messages(key)
-        if not held:
+        stored = self.get_messages(key)
+        if not stored:
             return None
         with self._turn(key):
             self.context(key).clear(prompts=True)
-        return held
+        return stored
 
     def delete_message(self, key: str, idx: int) -> ChatMessage | None:
         """Removes only the message at `idx` and returns it; None when there is none."""
-        held = self._stored(key)
-        if not -len(held) <= idx < len(held):
+        stored = self._stored(key)
+        if not -len(stored) <= idx < len(stored):
             return None
-        gone = held[idx]
-        if gone.tool_calls or gone.tool_results or not self._taken_out(key, gone.id):
-            self._drop(key, frozenset([gone.id]))
-        return _as_put(gone)
+        removed = stored[idx]
+        if removed.tool_calls or removed.tool_results or not self._taken_out(key, removed.id):
+            self._drop(key, frozenset([removed.id]))
+        return _as_put(removed)
 
     def _taken_out(self, key: str, message_id: str) -> bool:
         """Removes a live message through the engine. Returns False for one that is not live."""

@@ -53,18 +53,18 @@ class ChatStoreCopy:
 
     def set(self, messages: Sequence[ChatMessage]) -> None:
         """Stores messages in place of all others."""
-        held = [without_marks(m) for m in messages]
+        unmarked = [without_marks(m) for m in messages]
         if isinstance(self.store, BaseChatStore):
-            self.store.set_messages(self.key, held)
+            self.store.set_messages(self.key, unmarked)
         else:
-            self.side.run(self.store.set_messages(self.key, held))
+            self.side.run(self.store.set_messages(self.key, unmarked))
 
     async def aset(self, messages: Sequence[ChatMessage]) -> None:
-        held = [without_marks(m) for m in messages]
+        unmarked = [without_marks(m) for m in messages]
         if isinstance(self.store, BaseChatStore):
-            await self.store.aset_messages(self.key, held)
+            await self.store.aset_messages(self.key, unmarked)
         else:
-            await self.store.set_messages(self.key, held)
+            await self.store.set_messages(self.key, unmarked)
 
     def clear(self) -> None:
         """Deletes the history."""

@@ -93,10 +93,10 @@ def _with_bytes(block: ContentBlock) -> ContentBlock:
 def media_part(block: MediaBlock) -> tuple[MediaPart, dict[str, Any]]:
     """The part in the shape of chat APIs, and the block's fields without its bytes, which stand in the part."""
     kind = block.block_type
-    held = getattr(block, _BYTES[kind])
-    if held is not None and not isinstance(held, bytes):
-        held.seek(0)
-        block = block.model_copy(update={_BYTES[kind]: base64.b64encode(held.read())})
+    content = getattr(block, _BYTES[kind])
+    if content is not None and not isinstance(content, bytes):
+        content.seek(0)
+        block = block.model_copy(update={_BYTES[kind]: base64.b64encode(content.read())})
     fields = block.model_dump(mode="json")
     data = cast("str | None", fields.pop(_BYTES[kind]))
     mime = fields.get(_MIME.get(kind, ""))

@@ -141,7 +141,7 @@ class CtxMemory(BaseMemory, Closing):
             settings: fields of `ctxfold.Policy`, or a complete `policy`; `reply_reserve_tokens`, `strategy` and `prices`; all
                 other keywords of LlamaIndex's own memories, with a CtxWarning for those that have no counterpart.
         """
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "store": store,
             "context_window": context_window,
             "llm": llm,
@@ -156,10 +156,10 @@ class CtxMemory(BaseMemory, Closing):
             **settings,
         }
         for name, value in placed(session_id, positional).items():
-            if given.get(name) is not None:
+            if arguments.get(name) is not None:
                 raise ConfigError(f"{name} is given twice, in its place and as a keyword: give it once")
-            given[name] = value
-        return cls(recall=recall, **given)
+            arguments[name] = value
+        return cls(recall=recall, **arguments)
 
     @property
     def context(self) -> AgentContext:

@@ -112,12 +112,12 @@ async def _end_tasks() -> None:
     """Cancel all other tasks, and those that they begin while they end, until none is left: none is waited for in vain."""
     while True:
         await asyncio.sleep(0)  # what stands in the queue may begin one
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        if not left:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if not tasks:
             return
-        for task in left:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(eq=False)

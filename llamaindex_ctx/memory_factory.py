@@ -143,10 +143,11 @@ def open_live(  # noqa: PLR0913 - one keyword per independent setting
     rules: dict[str, Any],
 ) -> Live:
     """A session's engine, remembered for as long as a memory holds it."""
-    beside = Blocks(tuple(blocks)) if blocks else None
+    block_section = Blocks(tuple(blocks)) if blocks else None
     # a memory makes no requests: whatever stands beside the conversation travels with the messages that it gives out
     all_sections = [
-        replace(s, lifetime="request") for s in (*(beside.sections() if beside else ()), *checked_sections(sections))
+        replace(s, lifetime="request")
+        for s in (*(block_section.sections() if block_section else ()), *checked_sections(sections))
     ]
     opened, ours = source.open()
     try:
@@ -167,10 +168,12 @@ def open_live(  # noqa: PLR0913 - one keyword per independent setting
     context.subscribe(tell)
     count = context.counter.count_text
     tokenize: Tokenizer = tokenizer_fn or (lambda text: range(count(text)))
-    live = Live(uuid.uuid4().hex, context, source, opened if ours else None, tokenize, beside, bool(all_sections))
-    if beside is not None:
-        beside.bind(context)
-        weakref.finalize(live, beside.side.close).atexit = False
+    live = Live(
+        uuid.uuid4().hex, context, source, opened if ours else None, tokenize, block_section, bool(all_sections)
+    )
+    if block_section is not None:
+        block_section.bind(context)
+        weakref.finalize(live, block_section.side.close).atexit = False
     keep_live(live)
     return live
 

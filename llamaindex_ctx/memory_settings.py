@@ -107,8 +107,8 @@ def placed(first: object, others: Sequence[object]) -> dict[str, Any]:
     The first argument whose type only the buffers have at its place tells which they are.
     """
     values = (first, *others)
-    told = next((i for i, value in enumerate(values) if value is not None), None)
-    names = tuple(BUFFER) if told is not None and _of_buffer(told, values[told]) else MEMORY
+    first_set = next((i for i, value in enumerate(values) if value is not None), None)
+    names = tuple(BUFFER) if first_set is not None and _of_buffer(first_set, values[first_set]) else MEMORY
     if len(values) > len(names):
         raise ConfigError(f"{len(values)} positional arguments: there are {len(names)}, {', '.join(names)}")
     return {name: value for name, value in zip(names, values, strict=False) if value is not None}

@@ -99,7 +99,7 @@ def to_chat_message(message: Message) -> ChatMessage:
     """
     if (text := _only_text(message)) is not None:
         return _of_text(message, TextBlock(text=text))
-    beside: Json | None = message.opaque(NAMESPACE)
+    original: Json | None = message.opaque(NAMESPACE)
     parts = [p for p in message.parts if not isinstance(p, Opaque)]
     marks: Json = {ID_KEY: message.id}
     if message.kind != "message":
@@ -108,11 +108,11 @@ def to_chat_message(message: Message) -> ChatMessage:
         marks[PRESERVE_KEY] = message.preserve_reasoning
     if note := _reply_note(message):
         marks[REPLY_KEY] = note
-    blocks = None if beside is None else _restored(parts, cast("list[Json]", beside["blocks"]))
-    if beside is None or blocks is None:
+    blocks = None if original is None else _restored(parts, cast("list[Json]", original["blocks"]))
+    if original is None or blocks is None:
         made = _plain(message, parts)
     else:
-        made = ChatMessage(role=MessageRole(beside["role"]), blocks=blocks, additional_kwargs=beside["kwargs"])
+        made = ChatMessage(role=MessageRole(original["role"]), blocks=blocks, additional_kwargs=original["kwargs"])
     made.additional_kwargs = Noted(made.additional_kwargs, marks)
     return made
 
@@ -264,11 +264,11 @@ def listed(messages: Iterable[ChatMessage | str]) -> Sequence[ChatMessage | str]
     """The list, once it is one of messages and strings. MessageError otherwise: a text would be taken letter by letter."""
     if is_a(messages, (str, ChatMessage, Mapping)) or not is_a(messages, Iterable):
         raise MessageError(f"the messages are {kind_of(messages)}: give a list of them")
-    found = messages if isinstance(messages, list | tuple) else [*messages]
-    wrong = [m for m in found if not is_a(m, (str, ChatMessage))]
+    items = messages if isinstance(messages, list | tuple) else [*messages]
+    wrong = [m for m in items if not is_a(m, (str, ChatMessage))]
     if wrong:
         raise MessageError(f"a message is {kind_of(wrong[0])}: give ChatMessage(role='user', content='...'), or a text")
-    return found
+    return items
 
 
 def chat_messages(messages: Iterable[ChatMessage | str]) -> list[ChatMessage]:
@@ -412,8 +412,8 @@ def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
     has_media = any(isinstance(p, MediaPart) for p in plain.parts)
     if not has_media and _seen(to_chat_message(plain)) == _seen(message):
         return plain
-    beside = json.dumps({"role": message.role.value, "kwargs": kwargs, "blocks": reading.spec})
-    return replace(plain, parts=(*plain.parts, Opaque(NAMESPACE, beside)))
+    original = json.dumps({"role": message.role.value, "kwargs": kwargs, "blocks": reading.spec})
+    return replace(plain, parts=(*plain.parts, Opaque(NAMESPACE, original)))
 
 
 def _as_noted(parts: Iterable[Part], note: Json) -> tuple[Part, ...]:
@@ -500,8 +500,8 @@ class _Reading:
         """A block without a part of its own kind; the text inside it, if any, is shown and counted."""
         note: Json = {"k": "raw", "block": block.model_dump(mode="json")}
         inner = getattr(block, "cited_content", None) or getattr(block, "content", None) or ()
-        held = cast("list[object]", inner) if isinstance(inner, list) else [inner]
-        texts = [b.text for b in held if isinstance(b, TextBlock)]
+        contents = cast("list[object]", inner) if isinstance(inner, list) else [inner]
+        texts = [b.text for b in contents if isinstance(b, TextBlock)]
         joined = "\n".join(texts)
         if not texts:
             self.spec.append(note)

@@ -71,9 +71,9 @@ class Noted(dict[str, Any]):
 
 def mark(message: ChatMessage, **marks: str) -> None:
     """Note the marks on the message beside those that it has."""
-    held: Json = message.additional_kwargs
-    known = held.marks if isinstance(held, Noted) else {}
-    message.additional_kwargs = Noted(held, known | marks)
+    extras: Json = message.additional_kwargs
+    known = extras.marks if isinstance(extras, Noted) else {}
+    message.additional_kwargs = Noted(extras, known | marks)
 
 
 def is_section(message: ChatMessage) -> bool:
@@ -95,7 +95,7 @@ def section(text: str) -> ChatMessage:
 
 def without_marks(message: ChatMessage, *, keep_id: bool = False) -> ChatMessage:
     """Returns the message without what was noted on it here, except what its author said of it, and its provider beside it."""
-    held: Json = message.additional_kwargs
-    kwargs = {k: v for k, v in held.items() if k not in (ID_KEY, KIND_KEY, PRESERVE_KEY, REPLY_KEY)}
-    marks = {k: held[k] for k in (PRESERVE_KEY, REPLY_KEY, *((ID_KEY,) if keep_id else ())) if k in held}
+    extras: Json = message.additional_kwargs
+    kwargs = {k: v for k, v in extras.items() if k not in (ID_KEY, KIND_KEY, PRESERVE_KEY, REPLY_KEY)}
+    marks = {k: extras[k] for k in (PRESERVE_KEY, REPLY_KEY, *((ID_KEY,) if keep_id else ())) if k in extras}
     return message.model_copy(update={"additional_kwargs": Noted(kwargs, marks) if marks else kwargs})

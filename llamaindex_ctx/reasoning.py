@@ -118,8 +118,8 @@ class _ReturnsReasoning:
 
         llm: Any = self
         sent = cast("list[dict[str, Any]]", to_openai_message_dicts(messages, model=llm.model))
-        wanted = "deepseek" in f"{llm.class_name()} {llm.api_base}".lower()
-        return {**kwargs, _MESSAGES: sent} if _restored(sent, messages, always=wanted) else kwargs
+        is_deepseek = "deepseek" in f"{llm.class_name()} {llm.api_base}".lower()
+        return {**kwargs, _MESSAGES: sent} if _restored(sent, messages, always=is_deepseek) else kwargs
 
     def _get_model_kwargs(self, **kwargs: Any) -> dict[str, Any]:
         sent = kwargs.pop(_MESSAGES, None)

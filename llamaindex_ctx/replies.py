@@ -41,19 +41,19 @@ _CACHE = ("cache_read_input_tokens", "cache_creation_input_tokens")  # Anthropic
 def chat_response(reply: Reply, *, one_call: bool = False) -> ChatResponse:
     """A whole reply; usage stands in `additional_kwargs` under the names that LlamaIndex's token counters read."""
     message = reply.message
-    beside: dict[str, Any] = _counts(reply.usage) if reply.usage is not None else {}
+    extras: dict[str, Any] = _counts(reply.usage) if reply.usage is not None else {}
     if message.model is not None:
-        beside["model"] = message.model
-    beside[FINISH] = reply.finish_reason or message.finish_reason
+        extras["model"] = message.model
+    extras[FINISH] = reply.finish_reason or message.finish_reason
     if (refusal := message.opaque(REFUSAL)) is not None:
-        beside["refusal"] = refusal
+        extras["refusal"] = refusal
     calls = message.tool_calls[:1] if one_call else message.tool_calls
     text = to_chat_message(replace(message, parts=_arranged(message, calls)))
     blocks = (block for block in text.blocks if isinstance(block, ToolCallBlock))
     for block, call in zip(blocks, calls, strict=True):
         block.tool_kwargs = call.arguments  # the text that came: a prefix cache knows no other
     _note_calls(text, calls)
-    return ChatResponse(message=text, raw=reply.raw, additional_kwargs=beside)
+    return ChatResponse(message=text, raw=reply.raw, additional_kwargs=extras)
 
 
 def _arranged(message: Message, calls: Sequence[ToolCallPart]) -> tuple[Part, ...]:
@@ -106,8 +106,8 @@ def tool_selections(response: ChatResponse, *, malformed_ok: bool = False) -> li
     Arguments of a finished response that are no JSON object raise InvalidToolArgumentsError; with `malformed_ok` they become
     one argument that holds the text.
     """
-    beside = noted(response)
-    finished = THINKING not in beside or FINISH in beside
+    notes = noted(response)
+    finished = THINKING not in notes or FINISH in notes
     return [
         ToolSelection(
             tool_id=block.tool_call_id or "",
@@ -271,15 +271,15 @@ def whole_reply(response: ChatResponse, model: str) -> Reply:
 def usage_of(response: ChatResponse) -> Usage | None:
     """Tokens under the names in use: beside the message (ours and others), or in the provider's own object."""
     raw: object = response.raw
-    beside, told = noted(response), field_of(raw, "usage")
-    for source in (beside, told, field_of(raw, "usage_metadata")):
+    notes, reported = noted(response), field_of(raw, "usage")
+    for source in (notes, reported, field_of(raw, "usage_metadata")):
         into, out = _first(source, *_INPUT), _first(source, *_OUTPUT)
         if into is None and out is None:
             continue
         # an integration may copy the provider's `input_tokens` alone, and leave the cache where it stood
-        copied = source is beside and into == _input_tokens(told) and not any(_first(source, n) for n in _CACHE)
-        read, written = (_first(told if copied else source, name) or 0 for name in _CACHE)
-        excluded = into is not None and (source is beside or _input_tokens(source) is not None)
+        copied = source is notes and into == _input_tokens(reported) and not any(_first(source, n) for n in _CACHE)
+        read, written = (_first(reported if copied else source, name) or 0 for name in _CACHE)
+        excluded = into is not None and (source is notes or _input_tokens(source) is not None)
         details, thought = field_of(source, "prompt_tokens_details"), field_of(source, "completion_tokens_details")
         return Usage(
             (into or 0) + (read + written if excluded else 0),
@@ -300,18 +300,18 @@ def _finish(response: ChatResponse) -> str | None:
     choices = field_of(response.raw, "choices")
     first: object = cast("list[object]", choices)[0] if isinstance(choices, list) and choices else None
     places: tuple[object, ...] = (noted(response), first, response.raw)
-    found = (field_of(p, name) for p in places for name in ("finish_reason", "stop_reason"))
-    return next((f for f in found if isinstance(f, str)), None)
+    values = (field_of(p, name) for p in places for name in ("finish_reason", "stop_reason"))
+    return next((f for f in values if isinstance(f, str)), None)
 
 
 def _model(response: ChatResponse) -> str | None:
-    found = field_of(noted(response), "model") or field_of(response.raw, "model")
-    return found if isinstance(found, str) else None
+    model = field_of(noted(response), "model") or field_of(response.raw, "model")
+    return model if isinstance(model, str) else None
 
 
 def _first(source: object, *names: str) -> int | None:
-    found = (field_of(source, name) for name in names)
-    return next((f for f in found if isinstance(f, int) and not isinstance(f, bool)), None)
+    values = (field_of(source, name) for name in names)
+    return next((f for f in values if isinstance(f, int) and not isinstance(f, bool)), None)
 
 
 def field_of(source: object, name: str) -> object:

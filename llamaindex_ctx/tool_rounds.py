@@ -49,20 +49,20 @@ def _no_result(call: ToolCallPart, id: str) -> Message:
 
 def as_text(message: Message) -> Message:
     """A tool's result as the user would tell it."""
-    held: list[TextPart | MediaPart] = [TextPart(f"Result of a tool call:\n{message.text}")]
-    held += [p for p in message.parts if isinstance(p, MediaPart)]
-    return replace(message, role="user", parts=tuple(held), name=None)
+    parts: list[TextPart | MediaPart] = [TextPart(f"Result of a tool call:\n{message.text}")]
+    parts += [p for p in message.parts if isinstance(p, MediaPart)]
+    return replace(message, role="user", parts=tuple(parts), name=None)
 
 
 def _bound(message: Message, waiting: list[ToolCallPart]) -> Message | None:
     """The result under the id of the first call that it can belong to: given, numbered (`look#1`), or none at all."""
     result = message.tool_results[0]
-    wanted = result.call_id
-    call = next((c for c in waiting if not wanted or c.id == wanted or c.id.rpartition("#")[0] == wanted), None)
+    call_id = result.call_id
+    call = next((c for c in waiting if not call_id or c.id == call_id or c.id.rpartition("#")[0] == call_id), None)
     if call is None:
         return None
     waiting.remove(call)
-    if call.id == wanted:
+    if call.id == call_id:
         return message
     parts = tuple(replace(p, call_id=call.id) if isinstance(p, ToolResultPart) else p for p in message.parts)
     return replace(message, parts=parts)

@@ -220,9 +220,9 @@ def _forget_other_calls(response: ChatResponse) -> None:
     """Beside the message, too, only the calls that its blocks have kept."""
     message = response.message
     call_ids = {block.tool_call_id for block in message.blocks if isinstance(block, ToolCallBlock)}
-    beside: object = message.additional_kwargs.get("tool_calls")
-    if call_ids and isinstance(beside, list):
-        calls = cast("list[object]", beside)
+    tool_calls: object = message.additional_kwargs.get("tool_calls")
+    if call_ids and isinstance(tool_calls, list):
+        calls = cast("list[object]", tool_calls)
         message.additional_kwargs["tool_calls"] = [c for c in calls if getattr(c, "id", None) in call_ids]
 
 

@@ -238,12 +238,12 @@ def check_overhead(
         advice = "give the tokens that each request holds in addition to its messages, 0 or more, as a number"
         overhead_tokens = whole_number("overhead_tokens", overhead_tokens, advice)
     tools_tokens = counter.count_tools(tools) if tools else 0
-    left = rules.budget_tokens - overhead_tokens - tools_tokens
-    if left < LEAST_BUDGET_TOKENS:
+    left_tokens = rules.budget_tokens - overhead_tokens - tools_tokens
+    if left_tokens < LEAST_BUDGET_TOKENS:
         raise WindowTooSmallError(
             f"overhead_tokens is {overhead_tokens} and the tools have {tools_tokens} tokens; a window of {rules.context_window} "
-            f"has {rules.budget_tokens} for the prompt: {max(0, left)} are left, and a short question needs {LEAST_BUDGET_TOKENS}; "
-            "lower overhead_tokens, give fewer tools or raise context_window"
+            f"has {rules.budget_tokens} for the prompt: {max(0, left_tokens)} are left, and a short question "
+            f"needs {LEAST_BUDGET_TOKENS}; lower overhead_tokens, give fewer tools or raise context_window"
         )
 
 

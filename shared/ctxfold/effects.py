@@ -373,8 +373,8 @@ class DetachedCall(Effect[T]):
             async with scope:
                 plain = not inspect.iscoroutinefunction(self.function)
                 result: Any = await asyncio.wrap_future(_left_alone(self.function)) if plain else self.function()
-                found: T = await result if inspect.isawaitable(result) else result
-                return found
+                value: T = await result if inspect.isawaitable(result) else result
+                return value
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -386,8 +386,8 @@ class DetachedCall(Effect[T]):
             return cast("T", result)
 
         async def awaited() -> T:
-            found: T = await result
-            return found
+            value: T = await result
+            return value
 
         return asyncio.run(awaited())
 

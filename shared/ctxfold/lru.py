@@ -41,10 +41,10 @@ class LruCache(Generic[K, V]):
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
         """Returns the cached entries among the keys."""
         with self._lock:
-            found = {key: self._entries[key] for key in keys if key in self._entries}
-            for key in found:
+            cached = {key: self._entries[key] for key in keys if key in self._entries}
+            for key in cached:
                 self._entries.move_to_end(key)
-        return found
+        return cached
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
         """Returns the value; for a key that is not cached, stores and returns what `make` returns."""

@@ -684,10 +684,10 @@ def policy_from(
         )
         base = resized(base, window)
     named = {"reply_reserve_tokens": reply_reserve_tokens, "strategy": strategy}
-    given = {name: value for name, value in named.items() if value is not None}
+    overrides = {name: value for name, value in named.items() if value is not None}
     # a strategy that the policy leaves unset stays unset, so that a stored session keeps its own
     own = {name: value for name, value in base if name in base.model_fields_set}
-    values = cast("Any", {**own, **given, **settings})
+    values = cast("Any", {**own, **overrides, **settings})
     return policy_for(**values)
 
 

@@ -91,17 +91,17 @@ def request_span(request: Request, backend: ContextBackend, operation: str) -> A
 
 def _described(request: Request, backend: ContextBackend, operation: str) -> tuple[str, dict[str, Any]]:
     """Returns the name and the attributes of a request's span; the request may name another model than its backend's."""
-    asked = request.model or backend.model
+    model = request.model or backend.model
     provider = capabilities_of(backend).provider
     attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": None if provider is None else _PROVIDER_NAMES.get(provider, provider),
-        "gen_ai.request.model": asked,
+        "gen_ai.request.model": model,
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": request.temperature,
         "gen_ai.request.stop_sequences": list(request.stop) or None,
     }
-    return f"{operation} {asked}", {key: value for key, value in attributes.items() if value is not None}
+    return f"{operation} {model}", {key: value for key, value in attributes.items() if value is not None}
 
 
 def record_reply(noted: Noted, reply: Reply) -> None:

@@ -220,11 +220,11 @@ def _failed(error: CtxError) -> str:
 
 def _listed(hits: tuple[Hit, ...], view: View) -> str:
     """Returns a line for each hit, except for the question under way, which holds all the words itself."""
-    asked = newest_question(view)
+    question = newest_question(view)
     lines = [
         f"{h.reference} {h.role}: {as_quoted_data(h.excerpt)}"
         for h in hits
-        if asked is None or h.message_id != asked.id
+        if question is None or h.message_id != question.id
     ]
     return "\n".join(lines) or "Nothing was found."
 

@@ -68,21 +68,21 @@ def arranged(note: object, parts: Sequence[Part]) -> list[Part]:
     media = iter([p for p in parts if isinstance(p, MediaPart)])
     text_runs = _runs(_cut_texts(places, texts), texts, sum("text" in place for place in places))
     thought_runs = _runs(_cut_all(places, thoughts), thoughts, sum("thought" in place for place in places))
-    found: list[Part] = []
+    ordered: list[Part] = []
     if not any("thought" in place for place in places):
-        found += thoughts
+        ordered += thoughts
     for place in places:
         if "text" in place:
-            found += next(text_runs)
+            ordered += next(text_runs)
         elif "thought" in place:
-            found += next(thought_runs)
+            ordered += next(thought_runs)
         elif "call" in place:
-            found += [calls.pop(place["call"])] if place["call"] in calls else []
+            ordered += [calls.pop(place["call"])] if place["call"] in calls else []
         elif "media" in place:
-            found += [medium] if (medium := next(media, None)) is not None else []
+            ordered += [medium] if (medium := next(media, None)) is not None else []
     if not any("text" in place for place in places):
-        found += texts
-    return [*found, *media, *calls.values(), *(p for p in parts if isinstance(p, Opaque))]
+        ordered += texts
+    return [*ordered, *media, *calls.values(), *(p for p in parts if isinstance(p, Opaque))]
 
 
 def _places(note: object) -> list[Place]:
@@ -109,11 +109,11 @@ def _cut_texts(places: Sequence[Place], texts: Sequence[TextPart]) -> list[Part]
     own = [place for place in places if "text" in place]
     if sum(place["text"] for place in own) != len(whole):
         return None
-    found: list[Part] = []
+    pieces: list[Part] = []
     for place, (start, end) in zip(own, _ends(place["text"] for place in own), strict=True):
         text, extra = whole[start:end], place.get("extra")
-        found.append(TextPart(text, extra if place == _with_extra(text, extra or "") else None))
-    return found
+        pieces.append(TextPart(text, extra if place == _with_extra(text, extra or "") else None))
+    return pieces
 
 
 def _cut_all(places: Sequence[Place], thoughts: Sequence[ReasoningPart]) -> list[Part] | None:
@@ -128,11 +128,11 @@ def cut_thoughts(note: object, text: str, blocks: Sequence[object]) -> list[Reas
     lengths, counts = [place["thought"] for place in own], [place.get("details", 0) for place in own]
     if sum(lengths) != len(text) or sum(counts) != len(blocks):
         return None
-    found: list[ReasoningPart] = []
+    pieces: list[ReasoningPart] = []
     for place, (start, end), (first, last) in zip(own, _ends(lengths), _ends(counts), strict=True):
         details = json.dumps(blocks[first:last], ensure_ascii=False) if "details" in place else None
-        found.append(ReasoningPart(text[start:end], place.get("signature"), details))
-    return found
+        pieces.append(ReasoningPart(text[start:end], place.get("signature"), details))
+    return pieces
 
 
 def _ends(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:

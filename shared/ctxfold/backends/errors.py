@@ -199,10 +199,10 @@ def _read(error: Mapping[str, Any]) -> _ErrorFields:
 class _Details:
     """The details of a Google error: `names` has its reasons and the ids of exhausted quotas, for the rules to match."""
 
-    def __init__(self, found: object) -> None:
+    def __init__(self, details: object) -> None:
         names: list[str] = []
         self.retry_after_s: float | None = None
-        for detail in _objects(found):
+        for detail in _objects(details):
             names.append(str(detail.get("reason") or ""))
             names += [str(violation.get("quotaId") or "") for violation in _objects(detail.get("violations"))]
             delay = re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)s", str(detail.get("retryDelay")))
@@ -211,8 +211,8 @@ class _Details:
         self.names = " ".join(name for name in names if name)
 
 
-def _objects(found: object) -> list[dict[str, Any]]:
-    items = cast("list[object]", found) if isinstance(found, list) else []
+def _objects(value: object) -> list[dict[str, Any]]:
+    items = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
 
 

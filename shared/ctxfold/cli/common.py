@@ -86,10 +86,10 @@ def moment(option: str, text: str | None) -> timedelta | datetime | None:
     if text is None or _AGE.fullmatch(text):
         return None if text is None else age(option, text)
     try:
-        found = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(f"{option} {text!r}: give how long ago, such as 30d, or a date such as 2026-11-23") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
 
 
 def output() -> Console:

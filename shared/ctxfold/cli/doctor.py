@@ -72,9 +72,9 @@ def _extras() -> Iterator[Check]:
     """Yields a check for each extra that the installed distribution declares."""
     packages: dict[str, list[str]] = {}
     for requirement in requires("ctxfold") or ():
-        found = _EXTRA.match(requirement)
-        if found is not None and found[1] != "ctxfold" and found[2] not in _SUMS:
-            packages.setdefault(found[2], []).append(found[1])
+        match = _EXTRA.match(requirement)
+        if match is not None and match[1] != "ctxfold" and match[2] not in _SUMS:
+            packages.setdefault(match[2], []).append(match[1])
     for extra, names in sorted(packages.items()):
         installed: list[str] = []
         missing: list[str] = []

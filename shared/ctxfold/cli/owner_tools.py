@@ -81,7 +81,7 @@ class OwnerTools:
             sessions, roles, moment("since", since), moment("until", until), now_s=self._ports.clock.now_s()
         )
         hits = run(search_owner(self._ports, self._owner, query, scope, limit=limit), self._ports)
-        found = [
+        message_lines = [
             f"- session {strip_control_chars(h.session)}, {h.reference}, {h.role}, {_when(h.at_s)}, score {h.score:.2f}: "
             f"{as_quoted_data(h.excerpt)}"
             for h in hits
@@ -89,7 +89,7 @@ class OwnerTools:
         key = SessionKey(self._owner, "")
         items = run(search_memory(key, query, kinds=None, limit=REMEMBERED), self._ports)
         remembered = [f"- {r.item.kind}, {_when(r.item.created_s)}: {as_quoted_data(rendered(r.item))}" for r in items]
-        parts = (("Messages, best first:", found), ("Remembered:", remembered))
+        parts = (("Messages, best first:", message_lines), ("Remembered:", remembered))
         return "\n".join(line for head, lines in parts if lines for line in (head, *lines)) or "Nothing was found."
 
     def read(
@@ -229,12 +229,12 @@ def _text(message: Message | str) -> str:
 def _page(messages: Iterable[tuple[str, Message | str]], offset: int, last: str) -> str:
     """Returns whole messages up to the size of a page, and where to go on; `offset` counts in the text of the first one."""
     parts: list[str] = []
-    left = PAGE_CHARS
+    left_chars = PAGE_CHARS
     for reference, message in messages:
         text = _text(message)
-        piece = text[offset : offset + left]
+        piece = text[offset : offset + left_chars]
         parts.append(f"{reference} {piece}")
-        left -= len(piece)
+        left_chars -= len(piece)
         if offset + len(piece) < len(text):
             parts.append(f"[more: read {reference}{last} with offset {offset + len(piece)}]")
             break

@@ -65,8 +65,10 @@ def compact(
         settings: dict[str, Any] = {}
         if model is not None:
             named, name_there = named_provider(model, provider)
-            asked = cast("Wire | None", wire)  # `open_backend` checks it
-            settings["summarizer"] = stack.enter_context(open_backend(named, name_there, wire=asked, base_url=base_url))
+            chosen_wire = cast("Wire | None", wire)  # `open_backend` checks it
+            settings["summarizer"] = stack.enter_context(
+                open_backend(named, name_there, wire=chosen_wire, base_url=base_url)
+            )
         context = stack.enter_context(session(store, name, owner, **settings))
         with progress().status("compacting"):
             event = context.compact().event
@@ -240,8 +242,8 @@ def partition(
         if partitions is None:
             with progress().status("cancelling"):
                 cancelled = place.cancel_partition()
-            told = "cancelled: the tables are as before" if cancelled else "no move is under way"
-            print_json({"cancelled": cancelled}) if as_json else output().print(told)
+            outcome = "cancelled: the tables are as before" if cancelled else "no move is under way"
+            print_json({"cancelled": cancelled}) if as_json else output().print(outcome)
             return
         with progress().status("moving") as status:
             copied = place.partition(partitions, progress=lambda rows: status.update(f"moving: {rows:,} rows copied"))

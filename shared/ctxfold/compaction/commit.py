@@ -138,8 +138,8 @@ def _covered_ids(plan: Plan, before: View, pins: Collection[str]) -> tuple[str, 
     """Returns the ids of the plan's span, and of the sections that leave the conversation at every epoch head."""
     ids = dict.fromkeys(e.id for e in plan.covered)
     if plan.turn_id is None:
-        asked = any(e.message.role == "user" and e.message.kind == "message" for e in before.turn)
-        keep = kept(before.live, pins=pins, question=not asked)
+        has_question = any(e.message.role == "user" and e.message.kind == "message" for e in before.turn)
+        keep = kept(before.live, pins=pins, question=not has_question)
         ids |= dict.fromkeys(e.id for e in before.live if e.message.kind == "section" and e.id not in keep)
     return tuple(ids)
 

@@ -380,10 +380,10 @@ def _by_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: Comp
 
     Returns the reason instead where it writes none, or one that does not help.
     """
-    asked = _asked_of_provider(open_session, ports, plan, case)
-    if isinstance(asked, str):
-        return asked
-    effect, limit_s = Complete(asked), case.rules.summary_timeout_s
+    request = _asked_of_provider(open_session, ports, plan, case)
+    if isinstance(request, str):
+        return request
+    effect, limit_s = Complete(request), case.rules.summary_timeout_s
     try:
         reply = yield from (effect if limit_s is None else Deadline(effect, limit_s))
     except CtxError as error:

@@ -390,10 +390,10 @@ def _html_text(text: str) -> str:
         elif name == "a":
             if closes and link:
                 parts.append(f" ({link})")
-            found = None if closes else _HREF.search(tag[3])
-            link = found[1] if found and not found[1].startswith("javascript:") else ""
-        elif name == "img" and (found := _ALT.search(tag[3])):
-            parts.append(f"[{found[1]}]")
+            attribute = None if closes else _HREF.search(tag[3])
+            link = attribute[1] if attribute and not attribute[1].startswith("javascript:") else ""
+        elif name == "img" and (attribute := _ALT.search(tag[3])):
+            parts.append(f"[{attribute[1]}]")
     lines = (" ".join(line.split()).removeprefix("| ") for line in html.unescape("".join(parts)).split("\n"))
     return "\n".join(line for line in lines if line and line != "#")
 
@@ -432,11 +432,11 @@ class _Selection:
         failures = _failures(self.source)
         matches = _matches(self.source, focus)
         self._edges(alone=not failures and not matches)
-        left = self.max_chars - self.used
+        left_chars = self.max_chars - self.used
         # what nobody asks about leaves its share to the other
-        self._add_failures(failures, self.used + (FAILURE_SHARE if matches else MATCH_SHARE) * left)
+        self._add_failures(failures, self.used + (FAILURE_SHARE if matches else MATCH_SHARE) * left_chars)
         self._add_matches(matches)
-        self._add_failures([hit for hit in failures if hit.score >= SURE], self._edge_chars + MATCH_SHARE * left)
+        self._add_failures([hit for hit in failures if hit.score >= SURE], self._edge_chars + MATCH_SHARE * left_chars)
         self._add_paths()
         self._grow()
         return self
@@ -472,19 +472,19 @@ class _Selection:
         return max(room, min(self.source.length(index), self.max_chars // 3)) if self.max_chars >= TINY_CHARS else room
 
     def _add_matches(self, matches: Sequence[_Hit]) -> None:
-        left = MATCH_SHARE * (self.max_chars - self.used)
-        limit = self.used + left
+        left_chars = MATCH_SHARE * (self.max_chars - self.used)
+        limit = self.used + left_chars
         best, misses = matches[0].score if matches else 0.0, 0
         for rank, hit in enumerate(matches):
             if hit.score < 0.25 * best or misses >= MOST_MISSES:
                 break
-            beside = self._parents(hit.index)
+            context_lines = self._parents(hit.index)
             if rank < 3:
-                beside += [i for i in (hit.index + 1, hit.index - 1) if 0 <= i < len(self.source)]
+                context_lines += [i for i in (hit.index + 1, hit.index - 1) if 0 <= i < len(self.source)]
             self._add(hit, limit, [hit.index])
             misses = 0 if hit.index in self.chosen else misses + 1
             if hit.index in self.chosen:
-                for index in beside:
+                for index in context_lines:
                     self._add(_Hit(index, 0.0, self.source.starts[index]), limit, [index])
 
     def _add_paths(self) -> None:
@@ -547,8 +547,8 @@ class _Selection:
         self._has_failure = self._has_failure or hit.score >= SURE
 
     def _gap(self, index: int, new: Sequence[int]) -> int:
-        beside = index - 1 in self.chosen or index + 1 in self.chosen or index - 1 in new
-        return 0 if beside else MARKER_CHARS
+        next_to_chosen = index - 1 in self.chosen or index + 1 in self.chosen or index - 1 in new
+        return 0 if next_to_chosen else MARKER_CHARS
 
     def _take(self, index: int, most: int, around: int | None) -> None:
         """Takes a unit, or of a long one the part around a place: its beginning for 0, its end for None."""
@@ -573,26 +573,26 @@ class _Selection:
         """Returns the units that say where a failure happened, where its own line does not."""
         source, index = self.source, hit.index
         line = source.unit(index)
-        found = self._parents(index)
+        places = self._parents(index)
         if source.kind in ("records", "markup"):
-            return found
+            return places
         if _EXCEPTION.match(line):
             for i in range(index - 1, max(-1, index - LOOK_BACK_LINES), -1):
                 if _FRAME.match(source.unit(i)):
-                    found += [j for j in (i, i + 1) if j != index]
+                    places += [j for j in (i, i + 1) if j != index]
                     break
         elif line.startswith("E  ") or _TEST_HEADER.match(line):
-            found += self._next_place(index)
-            found += self._header_before(index) if line.startswith("E  ") else []
+            places += self._next_place(index)
+            places += self._header_before(index) if line.startswith("E  ") else []
         if "panicked at" in line or line.lstrip().startswith("panic:"):
-            found += [i for i in (index + 1,) if i < len(source)]
-        if not found and not _HAS_PLACE.search(line):
-            found += self._next_place(index, 4)
-            if not found and line[:1].isspace():
-                found += self._file_before(index)
-        elif not found and re.match(r"\s+\d+:\d+\s", line):
-            found += self._file_before(index)
-        return found
+            places += [i for i in (index + 1,) if i < len(source)]
+        if not places and not _HAS_PLACE.search(line):
+            places += self._next_place(index, 4)
+            if not places and line[:1].isspace():
+                places += self._file_before(index)
+        elif not places and re.match(r"\s+\d+:\d+\s", line):
+            places += self._file_before(index)
+        return places
 
     def _next_place(self, index: int, lines: int = LOOK_AHEAD_LINES) -> list[int]:
         ahead = range(index + 1, min(len(self.source), index + 1 + lines))
@@ -610,21 +610,21 @@ class _Selection:
         """Returns the units under which this one stands: the hunk and the file of a diff, a heading, the header of a table."""
         source, start = self.source, self.source.starts[index]
         heads = {"diff": ("\ndiff --git ", "\n+++ ", "\n@@ "), "markup": ("\n# ",)}.get(source.kind, ())
-        found = [source.index_at(at + 1) for head in heads if (at := source.text.rfind(head, 0, start)) >= 0]
+        parents = [source.index_at(at + 1) for head in heads if (at := source.text.rfind(head, 0, start)) >= 0]
         line = source.unit(index)
         if source.numbers is not None and source.kind == "lines":
             # the first piece of a long line names what the others are about
             top = index
             while top > 0 and source.numbers[top - 1] == source.numbers[index]:
                 top -= 1
-            found += [top] if line[:1] != "{" and source.text[source.starts[top]] == "{" else []
+            parents += [top] if line[:1] != "{" and source.text[source.starts[top]] == "{" else []
         if source.kind == "lines" and ("|" in line or "\t" in line) and not line.startswith(("\t", " ")):
             sign = "|" if "|" in line else "\t"
             top = index
             while top > 0 and index - top < 500 and sign in source.unit(top - 1):
                 top -= 1
-            found += [top] if 1 < index - top < 500 else []
-        return [i for i in found if i != index]
+            parents += [top] if 1 < index - top < 500 else []
+        return [i for i in parents if i != index]
 
     def _is_record(self, index: int) -> bool:
         """Tells whether a unit begins with what names it: a JSON record, or a row of a table."""
@@ -688,7 +688,7 @@ def _is_header(line: str, source: _Source, index: int) -> bool:
 
 def _failures(source: _Source) -> list[_Hit]:
     """Returns the units that report a failure: the surest first, and of each kind of line one before any second."""
-    found: dict[int, _Hit] = {}
+    hits: dict[int, _Hit] = {}
     known: dict[tuple[str, str], float] = {}  # by the form of a line and the word: a log has the same lines often
     forms: dict[int, str] = {}
     for word in (*_FAILURE_WORDS, *_SURE_PHRASES):
@@ -701,18 +701,18 @@ def _failures(source: _Source) -> list[_Hit]:
             if (form, word) not in known:
                 known[form, word] = _severity(line, place - source.starts[index], word)
             score = known[form, word]
-            earlier = found.get(index)
+            earlier = hits.get(index)
             if score > 0 and (earlier is None or (-score, place) < (-earlier.score, earlier.start)):
-                found[index] = _Hit(index, score, place)
-    frequency = Counter(forms[i] for i in found)
+                hits[index] = _Hit(index, score, place)
+    frequency = Counter(forms[i] for i in hits)
     kinds: Counter[str] = Counter()
     ranked: list[tuple[float, int, int]] = []
-    for index in sorted(found):
+    for index in sorted(hits):
         form = forms[index]
         # a line that stands there hundreds of times says less than one that stands there once
-        ranked.append((-found[index].score, kinds[form] + int(math.log2(frequency[form])), index))
+        ranked.append((-hits[index].score, kinds[form] + int(math.log2(frequency[form])), index))
         kinds[form] += 1
-    return [found[index] for *_, index in sorted(ranked)]
+    return [hits[index] for *_, index in sorted(ranked)]
 
 
 def _form(line: str) -> str:
@@ -763,9 +763,9 @@ def _matches(source: _Source, focus: Focus) -> list[_Hit]:
     scores: dict[int, float] = {}
     places: dict[int, int] = {}
     rarest: dict[int, float] = {}
-    for term, held in units.items():
-        value = weights[term] * math.log(1 + len(source) / len(held)) if held else 0.0
-        for index, start in held.items():
+    for term, unit_lines in units.items():
+        value = weights[term] * math.log(1 + len(source) / len(unit_lines)) if unit_lines else 0.0
+        for index, start in unit_lines.items():
             scores[index] = scores.get(index, 0.0) + value
             if value > rarest.get(index, 0.0):
                 rarest[index], places[index] = value, start

@@ -482,7 +482,7 @@ def _literals(
     """Returns the literals of a statement, each with a factor: how well the statement says what the literal means."""
     text = statement.text
     factor = _factor(statement)
-    found: list[tuple[Fact, float]] = []
+    facts: list[tuple[Fact, float]] = []
     position = 0
     for fact in scan(text):
         position = max(position, text.find(fact.text, position))
@@ -490,12 +490,12 @@ def _literals(
             continue  # whom a chat addresses is no fact
         if statement.whole or factor > FRAGMENT or _tells(fact, text):
             digit = fact.kind == "number" and len(fact.value) == 1
-            found.append((replace(fact, owner=_owner(statement, position)), factor / 2 if digit else factor))
+            facts.append((replace(fact, owner=_owner(statement, position)), factor / 2 if digit else factor))
     if not statement.whole or "; " in text:
-        found += [(f, max(factor, 0.7)) for f in _listed(text, message, speakers)]
+        facts += [(f, max(factor, 0.7)) for f in _listed(text, message, speakers)]
     for quoted in _QUOTED.finditer(text):
-        found += [(f, factor) for f in _field(quoted[1], _key_around(text, 0, *quoted.span(), "field"))]
-    return found
+        facts += [(f, factor) for f in _field(quoted[1], _key_around(text, 0, *quoted.span(), "field"))]
+    return facts
 
 
 def _tells(fact: Fact, text: str) -> bool:
@@ -578,8 +578,8 @@ def _sentence(statement: Statement, line: Line, message: Message, has_literal: b
         yield replace(fact, weight=fact.weight * 0.4 * clear)
     elif not has_literal and not falters(text) and len(frozenset(terms(text))) >= 3:
         fact = _fact("statement", text, "")
-        told = _ownership(text) > 2 and _UNSURE.search(text) is None and message.kind != "summary"
-        yield replace(fact, weight=fact.weight * (1.0 if told else 0.3) * clear)
+        is_statement = _ownership(text) > 2 and _UNSURE.search(text) is None and message.kind != "summary"
+        yield replace(fact, weight=fact.weight * (1.0 if is_statement else 0.3) * clear)
 
 
 def _fragments(speech: Speech, seen: set[str], message: Message, number: int, role: float) -> Iterator[_Said]:

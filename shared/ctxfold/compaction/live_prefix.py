@@ -50,9 +50,9 @@ class LivePrefix:
     def asking(self, limit_tokens: int, rules: Policy) -> Request:
         """Returns the request for a summary of at most `limit_tokens`; a model that thinks is not limited to them."""
         prompt = prompt_for(limit_tokens, rules.summary_prompt)
-        asked = live_request(self.request, self.messages, self.span, prompt=prompt)
-        messages = alternating(asked.messages) if rules.alternating_roles else asked.messages
-        return replace(asked, messages=messages, max_tokens=self.request.max_tokens if self.thinks else limit_tokens)
+        request = live_request(self.request, self.messages, self.span, prompt=prompt)
+        messages = alternating(request.messages) if rules.alternating_roles else request.messages
+        return replace(request, messages=messages, max_tokens=self.request.max_tokens if self.thinks else limit_tokens)
 
 
 def live_prefix(open_session: OpenSession, plan: Plan, case: CompactionInput, ports: Ports) -> LivePrefix | None:

@@ -86,16 +86,16 @@ def span_to_summarize(
 
 
 def widest_spans(
-    entries: Sequence[Entry], facts: SessionFacts, *, older: Sequence[Entry], asked: bool
+    entries: Sequence[Entry], facts: SessionFacts, *, older: Sequence[Entry], has_question: bool
 ) -> Iterator[tuple[Entry, ...]]:
     """Yields everything that may be covered, without the newest turn, then with it.
 
     `asked` says that the newest question is not among the entries, so that all of their turns are older ones.
     """
-    keep = facts.kept(entries, question=not asked)
+    keep = facts.kept(entries, question=not has_question)
     cuts = legal_cuts(entries)
     questions = (i for i in range(len(entries) - 1, -1, -1) if entries[i].message.role == "user")
-    for most in (len(entries) if asked else next(questions, 0), len(entries)):
+    for most in (len(entries) if has_question else next(questions, 0), len(entries)):
         covered = [e for e in entries[: max(c for c in cuts if c <= most)] if e.id not in keep]
         if covered or older:
             yield (*older, *covered)

@@ -418,8 +418,8 @@ def spoken_times(sources: Sequence[Entry | Message]) -> list[datetime | None]:
     stored_s = [s.at_s if isinstance(s, Entry) else 0.0 for s in sources]
     times: list[datetime | None] = []
     for index, at_s in enumerate(stored_s):
-        beside = [s for s in (*stored_s[max(0, index - 1) : index], *stored_s[index + 1 : index + 2]) if s]
-        said = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in beside)
+        neighbours_s = [s for s in (*stored_s[max(0, index - 1) : index], *stored_s[index + 1 : index + 2]) if s]
+        said = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in neighbours_s)
         times.append(datetime.fromtimestamp(at_s, UTC) if said else None)
     return times
 
@@ -435,8 +435,8 @@ def _date(match: re.Match[str], at: datetime) -> str:
     if match["near"]:
         days = _NEAR_DAYS.get(match["near"].casefold(), 0)
     elif match["day"]:
-        wanted, which = _DAYS.index(match["day"].casefold()), match["which"].casefold()
-        ahead = (wanted - at.weekday()) % 7 or 7
+        weekday, which = _DAYS.index(match["day"].casefold()), match["which"].casefold()
+        ahead = (weekday - at.weekday()) % 7 or 7
         if which == "next" and ahead + at.weekday() < 7:  # of this week or of the next: people mean either
             return f"{at + timedelta(ahead):%Y-%m-%d} or {at + timedelta(ahead + 7):%Y-%m-%d}"
         days = ahead - 7 if which == "last" else ahead

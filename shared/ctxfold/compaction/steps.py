@@ -256,7 +256,7 @@ class SummarizeSpan:
     def wider_plans(self, case: CompactionInput, limits: Thresholds) -> Iterator[Plan]:
         """Yields plans that leave out `keep_last`: the past without and with its newest turn, then all rounds but the newest."""
         past, own = case.view.parted()
-        spans = widest_spans(past, case.facts, older=case.view.compressed, asked=bool(own))
+        spans = widest_spans(past, case.facts, older=case.view.compressed, has_question=bool(own))
         plans = [self._plan(case, limits, covered) for covered in spans]
         plans.append(self._plan_within(case, limits, rounds_before_newest(own, case.facts)))
         yield from (plan for plan in plans if plan is not None)

@@ -306,12 +306,12 @@ def _asked(task: _Task, requests: Sequence[Request]) -> Flow[list[str]]:
     return texts
 
 
-def _answer(task: _Task, asked: Request) -> Flow[str]:
-    effect = Complete(asked, summarizer=True)
+def _answer(task: _Task, request: Request) -> Flow[str]:
+    effect = Complete(request, summarizer=True)
     limit_s = task.rules.summary_timeout_s
     reply = yield from (effect if limit_s is None else Deadline(effect, limit_s))
     task.usage += reply.usage or Usage()
-    task.live = False if asked.live_prefix else task.live  # until its text has passed
+    task.live = False if request.live_prefix else task.live  # until its text has passed
     if reply.message.tool_calls:
         raise SummarizationFailedError(f"the model called {reply.message.tool_calls[0].name} instead of summarising")
     text = reply.message.text.strip()

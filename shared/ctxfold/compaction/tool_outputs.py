@@ -73,12 +73,12 @@ def outputs_of(tools: Collection[str], entries: Iterable[Entry]) -> frozenset[st
     if not tools:
         return frozenset()
     names: dict[str, str] = {}  # filled in order: providers reuse call ids within a session
-    found: set[str] = set()
+    ids: set[str] = set()
     for entry in entries:
         names.update((c.id, c.name) for c in entry.message.tool_calls)
         if any(names.get(r.call_id) in tools for r in entry.message.tool_results):
-            found.add(entry.id)
-    return frozenset(found)
+            ids.add(entry.id)
+    return frozenset(ids)
 
 
 def clear_tools(
@@ -179,15 +179,15 @@ class _Calls:
         calls: dict[str, ToolCallPart] = {}  # filled in order: providers reuse call ids within a session
         newest: dict[tuple[tuple[str, str], ...], str] = {}
         superseded: set[str] = set()
-        asked = -1
+        question_index = -1
         for index, entry in enumerate(entries):
             message = entry.message
             calls.update((c.id, c) for c in message.tool_calls)
             if _asks(message):
-                asked = index
+                question_index = index
             elif message.role == "tool":
                 answered = tuple(calls[r.call_id] for r in message.tool_results if r.call_id in calls)
-                self._answered[index], self._asked[index] = answered, asked
+                self._answered[index], self._asked[index] = answered, question_index
                 same = tuple((c.name, _canonical(c.arguments)) for c in answered)
                 if same and same in newest:
                     superseded.add(newest[same])
@@ -196,15 +196,15 @@ class _Calls:
 
     def focus(self, index: int, question: str) -> Focus:
         """Returns what an output was asked for: its own question and the newest one, and the values of its call."""
-        asked = self._asked.get(index, -1)
-        own = self._entries[asked].message.text if asked >= 0 else ""
+        question_index = self._asked.get(index, -1)
+        own = self._entries[question_index].message.text if question_index >= 0 else ""
         texts = (own, question) if question != own else (own,)
         return Focus("\n".join(texts), "\n".join(map(_values, self._answered.get(index, ()))))
 
 
 def _values(call: ToolCallPart) -> str:
     """Returns the texts and numbers among the arguments of a call, which say what was looked for."""
-    found: list[str] = []
+    values: list[str] = []
 
     def collect(value: object) -> None:
         if isinstance(value, Mapping):
@@ -214,10 +214,10 @@ def _values(call: ToolCallPart) -> str:
             for each in cast("list[object]", value):
                 collect(each)
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
-            found.append(str(value)[:ARGUMENT_CHARS])
+            values.append(str(value)[:ARGUMENT_CHARS])
 
     collect(call.parsed() if len(call.arguments) < 100_000 else None)
-    return " ".join(found)
+    return " ".join(values)
 
 
 def excerpt(
@@ -466,12 +466,12 @@ class _Arrivals:
     def _tools(self, message: Message, before: Sequence[Message]) -> frozenset[str]:
         """Returns the names of the tools whose outputs a message holds; where a call is not at hand, as the output names it."""
         waiting = {r.call_id: r.name or "" for r in message.tool_results}
-        found: list[str] = []
+        names: list[str] = []
         for each in chain(reversed(before), (e.message for e in self._stored())):
-            found += [c.name for c in each.tool_calls if waiting.pop(c.id, None) is not None]
+            names += [c.name for c in each.tool_calls if waiting.pop(c.id, None) is not None]
             if not waiting or _asks(each):
                 break
-        return frozenset((*found, *waiting.values()))
+        return frozenset((*names, *waiting.values()))
 
     def _focus(self, message: Message, before: Sequence[Message]) -> Focus:
         waiting = {r.call_id for r in message.tool_results}

@@ -277,12 +277,14 @@ def reconcile(
     )
 
 
-def rewound(open_session: OpenSession, messages: Sequence[Message], found: Reconciled) -> tuple[Message, ...] | None:
+def rewound(
+    open_session: OpenSession, messages: Sequence[Message], reconciled: Reconciled
+) -> tuple[Message, ...] | None:
     """Returns the messages for a new turn where the list goes on before the newest round of its open turn; else None."""
     with open_session.lock:
-        turn = open_session.state.open.get(found.turn_id or "")
+        turn = open_session.state.open.get(reconciled.turn_id or "")
         entries = [] if turn is None else [*turn.entries]
-    return rewound_turn(entries, messages, found.messages)
+    return rewound_turn(entries, messages, reconciled.messages)
 
 
 def check_answered(open_session: OpenSession, turn_id: str) -> None:

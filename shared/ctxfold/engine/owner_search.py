@@ -135,13 +135,13 @@ def _joined(
         archive = archives.get(name) or Postings(0, 0, {})
         estimated = frequencies(archive, at_most=newest)
         base = at << SESSION_SHIFT
-        beside = live[name]
-        total += archive.documents + len(beside)
-        length += archive.total_length + sum(d.length for d in beside)
+        live_documents = live[name]
+        total += archive.documents + len(live_documents)
+        length += archive.total_length + sum(d.length for d in live_documents)
         for term in terms:
             archived = archive.by_term.get(term, ())
             known = {hit[0] for hit in archived}  # a message that was restored is in the archive, too
-            shown = [(d.seq, d.terms[term], d.length) for d in beside if term in d.terms and d.seq not in known]
+            shown = [(d.seq, d.terms[term], d.length) for d in live_documents if term in d.terms and d.seq not in known]
             by_term[term] += [(base + seq, count, size) for seq, count, size in (*archived, *shown)]
             counts[term] += estimated.get(term, 0) + len(shown)
     postings = Postings(total, length, {term: tuple(hits) for term, hits in by_term.items()})
@@ -157,7 +157,7 @@ def _hits(
     limit: int,
 ) -> Flow[tuple[Hit, ...]]:
     """Reads the best messages until `limit` of them are in scope. Copies of a message in forks count once."""
-    found: dict[tuple[str, str, float], Hit] = {}
+    hits: dict[tuple[str, str, float], Hit] = {}
     for start in range(0, len(ranking), 4 * limit):
         part = ranking[start : start + 4 * limit]
         records = yield from _records(owner, names, [number for number, _ in part])
@@ -167,15 +167,15 @@ def _hits(
             if record is None or message is None or not scope.holds(message, record.at_s):
                 continue
             same = (message.id, message.text, record.at_s)
-            if same not in found:
+            if same not in hits:
                 excerpt = yield from off_loop(partial(excerpt_of, message, weights), searchable_chars(message))
                 session = names[number >> SESSION_SHIFT]
-                found[same] = Hit(
+                hits[same] = Hit(
                     message.id, f"#{record.number}", message.role, score, excerpt, session=session, at_s=record.at_s
                 )
-        if len(found) >= limit:
+        if len(hits) >= limit:
             break
-    return tuple(found.values())[:limit]
+    return tuple(hits.values())[:limit]
 
 
 def _records(owner: str, names: Sequence[str], numbers: Collection[int]) -> Flow[dict[int, Record]]:
@@ -184,6 +184,6 @@ def _records(owner: str, names: Sequence[str], numbers: Collection[int]) -> Flow
         by_session.setdefault(number >> SESSION_SHIFT, []).append(number & ((1 << SESSION_SHIFT) - 1))
     records: dict[int, Record] = {}
     for at, seqs in by_session.items():
-        found = yield from StoreCall(Store.fetch, SessionKey(owner, names[at]), seqs)
-        records |= {(at << SESSION_SHIFT) + r.seq: r for r in found}
+        fetched = yield from StoreCall(Store.fetch, SessionKey(owner, names[at]), seqs)
+        records |= {(at << SESSION_SHIFT) + r.seq: r for r in fetched}
     return records

@@ -161,15 +161,15 @@ class Vectors:
 
     def packed(self, seqs: Iterable[int]) -> dict[int, bytes]:
         """Returns the vectors of these messages as a store keeps them; those without any are left out."""
-        wanted = frozenset(seqs)
+        seq_set = frozenset(seqs)
         chunks: dict[int, list[Chunk]] = {}
         with self._lock:
             for chunk in reversed(self._chunks):  # the newest ones: those that were added last
-                if chunk[0] in wanted:
+                if chunk[0] in seq_set:
                     chunks.setdefault(chunk[0], []).append(chunk)
-                elif len(chunks) == len(wanted):
+                elif len(chunks) == len(seq_set):
                     break
-            return {seq: self._packed(found) for seq, found in chunks.items()}
+            return {seq: self._packed(numbers) for seq, numbers in chunks.items()}
 
     def _packed(self, chunks: Sequence[Chunk]) -> bytes:
         values = array("f")

@@ -170,19 +170,19 @@ def records(text: str) -> list[str]:
     separator = _column_separator(lines)
     if separator is None:
         return sentences(text)
-    found: list[str] = []
+    parts: list[str] = []
     start = 0
     while start < len(lines):
         end = _table_end(lines, start, separator)
         if end - start >= LEAST_ROWS:
             header = lines[start].strip()
             rows = (line.strip() for line in lines[start + 1 : end] if not _RULE.fullmatch(line))
-            found += [f"{header}\n{row}"[:LONG_LINE_CHARS] for row in rows]
+            parts += [f"{header}\n{row}"[:LONG_LINE_CHARS] for row in rows]
         else:
             end = max(end, start + 1)
-            found += sentences("\n".join(lines[start:end]))
+            parts += sentences("\n".join(lines[start:end]))
         start = end
-    return found
+    return parts
 
 
 def _json_records(value: Any) -> list[str]:
@@ -197,8 +197,8 @@ def _json_records(value: Any) -> list[str]:
     if not lists:
         return []
     longest = max(lists, key=lambda name: len(members[name]))
-    beside = {name: member for name, member in members.items() if name != longest}
-    return [*([_dumped(beside)] if beside else []), *_json_records(members[longest])]
+    common = {name: member for name, member in members.items() if name != longest}
+    return [*([_dumped(common)] if common else []), *_json_records(members[longest])]
 
 
 def _dumped(value: Any) -> str:

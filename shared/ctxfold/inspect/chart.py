@@ -104,7 +104,7 @@ def _window_chart(columns: Sequence[_Column], budget_tokens: int) -> str:
     high = max(budget_tokens, *(sum(s) for s in stacks))
     budget = _line(f"M0,{_y(budget_tokens, high)}H{len(columns)}", "break", "4 3")
     most = max(columns, key=lambda c: _window_tokens(c.largest))
-    told = (
+    description = (
         f"Tokens in the window over {_turns(columns)}, at most {_window_tokens(most.largest):,} ({most.name}); "
         f"the budget is {budget_tokens:,} now."
     )
@@ -112,7 +112,7 @@ def _window_chart(columns: Sequence[_Column], budget_tokens: int) -> str:
     marks, mark_keys = _marks(columns)
     return _figure(
         "Tokens in the window after each turn",
-        told,
+        description,
         columns,
         _areas(shown, stacks, high) + budget,
         high,
@@ -129,7 +129,7 @@ def _reported_chart(columns: Sequence[_Column]) -> str:
     tallest = [max(map(_reported, c.turns), key=sum) for c in columns]
     stacks = [[tokens for name, tokens in zip(REPORTED, stack, strict=True) if name in totals] for stack in tallest]
     high = max(1, *(sum(s) for s in stacks))
-    told = f"Tokens that providers counted over {_turns(columns)}: " + ", ".join(
+    description = f"Tokens that providers counted over {_turns(columns)}: " + ", ".join(
         f"{NAMES[n]} {tokens:,}" for n, tokens in totals.items()
     )
     keys = [_key(name, f"{NAMES[name]} {tokens:,}") for name, tokens in totals.items()]
@@ -141,9 +141,9 @@ def _reported_chart(columns: Sequence[_Column]) -> str:
         points = " ".join(f"{i + 0.5:g},{_y(s, total)}" for i, s in enumerate(so_far))
         drawing += _line(f"M{points}", "cost", "")
         keys.append(_key("cost", f"cost so far, up to {_money(total)}{unit}"))
-        told += f"; their cost is {_money(total)}{unit}"
+        description += f"; their cost is {_money(total)}{unit}"
     caption = "Tokens that providers counted for each turn, summaries included"
-    return _figure(caption, f"{told}.", columns, drawing, high, "", keys)
+    return _figure(caption, f"{description}.", columns, drawing, high, "", keys)
 
 
 def _reported(turn: Row) -> tuple[int, int, int]:
@@ -207,19 +207,19 @@ def _marks(columns: Sequence[_Column]) -> tuple[str, list[str]]:
         at = f'style="left:{100 * (index + 0.5) / len(columns):.2f}%'
         if compactions:
             kinds["compaction"] = None
-            told = f"{column.name}: {compactions} compaction{'' if compactions == 1 else 's'}"
-            marks.append(f'<i {at}" title="{escape(told)}">&#9662;</i>')
+            label = f"{column.name}: {compactions} compaction{'' if compactions == 1 else 's'}"
+            marks.append(f'<i {at}" title="{escape(label)}">&#9662;</i>')
         if others:
             kinds["break"] = None
-            told = f"{column.name}: the prefix broke by {', '.join(others)}"
-            marks.append(f'<i {at};color:{COLOURS["break"]}" title="{escape(told)}">&#215;</i>')
+            label = f"{column.name}: the prefix broke by {', '.join(others)}"
+            marks.append(f'<i {at};color:{COLOURS["break"]}" title="{escape(label)}">&#215;</i>')
     names = {"compaction": "&#9662; compaction, breaks the cached prefix", "break": "&#215; other cache break"}
     return "".join(marks), [f'<span class="key">{names[kind]}</span>' for kind in kinds]
 
 
 def _figure(
     caption: str,
-    told: str,
+    description: str,
     columns: Sequence[_Column],
     drawing: str,
     high: float,
@@ -243,7 +243,8 @@ def _figure(
     return (
         f'<figure><figcaption>{escape(caption + note)}</figcaption><div class="plot"><div class="marks">{marks}</div>'
         f'<div class="ticks">{labels}</div><svg viewBox="0 0 {len(columns)} {HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(told)}">{grid}{drawing}</svg><div class="turns">{turns}</div></div><p>{"".join(keys)}</p></figure>'
+        f'aria-label="{escape(description)}">{grid}{drawing}</svg><div class="turns">{turns}</div></div>'
+        f"<p>{''.join(keys)}</p></figure>"
     )
 
 

@@ -143,9 +143,9 @@ def _shares(report: Row) -> dict[str, int]:
     zones = {
         zone: sum(b["tokens"] for b in blocks if b["zone"] == zone) for zone in ("system", "summary", "section", "live")
     }
-    beside, budget = int(report["overhead_tokens"]), int(report["budget_tokens"])
-    free = max(0, budget - sum(zones.values()) - beside)
-    return {**zones, "beside": beside, "free": free, "reply": max(0, int(report["context_window"]) - budget)}
+    overhead, budget = int(report["overhead_tokens"]), int(report["budget_tokens"])
+    free = max(0, budget - sum(zones.values()) - overhead)
+    return {**zones, "beside": overhead, "free": free, "reply": max(0, int(report["context_window"]) - budget)}
 
 
 def _block(block: Row, now_s: float, text: str | None) -> str:

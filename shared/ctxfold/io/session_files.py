@@ -105,7 +105,7 @@ def exported(open_session: OpenSession, codec: LineCodec, *, zone: str, native: 
     chosen = [(name, e.message) for name, entries in zones.items() if zone in (name, "window") for e in entries]
     wires = codec.wires([m for _, m in chosen], native=native)
     return [
-        _line(codec, m, wire, native=native, zone=name, beside={"pinned": True} if m.id in pins else {})
+        _line(codec, m, wire, native=native, zone=name, fields={"pinned": True} if m.id in pins else {})
         for (name, m), wire in zip(chosen, wires, strict=True)
     ]
 
@@ -123,21 +123,21 @@ def _whole(open_session: OpenSession, codec: LineCodec, native: bool) -> Flow[li
             following = cast("list[Json]", rows[-1][1].setdefault("then", [])) if rows else before
             following.append(_record(record))
             continue
-        beside: Json = {"log": _record(record, without_message=True)}
+        fields: Json = {"log": _record(record, without_message=True)}
         if before and not rows:
-            beside["before"] = before
+            fields["before"] = before
         if message.id in pins:
-            beside["pinned"] = True
-        rows.append((message, beside))
+            fields["pinned"] = True
+        rows.append((message, fields))
     return [
-        _line(codec, m, next(wires), native=native, zone="window" if m.id in visible else "archive", beside=beside)
-        for m, beside in rows
+        _line(codec, m, next(wires), native=native, zone="window" if m.id in visible else "archive", fields=fields)
+        for m, fields in rows
     ]
 
 
-def _line(codec: LineCodec, message: Message, wire: str, *, native: bool, zone: str, beside: Json) -> str:
+def _line(codec: LineCodec, message: Message, wire: str, *, native: bool, zone: str, fields: Json) -> str:
     row: Json = json.loads(codec.write(message, wire))
-    row[KEY] |= {"zone": zone, **beside}
+    row[KEY] |= {"zone": zone, **fields}
     if not native:
         row = {"id": message.id, "zone": zone, **row}
     return json.dumps(row, ensure_ascii=False)
@@ -153,8 +153,8 @@ def _record(record: Record, *, without_message: bool = False) -> Json:
 def session_text(key: SessionKey, records: Sequence[Record]) -> str:
     """A whole session as one JSON text with its version and a digest."""
     rows = [_record(record) for record in records]
-    told = {"session": key.session, "owner": key.owner, "digest": _digest(rows), "records": rows}
-    return json.dumps({"format": "ctxfold-session", "version": SESSION_VERSION, **told}, ensure_ascii=True)
+    content = {"session": key.session, "owner": key.owner, "digest": _digest(rows), "records": rows}
+    return json.dumps({"format": "ctxfold-session", "version": SESSION_VERSION, **content}, ensure_ascii=True)
 
 
 def _digest(rows: Sequence[Json]) -> str:
@@ -166,24 +166,24 @@ def _digest(rows: Sequence[Json]) -> str:
 
 def parse_lines(path: str | os.PathLike[str], codec: LineCodec, new_id: Callable[[], str]) -> list[Line]:
     """Every line of the file, checked; ImportLineError names the first bad one."""
-    found: list[Line] = []
+    lines: list[Line] = []
     for number, raw in read_lines(path):
         try:
             text = raw.decode()
             message = codec.read(text, new_id)
-            beside: Json = json.loads(text).get(KEY, {})
-            found.append(Line(number, message, _carried(message, beside), beside.get("pinned") is True))
+            fields: Json = json.loads(text).get(KEY, {})
+            lines.append(Line(number, message, _carried(message, fields), fields.get("pinned") is True))
         except (CtxError, ValueError, KeyError, TypeError) as error:
             raise ImportLineError(number, str(error)) from error
-    return found
+    return lines
 
 
-def _carried(message: Message, beside: Json) -> tuple[Json, ...]:
-    if "log" not in beside:
+def _carried(message: Message, fields: Json) -> tuple[Json, ...]:
+    if "log" not in fields:
         return ()
     stored: Json = json.loads(encode_body(MessageAdded(message)))["message"]
-    own = {**beside["log"], "body": {**beside["log"]["body"], "message": stored}}
-    return (*beside.get("before", ()), own, *beside.get("then", ()))
+    own = {**fields["log"], "body": {**fields["log"]["body"], "message": stored}}
+    return (*fields.get("before", ()), own, *fields.get("then", ()))
 
 
 def has_log(lines: Sequence[Line]) -> bool:
@@ -198,19 +198,19 @@ def has_log(lines: Sequence[Line]) -> bool:
 
 def log_of(lines: Sequence[Line]) -> list[tuple[int, Record]]:
     """The records that the lines carry, each with the number of its line."""
-    found: list[tuple[int, Record]] = []
+    records: list[tuple[int, Record]] = []
     for line in lines:
         for row in line.records:
-            if row.get("seq") != len(found) + 1:
+            if row.get("seq") != len(records) + 1:
                 raise ImportLineError(
                     line.number,
-                    f"record {len(found) + 1} is due, it holds {row.get('seq')}: a line is missing or was moved",
+                    f"record {len(records) + 1} is due, it holds {row.get('seq')}: a line is missing or was moved",
                 )
             try:
-                found.append((line.number, _parsed(row)))
+                records.append((line.number, _parsed(row)))
             except (CtxError, KeyError, TypeError, ValueError) as error:
-                raise ImportLineError(line.number, f"its record {len(found) + 1} cannot be read: {error}") from error
-    return found
+                raise ImportLineError(line.number, f"its record {len(records) + 1} cannot be read: {error}") from error
+    return records
 
 
 def _parsed(row: Mapping[str, Any]) -> Record:
@@ -231,19 +231,19 @@ def parse_session(path: str | os.PathLike[str]) -> tuple[SessionKey, tuple[Recor
         value: object = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise StoreCorruptError(f"{path} is not JSON ({json_problem(error)}): take another copy") from None
-    told = cast("Json", value) if isinstance(value, dict) else {}
-    if told.get("format") != "ctxfold-session":
+    content = cast("Json", value) if isinstance(value, dict) else {}
+    if content.get("format") != "ctxfold-session":
         raise StoreFormatError(f"{path} is no session that save_snapshot wrote: JSONL files go to import_jsonl")
-    if told.get("version") != SESSION_VERSION:
+    if content.get("version") != SESSION_VERSION:
         raise StoreFormatError(
-            f"{path} has version {told.get('version')!r}, this ctxfold reads {SESSION_VERSION}: use the ctxfold that wrote it"
+            f"{path} has version {content.get('version')!r}, this ctxfold reads {SESSION_VERSION}: use the ctxfold that wrote it"
         )
     try:
-        rows: list[Json] = told["records"]
-        if _digest(rows) != told["digest"]:
+        rows: list[Json] = content["records"]
+        if _digest(rows) != content["digest"]:
             raise StoreCorruptError(f"{path} was changed after it was written (its digest differs): take another copy")
         records = tuple(map(_parsed, rows))
-        key = SessionKey(str(told["owner"]), str(told["session"]))
+        key = SessionKey(str(content["owner"]), str(content["session"]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise StoreCorruptError(f"{path} is damaged ({error!r}): take another copy") from None
     if [r.seq for r in records] != list(range(1, len(records) + 1)):
@@ -260,15 +260,15 @@ def stored_policy(records: Sequence[Record]) -> Json:
 
 def file_rules(path: str | os.PathLike[str]) -> Json:
     """The newest rules in an exported file, as `stored_policy` has them; none when it carries no log. The file may be anything."""
-    found: list[Record] = []
+    changes: list[Record] = []
     for _, raw in read_lines(path):
         try:
-            beside: Any = json.loads(raw)[KEY]
-            rows = (*beside.get("before", ()), *beside.get("then", ()))
-            found += [_parsed(row) for row in rows if row["body"]["kind"] == "policy_changed"]
+            fields: Any = json.loads(raw)[KEY]
+            rows = (*fields.get("before", ()), *fields.get("then", ()))
+            changes += [_parsed(row) for row in rows if row["body"]["kind"] == "policy_changed"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
-    return stored_policy(found) if found else {}
+    return stored_policy(changes) if changes else {}
 
 
 def whole_log(open_session: OpenSession) -> Flow[tuple[Record, ...]]:
@@ -435,12 +435,12 @@ def _check_rounds(lines: Sequence[Line], *, waiting: Collection[str]) -> None:
 def _check_pins(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) -> None:
     rules = open_session.rules()
     limit = int(rules.pin_ratio * rules.budget_tokens)
-    held = {e.id: e.tokens for e in open_session.view().live if e.id in open_session.state.pins}
-    held |= {line.message.id: engine.ports.counter.count(line.message) for line in lines if line.pinned}
-    if sum(held.values()) > limit and any(line.pinned for line in lines):
+    pinned_tokens = {e.id: e.tokens for e in open_session.view().live if e.id in open_session.state.pins}
+    pinned_tokens |= {line.message.id: engine.ports.counter.count(line.message) for line in lines if line.pinned}
+    if sum(pinned_tokens.values()) > limit and any(line.pinned for line in lines):
         raise PinBudgetError(
-            f"pinned messages would take {sum(held.values())} tokens, their share is {limit}: raise context_window, or take "
-            '"pinned" out of some lines (nothing was imported)'
+            f"pinned messages would take {sum(pinned_tokens.values())} tokens, their share is {limit}: raise context_window, "
+            'or take "pinned" out of some lines (nothing was imported)'
         )
 
 

@@ -483,11 +483,11 @@ class AgentContext(SessionFiles, SharesSessions):
             await self._engine.ports.store.aclose()
 
 
-def _prompts(given: object) -> tuple[str, ...] | None:
+def _prompts(system: object) -> tuple[str, ...] | None:
     """System prompts as a user gives them: None, one, or several."""
-    if given is None or isinstance(given, str):
-        return None if given is None else (given,)
-    several = tuple(cast("Iterable[object]", given)) if isinstance(given, Iterable) else (given,)
+    if system is None or isinstance(system, str):
+        return None if system is None else (system,)
+    several = tuple(cast("Iterable[object]", system)) if isinstance(system, Iterable) else (system,)
     for one in several:
         check_text("system", one)
     return cast("tuple[str, ...]", several)

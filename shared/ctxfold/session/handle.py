@@ -445,14 +445,14 @@ class SessionHandle(FlowMethods):
             ]
 
     def _cleared(self, prompts: bool) -> Flow[tuple[Message, ...]]:
-        gone: list[Message] = []
+        removed: list[Message] = []
 
         def change(engine: Engine, open_session: OpenSession) -> Flow[None]:
             waiting = [e.message for t in self._waiting(open_session, self._turn) for e in open_session.view(t).turn]
-            gone.extend((*(yield from editing.clear(engine, open_session, prompts=prompts)), *waiting))
+            removed.extend((*(yield from editing.clear(engine, open_session, prompts=prompts)), *waiting))
 
         yield from self._anew(change)
-        return tuple(gone)
+        return tuple(removed)
 
     @property
     def _ports(self) -> Ports:

@@ -117,10 +117,10 @@ class SessionMemory(FlowMethods):
     def _list(self, kind: str | None, everything: bool) -> Flow[tuple[MemoryItem, ...]]:
         open_session = yield from self._open()
         kinds = None if kind is None else (kind,)
-        found = yield from StoreCall(
+        items = yield from StoreCall(
             Store.memories, open_session.key.owner, kinds=kinds, newest=1_000_000, everything=everything
         )
-        return tuple(visible(found, open_session.key))
+        return tuple(visible(items, open_session.key))
 
     def _search(self, query: str, kind: str | None, limit: int) -> Flow[tuple[Recollection, ...]]:
         open_session = yield from self._open()
@@ -144,11 +144,11 @@ def learn_from_session(
     engine: Engine, load_session: Callable[[], Flow[OpenSession]], kinds: Sequence[str]
 ) -> Flow[tuple[MemoryItem, ...]]:
     """Stores what the whole session says of these kinds, compacted or not, and returns the new items."""
-    wanted = check_kinds(kinds or [k for k in EXTRACTED if k in ("facts", "corrections")])
+    checked_kinds = check_kinds(kinds or [k for k in EXTRACTED if k in ("facts", "corrections")])
     open_session = yield from load_session()
     records = yield from StoreCall(Store.read, open_session.key)
     said = [(r, m) for r in records if (m := stored_message(r)) is not None]
     newest = {m.id: Entry(m.id, r.seq, m, 0) for r, m in said if m.visibility != "user"}
-    items, event = yield from learn(open_session, tuple(newest.values()), engine.ports, kinds=wanted)
+    items, event = yield from learn(open_session, tuple(newest.values()), engine.ports, kinds=checked_kinds)
     engine.events.emit(event)
     return items

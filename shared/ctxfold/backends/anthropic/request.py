@@ -215,9 +215,9 @@ def message_blocks(message: Message, *, reasoning: bool = True, extras: bool = T
     return blocks
 
 
-def _extra(part: TextPart | ToolCallPart, wanted: bool) -> ContentBlock:
+def _extra(part: TextPart | ToolCallPart, include: bool) -> ContentBlock:
     """Returns the fields beside a text or a call that the service knows; another wire's are left out."""
-    if part.extra is None or not wanted:
+    if part.extra is None or not include:
         return {}
     fields = cast("ContentBlock", json.loads(part.extra))
     return {name: value for name, value in fields.items() if name in EXTRAS}

@@ -202,8 +202,8 @@ class ConverseParser(AnswerParser):
                 return [self._chunk({}, sealed=block)]
             case {"toolUse": dict()} if as_dict(block["toolUse"]).get("type") != SERVER_TOOL:
                 call = as_dict(block["toolUse"])
-                given: object = call.get("input") or {}
-                arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+                tool_input: object = call.get("input") or {}
+                arguments = tool_input if isinstance(tool_input, str) else json.dumps(tool_input, ensure_ascii=False)
                 opened = self._started(number, {"toolUse": call}, {})
                 return [*opened, self._chunk({}, tool_calls=(ToolCallDelta(number, arguments=arguments),))]
             case _:

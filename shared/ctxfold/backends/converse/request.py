@@ -154,11 +154,11 @@ def _media(part: MediaPart) -> Block:
         return block
     match chat_form(block):
         case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
-            found = data_url(url)
-            return _image(found["mime"], found["data"]) if found else _unseen(part, url)
+            data = data_url(url)
+            return _image(data["mime"], data["data"]) if data else _unseen(part, url)
         case {"type": "file", "file": {"file_data": str(url), **rest}}:
-            found = data_url(url)
-            return _document(found["mime"], found["data"], rest.get("filename")) if found else _unseen(part, url)
+            data = data_url(url)
+            return _document(data["mime"], data["data"], rest.get("filename")) if data else _unseen(part, url)
         case _:
             return _unseen(part, "")
 
@@ -250,8 +250,8 @@ def _told(message: Message) -> Message:
     if message.role == "tool":
         text = "\n\n".join(f"[Result of {r.name or r.call_id}]\n{r.content}" for r in message.tool_results)
         media = tuple(part for part in message.parts if isinstance(part, MediaPart))
-        told = user(text, id=message.id)
-        return replace(told, parts=(*told.parts, *media))
+        as_text = user(text, id=message.id)
+        return replace(as_text, parts=(*as_text.parts, *media))
     if not message.tool_calls:
         kept = tuple(part for part in message.parts if not _ran_tool(part))
         return message if kept == message.parts else replace(message, parts=kept)

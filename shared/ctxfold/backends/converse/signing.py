@@ -75,9 +75,9 @@ class Signer:
         try:
             if self._credentials is None:
                 self._credentials = _botocore("session").get_session().get_credentials()
-            found = self._credentials
-            if found is not None:
-                return found.get_frozen_credentials()
+            credentials = self._credentials
+            if credentials is not None:
+                return credentials.get_frozen_credentials()
         except _botocore("exceptions").BotoCoreError as error:
             raise BackendError(
                 f"the AWS credentials cannot be used ({type(error).__name__}): sign on again, or set AWS_BEARER_TOKEN_BEDROCK",

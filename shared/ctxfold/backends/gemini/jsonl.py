@@ -66,8 +66,8 @@ def _read(part: Mapping[str, Any], message_id: str, number: int) -> list[Part]:
 
 
 def _beside(part: Mapping[str, Any], *names: str) -> str | None:
-    beside = {name: value for name, value in part.items() if name not in names}
-    return json.dumps({WIRE: beside}, ensure_ascii=False) if beside else None
+    extra = {name: value for name, value in part.items() if name not in names}
+    return json.dumps({WIRE: extra}, ensure_ascii=False) if extra else None
 
 
 def _result(answer: Mapping[str, Any]) -> ToolResultPart:

@@ -106,12 +106,12 @@ class GeminiParser(AnswerParser):
         if thought:
             signature = as_text(part.get(_SIGNATURE))
             return {"reasoning": text, "signature": signature, "own_part": True} if text or signature else None
-        beside = {name: value for name, value in part.items() if name not in _TEXT}
-        return {"content": text, "text_extra": {WIRE: beside}, "own_part": True}
+        extra = {name: value for name, value in part.items() if name not in _TEXT}
+        return {"content": text, "text_extra": {WIRE: extra}, "own_part": True}
 
     def _call(self, part: Mapping[str, Any]) -> dict[str, Any]:
         call = as_dict(part["functionCall"])
-        beside = {name: value for name, value in part.items() if name != "functionCall"}
+        extra = {name: value for name, value in part.items() if name != "functionCall"}
         identity = as_text(call.get("id"))
         if identity in self._call_ids:
             identity = ""  # two calls with one id could not be told apart
@@ -121,7 +121,7 @@ class GeminiParser(AnswerParser):
             identity or None,
             as_text(call.get("name")) or None,
             json.dumps(call.get("args") or {}, ensure_ascii=False),
-            json.dumps({WIRE: beside}, ensure_ascii=False) if beside else None,
+            json.dumps({WIRE: extra}, ensure_ascii=False) if extra else None,
         )
         self._calls += 1
         self.answered = True
@@ -154,9 +154,9 @@ class GeminiParser(AnswerParser):
 
 def _first(candidates: object) -> Mapping[str, Any]:
     """Returns the candidate with index 0, which Vertex leaves out; an empty object when there is none."""
-    for found in as_dicts(candidates):
-        if not found.get("index"):
-            return found
+    for candidate in as_dicts(candidates):
+        if not candidate.get("index"):
+            return candidate
     return _NONE
 
 
@@ -165,11 +165,11 @@ def _parts(candidate: Mapping[str, Any]) -> list[dict[str, Any]]:
     return as_dicts(cast("dict[str, Any]", content).get("parts")) if isinstance(content, dict) else []
 
 
-def _usage(found: object) -> Usage | None:
+def _usage(metadata: object) -> Usage | None:
     """Returns the numbers of a usage object, which leaves thoughts out of the output; None when it has none."""
-    if not isinstance(found, dict):
+    if not isinstance(metadata, dict):
         return None
-    numbers = cast("dict[str, object]", found)
+    numbers = cast("dict[str, object]", metadata)
     counts = [value if type(value) is int and value > 0 else 0 for value in map(numbers.get, _COUNTS)]
     if not any(counts) and numbers.keys().isdisjoint(_COUNTS):
         return None

@@ -140,9 +140,9 @@ def message_parts(
     for part in message.parts:
         match part:
             case TextPart(text=text):
-                beside = _beside(part.extra) if reasoning else {}
-                if text or beside:
-                    parts.append({"text": text, **beside})
+                extra = _beside(part.extra) if reasoning else {}
+                if text or extra:
+                    parts.append({"text": text, **extra})
             case ReasoningPart():
                 if reasoning:
                     parts += _reasoning_parts(part)

@@ -189,10 +189,10 @@ class ChatParser(AnswerParser):
         name = self._profile.reasoning_in.details_field
         return tuple(as_dicts(delta.get(name))) if name is not None else ()
 
-    def _usage(self, found: object) -> Usage | None:
+    def _usage(self, raw_usage: object) -> Usage | None:
         return (
-            usage_from(cast("dict[str, Any]", found), self._profile.usage)
-            if found and isinstance(found, dict)
+            usage_from(cast("dict[str, Any]", raw_usage), self._profile.usage)
+            if raw_usage and isinstance(raw_usage, dict)
             else None
         )
 

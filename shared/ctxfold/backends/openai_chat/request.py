@@ -199,11 +199,11 @@ def _with_thinking(reasoning: str, content: object) -> object:
 
 def _beside(names: Sequence[str], message: Message) -> dict[str, Any]:
     """Returns the fields that the provider sent beside the content of this message."""
-    beside: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     for part in message.parts:
         if isinstance(part, TextPart) and part.extra is not None:
-            beside |= as_dict(as_dict(json.loads(part.extra)).get(WIRE))
-    return {name: value for name, value in beside.items() if name in names}
+            extra |= as_dict(as_dict(json.loads(part.extra)).get(WIRE))
+    return {name: value for name, value in extra.items() if name in names}
 
 
 def _reasoning(profile: Profile, message: Message) -> str | list[Any] | None:

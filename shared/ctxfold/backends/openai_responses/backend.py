@@ -58,8 +58,8 @@ class OpenAIResponsesBackend(HttpBackend):
             return [], 0
         sealed = reply.usage.output_tokens if reply.usage else len(items[-1]["encrypted_content"]) // 4
         counter = counter_for(self.profile)
-        told = sum(MESSAGE_OVERHEAD_TOKENS + counter.count(_told(item)) for item in items[:-1])
-        return items, sealed + told
+        text_tokens = sum(MESSAGE_OVERHEAD_TOKENS + counter.count(_told(item)) for item in items[:-1])
+        return items, sealed + text_tokens
 
     def _parser(self, profile: Profile, request: Request) -> Parser:
         return ResponsesParser(profile, hide=self._hide)

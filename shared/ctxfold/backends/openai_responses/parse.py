@@ -427,10 +427,10 @@ class ResponsesParser(AnswerParser):
         """Returns the streamed item that an item of the complete output is: by its id, its place, or the next of its kind."""
         kind, identity = final.get("type"), as_text(final.get("id"))
         at_place = self._by_index.get(index)
-        found = [at_place, self._by_id.get(identity)] if at_place and at_place.identity == identity else []
-        found += [self._by_id.get(identity), at_place if at_place and at_place.kind == kind else None]
-        found += [item for item in self._all if item.kind == kind]
-        return next((item for item in found if item is not None and item.serial not in matched), None)
+        candidates = [at_place, self._by_id.get(identity)] if at_place and at_place.identity == identity else []
+        candidates += [self._by_id.get(identity), at_place if at_place and at_place.kind == kind else None]
+        candidates += [item for item in self._all if item.kind == kind]
+        return next((item for item in candidates if item is not None and item.serial not in matched), None)
 
     def _reply(self, payload: object) -> list[Chunk]:
         body = as_dict(payload)

@@ -201,8 +201,8 @@ def _since_compaction(runs: Sequence[list[Item]], whole: int) -> list[Item]:
     if any(item.get("type") == "function_call" for item in run[:place]):
         place = 0
     system = [item for earlier in runs[:newest] for item in earlier if item.get("role") in ("system", "developer")]
-    told = [item for item in run[:place] if item.get("role") == "user"]  # with a compaction that was asked for
-    return [*system, *told, *run[place:], *(item for later in runs[newest + 1 :] for item in later)]
+    user_items = [item for item in run[:place] if item.get("role") == "user"]  # with a compaction that was asked for
+    return [*system, *user_items, *run[place:], *(item for later in runs[newest + 1 :] for item in later)]
 
 
 def _compacts(item: Item) -> bool:
