@@ -50,7 +50,7 @@ def named_model(name: str, *, setting: str) -> BaseChatModel:
     except ImportError as error:
         raise MissingExtraError(f"{setting}={name!r} needs the package of its provider: {error}") from error
     except ValueError as error:
-        raise ConfigError(f"{setting}={name!r} names no model that can be made: {error}") from error
+        raise ConfigError(f"{setting}={name!r} is not the name of a usable model: {error}") from error
 
 
 def is_configurable(model: object) -> bool:

@@ -194,7 +194,7 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
         name = configurable.get("session_id", configurable.get("thread_id"))
         if name is None and first is None:
             raise ConfigError(
-                "whose conversation is this? give ContextNode session_id=..., or the call "
+                "the conversation has no name: give ContextNode session_id=..., or the call "
                 'config={"configurable": {"thread_id": ...}}'
             )
         if name is not None:

@@ -46,7 +46,7 @@ def section_from(
         candidate.as_retriever(search_kwargs={"k": limit}) if isinstance(candidate, VectorStore) else candidate
     )
     if not isinstance(retriever, BaseRetriever):
-        raise ConfigError(f"{kind_of(candidate)} is no source for a section: give a retriever or a vector store")
+        raise ConfigError(f"{kind_of(candidate)} cannot be the source of a section: give a retriever or a vector store")
     return Section(kind, _Retrieved(retriever), **terms)
 
 

@@ -216,7 +216,9 @@ class LlamaIndexBackend:
     def _calling(self) -> FunctionCallingLLM:
         if isinstance(self.llm, FunctionCallingLLM) and self.llm.metadata.is_function_calling_model:
             return self.llm
-        raise ConfigError(f"{type(self.llm).__name__} calls no functions: leave tools out, or use another LLM")
+        raise ConfigError(
+            f"{type(self.llm).__name__} does not support function calls: leave tools out, or use another LLM"
+        )
 
     def translated(self) -> AbstractContextManager[None]:
         """Returns a context manager that turns every exception of the LLM into BackendError."""
@@ -264,7 +266,9 @@ class _Offered(BaseTool):
         return self._metadata
 
     def __call__(self, input: Any) -> ToolOutput:
-        raise ConfigError(f"tool {self._metadata.name!r} is only offered here: run it yourself and send its result")
+        raise ConfigError(
+            f"tool {self._metadata.name!r} is only declared to the model here: run it yourself and send its result"
+        )
 
 
 if TYPE_CHECKING:

@@ -369,7 +369,7 @@ class CtxLLM(FunctionCallingLLM):
         if not calls and error_on_no_tool_call:
             raise MessageError(
                 f"the reply of {self.model!r} has 0 tool calls where at least 1 is needed: "
-                "ask more plainly for the tool, or force it with tool_choice"
+                "ask for the tool more clearly, or force it with tool_choice"
             )
         return calls
 

@@ -81,7 +81,7 @@ def _with_bytes(block: ContentBlock) -> ContentBlock:
             f"{kind} {str(path)!r} cannot be read ({error.strerror}): put the file back, or give its bytes or a url"
         ) from error
     if not data:
-        raise MessageError(f"{kind} {str(path)!r} has 0 bytes: give a file that holds something")
+        raise MessageError(f"{kind} {str(path)!r} has 0 bytes: give a file with content")
     fields: dict[str, Any] = {_BYTES[kind]: base64.b64encode(data), "path": None}
     named = _MIME.get(kind, "format")
     if not getattr(block, named):

@@ -157,7 +157,7 @@ class CtxMemory(BaseMemory, Closing):
         }
         for name, value in placed(session_id, positional).items():
             if arguments.get(name) is not None:
-                raise ConfigError(f"{name} is given twice, in its place and as a keyword: give it once")
+                raise ConfigError(f"{name} is given twice, as a positional and as a keyword argument: give it once")
             arguments[name] = value
         return cls(recall=recall, **arguments)
 
@@ -425,7 +425,7 @@ class CtxMemory(BaseMemory, Closing):
             data: object = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(
-                f"the text is no JSON ({json_problem(error)}): give what to_string() of a CtxMemory returned"
+                f"the text is not JSON ({json_problem(error)}): give what to_string() of a CtxMemory returned"
             ) from None
         if not isinstance(data, dict):
             raise ConfigError(f"the text holds {kind_of(data)}: give what to_string() of a CtxMemory returned")

@@ -138,8 +138,8 @@ def _arguments(block: ToolCallBlock, *, finished: bool, malformed_ok: bool) -> d
     if malformed_ok:
         return {MALFORMED: arguments}
     raise InvalidToolArgumentsError(
-        f"the model called {block.tool_name!r} with arguments that are no JSON object: {arguments[:80]!r}; "
-        "ask again, or describe the tool's parameters more plainly"
+        f"the model called {block.tool_name!r} with arguments that are not a JSON object: {arguments[:80]!r}; "
+        "ask again, or describe the tool's parameters more clearly"
     )
 
 

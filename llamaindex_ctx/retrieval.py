@@ -44,7 +44,7 @@ def section_from(
     if isinstance(source, BaseIndex):
         retriever = source.as_retriever(similarity_top_k=limit)
     if not isinstance(retriever, BaseRetriever):
-        raise ConfigError(f"{kind_of(retriever)} is no source for a section: give a retriever or an index")
+        raise ConfigError(f"{kind_of(retriever)} cannot be the source of a section: give a retriever or an index")
     return Section(kind, _Retrieved(retriever), **terms)
 
 

@@ -501,7 +501,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
         """Returns a session of this LLM, by default its own: window, usage, pins, explain, export."""
         name = self.session_id if session_id is None else session_id
         if name is None:
-            raise ConfigError("this LLM was given no session: name one, or give with_context(llm, session_id=...)")
+            raise ConfigError("this LLM has no session: name one, or give with_context(llm, session_id=...)")
         return self._pool().at(check_name("session name", name), name_or_own("owner name", owner, self.owner))
 
     def close(self) -> None:
@@ -520,7 +520,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
     def _pool(self) -> RunSessions:
         if self._sessions is None:
             raise ConfigError(
-                "this LLM came out of a pickle or dict, without its sessions: make it with with_context(...)"
+                "this LLM was restored from a pickle or dict, without its sessions: create it with with_context(...)"
             )
         return self._sessions
 
@@ -643,7 +643,9 @@ class ContextLLM(FunctionCallingLLM, Closing):
     def _calling(self) -> FunctionCallingLLM:
         if isinstance(self.inner, FunctionCallingLLM):
             return self.inner
-        raise ConfigError(f"{type(self.inner).__name__} calls no functions: leave tools out, or use another LLM")
+        raise ConfigError(
+            f"{type(self.inner).__name__} does not support function calls: leave tools out, or use another LLM"
+        )
 
 
 @dataclass(frozen=True, slots=True)

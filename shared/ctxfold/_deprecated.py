@@ -30,7 +30,7 @@ def current_name(package: str, name: str, names: Mapping[str, str]) -> str | Non
     current = names.get(name)
     if current is not None:
         warnings.warn(
-            f"{package}.{name} is now {package}.{current}; the old name goes in release {RELEASE}",
+            f"{package}.{name} is now {package}.{current}; the old name will be removed in release {RELEASE}",
             DeprecationWarning,
             stacklevel=3,
         )
@@ -40,7 +40,9 @@ def current_name(package: str, name: str, names: Mapping[str, str]) -> str | Non
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
     """Warns, at the caller of the function that calls this one, that it uses an old attribute or value."""
     warnings.warn(
-        f"{old} is now {new}; the old one goes in release {RELEASE}", DeprecationWarning, stacklevel=stacklevel
+        f"{old} is now {new}; the old one will be removed in release {RELEASE}",
+        DeprecationWarning,
+        stacklevel=stacklevel,
     )
 
 
@@ -58,7 +60,7 @@ def renamed_keywords(keywords: Mapping[str, str]) -> Callable[[F], F]:
                 if new in kwargs:
                     raise ConfigError(f"{old} and {new} are the same setting: give {new} alone")
                 warnings.warn(
-                    f"the keyword {old} is now {new}; the old one goes in release {RELEASE}",
+                    f"the keyword {old} is now {new}; the old one will be removed in release {RELEASE}",
                     DeprecationWarning,
                     stacklevel=2,
                 )

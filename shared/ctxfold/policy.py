@@ -562,7 +562,7 @@ class Policy(BaseModel):
                 raise ValueError(f"tool {name!r} has {names.count(name)} rules: join them into one ToolRule")
             if name in excluded:
                 raise ValueError(
-                    f"tool {name!r} is in exclude_tools too, so its outputs never give way: give one of them"
+                    f"tool {name!r} is in exclude_tools too, so its outputs are never compacted: give one of the two"
                 )
         return tool_rules
 

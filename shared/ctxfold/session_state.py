@@ -419,7 +419,8 @@ def append_decided(
         except HeadMovedError:
             yield from refresh(open_session, ports)
     raise StoreUnavailableError(
-        f"other writers of session {open_session.key.session!r} were first {DECIDE_TRIES} times; nothing was written: try again"
+        f"other writers of session {open_session.key.session!r} were first {DECIDE_TRIES} times in a row; nothing was "
+        "written: try again"
     )
 
 
@@ -496,7 +497,8 @@ def check_open(open_session: OpenSession, turn_id: str | None) -> None:
     if closed:
         raise TurnClosedError(
             f"turn {turn_id!r} of session {open_session.key.session!r} was closed meanwhile (opening a "
-            "session closes turns without a new record for 15 minutes): what came later is not part of the conversation; ask again"
+            "session closes turns without a new record for 15 minutes): later messages are not part of the conversation; "
+            "send the question again"
         )
 
 

@@ -178,9 +178,9 @@ def junk(case: CompactionInput) -> Plan:
         (Planning(lambda _: True), "returned bool"),
         (Planning(boom), "ZeroDivisionError"),
         (Planning(junk), "AttributeError"),
-        (Planning(lambda _: asyncio.sleep(0)), "has to be awaited"),
+        (Planning(lambda _: asyncio.sleep(0)), "an awaitable"),
         (Planning(lambda case: Plan("", "due", 10, 5, rewrite=7)), "TypeError"),  # type: ignore[arg-type]
-        (HiddenDue(), "has to be awaited"),
+        (HiddenDue(), "an awaitable"),
     ],
 )
 @pytest.mark.parametrize("ask", ["send", "send_stream"])

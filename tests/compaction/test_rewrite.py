@@ -72,7 +72,7 @@ def test_the_subscriber_has_the_last_word(make: Make) -> None:
 
 
 BREAKS: list[tuple[Callable[[CompactionProposal], Any], str]] = [
-    (lambda o: ("mine", [m for m in o.kept if m.id != "a0"]), "has to stay"),
+    (lambda o: ("mine", [m for m in o.kept if m.id != "a0"]), "must stay"),
     (lambda o: ("mine", [o.kept[0], *[m for m in o.covered if m.id == "t-a"], *o.kept[1:]]), "separates a tool call"),
     (lambda o: ("word " * 4_000, o.kept), "smaller than its source"),
     (lambda o: ("mine", o.kept[::-1]), "order"),

@@ -183,13 +183,13 @@ def boom(_: list[Message]) -> list[Message]:
 
 
 BROKEN: list[tuple[Callable[[list[Message]], Any], str]] = [
-    (lambda h: h[1:], "has to stay"),
-    (lambda h: h[:-2], "has to stay"),
+    (lambda h: h[1:], "must stay"),
+    (lambda h: h[:-2], "must stay"),
     (lambda h: [h[0], *h[3:]], "separates a tool call"),
     (lambda h: [*h[:1], user("word " * 900, id="s"), *h[-4:]], "smaller than its source"),
     (lambda h: [h[0], *reversed(h[1:])], "order"),
     (lambda h: [h[0], replace(h[1], parts=()), *h[2:]], "changed the message"),
-    (lambda h: [h[0], tool_result("x", "y", id="n"), *h[-2:]], "no text"),
+    (lambda h: [h[0], tool_result("x", "y", id="n"), *h[-2:]], "not text"),
     (lambda _: "nonsense", "list of messages"),
     (boom, "boom"),
 ]
@@ -229,7 +229,7 @@ def test_a_strategy_that_breaks_its_contract(make: Make) -> None:
 
     for decide, problem in (
         (covering("t-r0"), "separates"),
-        (covering("u3"), "has to stay"),
+        (covering("u3"), "must stay"),
         (lambda case: Plan("w", "", 9, 1, covered=(replace(case.view.live[0], seq=999),)), "not in the conversation"),
         (lambda _: Plan("w", "", 9, 1, shown=(user("forged", id="u1"), user("x", id="zz"))), "another message"),
         (lambda _: 1 / 0, "ZeroDivisionError"),
@@ -240,7 +240,7 @@ def test_a_strategy_that_breaks_its_contract(make: Make) -> None:
         with pytest.raises(StrategyError, match=problem):
             ctx.compact()
         assert ids(ctx) == before
-    with pytest.raises(StrategyError, match="no strategy"):
+    with pytest.raises(StrategyError, match="not a strategy"):
         make(strategy=object())
 
 

@@ -139,7 +139,7 @@ def test_undo_of_a_compaction(make: Make) -> None:
     assert ids(ctx) == before
     ctx.compact()
     ctx.add(user("word " * 1_200, id="big"))
-    with pytest.raises(ContextOverflowError, match="undone, the session needs"):
+    with pytest.raises(ContextOverflowError, match="after the undo, the session would need"):
         ctx.undo()
 
 

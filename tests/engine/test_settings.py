@@ -76,13 +76,13 @@ def test_a_policy_that_is_none_or_leaves_no_room_is_refused() -> None:
 def test_old_keywords_work_and_warn() -> None:
     old: dict[str, Any] = {"session": "ann", "max_tokens": 200}
     with (
-        pytest.warns(DeprecationWarning, match="goes in release") as seen,
+        pytest.warns(DeprecationWarning, match="will be removed in release") as seen,
         AgentContext(context_window=1_000, **old) as ctx,
     ):
         assert (ctx.session, ctx.policy.reply_reserve_tokens) == ("ann", 200)
     assert sorted(str(w.message) for w in seen) == [
-        "the keyword max_tokens is now reply_reserve_tokens; the old one goes in release 2.0",
-        "the keyword session is now session_id; the old one goes in release 2.0",
+        "the keyword max_tokens is now reply_reserve_tokens; the old one will be removed in release 2.0",
+        "the keyword session is now session_id; the old one will be removed in release 2.0",
     ]
     assert {w.filename for w in seen} == {__file__}
 

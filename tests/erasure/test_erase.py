@@ -203,7 +203,7 @@ def test_a_span_that_is_erased_whole_leaves_no_summary(make: Callable[..., Drive
 
 def test_a_summary_is_not_erased_by_its_own_name(make: Callable[..., Driven]) -> None:
     ctx = filled(make())
-    with pytest.raises(MessageError, match="is a summary: erase messages that it stands for"):
+    with pytest.raises(MessageError, match="is a summary: erase the messages that it covers"):
         ctx.erase(ctx.view().compressed[0].id)
 
 

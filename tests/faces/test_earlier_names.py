@@ -37,7 +37,9 @@ PUBLIC = [(package, name) for package, names in NAMES.items() for name in names.
 def used(package: ModuleType, name: str) -> object:
     if name in package.__all__:
         return getattr(package, name)
-    with pytest.warns(DeprecationWarning, match=rf"{package.__name__}\.{name} is now .* goes in release 2\.0") as seen:
+    with pytest.warns(
+        DeprecationWarning, match=rf"{package.__name__}\.{name} is now .* will be removed in release 2\.0"
+    ) as seen:
         found: object = getattr(package, name)
     assert {warning.filename for warning in seen} == {__file__}
     return found

@@ -57,7 +57,7 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
     ("summariser's class", "summarizer is the class ChatCtx", lambda m: opened(summarizer=ChatCtx)),
     ("of the middleware", "model='nobody' names no", lambda m: ContextSummarizer("nobody", context_window=4_000)),
     ("counter", "model of token_counter is a list", lambda m: token_counter([])),
-    ("section", "a ChatCtx is no source for a section: give a retriever", lambda m: section_from(m)),
+    ("section", "a ChatCtx cannot be the source of a section: give a retriever", lambda m: section_from(m)),
     ("embedder", "embedder is a str: give LangChain Embeddings", lambda m: opened(embedder="bge")),
     ("window as text", "context_window is '8000'", lambda m: opened(context_window="8000")),
     ("window of an agent", "context_window is '64k'", lambda m: ContextMiddleware(context_window="64k")),  # type: ignore[arg-type]

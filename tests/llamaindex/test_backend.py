@@ -236,7 +236,7 @@ async def test_a_stream_that_fails_or_is_empty_is_a_backend_error(error: Excepti
 
 
 def test_what_it_cannot_do_is_told_before_anything_is_sent() -> None:
-    with pytest.raises(ConfigError, match="calls no functions"):
+    with pytest.raises(ConfigError, match="does not support function calls"):
         LlamaIndexBackend(MockLLM()).send(Request([user("a", id="1")], tools=(LOOK,)))
 
     def refuse(_: Any) -> Any:

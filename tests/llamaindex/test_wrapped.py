@@ -337,7 +337,7 @@ def test_a_thinking_llm_that_cannot_be_helped() -> None:
 
 def test_an_llm_that_calls_no_functions() -> None:
     plain = with_context(MockLLM(), session_id="s", context_window=8_000)
-    with pytest.raises(ConfigError, match="calls no functions"):
+    with pytest.raises(ConfigError, match="does not support function calls"):
         plain.chat_with_tools([tool()], "hello")
 
 

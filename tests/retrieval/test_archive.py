@@ -207,7 +207,7 @@ def test_restore_checks_the_budget_first(make: Make) -> None:
     ctx.add(turns(12, words=60))
     before = ctx.view()
     assert before.compressed
-    with pytest.raises(ContextOverflowError, match="restored, the session needs"):
+    with pytest.raises(ContextOverflowError, match="the session would need"):
         ctx.restore(*[m.id for m in turns(10)], *["u0"] * 2)
     assert ctx.view().messages == before.messages
 

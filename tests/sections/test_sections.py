@@ -243,7 +243,7 @@ def test_a_source_that_hangs_is_not_asked_for_ever(make: Make) -> None:
     for i in range(6):
         ctx.send(f"question {i}")
     wait_for(lambda: len(calls) == 4)
-    assert "have not come back" in told[-1].reason
+    assert "have not returned" in told[-1].reason
     gate.set()
     wait_for(lambda: not apart())
     ctx.send("again")

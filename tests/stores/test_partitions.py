@@ -291,7 +291,7 @@ def test_a_move_is_cancelled(url: str) -> None:
 def test_a_mover_learns_that_its_move_is_cancelled(url: str) -> None:
     with SqlStore(url) as store, SqlStore(url) as other:
         store.append(KEY, [said("a")])
-        with pytest.raises(StoreError, match=r"was cancelled meanwhile: call partition\(2\) to begin it anew"):
+        with pytest.raises(StoreError, match=r"was cancelled meanwhile: call partition\(2\) to start again"):
             store.partition(2, progress=lambda _: other.cancel_partition())
         assert remains(url) == []
 
@@ -325,7 +325,7 @@ def test_a_cancelling_that_was_ended_is_completed(url: str) -> None:
         with pytest.raises(StoreError, match="was cancelled meanwhile"):
             store.partition(2, progress=cancel)
         with pytest.raises(
-            ConfigError, match=r"was cancelled, and not all of it is gone: complete that with cancel_partition"
+            ConfigError, match=r"was cancelled, and the cancellation is not complete: complete it with cancel_partition"
         ):
             store.partition(2)
         assert store.cancel_partition()

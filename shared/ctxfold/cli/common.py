@@ -135,7 +135,7 @@ def opened(url: str, *, new: bool = False) -> Generator[Store, None, None]:
     address = url if "://" in url else f"sqlite:///{url}"
     path = address.partition("///")[2].partition("?")[0]
     if address == "memory://":
-        raise ConfigError("a store in memory is gone when its process ends: give a file or a server")
+        raise ConfigError("a store in memory ends with its process: give a file or a server")
     if address.startswith("sqlite") and not new and not Path(path).is_file():
         raise ConfigError(f"there is no store file {path!r}: check --store")
     store = open_store(address)

@@ -167,7 +167,7 @@ def search(  # noqa: PLR0913 - the options of a command
     """Find messages, also compacted ones; `show SESSION '#17'` reads one in full."""
     with within(as_json=as_json), opened(store) as place:
         if not every and (only or len(words) < 2):
-            raise ConfigError("say where to search: a session and words to look for, or --all and words")
+            raise ConfigError("say where to search: give a session and search words, or --all and search words")
         names = place.sessions(owner) if every else words[:1]
         hits: tuple[Hit, ...] = ()
         if names:

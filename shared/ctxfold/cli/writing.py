@@ -178,9 +178,9 @@ def erase(
     with within(as_json=as_json), opened(store) as place:
         oldest = None if older_than is None else age("--older-than", older_than)
         if references and oldest is not None:
-            raise ConfigError("messages by name and --older-than do not go together: give one of them")
+            raise ConfigError("messages by name cannot be combined with --older-than: give one of them")
         if (name is None) is not every:
-            raise ConfigError("say what to erase: a session, or --all for everything of the owner, and not both")
+            raise ConfigError("say what to erase: either a session, or --all for everything of the owner")
         _confirm(_description(name, references, older_than, owner), yes=yes)
         if name is None and oldest is None:
             done = [Erasure(removed=place.sessions(owner), settled=place.erase_owner(owner))]
@@ -238,7 +238,7 @@ def partition(
     with within(as_json=as_json), opened(store) as opened_store:
         place = cast("SqlStore", opened_store)  # there is no other one with a URL
         if (partitions is None) is not cancel:
-            raise ConfigError("say how many partitions, or --cancel, and not both")
+            raise ConfigError("give either a number of partitions or --cancel")
         if partitions is None:
             with progress().status("cancelling"):
                 cancelled = place.cancel_partition()

@@ -191,7 +191,7 @@ def as_strategy(candidate: object) -> Strategy:
         _refuse_async(candidate.should_summarize, f"should_summarize of {name!r}")
         return SummarizerStrategy(candidate, str(name))
     raise StrategyError(
-        f"{type(candidate).__name__} is no strategy: it needs plan(case), or should_summarize(history) and summarize(history)"
+        f"{type(candidate).__name__} is not a strategy: it needs plan(case), or should_summarize(history) and summarize(history)"
     )
 
 
@@ -252,15 +252,15 @@ def rewritten(plan: Plan, case: CompactionInput, result: Sequence[Message]) -> D
             raise StrategyError(f"summarizer {name!r} changed the message {message.id!r}: leave it or drop it")
     removed = [e for e in history.values() if e.id not in set(ids)]
     if any(not m.text or m.tool_calls or m.tool_results for m in new):
-        raise StrategyError(f"summarizer {name!r} added a message that is no text")
+        raise StrategyError(f"summarizer {name!r} added a message that is not text")
     _check_kept(name, {e.id for e in removed}, case.facts.kept(tuple(history.values()), question=not answering))
     if not removed:
-        return Skip(f"summarizer {name!r} took nothing out")
+        return Skip(f"summarizer {name!r} removed nothing")
     text = "\n\n".join(m.text for m in new)
     before, cost = sum(e.tokens for e in removed), sum(case.counter.count(m) for m in new)
     if cost >= before:
         raise StrategyError(
-            f"summarizer {name!r} made {cost} tokens of {before}: a summary has to be smaller than its source"
+            f"summarizer {name!r} made {cost} tokens of {before}: a summary must be smaller than its source"
         )
     after = view.tokens - before + cost
     covering = replace(plan, covered=tuple(removed), text=text or None, writer="none", tokens_after=after, rewrite=None)
@@ -270,7 +270,7 @@ def rewritten(plan: Plan, case: CompactionInput, result: Sequence[Message]) -> D
 def _refuse_async(function: object, name: str) -> None:
     if inspect.iscoroutinefunction(function):
         raise StrategyError(
-            f"{name} is async, but it is asked at every turn and decides at once: make it a plain function; the slow part goes "
+            f"{name} is async, but it is called at every turn and must return at once: make it a plain function; slow work goes "
             "into summarize, or into the function that a Plan carries as rewrite, and these may be async"
         )
 
@@ -281,13 +281,13 @@ def _check_plain(result: object, name: str) -> None:
         return
     if inspect.iscoroutine(result):
         result.close()
-    raise StrategyError(f"{name} returned {type(result).__name__}, which has to be awaited: make it a plain function")
+    raise StrategyError(f"{name} returned {type(result).__name__}, an awaitable: make it a plain function")
 
 
 def _check_kept(name: str, touched: set[str], keep: Iterable[str]) -> None:
     if lost := touched & set(keep):
         raise StrategyError(
-            f"strategy {name!r} drops or changes {sorted(lost)[0]!r}, which has to stay: system prompts, the newest user "
+            f"strategy {name!r} drops or changes {sorted(lost)[0]!r}, which must stay: system prompts, the newest user "
             "message and pinned messages with their tool rounds are kept"
         )
 

@@ -274,7 +274,7 @@ def _reduced(task: _Task, blocks: Sequence[str], previous: str, share: int, room
             return (yield from _asked(task, [ask(parts[1], previous=first)]))[0]
         if merging and len(parts) >= len(blocks):
             raise SummarizationFailedError(
-                f"{len(parts)} partial summaries do not get fewer: the summariser ignores its limit of {share} tokens"
+                f"{len(parts)} partial summaries cannot be reduced further: the summariser ignores its limit of {share} tokens"
             )
         texts = yield from _asked(task, [ask(p, previous="") for p in parts])
         blocks = [f'<part number="{i}">\n{strip_control_chars(text)}\n</part>' for i, text in enumerate(texts, 1)]
@@ -316,7 +316,7 @@ def _answer(task: _Task, request: Request) -> Flow[str]:
         raise SummarizationFailedError(f"the model called {reply.message.tool_calls[0].name} instead of summarising")
     text = reply.message.text.strip()
     if not text:
-        raise SummarizationFailedError("the summariser answered with no text")
+        raise SummarizationFailedError("the summariser returned no text")
     if (cost := task.counter.count_text(text)) > task.limit:
         raise SummarizationFailedError(f"the summary has {cost} tokens, the limit is {task.limit}")
     return text

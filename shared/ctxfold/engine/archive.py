@@ -121,7 +121,9 @@ def restore(engine: Engine, open_session: OpenSession, references: Sequence[str]
     for reference in references:
         record, message = yield from original_record(open_session, reference)
         if message.visibility == "user":
-            raise MessageError(f"message {message.id!r} is for the user only: it cannot be brought before the model")
+            raise MessageError(
+                f"message {message.id!r} is for the user only: it cannot be restored to the model's window"
+            )
         entry = open_session.state.entry(message.id)
         if entry is not None and entry.seq == record.seq:
             groups[record.seq] = {record.seq: message}
@@ -157,7 +159,8 @@ def _check_room(
     needed, rules = open_session.state.tokens + more, open_session.rules()
     if needed > rules.budget_tokens:
         raise ContextOverflowError(
-            f"restored, the session needs {needed} tokens, the budget is {rules.budget_tokens}: restore fewer messages, "
+            f"with the restored messages, the session would need {needed} tokens, the budget is {rules.budget_tokens}: "
+            "restore fewer messages, "
             "compact first or raise context_window"
         )
 

@@ -227,7 +227,9 @@ def set_all(
     ids = [m.id for m in new_messages]
     twice = next((i for i in ids if ids.count(i) > 1), None) if len(set(ids)) < len(ids) else None
     if twice is not None:
-        raise MessageConflictError(f"message id {twice!r} stands twice in the list: give each message an id of its own")
+        raise MessageConflictError(
+            f"message id {twice!r} appears twice in the list: give each message an id of its own"
+        )
     pending = check_sequence(new_messages)
     if recognise and prompts:
         for _ in range(REVISE_TRIES):
@@ -372,7 +374,8 @@ def revise(engine: Engine, open_session: OpenSession, change: Change, *, turn_id
             yield from Call(partial(sleep, uniform(0.0, 0.002 * 2 ** min(attempt, 5))))
             yield from refresh(open_session, engine.ports)
     raise StoreUnavailableError(
-        f"other writers of session {open_session.key.session!r} were first {REVISE_TRIES} times; nothing was written: try again"
+        f"other writers of session {open_session.key.session!r} were first {REVISE_TRIES} times in a row; nothing was "
+        "written: try again"
     )
 
 
@@ -455,7 +458,7 @@ def undo(engine: Engine, open_session: OpenSession) -> Flow[None]:
     rules = open_session.rules()
     if before.view().tokens > rules.budget_tokens:
         raise ContextOverflowError(
-            f"undone, the session needs {before.view().tokens} tokens, the budget is {rules.budget_tokens}: "
+            f"after the undo, the session would need {before.view().tokens} tokens, the budget is {rules.budget_tokens}: "
             "raise context_window first"
         )
     yield from revert(engine, open_session, targets)

@@ -305,7 +305,7 @@ def erase(engine: Engine, open_session: OpenSession, references: Sequence[str]) 
             continue
         if message.kind == "summary":
             raise MessageError(
-                f"{reference!r} is a summary: erase messages that it stands for, and it is written anew without them"
+                f"{reference!r} is a summary: erase the messages that it covers, and it is rewritten without them"
             )
         ids.add(message.id)
     return (yield from _erased(engine, open_session.key, lambda records: with_tool_rounds(records, ids)))
@@ -436,7 +436,7 @@ def _made_meanwhile(
         except HeadMovedError:
             continue
     raise StoreUnavailableError(
-        f"session {key.session!r} is erased, but other writers of forks that were made meanwhile were first {TRIES} times: "
+        f"session {key.session!r} is erased, but its forks were not: other writers were first {TRIES} times: "
         f"erase the same in {', '.join(map(repr, names))}"
     )
 

@@ -33,7 +33,7 @@ def new_record_ids(open_session: OpenSession, messages: Sequence[Message]) -> Fl
     for message in messages:
         same_id = by_id.setdefault(message.id, message)
         if same_id is not message and content_key(same_id) != content_key(message):
-            raise MessageConflictError(f"message id {message.id!r} stands twice in the list with different content")
+            raise MessageConflictError(f"message id {message.id!r} appears twice in the list with different content")
     chains = yield from record_chains(open_session, by_id)
     discarded = yield from _discarded_turns(open_session, [r for chain in chains.values() for r in chain])
     with open_session.lock:
@@ -46,7 +46,7 @@ def new_record_ids(open_session: OpenSession, messages: Sequence[Message]) -> Fl
         if chain and isinstance(chain[-1].body, Erased):
             if message is messages[-1] and message.role != "assistant":
                 raise MessageErasedError(
-                    f"message {message_id!r} was erased, and comes back under no other text: "
+                    f"message {message_id!r} was erased, and its id cannot be used for another text: "
                     "give the new message an id of its own"
                 )
             continue

@@ -400,7 +400,8 @@ def _readable(body: Body) -> str:
         _adapter().validate_json(text)
     except (TypeError, ValueError) as error:
         raise MessageError(
-            f"{type(body).__name__} cannot be stored, nothing was: it holds a value of the wrong type ({_first_of(error)})"
+            f"{type(body).__name__} cannot be stored, and nothing was stored: it holds a value of the wrong type "
+            f"({_first_of(error)})"
         ) from None
     return text
 

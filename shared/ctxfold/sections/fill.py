@@ -73,7 +73,7 @@ class Sources:
         if isinstance(section.source, EngineSource):
             return (yield from section.source.ask(open_session, query, ports))
         if self._late[section.kind] >= MAX_LATE:
-            raise BackendError(f"{MAX_LATE} earlier calls have not come back: not asked", kind="timeout")
+            raise BackendError(f"{MAX_LATE} earlier calls have not returned: the source was not called", kind="timeout")
         call = _SourceCall(self, section, query)
         try:
             items: Items = yield from DetachedCall(call.function(), section.timeout_s)

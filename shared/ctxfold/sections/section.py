@@ -137,7 +137,7 @@ class Section:
             raise ConfigError(f"section {self.kind!r}: {expected}")
         if self.required and self.lifetime != "request":
             raise ConfigError(
-                f"section {self.kind!r} is required and its lifetime is {self.lifetime!r}: a required section travels with every "
+                f"section {self.kind!r} is required and its lifetime is {self.lifetime!r}: a required section is sent with every "
                 "request, so give lifetime='request'"
             )
         if self.timeout_s is not None and self.timeout_s <= 0:
@@ -173,6 +173,6 @@ def check_sections(sections: Iterable[Section]) -> tuple[Section, ...]:
     twice = next((k for k in kinds if kinds.count(k) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"two sections are of kind {twice!r}: one copy of each kind is in force; name one differently"
+            f"two sections are of kind {twice!r}: a session has one section of each kind; give one another kind"
         )
     return checked

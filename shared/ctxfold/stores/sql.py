@@ -255,7 +255,7 @@ class SqlStore(SqlTables):
                 progress(copied)
         if self._read(stored_partitions) != count:
             raise StoreError(
-                f"the move of {self._address.name} was cancelled meanwhile: call partition({count}) to begin it anew"
+                f"the move of {self._address.name} was cancelled meanwhile: call partition({count}) to start again"
             )
         return copied
 

@@ -144,7 +144,7 @@ def parse_url(text: str) -> StoreAddress:
         return _sqlite_address(url)
     if url.drivername not in _POSTGRES:
         raise ConfigError(
-            f"a store URL begins with {url.drivername!r}, which ctxfold does not take: {_TAKEN} "
+            f"a store URL begins with {url.drivername!r}, which ctxfold does not support: {_TAKEN} "
             "(async code uses the same URL)"
         )
     if find_spec("psycopg") is None:
@@ -194,7 +194,7 @@ def _option(url: URL, name: str, default: str) -> str:
     """Returns an option of the URL that ctxfold reads itself; ConfigError when it is given twice."""
     value = url.query.get(name, default)
     if not isinstance(value, str):
-        raise ConfigError(f"{name} stands {len(value)} times in a store URL: give it once")
+        raise ConfigError(f"{name} appears {len(value)} times in a store URL: give it once")
     return value
 
 

@@ -74,7 +74,8 @@ def check_stored(stored: int | None, wanted: int, address: StoreAddress) -> None
     """Raises ConfigError where a store that exists does not have the number of partitions that its user wants."""
     if stored is None:
         raise ConfigError(
-            f"{address.name} is not partitioned, and partitions={wanted} counts when a store is created: leave it out, or move the "
+            f"{address.name} is not partitioned, and partitions={wanted} applies only when a store is created: leave it out, "
+            "or move the "
             f"store with SqlStore(url).partition({wanted})"
         )
     if stored != wanted:
@@ -173,12 +174,12 @@ def begin_move(connection: Driven, address: StoreAddress, count: int) -> None:
         check_stored(stored_partitions(connection), count, address)
     elif move.cancelled:
         raise ConfigError(
-            f"a move of {address.name} was cancelled, and not all of it is gone: complete that with cancel_partition()"
+            f"a move of {address.name} was cancelled, and the cancellation is not complete: complete it with cancel_partition()"
         )
     elif move.partitions != count:
         raise ConfigError(
             f"a move of {address.name} to {move.partitions} partitions was begun: complete it with "
-            f"partition({move.partitions}), or take it back with cancel_partition()"
+            f"partition({move.partitions}), or cancel it with cancel_partition()"
         )
 
 
