@@ -218,12 +218,18 @@ class HttpBackend(ABC, Closing):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
-        """Returns the JSON body of a request."""
+    def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
+        """Returns the JSON body of a request whose settings are complete; some wires send the same for a stream."""
 
     @abstractmethod
     def _parser(self, profile: Profile, request: Request) -> Parser:
         """Returns a new parser for one reply."""
+
+    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
+        """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
+        resolved = self._resolved(request)
+        name = resolved.model or self.model
+        return self._body(self._profile_for(name), resolved, model=name, stream=stream)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(provider={self._row.name!r}, model={self._model!r})"

@@ -35,6 +35,7 @@ __all__ = [
     "TokenRules",
     "UsagePaths",
     "Wire",
+    "block_lines",
     "check_extra",
     "common_rules",
     "counter_for",
@@ -475,6 +476,16 @@ def json_lines(rows: Iterable[object]) -> bytes:
     """Returns one JSON object a line with sorted keys, so that requests can be compared by their bytes."""
     text = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n" for row in rows)
     return text.encode("utf-8", "surrogatepass")
+
+
+def block_lines(
+    tools: Iterable[object],
+    system: Iterable[Mapping[str, Any]],
+    rows: Iterable[tuple[str, Iterable[Mapping[str, Any]]]],
+) -> bytes:
+    """Returns tools, then system, then the blocks of the rows (role, blocks), each with its role, as `json_lines` does."""
+    blocks = [{"role": role, **block} for role, blocks in (("system", system), *rows) for block in blocks]
+    return json_lines([*tools, *blocks])
 
 
 def provider_summary(

@@ -35,12 +35,6 @@ class AnthropicBackend(HttpBackend):
         name = model or self.model
         return project(self._profile_for(name), messages, model=name, unbound_before=unbound_before).rows
 
-    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
-        """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
-        resolved = self._resolved(request)
-        name = resolved.model or self.model
-        return request_body(self._profile_for(name), resolved, model=name, stream=stream)
-
     def canonical_bytes(self, request: Request) -> bytes:
         """Returns tools, system and blocks, one JSON object a line: a request extends another when these bytes do."""
         name = request.model or self.model
@@ -56,6 +50,9 @@ class AnthropicBackend(HttpBackend):
         blocks = [block for block in as_dicts(as_dict(reply.raw).get("content")) if compacts(block)]
         counter = counter_for(self.profile)
         return blocks, sum(counter.count(as_text(block["content"])) for block in blocks)
+
+    def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
+        return request_body(profile, request, model=model, stream=stream)
 
     def _parser(self, profile: Profile, request: Request) -> Parser:
         return MessagesParser(profile, hide=self._hide)

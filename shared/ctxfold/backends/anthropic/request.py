@@ -13,8 +13,8 @@ from ctxfold.backends.media import chat_form, media_block, unread
 from ctxfold.backends.profile import (
     CacheRules,
     Profile,
+    block_lines,
     check_extra,
-    json_lines,
     keeps_reasoning,
     provider_summary,
     round_start,
@@ -385,7 +385,5 @@ def canonical_lines(
 ) -> bytes:
     """Returns tools, then system, then every block with its role, one JSON object a line, keys sorted."""
     projected = project(profile, messages, model=model, unbound_before=unbound_before)
-    lines: list[Any] = [tool_body(tool) for tool in tools]
-    lines += [{"role": "system", **block} for block in projected.system]
-    lines += [{"role": row["role"], **block} for row in projected.rows for block in row["content"]]
-    return json_lines(lines)
+    rows = ((row["role"], row["content"]) for row in projected.rows)
+    return block_lines(map(tool_body, tools), projected.system, rows)

@@ -89,21 +89,15 @@ class BedrockBackend(HttpBackend):
         name = model or self.model
         return project(self._profile_for(name), messages, model=name, unbound_before=unbound_before).rows
 
-    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
-        """Returns the JSON body of a request, the same with and without `stream`.
-
-        Raises ConfigError when the profile does not support it.
-        """
-        resolved = self._resolved(request)
-        name = resolved.model or self.model
-        return request_body(self._profile_for(name), resolved, model=name)
-
     def canonical_bytes(self, request: Request) -> bytes:
         """Returns tools, system and blocks, one JSON object a line: a request extends another when these bytes do."""
         name = request.model or self.model
         return canonical_lines(
             self._profile_for(name), request.tools, request.messages, model=name, unbound_before=request.unbound_before
         )
+
+    def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
+        return request_body(profile, request, model=model)
 
     def _parser(self, profile: Profile, request: Request) -> Parser:
         return ConverseParser(profile, hide=self._hide)

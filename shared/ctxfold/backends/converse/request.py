@@ -14,8 +14,8 @@ from ctxfold.backends.anthropic.request import project as project_rows
 from ctxfold.backends.media import DOCUMENT_FORMATS, Block, chat_form, media_block
 from ctxfold.backends.profile import (
     Profile,
+    block_lines,
     check_extra,
-    json_lines,
     thinking_fields,
     tool_choice,
     without_refused,
@@ -339,7 +339,5 @@ def canonical_lines(
 ) -> bytes:
     """Returns tools, then system, then every block with its role, one JSON object a line, keys sorted."""
     projected = project(profile, messages, model=model, unbound_before=unbound_before)
-    lines: list[Any] = [_tool(tool) for tool in tools]
-    lines += [{"role": "system", **block} for block in projected.system]
-    lines += [{"role": row["role"], **block} for row in projected.rows for block in row["content"]]
-    return json_lines(lines)
+    rows = ((row["role"], row["content"]) for row in projected.rows)
+    return block_lines(map(_tool, tools), projected.system, rows)

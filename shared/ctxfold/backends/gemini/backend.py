@@ -34,12 +34,6 @@ class GeminiBackend(HttpBackend):
         name = model or self.model
         return project(self._profile_for(name), messages, model=name, refused_before=refused_before).contents
 
-    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
-        """Returns the JSON body of a request, the same streamed or not; raises ConfigError when the profile does not support it."""
-        resolved = self._resolved(request)
-        name = resolved.model or self.model
-        return request_body(self._profile_for(name), resolved, model=name)
-
     def canonical_bytes(self, request: Request) -> bytes:
         """Returns tools, system and parts, one JSON object a line: a request extends another when these bytes do."""
         name = request.model or self.model
@@ -51,6 +45,9 @@ class GeminiBackend(HttpBackend):
         counted = {name: value for name, value in body.items() if name in _COUNTED}
         field = self.profile.tokens.field
         return counted if field is None else {field: {"model": f"models/{self.model}", **counted}}
+
+    def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
+        return request_body(profile, request, model=model)
 
     def _parser(self, profile: Profile, request: Request) -> Parser:
         return GeminiParser(profile, hide=self._hide)

@@ -13,8 +13,8 @@ from ctxfold.backends.gemini.parse import WIRE
 from ctxfold.backends.media import chat_form, media_block, unread
 from ctxfold.backends.profile import (
     Profile,
+    block_lines,
     check_extra,
-    json_lines,
     keeps_reasoning,
     round_start,
     thinking_fields,
@@ -287,7 +287,5 @@ def canonical_lines(
 ) -> bytes:
     """Returns tools, then system, then every part with its role, one JSON object a line, keys sorted."""
     projected = project(profile, messages, model=model, refused_before=refused_before)
-    lines: list[Any] = [tool_body(tool) for tool in tools]
-    lines += [{"role": "system", **part} for part in projected.system]
-    lines += [{"role": content["role"], **part} for content in projected.contents for part in content["parts"]]
-    return json_lines(lines)
+    rows = ((row["role"], row["parts"]) for row in projected.contents)
+    return block_lines(map(tool_body, tools), projected.system, rows)

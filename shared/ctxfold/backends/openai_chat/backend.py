@@ -25,18 +25,15 @@ class OpenAIChatBackend(HttpBackend):
         """Returns the messages in the form of requests, with reasoning only where the profile asks for it."""
         return project(self._profile_for(model), messages, model=model or self.model)
 
-    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
-        """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
-        resolved = self._resolved(request)
-        name = resolved.model or self.model
-        return request_body(self._profile_for(name), resolved, model=name, stream=stream)
-
     def canonical_bytes(self, request: Request) -> bytes:
         """Returns tools, then messages, one JSON object a line: a request extends another when these bytes do."""
         name = request.model or self.model
         # not joined: a message that joins the one before it would seem to change it
         rows = project(self._profile_for(name), request.messages, model=name, joined=False)
         return canonical_lines(request.tools, rows)
+
+    def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
+        return request_body(profile, request, model=model, stream=stream)
 
     def _parser(self, profile: Profile, request: Request) -> Parser:
         return ChatParser(profile, thinking=request.thinking is not False, hide=self._hide)

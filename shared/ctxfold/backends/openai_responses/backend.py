@@ -40,12 +40,6 @@ class OpenAIResponsesBackend(HttpBackend):
         name = model or self.model
         return project(self._profile_for(name), messages, model=name, refused_before=refused_before).items
 
-    def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
-        """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
-        resolved = self._resolved(request)
-        name = resolved.model or self.model
-        return request_body(self._profile_for(name), resolved, model=name, stream=stream)
-
     def canonical_bytes(self, request: Request) -> bytes:
         """Returns tools, instructions and items, one JSON object a line: a request extends another when these bytes do."""
         name = request.model or self.model
@@ -60,6 +54,9 @@ class OpenAIResponsesBackend(HttpBackend):
         counter = counter_for(self.profile)
         text_tokens = sum(MESSAGE_OVERHEAD_TOKENS + counter.count(_told(item)) for item in items[:-1])
         return items, sealed + text_tokens
+
+    def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
+        return request_body(profile, request, model=model, stream=stream)
 
     def _parser(self, profile: Profile, request: Request) -> Parser:
         return ResponsesParser(profile, hide=self._hide)
