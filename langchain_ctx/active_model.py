@@ -66,7 +66,7 @@ _CALLER: ContextVar[Caller] = ContextVar("ctxfold_caller")
 
 @contextmanager
 def calling(caller: Caller) -> Generator[None, None, None]:
-    """Within the block, sessions ask this caller's model."""
+    """Makes sessions ask this caller's model within the block."""
     token = _CALLER.set(caller)
     caller.under_way += 1
     try:
@@ -119,10 +119,10 @@ class CallersModel:
         return await _needed(_caller().aopen_stream)(request)
 
     def close(self) -> None:
-        """Models belong to whoever made them."""
+        """Does nothing: models belong to their creators."""
 
     async def aclose(self) -> None:
-        """Models belong to whoever made them."""
+        """Does nothing: models belong to their creators."""
 
 
 class CallersSummarizer(CallersModel):

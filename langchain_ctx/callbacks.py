@@ -74,4 +74,4 @@ class _WithoutTokens(BaseCallbackHandler):
         return getattr(super().__getattribute__("_handler"), name)
 
     def on_llm_new_token(self, *args: Any, **kwargs: Any) -> None:
-        """Tokens of a summary are for nobody to see."""
+        """Does nothing: tokens of a summary are not reported."""

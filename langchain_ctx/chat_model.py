@@ -203,7 +203,7 @@ class ChatCall:
         session: Sequence[str] | None = None,
         run: uuid.UUID | None = None,
     ) -> ChatCall:
-        """`run` is LangChain's id of this run: from it comes the id that LangChain gives to an event stream's message."""
+        """Creates the call. LangChain derives the id of an event stream's message from `run`, the id of its run."""
         if not messages:
             raise EmptyMessagesError("no message to send: give at least one")
         return cls(
@@ -233,7 +233,7 @@ class ChatCall:
         return request
 
     def question(self) -> TurnInput:
-        """For a session: leading system messages are its prompts; of the rest, what it does not have is new."""
+        """Returns the input of a session: leading system messages are its prompts, and messages that it does not have are new."""
         if self.session is None:
             raise no_session()
         lead = next((i for i, m in enumerate(self.messages) if m.role != "system"), len(self.messages))
@@ -272,7 +272,7 @@ def call_options(defaults: Options, row: Any, stop: Sequence[str] | None, kwargs
 
 
 def _thinking(row: Any, setting: bool | str | None, forced: str | None) -> bool | str | None:
-    """As asked; what was left open gives way to a forced tool call where the provider cannot do both."""
+    """Returns the `thinking` setting; an unset one becomes False for a forced tool call where the provider cannot do both."""
     if setting is not None or forced in (None, "auto", "none") or row is None:
         return setting
     exclusive = row.request.forced_tool_choice == "not_while_thinking" and row.thinking.default_on
@@ -396,7 +396,7 @@ class AnsweringChatModel(AddressedChatModel):
         kwargs: builtins.dict[str, Any],
         run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
     ) -> ChatCall:
-        """An event stream is given its run: LangChain names its message after that."""
+        """Returns the call; for an event stream with its run, from which LangChain derives the id of the message."""
         run_id: uuid.UUID | None = None if run is None else run.run_id
         kwargs = self._addressed(None, kwargs, messages)
         return ChatCall.of(messages, self._options(stop, kwargs), session=kwargs.get(SESSION), run=run_id)
@@ -625,7 +625,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
 
     @property
     def _provider_name(self) -> str:
-        """The row's name; another one where LangChain would read replies as that provider's own package writes them."""
+        """Returns the provider's name, or another where LangChain would expect replies of that provider's own package."""
         return f"ctx-{self.provider}" if get_translator(self.provider) else self.provider
 
     @property
@@ -656,7 +656,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
     def _addressed(
         self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
     ) -> builtins.dict[str, Any]:
-        """The call's arguments with its session and window among them: `_generate` is not given the config."""
+        """Returns the call's arguments with its session and window, because `_generate` does not receive the config."""
         if SESSION in kwargs:
             return kwargs
         configurable = ensure_config(config).get("configurable", {})

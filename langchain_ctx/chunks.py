@@ -110,7 +110,7 @@ class _CallIndex:
         self._by_index: dict[int, int] = {}
 
     def place(self, delta: ToolCallDelta) -> tuple[int, ToolCallDelta]:
-        """The call's place, and the delta with id and name only where they are new."""
+        """Returns the place of a call, and the delta with id and name only where they are new."""
         at = self._find(delta)
         if at is None:
             at = len(self.ids)

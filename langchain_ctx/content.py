@@ -31,7 +31,7 @@ _MEDIA = {
 
 
 def as_json(value: object, what: str) -> str:
-    """JSON text of the value; MessageError when JSON cannot hold it."""
+    """Returns the value as JSON text; raises MessageError when JSON cannot represent it."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -39,7 +39,7 @@ def as_json(value: object, what: str) -> str:
 
 
 def parts_of(content: Content, role: Role, calls: Collection[str] = ()) -> tuple[list[Part], Layout | None]:
-    """The parts of some content, and the layout that puts a list together again; None for a string.
+    """Returns the parts of a message's content, and the layout that restores a list of blocks; None for a string.
 
     `calls` are the ids of the message's tool calls, which blocks of the content may show.
     """
@@ -80,7 +80,7 @@ def _rest(block: Mapping[Any, Any], *used: str) -> Block:
 
 
 def _media(block: dict[Any, Any], kind: str) -> tuple[Part, Any]:
-    """A medium in the shape in which it travels, and how to get the block back from that."""
+    """Returns the part of a media block, and the layout that restores the block."""
     wire = _wire(block)
     mime = block.get("mime_type")
     part = MediaPart(
@@ -96,7 +96,7 @@ def _media(block: dict[Any, Any], kind: str) -> tuple[Part, Any]:
 
 
 def _wire(block: dict[Any, Any]) -> dict[Any, Any]:
-    """A standard block, or an image in Anthropic's shape, in the shape of chat completions; any other as it is."""
+    """Converts a standard block, or an image in Anthropic's shape, to chat completions; returns any other unchanged."""
     match block:
         case {"type": "image", "url": str(url)}:
             return {"type": "image_url", "image_url": {"url": url}}
@@ -152,7 +152,7 @@ def _inline(url: str) -> tuple[str, str]:
 
 
 def content_of(message: Message, layout: Layout | None) -> Content:
-    """The content as its layout says; plain content where the message has changed since, or never had a layout."""
+    """Restores content by its layout; returns plain content for a message that has changed since or has no layout."""
     if layout is None:
         return plain_content(message)
     sources = _Sources(message)
@@ -163,7 +163,7 @@ def content_of(message: Message, layout: Layout | None) -> Content:
 
 
 def plain_content(message: Message) -> Content:
-    """Text as a string; with media, a list of blocks."""
+    """Returns text as a string, and text with media as a list of blocks."""
     if not any(isinstance(p, MediaPart) for p in message.parts):
         return message.text
     blocks: list[str | dict[Any, Any]] = []
@@ -198,7 +198,7 @@ class _Sources:
         self._calls = {call.id: call for call in message.tool_calls}
 
     def block(self, place: Sequence[Any]) -> str | Block | None:
-        """The block at a place of the layout; None when the message no longer has it."""
+        """Returns the block at a place of the layout; None when the message no longer has it."""
         form, *details = place
         match form:
             case "s":
@@ -219,7 +219,7 @@ class _Sources:
         return self._text[self._at - length : self._at]
 
     def _thought(self, kind: str, rest: Block, length: int | None = None) -> Block | None:
-        """A thought. Release 0.1.0 noted no lengths: each block was one part."""
+        """Returns a block of reasoning. Release 0.1.0 stored no lengths: each block was one part."""
         length = next(self._lengths, None) if length is None else length
         if length is None or self._thought_at + length > len(self._reasoning):
             return None

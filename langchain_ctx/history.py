@@ -241,7 +241,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         return with_refusals(new_messages(messages, self._snapshot, new_id=context.new_id))
 
     def _may_lack_its_question(self, new: Sequence[Message]) -> bool:
-        """An answer alone, on a handle that a chain has read: where runs overlap on one, list input loses its user turn."""
+        """Returns True for an answer without its question on a history that a chain has read: overlapping runs lose user turns."""
         return self._snapshot is not None and new[0].role == "assistant"
 
     def _warn_of_overlap(self) -> None:

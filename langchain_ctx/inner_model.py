@@ -34,7 +34,7 @@ SEALED = "redacted_thinking"
 
 
 def asked(messages: Iterable[Message]) -> list[BaseMessage]:
-    """The messages for a model: one for each tool result, signed thoughts as the blocks in which they came."""
+    """Returns the messages for a model: one for each tool result, and signed reasoning in its original blocks."""
     return [_sent(piece) for message in messages for piece in _pieces(message)]
 
 
@@ -150,7 +150,7 @@ def _sent(message: Message) -> BaseMessage:
 
 
 def _thought_blocks(part: Part) -> list[dict[str, Any]]:
-    """A thought that is signed or sealed, in Anthropic's shape."""
+    """Returns signed or sealed reasoning in Anthropic's shape."""
     if not isinstance(part, ReasoningPart):
         return []
     if part.signature is not None:
@@ -160,7 +160,7 @@ def _thought_blocks(part: Part) -> list[dict[str, Any]]:
 
 
 def offered(model: BaseChatModel, request: Request) -> Runnable[LanguageModelInput, AIMessage]:
-    """The model with the request's tools bound; ConfigError when it takes none."""
+    """Returns the model with the request's tools bound; raises ConfigError when it does not support tools."""
     if not request.tools:
         return model
     tools = [
@@ -200,7 +200,7 @@ class ForeignChunks:
         self._places = _Places()
 
     def read(self, piece: Any, /) -> Iterator[Chunk]:
-        """The engine's chunks for one of LangChain's; its reasoning once, however many places show it."""
+        """Yields the engine's chunks for one LangChain chunk; reasoning that stands in several places is returned once."""
         if not isinstance(piece, AIMessageChunk):
             piece = AIMessageChunk(content=piece if isinstance(piece, str) else str(piece.content))
         self._pieces.append(piece)
@@ -226,7 +226,7 @@ class ForeignChunks:
             )
 
     def end(self) -> Iterator[Chunk]:
-        """The whole message: what only its package understands, citations and the work of its own tools among it."""
+        """Yields the whole message, with all that only its package understands, such as citations and results of hosted tools."""
         try:
             first, *rest = self._pieces
             whole = from_langchain(self._in_version(add_ai_message_chunks(first, *rest)))
@@ -295,7 +295,7 @@ def _block(block: Mapping[str, Any], piece: AIMessageChunk) -> Chunk | None:
 
 
 def _index(index: object, position: int) -> int | None:
-    """Some models number calls by content block, some by text: both serve, as long as one call keeps its number."""
+    """Returns the number of a call. Models count content blocks or calls; either works while a call keeps its number."""
     if isinstance(index, int):
         return index
     return None if index is not None else position

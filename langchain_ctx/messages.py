@@ -104,7 +104,7 @@ def _call_note(call: ToolCallPart) -> dict[str, str]:
 def _with_thoughts(
     parts: Sequence[Part], kwargs: dict[str, Any], ours: Mapping[str, Any], note: object, extras: dict[str, Any]
 ) -> list[Part]:
-    """The content's parts with the reasoning out of `kwargs`, which loses what was taken; none of it twice."""
+    """Returns the parts of the content and the reasoning in `kwargs`, each once; removes the latter from `kwargs`."""
     text: Any = kwargs.get(_TEXT)
     details: Any = kwargs.get(_DETAILS)
     blocks = [p for p in parts if isinstance(p, ReasoningPart)]
@@ -136,7 +136,7 @@ def _with_thoughts(
 
 
 def _order(ours: Mapping[str, Any], parts: Sequence[Part]) -> object:
-    """The note on the order of the parts; None where there is none. Release 0.1.0 noted the places of thoughts in the text."""
+    """Returns the stored order of the parts, or None. Release 0.1.0 stored the places of reasoning in the text."""
     noted: object = ours.get("thoughts")
     if _ORDER in ours or not isinstance(noted, list):
         return ours.get(_ORDER)
@@ -158,7 +158,7 @@ def _json(details: Sequence[object]) -> str:
 
 
 def named(messages: Iterable[BaseMessage]) -> list[BaseMessage]:
-    """The messages, those without an id as copies that have one: made of their content and of the id before them.
+    """Returns the messages; those without an id as copies with an id made from their content and the id before them.
 
     So the same words said twice are two messages, and a list that is given again, longer, is known as far as it was.
     """
@@ -196,12 +196,12 @@ _ROLES: Mapping[str, Role] = {
 
 
 def given_ids(messages: Iterable[BaseMessage]) -> frozenset[str]:
-    """The ids that messages came with."""
+    """Returns the ids that the messages already have."""
     return frozenset(m.id for m in messages if m.id)
 
 
 def check_messages(messages: Iterable[BaseMessage]) -> None:
-    """MessageError for anything among them that is no message of LangChain's; of a text, for its first letter."""
+    """Raises MessageError for anything that is not a LangChain message; for a text, because of its first letter."""
     for message in messages:
         if not is_a(message, BaseMessage):
             raise MessageError(
@@ -333,7 +333,7 @@ def _invalid_rest(call: InvalidToolCall) -> dict[str, Any]:
 
 
 def _argument_texts(message: AIMessage, ours: Mapping[str, Any]) -> dict[str, str]:
-    """The very text of arguments, where something still has it."""
+    """Returns the original text of the arguments, where it is still available."""
     texts: dict[str, str] = {}
     if isinstance(message, AIMessageChunk):
         texts |= {c["id"]: c["args"] for c in message.tool_call_chunks if c["id"] and c["args"]}
@@ -374,12 +374,12 @@ def _usage(message: AIMessage, extras: dict[str, Any]) -> Usage | None:
 
 
 def _detail(details: Mapping[str, Any], name: str) -> int:
-    """A kind of token; at other tiers of service OpenAI's are told as `priority_cache_read` and the like."""
+    """Returns the count of one kind of token. For other service tiers OpenAI uses names such as `priority_cache_read`."""
     return details.get(name) or sum(count or 0 for key, count in details.items() if key.endswith(f"_{name}"))
 
 
 def usage_metadata(usage: Usage) -> dict[str, Any]:
-    """Usage as LangChain writes it; details that are zero are left out."""
+    """Returns usage in LangChain's form; details that are zero are left out."""
     into = {"cache_read": usage.cache_read_tokens, "cache_creation": usage.cache_write_tokens}
     metadata: dict[str, Any] = {
         "input_tokens": usage.input_tokens,

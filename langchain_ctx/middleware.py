@@ -128,7 +128,7 @@ Runtime = ToolRuntime[Any, Any]
 def own_history_tools(
     chosen: bool | Collection[str], context_of: Callable[[Runtime], AgentContext]
 ) -> tuple[BaseTool, ...]:
-    """All of them, none, or those that are named; `context_of` finds the session of a tool call."""
+    """Returns all history tools, none, or the named ones; `context_of` returns the session of a tool call."""
     known = {spec.name: spec for spec in HISTORY_TOOLS}
     named = (chosen,) if isinstance(chosen, str) else chosen
     names = (known if named else ()) if isinstance(named, bool) else named

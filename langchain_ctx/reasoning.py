@@ -43,7 +43,7 @@ def with_reasoning(model: M) -> M:
 
 
 def check_model(what: str, model: object) -> None:
-    """ConfigError for what is no chat model of LangChain, such as a model's name, or a model with tools bound to it."""
+    """Raises ConfigError for anything but a LangChain chat model, such as a model's name or a model with bound tools."""
     if isinstance(model, BaseChatModel):
         return
     advice = "a LangChain chat model, such as langchain_ctx.ChatCtx(model=...)"
@@ -53,7 +53,7 @@ def check_model(what: str, model: object) -> None:
 
 
 def check_reasoning(model: BaseChatModel) -> None:
-    """ConfigError for a model that says that it thinks, and whose thoughts nobody here can send back."""
+    """Raises ConfigError for a model whose profile says that it thinks and whose reasoning cannot be sent back."""
     check_model("with_context", model)
     profile: object = model.profile
     thinks = isinstance(profile, Mapping) and cast("Mapping[str, Any]", profile).get("reasoning_output")
@@ -77,7 +77,7 @@ def _replay(model_class: type[BaseChatModel]) -> Replay:
 
 
 def returning(model: M) -> M:
-    """The model where it cannot be helped, else a copy that sends reasoning back."""
+    """Returns a copy of the model that sends reasoning back, or the model itself where that is not supported."""
     if replay(model) != "helped":
         return model
     return replaying(model, _ReturnsReasoning)
@@ -126,7 +126,7 @@ class _ReturnsReasoning:
 
 
 def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage]) -> None:
-    """Reasoning into the request's assistant messages, in order; once one has it, services want the field in all."""
+    """Puts reasoning into the request's assistant messages, in order. When one has it, services require the field in all."""
     answers = [m for m in messages if isinstance(m, AIMessage) or getattr(m, "role", None) == "assistant"]
     places = [m for m in sent if m.get("role") == "assistant"]
     thoughts = [_thought(m) for m in answers]

@@ -54,7 +54,7 @@ class Address:
     parsed: bool = False
 
     def as_argument(self) -> list[str]:
-        """As an argument of a call."""
+        """Returns the session as an argument of a call."""
         kinds = ["place"] if self.place else ["run"] if self.made_up else []
         return [self.key.session, self.key.owner, *kinds, *(["parsed"] if self.parsed else [])]
 
@@ -89,7 +89,7 @@ def checked_session_id(session: object) -> str:
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
-    """ConfigError for a session or an owner among the fields of a chat model that names none: pydantic has an error of its own."""
+    """Raises ConfigError for an empty session or owner among the fields of a chat model, in place of pydantic's own error."""
     if fields.get("session") is not None:
         check_name("session", fields["session"])
     if "owner" in fields:
@@ -97,7 +97,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def placed(name: object, configurable: Mapping[str, Any], owner: str, first: str | None = None) -> Address:
-    """The address of a graph's session; `configurable["owner"]` beats `owner`.
+    """Returns the address of a graph's session; `configurable["owner"]` takes precedence over `owner`.
 
     A sub-graph runs on its caller's thread: what names its session is its place there, less the node that is running. LangGraph
     names such a place anew for each run, unless it has a memory of its own. So the id of the conversation's `first` message
@@ -139,7 +139,7 @@ def _is_parsed(kwargs: Mapping[str, Any]) -> bool:
 
 
 def first_id(prompt: object) -> str | None:
-    """The id that a conversation's first message came with, system messages aside."""
+    """Returns the id of a conversation's first message that is not a system message."""
     messages: Any = prompt.to_messages() if isinstance(prompt, PromptValue) else prompt
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return None
@@ -148,7 +148,7 @@ def first_id(prompt: object) -> str | None:
 
 
 def sessions_of(thread: str, names: Iterable[str]) -> list[str]:
-    """Of these sessions those of a thread: its own, its branches', its sub-agents' and their branches'."""
+    """Returns the sessions of a thread among these: its own, its branches, and those of its sub-agents."""
     branch = rf"({BRANCH}[0-9a-f]{{8}})*"
     pattern = re.compile(rf"{re.escape(thread)}{branch}({re.escape(WITHIN)}.+)?", re.DOTALL)
     return [name for name in names if pattern.fullmatch(name)]
@@ -161,7 +161,7 @@ class AddressedChatModel(BaseChatModel, ABC):
     def _addressed(
         self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
     ) -> builtins.dict[str, Any]:
-        """The call's arguments with its session among them; `prompt` is what it is asked."""
+        """Returns the call's arguments with its session; `prompt` is the input of the call."""
 
     def invoke(
         self,

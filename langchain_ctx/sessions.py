@@ -436,7 +436,7 @@ class Sessions(SessionPool):
             yield visit
 
     def erase(self, thread: object, owner: str) -> tuple[str, ...]:
-        """Erase all that is stored of a thread past recovery: its session, branches, and those of its places; their names."""
+        """Erases a thread permanently: its session, branches and sub-graphs; returns the names of the sessions."""
         names = sessions_of(checked_session_id(thread), self.store.sessions(owner))
         for name in names:
             self._for_erasure(name, owner).erase_session()
@@ -489,7 +489,7 @@ class KeepsSessions(ErasesThreads):
     """Gives a chat model with sessions the methods that reach them."""
 
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
-        """A session of this model: window, usage, pins, explain, export; the field's own when none is named."""
+        """Returns a session of this model, by default that of its field: window, usage, pins, explain, export."""
         pool = self._pool()
         key = key_or_own(session, owner, pool.session_id, pool.owner)
         return pool.sessions.at(key.session, key.owner)

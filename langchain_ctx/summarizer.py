@@ -57,7 +57,8 @@ TAGS, RUN_NAME = ["nostream", "ctxfold:summary"], "ctxfold summary"
 
 
 def _config() -> RunnableConfig:
-    """A run of its own, which the caller's callbacks hear of; LangGraph's message stream and the caller's session do not."""
+    """Returns the config of a separate run, which reaches the caller's callbacks but neither LangGraph's stream nor its
+    session."""
     return {
         "callbacks": [*listeners()],
         "tags": TAGS,
@@ -187,10 +188,10 @@ class ReportedSummarizer:
         return await self._backend.aopen_stream(request)
 
     def close(self) -> None:
-        """The backend belongs to whoever made it."""
+        """Does nothing: the backend belongs to its creator."""
 
     async def aclose(self) -> None:
-        """The backend belongs to whoever made it."""
+        """Does nothing: the backend belongs to its creator."""
 
     def _run(self, request: Request) -> CallbackManagerForLLMRun:
         manager = CallbackManager.configure(listeners(), inheritable_tags=TAGS)
@@ -241,10 +242,10 @@ class _Whole:
         yield self._chunk
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, as nothing is kept open."""
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Does nothing, as nothing is kept open."""
 
 
 def as_summarizer(summarizer: Any, setting: str = "summarizer") -> ContextBackend | None:

@@ -79,7 +79,7 @@ class MessageTokens:
 
 
 def _counted(message: BaseMessage) -> tuple[object, ...]:
-    """All of a message that its count depends on, as a value; strings are shared, and know their hash."""
+    """Returns all that the count of a message depends on, as a hashable value; strings are shared and cache their hash."""
     content, kwargs = message.content, message.additional_kwargs
     content_key = content if isinstance(content, str) else _frozen(content)
     rest = _frozen(kwargs) if kwargs else None

@@ -92,7 +92,7 @@ def is_free(value: object) -> bool:
 
 
 def choice(value: object) -> str | None:
-    """LangChain's ways to say it as "auto", "none", "required" or a tool's name."""
+    """Converts LangChain's forms of `tool_choice` to "auto", "none", "required" or a tool's name."""
     match value:
         case None | False:
             return None

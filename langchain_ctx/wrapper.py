@@ -75,7 +75,7 @@ __all__ = [
 
 
 def each(events: Iterator[Any], caller: Caller) -> Generator[Any, None, None]:
-    """The events; the caller is in place only while one is made, and not while it is handed on."""
+    """Yields the events; the caller is set only while an event is made, not while it is passed on."""
     while True:
         with calling(caller):
             event = next(events, None)
@@ -94,7 +94,7 @@ async def aeach(events: AsyncIterator[Any], caller: Caller) -> AsyncGenerator[An
 
 
 def new_id(run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None) -> str:
-    """An event stream is given its run: LangChain names its message after that."""
+    """Returns the id for an event stream's message, which LangChain derives from the run."""
     return uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run.run_id}"
 
 
@@ -109,7 +109,7 @@ def options_of(kwargs: Mapping[str, Any]) -> Options:
 
 
 def question_of(key: SessionKey, messages: Sequence[BaseMessage], options: Options, reply_id: str) -> TurnInput:
-    """Leading system messages are the session's prompts; of the rest, what it does not have is new."""
+    """Returns the input of a session: leading system messages are its prompts, and messages that it does not have are new."""
     if not messages:
         raise EmptyMessagesError("no message to send: give at least one")
     lead = next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
@@ -129,7 +129,7 @@ def reply_of(result: ChatResult) -> Reply:
 
 
 def result_of(reply: Reply) -> ChatResult:
-    """The model's own result, its message under the id that the session keeps it by."""
+    """Returns the model's own result, with its message under the id that the session stores."""
     result: ChatResult = reply.raw
     first = result.generations[0]
     message = first.message.model_copy(update={"id": reply.message.id})

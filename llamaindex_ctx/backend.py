@@ -64,7 +64,7 @@ class CumulativeChunks:
             yield Chunk(content=text, raw=response.raw)
 
     def _seal(self, response: ChatResponse) -> Iterator[Chunk]:
-        """The thinking's signature, before any text: behind it, it would belong to a thought of its own."""
+        """Seals the thinking with its signature before any text; after text it would belong to another block of thinking."""
         if self._signature is not None or self._text:
             return
         self._signature = _signature(response)
@@ -93,7 +93,7 @@ class CumulativeChunks:
         )
 
     def _thoughtful(self, last: ChatResponse) -> ChatMessage:
-        """The last message, with the thinking and the signature that came before where it has lost them."""
+        """Returns the last message, with the thinking and the signature of earlier chunks where it lacks them."""
         message, signature = last.message, _signature(last)
         if len(_thinking(last)) >= len(self._thought) and (self._signature is None or signature is not None):
             return message
@@ -113,7 +113,7 @@ def _text(response: ChatResponse) -> str:
 
 
 def _signature(response: ChatResponse) -> str | None:
-    """The first of its thinking."""
+    """Returns the first signature of its thinking."""
     blocks = (b for b in response.message.blocks if isinstance(b, ThinkingBlock))
     return next((s for b in blocks if isinstance(s := field_of(b.additional_information, "signature"), str)), None)
 
@@ -231,7 +231,7 @@ class LlamaIndexBackend:
 
 
 def bare_messages(messages: Sequence[Message], llm: LLM) -> list[ChatMessage]:
-    """The messages without our own marks, which some integrations would send along; an LLM of ours gets those that it sends."""
+    """Returns the messages without ctxfold's marks, which some integrations would send; a CtxLLM gets the marks that it uses."""
     values = to_chat_messages(messages)
     if _is_ours(llm):
         return [without_marks(message) for message in values]

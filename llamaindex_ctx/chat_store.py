@@ -56,7 +56,7 @@ class _Shared:
     turns: tuple[threading.Lock, ...] = field(default_factory=lambda: tuple(threading.Lock() for _ in range(TURNS)))
 
     def opened(self, key: SessionKey) -> AgentContext:
-        """The session; one that is there keeps the rules that a memory has given it."""
+        """Returns the session; an existing one keeps the policy that a memory has set."""
         new = self.store.head(key) is None
         if self.first is None:
             self.first = AgentContext(
@@ -179,7 +179,7 @@ class CtxChatStore(BaseChatStore, Closing):
         return [_as_put(m) for m in moved]
 
     def _drop(self, key: str, ids: frozenset[str]) -> None:
-        """Take out these messages and no other, whoever writes meanwhile; what is left of a tool round is told anew."""
+        """Removes exactly these messages, whoever writes meanwhile; the rest of a tool round is stored again."""
         context = self.context(key)
 
         def rest(stored: Sequence[Message]) -> list[Message] | None:
@@ -367,12 +367,12 @@ def _taken(messages: Sequence[ChatMessage], context: AgentContext, view: Sequenc
 
 
 def _rewritten(messages: Sequence[ChatMessage], context: AgentContext) -> list[Message]:
-    """The messages as a history of their own, each id once."""
+    """Returns the messages as a separate history, each id once."""
     return list({m.id: m for m in _taken(messages, context)}.values())
 
 
 def _as_user(message: Message) -> Message:
-    """A result that answers no call, as a user message that remembers what it was."""
+    """Converts a result that answers no call to a user message that keeps the original."""
     as_user = as_text(message)
     as_put = to_chat_message(message).model_dump(mode="json")
     return replace(as_user, parts=(*as_user.parts, Opaque(AS_PUT, json.dumps(as_put))))

@@ -38,13 +38,13 @@ class SessionEvent(BaseEvent):
 
 
 def tell(event: Event) -> None:
-    """Hand an engine's event to LlamaIndex's handlers; subscribe it to a context."""
+    """Passes an engine's event to LlamaIndex's handlers; to be subscribed to a context."""
     if _heard():
         dispatcher.event(SessionEvent(session=event.session, name=type(event).__name__, event=event))
 
 
 def span(method: F) -> F:
-    """A method that is a span of LlamaIndex's dispatcher where anybody listens; else it is just called."""
+    """Makes a method a span of LlamaIndex's dispatcher where a handler listens; otherwise the method is only called."""
     traced: Any = dispatcher.span(method)
 
     def bound(self: object) -> Any:
@@ -76,7 +76,7 @@ def _traced() -> bool:
 
 
 def _places() -> Iterator[Dispatcher]:
-    """The dispatchers that hear of what is told here."""
+    """Returns the dispatchers that receive these events."""
     place = dispatcher
     yield place
     while place.propagate:

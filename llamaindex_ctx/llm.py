@@ -51,7 +51,7 @@ _CALL_FIELDS = frozenset({"id", "type", "function", "index"})
 
 
 def write_request(messages: Sequence[ChatMessage], options: Mapping[str, Any], *, extra: Mapping[str, Any]) -> Request:
-    """The request for these messages; an option without a field of its own goes into the body, unless it is None."""
+    """Returns the request for these messages; an option without its own field goes into the body, unless it is None."""
     rest = {name: value for name, value in options.items() if value is not None and name not in _NOT_SENT}
     stop: str | Sequence[str] = rest.pop("stop", ())
     body = rest.pop("extra_body", {})
@@ -69,7 +69,7 @@ def write_request(messages: Sequence[ChatMessage], options: Mapping[str, Any], *
 
 
 def _sent(messages: Sequence[ChatMessage]) -> list[Message]:
-    """The messages with every call answered, as strict providers demand; files and what a memory injected are sent as well."""
+    """Returns the messages with a result for every call, as strict providers require, and with the contents of files."""
     new_id = UuidIds().new
     taken = [_with_extras(from_chat_message(with_files(message), new_id()), message) for message in messages]
     for index, message in enumerate(messages):
@@ -80,7 +80,7 @@ def _sent(messages: Sequence[ChatMessage]) -> list[Message]:
 
 
 def _with_extras(message: Message, source: ChatMessage) -> Message:
-    """The message with what another LLM's provider sent beside each call, such as a signature, and wants back."""
+    """Returns the message with the data that a provider sent with each call and wants back, such as a signature."""
     rows: object = None
     if message.tool_calls and REPLY_KEY not in source.additional_kwargs:
         rows = source.additional_kwargs.get("tool_calls")
@@ -97,7 +97,7 @@ def _with_extras(message: Message, source: ChatMessage) -> Message:
 
 
 def tool_rows(tools: Sequence[BaseTool]) -> list[dict[str, Any]]:
-    """The tools in the chat-completions form, which events and payloads can carry."""
+    """Returns the tools in the form of chat completions, which events and payloads can hold."""
     return [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
 
 
@@ -115,7 +115,7 @@ def _spec(tool: object) -> ToolSpec:
 
 
 def _choice(choice: object) -> str | None:
-    """Both forms in which callers name a choice: a word or tool name, or the chat-completions object."""
+    """Returns a tool choice from a word, a tool's name, or the object of chat completions."""
     if isinstance(choice, Mapping):
         name = _function(cast("object", choice)).get("name")
         if not isinstance(name, str):
@@ -456,7 +456,7 @@ class CtxLLM(FunctionCallingLLM):
 
     @contextmanager
     def _overflow_typed(self) -> Generator[None]:
-        """An overflow leaves as ContextOverflowError, and the limit that it told is remembered."""
+        """Raises ContextOverflowError for an overflow, and remembers the limit that the service reported."""
         try:
             yield
         except BackendError as error:

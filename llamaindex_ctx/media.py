@@ -54,7 +54,7 @@ def names_files(message: ChatMessage) -> bool:
 
 
 def with_files(message: ChatMessage) -> ChatMessage:
-    """A copy whose blocks hold the bytes of the files that they name: a service cannot read them here.
+    """Returns a copy whose blocks hold the bytes of the files that they name, because a service cannot read local files.
 
     MessageError when a file is gone, empty or not to be read. A message without files comes back as it is.
     """
@@ -91,7 +91,7 @@ def _with_bytes(block: ContentBlock) -> ContentBlock:
 
 
 def media_part(block: MediaBlock) -> tuple[MediaPart, dict[str, Any]]:
-    """The part in the shape of chat APIs, and the block's fields without its bytes, which stand in the part."""
+    """Returns the part in the shape of chat APIs, and the other fields of the block."""
     kind = block.block_type
     content = getattr(block, _BYTES[kind])
     if content is not None and not isinstance(content, bytes):
@@ -124,7 +124,7 @@ def _wire(kind: str, where: str, data: str | None, fields: Mapping[str, Any]) ->
 
 
 def media_block(part: MediaPart, fields: Mapping[str, Any]) -> MediaBlock:
-    """The block as it was, from its part and the fields that `media_part` gave."""
+    """Restores a block from its part and the fields that `media_part` returned."""
     rest = dict(fields)
     has_bytes = rest.pop("_bytes")
     kind = part.kind
@@ -145,7 +145,7 @@ def _held(wire: Mapping[str, Any]) -> bytes:
 
 
 def plain_media_block(part: MediaPart) -> MediaBlock | TextBlock:
-    """A block for media that another face wrote; a note where LlamaIndex has no block for their shape."""
+    """Returns a block for media that LangChain wrote; a note where LlamaIndex has no block for their shape."""
     wire = cast("dict[str, Any]", json.loads(part.data))
     inner = wire.get(str(wire.get("type")))
     source: Any = inner if inner is not None else wire

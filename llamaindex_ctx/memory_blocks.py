@@ -53,7 +53,7 @@ _asking: ContextVar[_Asking | None] = ContextVar("ctxfold_asking", default=None)
 def asking(
     history: Callable[[], list[ChatMessage]], kwargs: Mapping[str, Any], *, on_loop: bool = False
 ) -> Generator[None]:
-    """Within it, blocks get that history and those keywords; `on_loop` says that whoever asks can await them."""
+    """Passes this history and these keywords to the blocks within the block; `on_loop` says that the caller can await them."""
     token = _asking.set(_Asking(history, kwargs, on_loop))
     try:
         yield
@@ -92,7 +92,7 @@ class SideLoop:
         return loop
 
     def close(self) -> None:
-        """End the loop; who still waits for something on it gets a cancellation."""
+        """Ends the loop; callers that still wait for it are cancelled."""
         with self._lock:
             loop, self._loop, self._thread = self._loop, None, None
             if loop is not None:
@@ -109,7 +109,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_tasks() -> None:
-    """Cancel all other tasks, and those that they begin while they end, until none is left: none is waited for in vain."""
+    """Cancels all other tasks, and those that they start while they end, until none remains."""
     while True:
         await asyncio.sleep(0)  # what stands in the queue may begin one
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -143,7 +143,7 @@ class Blocks:
             raise ConfigError(f"two memory blocks are called {twice!r}: give each a name of its own")
 
     def sections(self) -> tuple[Section, ...]:
-        """A section for each block in order of priority; those of priority 0 are required.
+        """Returns a section for each block in order of priority; those of priority 0 are required.
 
         A static block of priority 0 is never cut. Any other one may grow until the conversation could not go on, so it is cut
         at four fifths of the budget, and the event says so.
@@ -162,7 +162,7 @@ class Blocks:
         )
 
     def bind(self, context: AgentContext) -> None:
-        """Make them the blocks of that session, from here on."""
+        """Makes them the blocks of that session from now on."""
         self._session = (context.owner, context.session)
         context.subscribe(self._heard)
 
@@ -176,7 +176,7 @@ class Blocks:
     # feeding
 
     def feed(self, context: AgentContext) -> None:
-        """Hand what was compacted since the last call to all blocks that want it.
+        """Passes the messages that were compacted since the last call to all blocks that accept them.
 
         What a block fails to take is logged, and offered again with what is compacted next.
         """

@@ -142,7 +142,7 @@ def open_live(  # noqa: PLR0913 - one keyword per independent setting
     embedder: BaseEmbedding | Embedder | None,
     rules: dict[str, Any],
 ) -> Live:
-    """A session's engine, remembered for as long as a memory holds it."""
+    """Opens the engine of a session, which is kept for as long as a memory uses it."""
     block_section = Blocks(tuple(blocks)) if blocks else None
     # a memory makes no requests: whatever stands beside the conversation travels with the messages that it gives out
     all_sections = [
@@ -179,7 +179,7 @@ def open_live(  # noqa: PLR0913 - one keyword per independent setting
 
 
 def live_at(live: Live, session: str, owner: str | None) -> Live:
-    """Another session over the same engine and store. ConfigError where memory blocks would be asked for both."""
+    """Returns another session over the same engine and store; raises ConfigError when memory blocks would serve both."""
     if live.blocks is not None:
         raise ConfigError(
             "this memory has memory blocks, which belong to its session: open the other session with blocks of its own "

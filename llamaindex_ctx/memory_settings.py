@@ -235,7 +235,7 @@ def warn_unused(settings: dict[str, Any]) -> None:
 
 
 def _check_insert_method(value: object) -> None:
-    """Both methods are taken: blocks always stand in a user message, since a changed system message breaks the prompt cache."""
+    """Accepts both methods, but blocks are always in a user message, because a changed system message breaks the prompt cache."""
     try:
         InsertMethod(value)
     except ValueError:

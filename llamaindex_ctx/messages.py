@@ -118,7 +118,7 @@ def to_chat_message(message: Message) -> ChatMessage:
 
 
 def _only_text(message: Message) -> str | None:
-    """The text of a message that is nothing else, as most are."""
+    """Returns the text of a message that holds nothing else, as most do; None for others."""
     only = message.parts[0] if len(message.parts) == 1 else None
     marked = message.name or message.kind != "message" or message.preserve_reasoning is not None
     return only.text if type(only) is TextPart and only.extra is None and not marked else None
@@ -149,7 +149,7 @@ def _with_texts_joined(parts: Iterable[Part]) -> list[Part]:
 
 
 def _of_text(message: Message, block: TextBlock) -> ChatMessage:
-    """A message that is right by construction, made as unpickling makes one: windows are long, and checking costs thrice that."""
+    """Creates a message without validation, as unpickling does; validation would take three times as long."""
     made = ChatMessage.__new__(ChatMessage)
     fields = {
         "role": _LLAMAINDEX_ROLES[message.role],
@@ -196,7 +196,7 @@ def _plain_block(part: Part) -> ContentBlock | None:
 
 
 def _arguments(text: str) -> Json | str:
-    """The arguments decoded; as they are where that fails, for the engine to refuse."""
+    """Returns the decoded arguments; unchanged where decoding fails, so that the engine refuses them."""
     try:
         value: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -205,7 +205,7 @@ def _arguments(text: str) -> Json | str:
 
 
 def _restored(parts: Sequence[Part], spec: Sequence[Json]) -> list[ContentBlock] | None:
-    """The blocks as they were; None when the parts are no longer those that the notes speak of."""
+    """Restores the blocks; returns None when the parts no longer match the notes."""
     results = [p for p in parts if isinstance(p, ToolResultPart)]
     lengths = [n["n"] for n in spec if n["k"] == "slice" or n.get("told")]
     slices = _slices(results[0].content, lengths) if results else deque[str]()
@@ -226,7 +226,7 @@ def _restored(parts: Sequence[Part], spec: Sequence[Json]) -> list[ContentBlock]
 
 
 def _slices(content: str, lengths: Sequence[int]) -> deque[str] | None:
-    """The texts that were joined into a tool's result; None when it is shown as an excerpt now."""
+    """Returns the texts that were joined into a tool's result; None when it is now shown as an excerpt."""
     if sum(lengths) + max(0, len(lengths) - 1) != len(content):
         return None
     slices: deque[str] = deque()
@@ -261,7 +261,7 @@ LONG = 200_000  # characters
 
 
 def listed(messages: Iterable[ChatMessage | str]) -> Sequence[ChatMessage | str]:
-    """The list, once it is one of messages and strings. MessageError otherwise: a text would be taken letter by letter."""
+    """Returns a list of messages and strings; raises MessageError for anything else, such as a text."""
     if is_a(messages, (str, ChatMessage, Mapping)) or not is_a(messages, Iterable):
         raise MessageError(f"the messages are {kind_of(messages)}: give a list of them")
     items = messages if isinstance(messages, list | tuple) else [*messages]
@@ -277,7 +277,7 @@ def chat_messages(messages: Iterable[ChatMessage | str]) -> list[ChatMessage]:
 
 
 def question(input: Any) -> str | None:
-    """The words of what is about to be asked: a text, a message, or what else chat engines take, such as a QueryBundle."""
+    """Returns the words of a question: a text, a message, or another input of chat engines, such as a QueryBundle."""
     if isinstance(input, ChatMessage):
         return input.content
     return None if input is None else str(input)
@@ -288,7 +288,7 @@ def heavy(messages: Sequence[ChatMessage | str]) -> bool:
 
 
 async def shown(messages: Sequence[Message]) -> list[ChatMessage]:
-    """The messages converted, in a thread where they are many."""
+    """Converts the messages, in a thread when there are many."""
     if len(messages) > MANY:
         return await asyncio.to_thread(to_chat_messages, messages)
     return to_chat_messages(messages)
@@ -305,7 +305,7 @@ def with_recalled(messages: list[ChatMessage], recalled: str) -> list[ChatMessag
 def with_status(
     messages: Sequence[Message], view: Sequence[Message], status: MessageStatus | None
 ) -> Sequence[Message]:
-    """All messages, or those that stand in the view as they are, or those that only the archive has."""
+    """Returns all messages, or those in the view (ACTIVE), or those that only the archive has (ARCHIVED)."""
     if status is None:
         return messages
     ids: Collection[str] = {m.id for m in view}
@@ -313,13 +313,13 @@ def with_status(
 
 
 def archive_stays(status: MessageStatus | None) -> None:
-    """ConfigError for who wants the archive emptied."""
+    """Raises ConfigError for a call that would empty the archive."""
     if status is MessageStatus.ARCHIVED:
         raise ConfigError("a memory keeps its archive: memory.context.erase_session() takes a session out of the store")
 
 
 def without_own(messages: Sequence[Message], view: Sequence[Message]) -> list[Message]:
-    """The messages without summaries of this very session, which an engine hands back."""
+    """Returns the messages without summaries of this session, which an engine may pass back."""
     known = {m.id for m in view if m.kind == "summary"}
     return [m for m in messages if m.id not in known]
 
@@ -428,7 +428,7 @@ def _as_noted(parts: Iterable[Part], note: Json) -> tuple[Part, ...]:
 
 
 def _single_text_block(message: ChatMessage) -> str | None:
-    """Of a message that is one text block and nothing else."""
+    """Returns the text of a message that consists of one plain text block; None for others."""
     block = message.blocks[0] if len(message.blocks) == 1 else None
     return block.text if isinstance(block, TextBlock) and block == TextBlock(text=block.text) else None
 
@@ -497,7 +497,7 @@ class _Reading:
         self.spec.append(note)
 
     def _other(self, block: Any) -> None:
-        """A block without a part of its own kind; the text inside it, if any, is shown and counted."""
+        """Reads a block that has no kind of part; any text inside it is shown and counted."""
         note: Json = {"k": "raw", "block": block.model_dump(mode="json")}
         inner = getattr(block, "cited_content", None) or getattr(block, "content", None) or ()
         contents = cast("list[object]", inner) if isinstance(inner, list) else [inner]
@@ -522,14 +522,14 @@ class _Reading:
         return part, {**note, "text": raw} if isinstance(raw, str) else note
 
     def _call_id(self, raw: str | None, number: int) -> str:
-        """The call's id; some integrations give none, or the tool's name to all calls of it."""
+        """Returns the id of a call; some integrations set none, or the tool's name for all its calls."""
         used = {p.id for p in self.parts if isinstance(p, ToolCallPart)}
         if not raw:
             return f"call_{self.id}_{number}"
         return raw if raw not in used else f"{raw}#{number}"
 
     def finish(self) -> tuple[Part, ...]:
-        """All parts, with the reasoning and the tool calls that stand in `additional_kwargs` alone."""
+        """Returns all parts, with the reasoning and the tool calls that only `additional_kwargs` has."""
         if self.role == "tool":
             call_id, name = self.kwargs.get("tool_call_id"), self.kwargs.get("name")
             result = ToolResultPart(str(call_id or ""), "\n".join(self.texts), name if isinstance(name, str) else None)

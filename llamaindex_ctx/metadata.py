@@ -62,7 +62,7 @@ class Noted(dict[str, Any]):
         return super().get(key, self._marks.get(key, default))
 
     def items(self) -> dict_items[str, Any]:
-        """The marks too: whoever serialises goes by this, who copies or prints a dict does not."""
+        """Returns the marks too: serialisers use this method, while copying or printing a dict does not."""
         return {**self._marks, **self}.items()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ class Noted(dict[str, Any]):
 
 
 def mark(message: ChatMessage, **marks: str) -> None:
-    """Note the marks on the message beside those that it has."""
+    """Adds marks to those of the message."""
     extras: Json = message.additional_kwargs
     known = extras.marks if isinstance(extras, Noted) else {}
     message.additional_kwargs = Noted(extras, known | marks)
@@ -87,7 +87,7 @@ def is_summary(message: ChatMessage) -> bool:
 
 
 def section(text: str) -> ChatMessage:
-    """Text for one request only, in the user role, marked so that it is never stored."""
+    """Returns a user message for one request only, marked so that it is never stored."""
     message = ChatMessage(role=MessageRole.USER, content=text)
     mark(message, **{KIND_KEY: "section"})
     return message

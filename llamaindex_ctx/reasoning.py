@@ -54,7 +54,7 @@ def with_reasoning(llm: L) -> L:
 
 
 def check_reasoning(llm: LLM) -> None:
-    """ConfigError for an LLM that was told to think, and whose thoughts nobody here can send back."""
+    """Raises ConfigError for an LLM that is set to think and whose reasoning cannot be sent back."""
     if replay(llm) == "unknown" and any(getattr(llm, name, None) for name in _THINKS):
         raise _no_way(llm)
 
@@ -70,7 +70,7 @@ def replay(llm: LLM) -> Replay:
 
 
 def returning(llm: L) -> L:
-    """The LLM where it cannot be helped, else a copy that sends reasoning back."""
+    """Returns a copy of the LLM that sends reasoning back, or the LLM itself where that is not supported."""
     if replay(llm) != "helped":
         return llm
     return replaying(llm, _ReturnsReasoning)
@@ -138,7 +138,7 @@ class _ReturnsReasoning:
 
 
 def _restored(sent: Sequence[dict[str, Any]], messages: Sequence[ChatMessage], *, always: bool) -> bool:
-    """Reasoning into the request's assistant messages, if there is any; once one has it, services want the field in all.
+    """Puts reasoning into the request's assistant messages. When one has it, services require the field in all.
 
     `always` is for DeepSeek's, which wants the field in every answer while it thinks, and ignores it else.
     """
@@ -160,7 +160,7 @@ def _thought(message: ChatMessage) -> str | None:
 
 
 def _noted(response: ChatResponse) -> ChatResponse:
-    """The response with its reasoning also beside the message: streaming chat engines keep nothing else."""
+    """Adds the reasoning to `additional_kwargs` of the message, because streaming chat engines keep only those."""
     thought = _thought(response.message)
     if thought is not None:
         response.message.additional_kwargs[REASONING_KEY] = thought

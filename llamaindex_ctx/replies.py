@@ -39,7 +39,7 @@ _CACHE = ("cache_read_input_tokens", "cache_creation_input_tokens")  # Anthropic
 
 
 def chat_response(reply: Reply, *, one_call: bool = False) -> ChatResponse:
-    """A whole reply; usage stands in `additional_kwargs` under the names that LlamaIndex's token counters read."""
+    """Returns a whole reply, with usage in `additional_kwargs` under the names that LlamaIndex's token counters read."""
     message = reply.message
     extras: dict[str, Any] = _counts(reply.usage) if reply.usage is not None else {}
     if message.model is not None:
@@ -57,7 +57,7 @@ def chat_response(reply: Reply, *, one_call: bool = False) -> ChatResponse:
 
 
 def _arranged(message: Message, calls: Sequence[ToolCallPart]) -> tuple[Part, ...]:
-    """Thinking, one text (also when empty) and calls, as LlamaIndex expects them.
+    """Returns thinking, one text (even if empty) and calls, as LlamaIndex expects them.
 
     Where a provider sent something beside a part, such as a signature, everything stays where it came.
     """
@@ -83,7 +83,7 @@ def _counts(usage: Usage) -> dict[str, Any]:
 
 
 def _note_calls(message: ChatMessage, calls: Sequence[ToolCallPart]) -> None:
-    """The calls where structured streaming looks for them."""
+    """Puts the calls where structured streaming looks for them."""
     if calls:
         message.additional_kwargs["tool_calls"] = [
             {
@@ -101,7 +101,7 @@ def noted(response: ChatResponse) -> dict[str, Any]:
 
 
 def tool_selections(response: ChatResponse, *, malformed_ok: bool = False) -> list[ToolSelection]:
-    """The calls of a response. Arguments still under way are read as far as they go.
+    """Returns the tool calls of a response; incomplete arguments are parsed as far as they go.
 
     Arguments of a finished response that are no JSON object raise InvalidToolArgumentsError; with `malformed_ok` they become
     one argument that holds the text.
@@ -155,7 +155,7 @@ class CumulativeReply:
         self._raw: dict[str, Any] = {}
 
     def feed(self, chunk: Chunk) -> ChatResponse | None:
-        """The answer so far; None when the chunk adds nothing that can be seen."""
+        """Returns the answer so far; None when the chunk adds nothing visible."""
         raw: object = chunk.raw
         if isinstance(raw, dict):
             fields = cast("dict[str, Any]", raw)
@@ -179,7 +179,7 @@ class CumulativeReply:
         return _streamed(ChatResponse(message=message, raw=chunk.raw), text, thought)
 
     def close(self) -> ChatResponse:
-        """The whole answer, with usage and finish reason; the raw object is that of the chunks, laid over one another."""
+        """Returns the whole answer, with usage and finish reason; its raw object merges those of the chunks."""
         reply = self._fold.close()
         final = replace(reply, raw=self._raw or reply.raw)
         text = reply.message.text[len(self._text.text) :]
@@ -261,7 +261,7 @@ class _CallsSoFar:
 
 
 def whole_reply(response: ChatResponse, model: str) -> Reply:
-    """A whole response: its message, usage and finish reason."""
+    """Returns a whole response as a reply: its message, usage and finish reason."""
     usage, finish = usage_of(response), _finish(response)
     read = from_chat_message(response.message, uuid.uuid4().hex)
     message = replace(read, role="assistant", model=_model(response) or model, usage=usage, finish_reason=finish)
@@ -269,7 +269,7 @@ def whole_reply(response: ChatResponse, model: str) -> Reply:
 
 
 def usage_of(response: ChatResponse) -> Usage | None:
-    """Tokens under the names in use: beside the message (ours and others), or in the provider's own object."""
+    """Returns the usage of a response, from the fields beside the message or from the provider's own object."""
     raw: object = response.raw
     notes, reported = noted(response), field_of(raw, "usage")
     for source in (notes, reported, field_of(raw, "usage_metadata")):
@@ -292,7 +292,7 @@ def usage_of(response: ChatResponse) -> Usage | None:
 
 
 def _input_tokens(source: object) -> int | None:
-    """The input under Anthropic's name alone; `prompt_tokens` in a provider's own object includes the cache."""
+    """Returns the input tokens under Anthropic's name only; `prompt_tokens` in a provider's own object includes the cache."""
     return None if _first(source, "prompt_tokens") is not None else _first(source, "input_tokens")
 
 
@@ -315,7 +315,7 @@ def _first(source: object, *names: str) -> int | None:
 
 
 def field_of(source: object, name: str) -> object:
-    """A field of a mapping or of an object, whichever the provider's library gives."""
+    """Returns a field of a mapping or of an object, whichever the provider's library returns."""
     if isinstance(source, Mapping):
         return cast("Mapping[str, object]", source).get(name)
     return cast("object", getattr(source, name, None))

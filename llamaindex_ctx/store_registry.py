@@ -44,7 +44,7 @@ class Source:
     name: str = ""  # that it was registered under
 
     def open(self) -> tuple[Store, bool]:
-        """The store, and whether it was opened here."""
+        """Returns the store, and True when this call opened it."""
         return open_store(self.store), isinstance(self.store, str)
 
 
@@ -110,7 +110,7 @@ def find_source(name: str) -> Source:
 
 
 def stored_name(name: object) -> str:
-    """The name that a dict gives; never a URL, which would let the dict choose what is opened."""
+    """Returns the store name in a dict; raises ConfigError for a URL, which would let the dict choose the store."""
     if not isinstance(name, str) or "://" in name:
         raise ConfigError(
             "the dict does not name a registered store, and a URL in a dict is not trusted: give store=... beside it"
@@ -119,7 +119,7 @@ def stored_name(name: object) -> str:
 
 
 def name_of(source: Source) -> str:
-    """The name of a source: its own, else a registered one of the same store; one is made up, for this process, without."""
+    """Returns the name of a store: its own, or that of the same registered store, or one generated for this process."""
     with _lock:
         own = _given.get(source.name)
         if own is not None and _same_store(own, source):
@@ -134,7 +134,7 @@ def name_of(source: Source) -> str:
 
 
 def forget(source: Source) -> None:
-    """Drop a name that was made up for the source, or for its Store."""
+    """Removes a name that was generated for the source or its Store."""
     own_store = not isinstance(source.store, str)
     _made_up.discard(lambda _, known: known is source or (own_store and known.store is source.store))
 
@@ -145,7 +145,7 @@ def _same_store(one: Source, other: Source) -> bool:
 
 
 def keep_live(live: Live) -> None:
-    """Remember an engine for as long as a memory holds it."""
+    """Keeps an engine for as long as a memory uses it."""
     with _lock:
         _live[live.key] = live
 

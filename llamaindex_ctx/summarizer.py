@@ -22,7 +22,7 @@ __all__ = ["LlmSummarizer", "UnknownWindow", "check_llm", "known_window", "marke
 
 
 def check_llm(what: str, candidate: object) -> None:
-    """ConfigError for what is no LLM of LlamaIndex, such as a model's name or another framework's model."""
+    """Raises ConfigError for anything but a LlamaIndex LLM, such as a model's name or another framework's model."""
     if not isinstance(candidate, LLM):
         raise ConfigError(
             f"{what} is {kind_of(candidate)}: give a LlamaIndex LLM, such as CtxLLM(model=..., provider=...) of llamaindex_ctx"
@@ -39,7 +39,7 @@ class UnknownWindow(LLMMetadata):
 
 
 def told_window(llm: LLM) -> int | None:
-    """The LLM's window in tokens; None where nobody said any, also where LlamaIndex assumes its default then."""
+    """Returns the LLM's window in tokens; None where it is only LlamaIndex's default."""
     metadata = llm.metadata
     if isinstance(metadata, UnknownWindow):
         return None
@@ -64,7 +64,7 @@ def _unknown(kind: str, model: str) -> str:
 
 
 def marked(what: str) -> dict[str, Any]:
-    """The caller's instrumentation tags, and `ctxfold: what` for a call that the engine makes beside the conversation."""
+    """Adds the tag `ctxfold: what` to the caller's instrumentation tags, for a call outside the conversation."""
     return {**active_instrument_tags.get(), "ctxfold": what}
 
 

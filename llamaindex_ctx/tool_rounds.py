@@ -21,12 +21,12 @@ def paired(
     *,
     stray: Callable[[Message], Message] | None = None,
 ) -> list[Message]:
-    """The batch with each result bound to its call, and each call answered before the conversation goes on.
+    """Returns the messages with each result bound to its call, and each call answered before the next message.
 
-    An agent that returns one tool's output directly drops the results of its parallel calls: those are answered by a note
-    for the model that says so. Calls of the last round may still wait; `waiting` are those of the batch before.
-    A result right behind a reply that called nothing (code agents call in plain text) becomes a user message, because no
-    service takes it otherwise; `stray` says what becomes of every result that answers no call.
+    An agent that returns one tool's output directly drops the results of its parallel calls: those are answered by a note for
+    the model that says so. Calls of the last round may still wait; `waiting` are those of the batch before. A result right
+    behind a reply that called nothing (code agents call in plain text) becomes a user message, because no service takes it
+    otherwise; `stray` says what becomes of every result that answers no call.
     """
     pairs: list[Message] = []
     open_calls = list(waiting)
@@ -48,14 +48,14 @@ def _no_result(call: ToolCallPart, id: str) -> Message:
 
 
 def as_text(message: Message) -> Message:
-    """A tool's result as the user would tell it."""
+    """Returns a tool's result as a user message."""
     parts: list[TextPart | MediaPart] = [TextPart(f"Result of a tool call:\n{message.text}")]
     parts += [p for p in message.parts if isinstance(p, MediaPart)]
     return replace(message, role="user", parts=tuple(parts), name=None)
 
 
 def _bound(message: Message, waiting: list[ToolCallPart]) -> Message | None:
-    """The result under the id of the first call that it can belong to: given, numbered (`look#1`), or none at all."""
+    """Returns the result under the id of the first call that matches: the same, a numbered one (`look#1`), or any for none."""
     result = message.tool_results[0]
     call_id = result.call_id
     call = next((c for c in waiting if not call_id or c.id == call_id or c.id.rpartition("#")[0] == call_id), None)
@@ -69,7 +69,7 @@ def _bound(message: Message, waiting: list[ToolCallPart]) -> Message | None:
 
 
 def unanswered(messages: Sequence[Message]) -> tuple[ToolCallPart, ...]:
-    """The calls of the last round whose results are not there."""
+    """Returns the calls of the last round that have no result."""
     answered: set[str] = set()
     for message in reversed(messages):
         if message.role != "tool":
@@ -79,7 +79,7 @@ def unanswered(messages: Sequence[Message]) -> tuple[ToolCallPart, ...]:
 
 
 def finished(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages without a last round whose results are not all there: no request may hold an orphan call."""
+    """Returns the messages without an incomplete last round, because no request may contain a call without a result."""
     if not unanswered(messages):
         return messages
     last = max(i for i, m in enumerate(messages) if m.role != "tool")
@@ -87,7 +87,7 @@ def finished(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def calls_beside(value: Any) -> Iterable[ToolCallPart]:
-    """Tool calls as LLM classes note them beside a message: in OpenAI's shape, Anthropic's, or LlamaIndex's own selection."""
+    """Returns the tool calls in `additional_kwargs`: in the shape of OpenAI, Anthropic, or LlamaIndex's own selection."""
     for item in cast("list[object]", value) if isinstance(value, list) else ():
         call = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
         inner = call.get("function")

@@ -105,7 +105,7 @@ class LlmCall:
         return cls(uuid.uuid4().hex, sent, bool(arguments.get(ONE_CALL)), arguments.get(WINDOW))
 
     def options(self, scratch: str) -> Options:
-        """For the engine; of the arguments it needs to know what takes room."""
+        """Returns the options for the engine: the arguments that take room in the request."""
         limit = self.arguments.get("max_tokens")
         return Options(
             max_tokens=limit if isinstance(limit, int) else None,
@@ -116,7 +116,7 @@ class LlmCall:
         )
 
     def begin(self) -> None:
-        """Forget what an attempt that failed has left."""
+        """Discards the state of a failed attempt."""
         self.waiting.clear()
 
     def put(self, response: ChatResponse) -> None:
@@ -217,7 +217,7 @@ def _call(request: Request) -> LlmCall:
 
 
 def _forget_other_calls(response: ChatResponse) -> None:
-    """Beside the message, too, only the calls that its blocks have kept."""
+    """Removes calls from `additional_kwargs` that the blocks of the message no longer have."""
     message = response.message
     call_ids = {block.tool_call_id for block in message.blocks if isinstance(block, ToolCallBlock)}
     tool_calls: object = message.additional_kwargs.get("tool_calls")
@@ -227,7 +227,7 @@ def _forget_other_calls(response: ChatResponse) -> None:
 
 
 def _counted(tool: object) -> ToolSpec:
-    """A tool for counting, in whichever shape the LLM takes it."""
+    """Returns a tool for counting, from any shape that the LLM takes."""
     row: object = tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
     if not isinstance(row, Mapping):
         return ToolSpec("tool", str(row), {})
@@ -290,7 +290,7 @@ class RunSessions(SessionPool):
     def rounds_of(
         self, run_key: RunKey, messages: Sequence[Message]
     ) -> tuple[tuple[Message, ...], frozenset[str]] | None:
-        """The question with the tool rounds that it has led to, and the ids that came with them, for an agent that asks without.
+        """Returns a question with its tool rounds and their ids, for an agent that sends the question alone.
 
         One that has to stop early asks for an answer from "the information gathered so far" with what its memory has, which is
         nothing of this run. None where it may be another run that found them.
@@ -303,7 +303,7 @@ class RunSessions(SessionPool):
     def keep_rounds(
         self, run_key: RunKey, messages: Sequence[Message], caller_ids: frozenset[str], answer: Message
     ) -> None:
-        """Note the tool rounds that a question has led to so far; forget them when the answer calls nothing: the run is over."""
+        """Stores the tool rounds of a question so far; removes them when the answer has no calls, which ends the run."""
         question_end = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1) + 1
         if not question_end:
             return
@@ -323,7 +323,7 @@ class RunSessions(SessionPool):
                 self._rounds.put(key, updated)
 
     def take_run(self, messages: Sequence[Message]) -> Run:
-        """The run that these messages go on with, or a new one; what it knows is left out."""
+        """Returns the run that these messages continue, or a new one, and the messages that it does not have."""
         answered = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=-1) + 1
         key = _digest(messages[:answered])
         with self._runs_lock:
@@ -335,7 +335,7 @@ class RunSessions(SessionPool):
         return Run(context, (), tuple(messages[answered:]))
 
     def keep_run(self, context: AgentContext, messages: Sequence[Message], answer: Message) -> None:
-        """Wait for the list that goes on after this answer; the oldest run of too many is closed."""
+        """Keeps the run for the list that follows this answer; closes the oldest of too many runs."""
         key = _digest([*messages, answer])
         with self._runs_lock:
             self._runs.append((key, context))
@@ -363,7 +363,7 @@ def _after_question(rounds: _Rounds, run_key: RunKey, *, over: bool) -> _Rounds:
 
 
 def _after_round(rounds: _Rounds, run_key: RunKey, newest: _Rounds) -> _Rounds:
-    """The newest list, unless it may be another run's than what was held or what comes next."""
+    """Returns the newest list, unless it may belong to another run than the one kept or the one that follows."""
     begins = newest.listed[: len(rounds.listed)]
     runs = max(rounds.runs, 1)
     if not run_key.run and _digest(begins) != _digest(rounds.listed):
@@ -679,7 +679,7 @@ class _IncomingMessages:
         return cls(run_key, prompts or None, listed, injected, caller_ids)
 
     def with_rounds(self, sessions: RunSessions) -> _IncomingMessages:
-        """With the tool rounds of the run, where an agent that stops early leaves them out."""
+        """Returns the messages with the tool rounds of the run, which an agent that stops early leaves out."""
         rounds = sessions.rounds_of(self.run_key, self.listed)
         if rounds is None:
             return self
@@ -687,7 +687,7 @@ class _IncomingMessages:
         return replace(self, listed=(*messages, self.listed[-1]), caller_ids=self.caller_ids | caller_ids)
 
     def in_session(self, context: AgentContext, call: LlmCall) -> _SessionCall:
-        """Of the list, what the session does not have is new."""
+        """Returns the call of a session, in which the messages of the list that the session does not have are new."""
         key = SessionKey(context.owner, context.session)
         options = call.options(self.injected)
         question = TurnInput(key, self.listed, options, self.prompts, given_ids=self.caller_ids, reply_id=call.reply_id)

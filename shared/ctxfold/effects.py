@@ -97,12 +97,12 @@ class LocalTasks:
 
     @property
     def running(self) -> int:
-        """How many pieces of work are under way."""
+        """Returns how many pieces of work are running."""
         with self._lock:
             return len(self._threads) + len(self._tasks)
 
     def start(self, work: Callable[[Callable[[], bool]], None]) -> bool:
-        """Run `work` in a thread of its own; it is given a function that says whether to stop. False once closed."""
+        """Runs `work` in a new thread, with a function that tells it to stop. Returns False once closed."""
         context = copy_context()
 
         def body() -> None:
@@ -121,7 +121,7 @@ class LocalTasks:
         return True
 
     def start_on_loop(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Run `work` as a task of the running loop. False once closed."""
+        """Runs `work` as a task of the running loop. Returns False once closed."""
         with self._lock:
             if self._stop.is_set():
                 work.close()
@@ -138,7 +138,7 @@ class LocalTasks:
             task.exception()  # told already; retrieved, so that the loop does not complain
 
     def close(self, *, wait: bool) -> None:
-        """End all work: threads are waited for, or told to stop. Tasks of a loop cannot be waited for here: they are cancelled."""
+        """Ends all work: waits for threads, or tells them to stop, and cancels tasks of event loops."""
         threads, tasks = self._taken(wait)
         for task in tasks:
             loop = task.get_loop()
@@ -149,7 +149,7 @@ class LocalTasks:
         self._stop.set()
 
     async def aclose(self, *, wait: bool) -> None:
-        """The same without blocking the loop; the running loop's own tasks are waited for, or cancelled."""
+        """Ends all work without blocking the loop; waits for the running loop's own tasks, or cancels them."""
         threads, tasks = self._taken(wait)
         here = asyncio.get_running_loop()
         mine = [t for t in tasks if t.get_loop() is here]
@@ -196,7 +196,7 @@ Flow: TypeAlias = Generator[Effect[Any], Any, T]
 
 
 def run(flow: Flow[T], ports: Ports) -> T:
-    """Drive a flow to its end on this thread."""
+    """Drives a flow to its end on this thread and returns its result."""
     try:
         effect = next(flow)
         while True:
@@ -214,7 +214,7 @@ def run(flow: Flow[T], ports: Ports) -> T:
 
 
 async def arun(flow: Flow[T], ports: Ports) -> T:
-    """Drive a flow to its end on the running loop; cancellation is thrown into the flow."""
+    """Drives a flow to its end on the running loop; returns its result, and throws cancellation into the flow."""
     try:
         effect = next(flow)
         while True:
@@ -399,7 +399,7 @@ class DetachedCall(Effect[T]):
 
 
 def _left_alone(function: Callable[[], T]) -> Future[T]:
-    """The result to come of a call in a thread that nobody has to wait for."""
+    """Returns the future of a call in a daemon thread, for which the end of the process does not wait."""
     future: Future[T] = Future()
     context = copy_context()
 
@@ -603,7 +603,7 @@ class Start(Effect[bool]):
 
 
 def _until(flow: Flow[None], stopped: Callable[[], bool]) -> Flow[None]:
-    """The flow, ended before its next effect once it is to stop."""
+    """Runs the flow, and ends it before its next effect once `stopped()` is true."""
     result: Any = None
     error: BaseException | None = None
     try:

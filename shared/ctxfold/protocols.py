@@ -241,12 +241,12 @@ class ContextBackend(Protocol):
 
     @property
     def context_window(self) -> int | None:
-        """The model's window in tokens; None when it is unknown."""
+        """Returns the model's window in tokens; None when it is unknown."""
         ...
 
     @property
     def scratch_role(self) -> str:
-        """The role that the service accepts for one message at the very end of a request."""
+        """Returns the role that the service accepts for one message at the very end of a request."""
         ...
 
     @property
@@ -471,8 +471,7 @@ class Store(ItemStore, Protocol):
     async def asessions(self, owner: str) -> tuple[str, ...]: ...
 
     def copies(self, key: SessionKey) -> tuple[str, ...]:
-        """Returns the owner's other sessions whose log begins with the same record: its forks, and the sessions it was forked
-        from."""
+        """Returns the owner's other sessions whose log begins with the same record: its forks, and those it was forked from."""
         ...
 
     async def acopies(self, key: SessionKey) -> tuple[str, ...]: ...
@@ -551,13 +550,13 @@ class Replicated(Protocol):
 
 class Clock(Protocol):
     def now_s(self) -> float:
-        """Unix time in seconds."""
+        """Returns the Unix time in seconds."""
         ...
 
 
 class Ids(Protocol):
     def new(self) -> str:
-        """An id never given before, by any process."""
+        """Returns an id that no process has used before."""
         ...
 
 
@@ -565,15 +564,15 @@ class Tasks(Protocol):
     """Work that goes on while the caller does something else."""
 
     def start(self, work: Callable[[Callable[[], bool]], None]) -> bool:
-        """Run it in a thread; it is given a function that says whether to stop. Whether it was begun."""
+        """Runs the work in a thread, with a function that tells it to stop; returns True when it was started."""
         ...
 
     def start_on_loop(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Run it as a task of the running loop. Whether it was begun."""
+        """Runs the work as a task of the running loop; returns True when it was started."""
         ...
 
     def close(self, *, wait: bool) -> None:
-        """Wait for what is under way, or end it; nothing is begun any more."""
+        """Waits for running work, or ends it; starts nothing afterwards."""
         ...
 
     async def aclose(self, *, wait: bool) -> None: ...

@@ -208,7 +208,7 @@ def _is_intact(file: _EncodingFile, data: bytes) -> bool:
 
 
 def _download_within(file: _EncodingFile, deadline_s: float) -> bytes | str:
-    """The verified file, also stored in our cache folder, or why there is none; within the deadline."""
+    """Returns the verified file, also stored in the cache folder, or the reason why there is none; obeys the deadline."""
     outcome: list[bytes | str] = []
     end = time.monotonic() + deadline_s
     # a thread, as name resolution knows no time-out; a daemon, so that a hung one does not delay the exit
@@ -239,7 +239,7 @@ def _fetch(url: str, end: float) -> bytes | str:
 
 
 def _store(path: Path, data: bytes) -> None:
-    """Best effort: a read-only home costs a download in the next process, nothing else."""
+    """Stores the file if possible; with a read-only home, the next process downloads it again."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -263,10 +263,10 @@ _LAST_SAFE_CUT: Final = re.compile(r"(?s:.*)[^\W_](?=[\s!-&(-/:-@\[-`{-~、。�
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """The text in blocks of bounded length, cut where tokens end if there is such a place.
+    """Yields the text in blocks of bounded length, cut where tokens end if there is such a place.
 
-    Merging takes more than linear time in an unbroken run, and matching recurses on it: a megabyte of one
-    letter would stall. Only a run of over 2,048 characters without a safe place is cut inside.
+    Merging takes more than linear time in an unbroken run, and matching recurses on it: a megabyte of one letter would stall.
+    Only a run of over 2,048 characters without a safe place is cut inside.
     """
     start = 0
     while len(text) - start > _BLOCK_CHARS:

@@ -75,7 +75,7 @@ class HistoryTool:
 
 
 def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
-    """read_message, search_history, pin_message, unpin_message and compact_history over one session.
+    """Returns the tools read_message, search_history, pin_message, unpin_message and compact_history for one session.
 
     These tools are the only way for a model to pin messages; no text of a message or a tool output can do so. Messages that are
     for the user only cannot be read. `compact_history` works once per turn.
@@ -204,7 +204,7 @@ class _Bound:
 
 
 def _page_chars(text: str, limit_tokens: int, counter: TokenCounter) -> int:
-    """How many characters of the text fit the limit, however many tokens its script needs."""
+    """Returns how many characters of the text fit the limit of tokens, in any script."""
     size = min(len(text), 4 * limit_tokens)
     while size > LEAST_PAGE_CHARS and (tokens := counter.count_text(text[:size])) > limit_tokens:
         size = min(size - 1, size * limit_tokens // tokens)

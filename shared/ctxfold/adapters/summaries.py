@@ -74,7 +74,7 @@ class SummaryWriter:
         return summary if summary.fallback_level != "truncate" else self._verbatim(messages, summary)
 
     def _verbatim(self, messages: Sequence[Message], failed: Summary) -> Summary:
-        """Messages that are too short to be summarised stand for themselves."""
+        """Returns the messages themselves, where they are too short to be summarised."""
         text = "\n".join([HEADING, *transcript(messages)])
         if (tokens := self._ports.counter.count_text(text)) > self._rules.summary_tokens:
             raise SummarizationFailedError(

@@ -173,11 +173,11 @@ class OpenAnswer:
         self.started = False
 
     def arrived(self) -> Chunk | None:
-        """The next chunk if it is there already."""
+        """Returns the next chunk if it has arrived already, else None."""
         return self._chunks.popleft() if self._chunks else None
 
     def next(self) -> Steps[Chunk | None]:
-        """The next chunk, None after the last; raises what went wrong once all before it was given."""
+        """Returns the next chunk, None after the last; raises a failure once all chunks before it were returned."""
         while not self._chunks:
             if self._ended:
                 yield from self._finish()
@@ -196,7 +196,7 @@ class OpenAnswer:
             self.take_in(data)
 
     def take_in(self, data: bytes) -> None:
-        """The next bytes of the body, b"" at its end."""
+        """Takes the next bytes of the body; b"" is its end."""
         parser = self._parser
         if data:
             self._take(parser.feed(data))
@@ -206,7 +206,7 @@ class OpenAnswer:
         self._ended = not data or parser.done or parser.error is not None
 
     def broke_off(self, error: BackendError) -> None:
-        """The body ended badly: an answer that has its finish reason only lacks its epilogue."""
+        """Handles a body that broke off. An answer with a finish reason lacks only its epilogue, and is complete."""
         if self._parser.complete:
             self.take_in(b"")
         else:
@@ -244,12 +244,12 @@ class OpenAnswer:
 
 
 def whole_reply(call: HttpCall) -> Steps[Reply]:
-    """The complete answer; every failure that may be retried is, as nothing has been handed out before the end."""
+    """Returns the complete answer. Retries every retryable failure, because nothing is returned before the end."""
     return (yield from _retried(call, lambda: _reply_once(call)))
 
 
 def open_answer(call: HttpCall) -> Steps[OpenAnswer]:
-    """An answer whose first event has arrived; what fails before it is retried, nothing after it."""
+    """Returns an answer whose first event has arrived. Retries failures before that event, and none after it."""
     return (yield from _retried(call, lambda: _open_once(call)))
 
 
@@ -275,7 +275,7 @@ def _open_once(call: HttpCall) -> Steps[OpenAnswer]:
 
 
 def counted_tokens(call: HttpCall) -> Steps[int]:
-    """The number of input tokens that a counting endpoint answers with; failures that may be retried are."""
+    """Returns the number of input tokens from a counting endpoint; retries retryable failures."""
     return (yield from _retried(call, lambda: _count_once(call)))
 
 
@@ -355,7 +355,7 @@ def drive(steps: Steps[T], channel: Channel) -> T:
 
 
 async def adrive(steps: Steps[T], channel: AsyncChannel) -> T:
-    """The same on a running loop; cancellation closes the channel at once."""
+    """Runs the steps as `drive` does, on a running loop; cancellation closes the channel at once."""
     try:
         step = next(steps)
         while True:

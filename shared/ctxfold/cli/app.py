@@ -19,7 +19,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="ctxfold",
-    help="Look at, search and change the conversations that ctxfold keeps in a store.",
+    help="Inspect, search and change the conversations that ctxfold keeps in a store.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -60,4 +60,4 @@ def describe(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
-    """Look at, search and change the conversations that ctxfold keeps in a store."""
+    """Inspect, search and change the conversations that ctxfold keeps in a store."""

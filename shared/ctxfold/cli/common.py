@@ -59,7 +59,7 @@ def _checked_owner(context: typer.Context, owner: str) -> str:
 
 
 Owner: TypeAlias = Annotated[
-    str, typer.Option("--owner", envvar=OWNER_VARIABLE, callback=_checked_owner, help="whose sessions they are")
+    str, typer.Option("--owner", envvar=OWNER_VARIABLE, callback=_checked_owner, help="the owner of the sessions")
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="SESSION", help="the session's name")]

@@ -15,7 +15,7 @@ HELP_CHARS = 70
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A word that may follow: a command or an option, whether a value follows it, and what it is for."""
+    """A word that may follow: a command or an option, whether it takes a value, and its description."""
 
     word: str
     about: str
@@ -29,7 +29,7 @@ def completion(
     context: typer.Context,
     shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish")],
 ) -> None:
-    """Print a completion script, to be read by the shell's start file: eval "$(ctxfold completion bash)"."""
+    """Print a completion script for the shell's start file: eval "$(ctxfold completion bash)"."""
     write = SHELLS.get(shell)
     if write is None:
         raise typer.BadParameter(f"use {', '.join(SHELLS)}", param_hint="SHELL")

@@ -1,4 +1,4 @@
-"""Implements `ctxfold doctor`: says what works here and what does not, a line for each thing."""
+"""Implements `ctxfold doctor`: reports what works on this machine and what does not, one line per check."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SUMS = frozenset({"all"})  # extras that only name others
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, and the verdict. "missing" is what is optional and not installed."""
+    """A check and its verdict; "missing" means that an optional package is not installed."""
 
     verdict: Literal["ok", "missing", "failed"]
     what: str

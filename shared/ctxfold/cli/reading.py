@@ -84,7 +84,7 @@ def show(
     store: StoreUrl,
     references: References = None,
     owner: Owner = OWNER,
-    audience: Annotated[str, typer.Option("--audience", help="all, user, or model: the window as it stands")] = "all",
+    audience: Annotated[str, typer.Option("--audience", help="all, user, or model (the current window)")] = "all",
     last: Annotated[int | None, typer.Option("--last", min=1, help="only this number of newest messages")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -150,12 +150,12 @@ def window(
 
 def search(  # noqa: PLR0913 - the options of a command
     words: Annotated[
-        list[str], typer.Argument(metavar="[SESSION] QUERY...", help="the session, and words to look for")
+        list[str], typer.Argument(metavar="[SESSION] QUERY...", help="the session, and words to search for")
     ],
     store: StoreUrl,
     owner: Owner = OWNER,
     every: Annotated[
-        bool, typer.Option("--all", help="in all sessions of the owner; every word is the query's")
+        bool, typer.Option("--all", help="search all sessions of the owner; every word is part of the query")
     ] = False,
     only: Annotated[list[str] | None, typer.Option("--session", help="with --all: only in this session")] = None,
     roles: Annotated[list[str] | None, typer.Option("--role", help="only messages of this role")] = None,
@@ -204,7 +204,7 @@ def inspect(
     name: Name,
     store: StoreUrl,
     owner: Owner = OWNER,
-    html: Annotated[Path | None, typer.Option("--html", help="write one HTML page that needs nothing else")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="write one self-contained HTML page")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Report on a session: its window, its events, and the place of every message."""

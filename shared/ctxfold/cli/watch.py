@@ -30,10 +30,8 @@ def watch(
     name: Name,
     store: StoreUrl,
     owner: Owner = OWNER,
-    interval_s: Annotated[
-        float, typer.Option("--interval", min=0.05, max=3_600, help="seconds between two looks")
-    ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="show it once and end")] = False,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.05, max=3_600, help="seconds between updates")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="show the window once and exit")] = False,
 ) -> None:
     """Watch a session's window: tokens by zone, room, the next compaction and recent ones. Ctrl-C ends it.
 

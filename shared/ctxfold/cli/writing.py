@@ -53,7 +53,7 @@ def compact(
     store: StoreUrl,
     owner: Owner = OWNER,
     model: Annotated[
-        str | None, typer.Option("--model", help="who writes the summary; without it, verbatim lines")
+        str | None, typer.Option("--model", help="the model that writes the summary; without it, an extractive summary")
     ] = None,
     provider: Annotated[str | None, typer.Option("--provider", help="the model's provider; generic if unset")] = None,
     wire: Annotated[str | None, typer.Option("--wire", help="its wire format, for a provider with several")] = None,
@@ -106,7 +106,7 @@ def fork(
     at: Annotated[str | None, typer.Option("--at", help="the last message to copy: an id or #17")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new session with the history of this one."""
+    """Create a new session with the history of this one."""
     with within(as_json=as_json), session(store, name, owner) as context:
         view = context.fork(new, at=at).view()
         payload = {"session": new, "messages": len(view), "tokens": view.tokens}
@@ -119,7 +119,7 @@ def export(
     store: StoreUrl,
     owner: Owner = OWNER,
     zone: Annotated[str, typer.Option("--zone", help=", ".join(Zones))] = "all",
-    native: Annotated[bool, typer.Option("--native", help="write each message in its provider's shape")] = False,
+    native: Annotated[bool, typer.Option("--native", help="write each message in its provider's format")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a session as JSON lines; zone "all" writes the whole session, which `import` restores."""
@@ -132,15 +132,15 @@ def export(
 
 def import_(
     name: Name,
-    file: Annotated[Path, typer.Argument(help="JSON lines: an export, or messages in a provider's own shape")],
+    file: Annotated[Path, typer.Argument(help="JSON lines: an export, or messages in a provider's format")],
     store: StoreUrl,
     owner: Owner = OWNER,
     context_window: Annotated[
-        int | None, typer.Option("--context-window", min=1, help="in tokens; for a new session whose file has none")
+        int | None, typer.Option("--context-window", min=1, help="in tokens, for a new session when the file sets none")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import messages, all or none. A missing session is made; a whole session can only be imported into a new one."""
+    """Import messages, all or none. A missing session is created; a whole session can only be imported into a new one."""
     with within(as_json=as_json):
         new = not _exists(store, name, owner)
         rules: dict[str, Any] = file_rules(file) if new else {}
@@ -195,13 +195,19 @@ def prune(
     store: StoreUrl,
     name: Annotated[str | None, typer.Argument(metavar="[SESSION]", help="only this session")] = None,
     owner: Owner = OWNER,
-    older_than: Annotated[str | None, typer.Option("--older-than", help="messages of before: 12h, 30d, 6w, 1y")] = None,
-    max_messages: Annotated[int | None, typer.Option("--max-messages", help="of each session the newest stay")] = None,
-    max_bytes: Annotated[int | None, typer.Option("--max-bytes", help="of each session the newest bytes stay")] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="erase older messages: 12h, 30d, 6w, 1y")
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", help="keep at most this number of messages per session")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", help="keep at most this number of bytes per session")
+    ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Erase for good what is beyond these limits in every session of the owner; sessions that are older are removed."""
+    """Erase for good what exceeds these limits in every session of the owner; sessions that are older are removed."""
     with within(as_json=as_json), opened(store) as place:
         limits = Retention(
             max_age=None if older_than is None else age("--older-than", older_than),
@@ -231,10 +237,10 @@ def partition(
     partitions: Annotated[
         int | None, typer.Argument(metavar="[PARTITIONS]", help="how many: 2 to 1024, 16 to 64 for most")
     ] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="take back a move that is not complete")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="cancel a move that is not complete")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move a PostgreSQL store into tables that are partitioned by owner, while it is in use. Run it again where it was ended."""
+    """Move a PostgreSQL store to tables partitioned by owner, while it is in use. Run it again after an interruption."""
     with within(as_json=as_json), opened(store) as opened_store:
         place = cast("SqlStore", opened_store)  # there is no other one with a URL
         if (partitions is None) is not cancel:

@@ -179,7 +179,7 @@ class _Source:
 
     @property
     def folded(self) -> str:
-        """The text in lower case, of the same length."""
+        """Returns the text in lower case, with its length unchanged."""
         if self._folded is None:
             lower = self.text.lower()
             if len(lower) != len(self.text):

@@ -60,7 +60,7 @@ class SessionFacts:
 
     @property
     def mode(self) -> str:
-        """The occasion as "close", "cap" or "forced"; deprecated."""
+        """Returns the occasion as "close", "cap" or "forced"; deprecated."""
         warn_renamed("facts.mode ('close', 'cap', 'forced')", "facts.occasion ('after_turn', 'must_fit', 'on_demand')")
         return _MODES[self.occasion]
 

@@ -49,7 +49,7 @@ class CompactionInput:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of the next request, with tools and other overhead."""
+        """Returns the tokens of the next request, with tools and other overhead."""
         return self.view.tokens + self.facts.overhead_tokens
 
     @property
@@ -68,7 +68,7 @@ class CompactionInput:
 
     @property
     def touchable_tokens(self) -> int:
-        """Tokens of the view without system prompts."""
+        """Returns the tokens of the view without system prompts."""
         return self.view.tokens - sum(e.tokens for e in self.view.system)
 
     @property

@@ -99,7 +99,7 @@ class Engine:
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The sections beside the conversation, in order of precedence where not all of them fit."""
+        """Returns the sections; where not all of them fit, earlier ones take precedence."""
         return self.fitter.sections
 
     @sections.setter

@@ -125,7 +125,7 @@ class Cursor:
 
     @property
     def end(self) -> int:
-        """The length that the list had."""
+        """Returns the length of the list."""
         return self.before + len(self.handed)
 
     def has_same_ids(self, incoming: IncomingList) -> bool:

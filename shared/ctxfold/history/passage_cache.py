@@ -44,7 +44,7 @@ class Reading:
 
     @property
     def sentences(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        """Each sentence, or record of JSON or a table, with its terms."""
+        """Returns each sentence, or record of JSON or a table, with its terms."""
         if self._sentences is None:
             self._sentences = tuple((each, frozenset(term_counts(each))) for each in records(self.text))
         return self._sentences
@@ -216,7 +216,7 @@ def packed_vectors(places: Sequence[int], values: array[float]) -> bytes:
 
 
 def unpacked_vectors(data: bytes) -> tuple[tuple[int, ...], array[float]]:
-    """The inverse of `packed_vectors`; StoreCorruptError when the bytes are none."""
+    """Reverses `packed_vectors`; raises StoreCorruptError for other bytes."""
     try:
         count, size = _HEAD.unpack_from(data)
         places: tuple[int, ...] = struct.unpack_from(f"<{count}I", data, _HEAD.size)

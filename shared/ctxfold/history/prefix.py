@@ -24,7 +24,7 @@ class PrefixStats:
 
     @property
     def reuse(self) -> float:
-        """The share of the sent tokens that a prefix cache could serve."""
+        """Returns the share of the sent tokens that a prefix cache could serve."""
         return self.reused_tokens / self.sent_tokens if self.sent_tokens else 0.0
 
 
@@ -103,7 +103,7 @@ class PrefixTracker:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of the newest request; None before the first."""
+        """Returns the epoch of the newest request; None before the first."""
         return None if self._last is None else self._last.view.epoch
 
     def stats(self) -> PrefixStats:

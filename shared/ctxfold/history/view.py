@@ -30,12 +30,12 @@ class Entry:
 
     @property
     def reference(self) -> str:
-        """The name by which the original is read back, such as `#17`."""
+        """Returns the reference that reads the original back, such as `#17`."""
         return f"#{self.number}" if self.number else self.id
 
     @property
     def version(self) -> tuple[int, int]:
-        """The pair of records that the bytes come from: equal versions mean equal bytes."""
+        """Returns the pair of records that the message comes from; equal versions mean equal bytes."""
         return (self.seq, self.shown_seq)
 
 

@@ -151,7 +151,7 @@ def _record(record: Record, *, without_message: bool = False) -> Json:
 
 
 def session_text(key: SessionKey, records: Sequence[Record]) -> str:
-    """A whole session as one JSON text with its version and a digest."""
+    """Returns a whole session as one JSON text with a version and a digest."""
     rows = [_record(record) for record in records]
     content = {"session": key.session, "owner": key.owner, "digest": _digest(rows), "records": rows}
     return json.dumps({"format": "ctxfold-session", "version": SESSION_VERSION, **content}, ensure_ascii=True)
@@ -165,7 +165,7 @@ def _digest(rows: Sequence[Json]) -> str:
 
 
 def parse_lines(path: str | os.PathLike[str], codec: LineCodec, new_id: Callable[[], str]) -> list[Line]:
-    """Every line of the file, checked; ImportLineError names the first bad one."""
+    """Returns every line of the file, checked; raises ImportLineError for the first bad one."""
     lines: list[Line] = []
     for number, raw in read_lines(path):
         try:
@@ -197,7 +197,7 @@ def has_log(lines: Sequence[Line]) -> bool:
 
 
 def log_of(lines: Sequence[Line]) -> list[tuple[int, Record]]:
-    """The records that the lines carry, each with the number of its line."""
+    """Returns the records in the lines, each with the number of its line."""
     records: list[tuple[int, Record]] = []
     for line in lines:
         for row in line.records:
@@ -223,7 +223,7 @@ def _parsed(row: Mapping[str, Any]) -> Record:
 
 
 def parse_session(path: str | os.PathLike[str]) -> tuple[SessionKey, tuple[Record, ...]]:
-    """A session file's owner and name, and its records.
+    """Returns the owner and name of the session in a file, and its records.
 
     StoreFormatError for another version or another kind of file, StoreCorruptError for a damaged one.
     """
@@ -252,14 +252,14 @@ def parse_session(path: str | os.PathLike[str]) -> tuple[SessionKey, tuple[Recor
 
 
 def stored_policy(records: Sequence[Record]) -> Json:
-    """The newest rules among the records, as the settings that an AgentContext takes."""
+    """Returns the newest policy among the records, as keyword arguments of AgentContext."""
     texts = [r.body.policy for r in records if isinstance(r.body, PolicyChanged)]
     rules: Json = json.loads(texts[-1]) if texts else {}
     return rules
 
 
 def file_rules(path: str | os.PathLike[str]) -> Json:
-    """The newest rules in an exported file, as `stored_policy` has them; none when it carries no log. The file may be anything."""
+    """Returns the newest policy in an exported file, as `stored_policy` does; empty for any file without a log."""
     changes: list[Record] = []
     for _, raw in read_lines(path):
         try:
@@ -279,7 +279,7 @@ def whole_log(open_session: OpenSession) -> Flow[tuple[Record, ...]]:
 
 
 def load_log(engine: Engine, key: SessionKey, numbered: Sequence[tuple[int, Record]]) -> Flow[tuple[Message, ...]]:
-    """Write a whole log into a session that has none of its own yet; the messages in it.
+    """Writes a whole log to a session that has none yet, and returns its messages.
 
     Snapshots are taken anew, by this engine's counter. SessionExistsError when the session holds anything else; nothing is
     written when anything is wrong.
@@ -308,7 +308,7 @@ def _alike(stored: Record, loaded: Record) -> bool:
 
 
 def _checked(key: SessionKey, numbered: Sequence[tuple[int, Record]], ports: Ports) -> tuple[Record, ...]:
-    """The records with snapshots of this counter, once they are known to fold into a legal conversation."""
+    """Returns the records with snapshots made with this counter, after checking that they fold into a legal conversation."""
     count = ports.counter.count
     state = SessionState(key, count)
     done: list[Record] = []
@@ -351,7 +351,7 @@ TRIES = 8
 def import_jsonl(
     engine: Engine, key: SessionKey, path: str | os.PathLike[str], opened: Flow[OpenSession], codec: LineCodec
 ) -> Flow[tuple[Message, ...]]:
-    """The messages of a file that were new to the session. A file that carries a log (zone "all") fills an empty session."""
+    """Stores the messages of a file and returns the new ones. A file with a log (zone "all") fills an empty session."""
     lines = parse_lines(path, codec, engine.ports.ids.new)
     if has_log(lines):
         return (yield from load_log(engine, key, log_of(lines)))
@@ -445,9 +445,9 @@ def _check_pins(engine: Engine, open_session: OpenSession, lines: Sequence[Line]
 
 
 def write_lines(path: str | os.PathLike[str], lines: Sequence[str]) -> int:
-    """Write the file beside its place and move it there, so that it is never half there.
+    """Writes the lines to a temporary file and moves it to `path`, so that the file is complete or absent; returns how many.
 
-    StoreUnavailableError, which is an OSError, when the disk has no room.
+    Raises StoreUnavailableError, which is an OSError, when the disk is full.
     """
     target = Path(path)
     if not target.parent.is_dir():
@@ -472,6 +472,6 @@ def write_lines(path: str | os.PathLike[str], lines: Sequence[str]) -> int:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, bytes]]:
-    """The lines that are not empty, each with its number; only newlines end a line, so U+2028 in a text does not."""
+    """Returns the lines that are not empty, each with its number. Only newlines end a line; U+2028 in a text does not."""
     lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

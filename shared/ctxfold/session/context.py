@@ -365,7 +365,7 @@ class AgentContext(SessionFiles, SharesSessions):
         return open_session.view(self._own_turn(open_session))
 
     def __len__(self) -> int:
-        """The number of messages in `view()`."""
+        """Returns the number of messages in `view()`."""
         return len(self.view().messages)
 
     def __bool__(self) -> bool:
@@ -484,7 +484,7 @@ class AgentContext(SessionFiles, SharesSessions):
 
 
 def _prompts(system: object) -> tuple[str, ...] | None:
-    """System prompts as a user gives them: None, one, or several."""
+    """Returns the system prompts of a `system` argument, which is None, one text or several."""
     if system is None or isinstance(system, str):
         return None if system is None else (system,)
     several = tuple(cast("Iterable[object]", system)) if isinstance(system, Iterable) else (system,)

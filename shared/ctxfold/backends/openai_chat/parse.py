@@ -197,7 +197,7 @@ class ChatParser(AnswerParser):
         )
 
     def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
-        """The regular end: late text, an implied finish reason, and the check that there was an answer."""
+        """Ends a stream regularly: emits late text, sets an implied finish reason, and checks that there was an answer."""
         self.done = True
         reasoning, content = self._tags.close() if self._tags is not None else ("", "")
         self.answered = self.answered or bool(reasoning or content)

@@ -228,7 +228,7 @@ def _is_foreign(block: object) -> bool:
 
 
 def _calls(profile: Profile, message: Message, *, model: str) -> list[dict[str, Any]]:
-    """The calls with what their provider added: another provider would refuse it."""
+    """Returns the calls with the fields that their provider added; they are sent to that provider only."""
     rules = profile.request
     own = message.model in (None, model)
     extras = [_fields(call) for call in message.tool_calls]
