@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Caller:
-    """How the call under way asks its model; each way is there where its kind of call uses it.
+    """The ways in which the current call can ask its model; each is set where its kind of call supports it.
 
     `repeat` and `arepeat` ask the model for a summary on the live prefix: as the call itself asks it, with the same tools and
     settings, but nothing of it reaches the call's own stream. `repeats` says whether a request of the session is one that the

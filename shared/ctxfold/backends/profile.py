@@ -219,7 +219,7 @@ class TokenRules(_Row):
 
 
 class CompactionRules(_Row):
-    """How a service is asked for its own summary of a conversation: at `path`, where it has one for that, with `body` added.
+    """The way to ask a service for its own summary of a conversation: at `path`, if it has a separate one, with `body` added.
 
     It writes one from `min_tokens` of input on. `ask` is the user's text that ends the conversation, where one has to.
     """

@@ -211,7 +211,7 @@ _NEAR_DAYS = {"tomorrow": 1, "yesterday": -1, "the day after tomorrow": 2, "the 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """What one person said in one go: a message, or a part of it, without time stamp and name.
+    """The words of one speaker: a message, or a part of it, without time stamp and name.
 
     Args:
         speaker: the name in front of the text, or the role; "" where the text names its speaker itself, as a ledger line does.

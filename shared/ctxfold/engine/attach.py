@@ -64,7 +64,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """Where a list that is handed in may go on.
+    """The places at which a caller's list may continue.
 
     `root` is the session asked for, `cursor` the one kept beside the list. `exclusive`: nobody else goes on from that cursor.
     `first`: this process has not seen another run at the list's place.

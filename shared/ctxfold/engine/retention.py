@@ -137,7 +137,7 @@ def _pruned(engine: Engine, key: SessionKey, limits: Retention) -> Flow[Erasure]
 
 @dataclass(slots=True)
 class _Log:
-    """What the limits are compared with: of each message of a closed turn its time and size, in the log's order."""
+    """Returns time and size of each message of a closed turn, in the order of the log, to compare with the limits."""
 
     messages: dict[str, tuple[float, int]]
     newest_s: float

@@ -85,7 +85,7 @@ def near_chunks(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What embeds messages of a session; `keeps` says that the store keeps the vectors."""
+    """The parts needed to embed messages of a session; `keeps` says that the store keeps the vectors."""
 
     open_session: OpenSession
     embedder: Embedder

@@ -1,1 +1,1 @@
-"""Where logs are kept: `ctxfold.stores.memory.MemoryStore` and `ctxfold.stores.sql.SqlStore`."""
+"""Stores for logs: `ctxfold.stores.memory.MemoryStore` and `ctxfold.stores.sql.SqlStore`."""

@@ -220,7 +220,7 @@ class BaseStore(ABC, Closing):
         documents: Sequence[Document] = (),
         known_id: str | None = None,
     ) -> tuple[Record, ...]:
-        """As `append`; when cancelled it may or may not have been written: read the head again."""
+        """The async form of `append`. After a cancellation the records may or may not be stored: read the head again."""
         return await self.offload_write(
             self.append, key, drafts, known=known, expect=expect, documents=documents, known_id=known_id
         )
@@ -279,7 +279,7 @@ class BaseStore(ABC, Closing):
 
 
 def checked_key(key: SessionKey) -> SessionKey:
-    """The key itself, once every store is known to take it; ConfigError otherwise."""
+    """Returns the key; raises ConfigError for one that some store cannot hold."""
     for what, text in (("owner", key[0]), ("session", key[1])):
         check_text(f"the {what} name", text)
         if problem := _unfit(text):
@@ -305,7 +305,7 @@ def _unfit(text: str) -> str | None:
 
 
 def checked_items(owner: str, items: Sequence[MemoryItem]) -> tuple[MemoryItem, ...]:
-    """The items, once every store is known to take them; MessageError or InvalidTextError otherwise."""
+    """Returns the items; raises MessageError or InvalidTextError for one that some store cannot hold."""
     checked_key(SessionKey(check_name("owner name", owner), ""))
     for item in items:
         for name in (item.id, item.session, item.kind):
@@ -372,12 +372,12 @@ def _age(row: tuple[ItemPlace, MemoryItem]) -> tuple[float, str]:
 
 
 def encode_item(item: MemoryItem) -> str:
-    """ASCII-only JSON, so that every database takes it."""
+    """Returns the item as ASCII-only JSON, which every database accepts."""
     return json.dumps(asdict(item), ensure_ascii=True, separators=(",", ":"))
 
 
 def decode_item(text: str) -> MemoryItem:
-    """The inverse of encode_item; StoreCorruptError when the text is no item."""
+    """Reverses `encode_item`; raises StoreCorruptError when the text is not an item."""
     try:
         return _item_adapter().validate_json(text)
     except ValueError as error:
@@ -392,14 +392,14 @@ def _item_adapter() -> TypeAdapter[MemoryItem]:
 
 
 def indexed_term(term: str) -> str:
-    """The term as stored: itself, or its head and digest when a database could not index it whole."""
+    """Returns the term as stored: unchanged, or its beginning and digest when it is too long for an index."""
     if len(term) <= MAX_KEY_BYTES // 4 and "\0" not in term:
         return term
     return f"{term[:64]}#{hashlib.sha256(term.encode(errors='surrogatepass')).hexdigest()}".replace("\0", " ")
 
 
 def checked_drafts(drafts: Iterable[Draft]) -> tuple[Fresh, ...]:
-    """Each draft with its fingerprint, once its ids are known to be storable; MessageError otherwise."""
+    """Returns each draft with its fingerprint; raises MessageError for an id that cannot be stored."""
     ready: list[Fresh] = []
     for draft in drafts:
         for text in (draft.id, draft.turn_id or ""):
@@ -410,7 +410,7 @@ def checked_drafts(drafts: Iterable[Draft]) -> tuple[Fresh, ...]:
 
 
 def unseen(drafts: Iterable[Fresh], stored: Mapping[str, str]) -> list[Fresh]:
-    """The drafts whose ids `stored` (record id -> fingerprint) lacks, once each; raises when one changed."""
+    """Returns the drafts whose ids `stored` (record id -> fingerprint) lacks, each once; raises when one has changed."""
     new: dict[str, Fresh] = {}
     for item in drafts:
         twin = new.get(item.draft.id)
@@ -441,7 +441,7 @@ def written_at(drafts: Sequence[Fresh], stored: Mapping[str, tuple[str, int]], h
 
 
 def encoded(body: Body, record_id: str) -> str:
-    """The stored text; InvalidTextError for what could never be read again."""
+    """Returns the text to store; raises InvalidTextError for text that could not be read again."""
     payload = encode_body(body)
     if "\\ud" in payload:
         # escapes of surrogates: pairs are fine, a lone one is not

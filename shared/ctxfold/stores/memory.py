@@ -78,7 +78,7 @@ class _Log:
             insort(self.terms.setdefault(indexed_term(term), []), (document.seq, count, document.length))
 
     def hits(self, term: str, newest: int | None, among: Sequence[int] | None) -> tuple[tuple[int, int, int], ...]:
-        """All hits of an indexed term in order of seq, the newest of them, or those in given documents; of "", the documents."""
+        """Returns the hits of a term in order of seq: all, the newest, or those in some documents; of "", the documents."""
         if not term:
             seqs = self.documents.keys() if among is None else self.documents.keys() & set(among)
             found = sorted((seq, 0, self.documents[seq]) for seq in seqs)

@@ -90,7 +90,7 @@ class Dropped(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a store is: the URL for the driver, and the name that may be shown (no password, no options).
+    """The address of a store: the URL for the driver, and the name that may be shown (no password, no options).
 
     `synchronous`, `prepare_threshold` and `isolation` are options of the store URL that ctxfold reads itself. A threshold of 0
     means that a proxy such as pgbouncer may give every transaction another server connection. `serializable` is for servers
@@ -108,7 +108,7 @@ class StoreAddress:
 
     @property
     def file(self) -> tuple[int, int] | None:
-        """Device and inode of the SQLite file that the path leads to; None without such a file."""
+        """Returns device and inode of the SQLite file at the path; None without such a file."""
         path = self.url.database
         if not self.sqlite or self.in_memory or path is None or path.startswith("file:"):
             return None
@@ -124,14 +124,14 @@ class StoreAddress:
         return self.prepare_threshold == 0
 
     def hide(self, text: str) -> str:
-        """The text without any password of this URL."""
+        """Returns the text without any password of this URL."""
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text
 
 
 def parse_url(text: str) -> StoreAddress:
-    """The address that a store URL names; ConfigError when ctxfold cannot keep sessions there."""
+    """Returns the address in a store URL; raises ConfigError for a URL that ctxfold does not support."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -245,7 +245,7 @@ def check_windows_path(path: str) -> None:
 
 
 def make_engine(address: StoreAddress, *, timeout_s: float, pool_size: int) -> Engine:
-    """An engine in autocommit mode: transactions begin and end where the store says, in its own words."""
+    """Returns an engine in autocommit mode; the store begins and ends transactions with its own statements."""
     from sqlalchemy import create_engine, event
     from sqlalchemy.pool import NullPool, StaticPool
 
@@ -301,7 +301,7 @@ def _settings(timeout_s: float) -> tuple[str, ...]:
 
 @contextmanager
 def connected(engine: Engine) -> Generator[Driven, None, None]:
-    """A pooled connection; it goes back without a transaction whatever happened, or away when broken."""
+    """Yields a pooled connection. It is returned to the pool without a transaction, or closed when it is broken."""
     from sqlalchemy.exc import DBAPIError
 
     try:
@@ -364,7 +364,7 @@ def is_passing(error: Exception) -> bool:
 
 
 def translated(error: Exception, address: StoreAddress, timeout_s: float) -> StoreError:
-    """The StoreError that says what an error of the driver or the pool means for the user."""
+    """Returns the StoreError for an error of the driver or the pool."""
     from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
     if isinstance(error, PoolTimeoutError):

@@ -29,7 +29,7 @@ class _Row:
 
 
 def remember(rows: Rows, connection: Driven, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
-    """Write what is new, and what it has replaced; see `Store.remember`."""
+    """Stores new items and the items that they replace; see `Store.remember`."""
     _locked(rows, connection, owner)
     places = {_stored(place_of(i)): place_of(i) for i in items}
     found = rows.listed(connection, rows.sql.standing_in, (owner,), sorted(places))
@@ -42,7 +42,7 @@ def remember(rows: Rows, connection: Driven, owner: str, items: Sequence[MemoryI
 def memories(
     rows: Rows, connection: Driven, owner: str, kinds: Sequence[str] | None, newest: int, everything: bool
 ) -> tuple[MemoryItem, ...]:
-    """The newest items first, those in force unless `everything` is wanted."""
+    """Returns items, the newest first; with `everything`, superseded and forgotten ones too."""
     sql = rows.sql.every_memory if everything else rows.sql.live_memories
     if kinds is None:
         found = connection.execute(sql.format(kinds=""), (owner, newest)).fetchall()
@@ -53,7 +53,7 @@ def memories(
 
 
 def forget(rows: Rows, connection: Driven, owner: str, ids: Collection[str]) -> tuple[MemoryItem, ...]:
-    """Empty the items; those that there were."""
+    """Erases the text of items, and returns those that existed."""
     _locked(rows, connection, owner)
     found = rows.listed(connection, rows.sql.memories_in, (owner,), sorted(ids))
     chosen = [(str(place), decode_item(payload)) for place, payload in found]
@@ -64,7 +64,7 @@ def forget(rows: Rows, connection: Driven, owner: str, ids: Collection[str]) -> 
 
 
 def without_sources(rows: Rows, connection: Driven, owner: str, session: str, message_ids: Collection[str]) -> None:
-    """Delete the items that were learnt from any of these messages of a session."""
+    """Deletes the items that were learnt from any of these messages of a session."""
     wanted = frozenset(message_ids)
     found = connection.execute(rows.sql.session_memories, (owner, session)).fetchall()
     gone = [item for item in (decode_item(row[0]) for row in found) if wanted & frozenset(item.sources)]
@@ -77,7 +77,7 @@ def without_sources(rows: Rows, connection: Driven, owner: str, session: str, me
 def _unnamed(
     rows: Rows, connection: Driven, owner: str, gone: Sequence[MemoryItem], ids: Collection[str]
 ) -> list[_Row]:
-    """The items that replaced those and still quote their text, without it."""
+    """Returns the items that replaced those and quote their text, without the quotation."""
     heirs = sorted({i.superseded_by for i in gone if i.superseded_by and i.superseded_by not in ids})
     found = rows.listed(connection, rows.sql.memories_in, (owner,), heirs)
     return [_Row(owner, str(place), replace(decode_item(payload), replaces="")) for place, payload in found]

@@ -121,7 +121,7 @@ def create_partitioned(transact: Callable[[Callable[[Driven], object]], object],
 
 
 def _tables(count: int) -> int:
-    """How many tables there are to make for so many partitions."""
+    """Returns how many tables a store with that many partitions has."""
     return len(_partitioned()) * (1 + count)
 
 
@@ -283,7 +283,7 @@ def _grant(connection: Driven, table: str) -> None:
 
 
 def _new(table: str) -> str:
-    """The name of a partitioned table while rows are moved to it."""
+    """Returns the name of a partitioned table while rows are moved to it."""
     return table.replace("ctxfold_", _MOVING)
 
 

@@ -35,7 +35,7 @@ class Rows:
     outdated: Event = field(default_factory=Event)
 
     def locked(self, connection: Driven, key: SessionKey) -> tuple[int, int, int, int, int]:
-        """The session's row, made when it is new and held until the transaction ends."""
+        """Returns the row of a session, created when it is new and locked until the transaction ends."""
         row = connection.execute(self.sql.lock, tuple(key)).fetchone()
         if row is None:
             connection.execute(self.sql.new_session, tuple(key))
@@ -49,7 +49,7 @@ class Rows:
         return None if row is None else str(row[0])
 
     def fingerprints(self, connection: Driven, key: SessionKey, ids: Sequence[str]) -> dict[str, tuple[str, int]]:
-        """Fingerprint and seq of those records that are there."""
+        """Returns fingerprint and seq of the records that exist."""
         rows = self.listed(connection, self.sql.fingerprints_in, key, ids)
         return {str(row[0]): (str(row[1]), int(row[2])) for row in rows}
 
@@ -106,7 +106,7 @@ class Rows:
         *,
         order: int | None = None,
     ) -> list[Any]:
-        """All rows of a statement with an IN list of any length, sorted by column `order` where given."""
+        """Returns all rows of a statement with an IN list of any length, sorted by column `order` if given."""
         rows: list[Any] = []
         for start in range(0, len(values), _CHUNK):
             chunk = list(values[start : start + _CHUNK])
@@ -145,7 +145,7 @@ class Rows:
         return True
 
     def remove(self, connection: Driven, tables: Sequence[str], owner: str, session: str | None = None) -> None:
-        """Every row of the owner, or of one session, in these tables."""
+        """Removes every row of the owner, or of one session, from these tables."""
         mark = _mark(self.dialect)
         rest, values = ("", (owner,)) if session is None else (f" AND session = {mark}", (owner, session))
         for table in tables:

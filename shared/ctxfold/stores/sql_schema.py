@@ -195,7 +195,7 @@ _MEMORY_INDEXES = (
 
 
 def stored_version(connection: Driven, address: StoreAddress) -> int | None:
-    """The format version found, None before all tables are there; raises when this ctxfold cannot read it."""
+    """Returns the stored format version, None before all tables exist; raises when this ctxfold cannot read it."""
     if address.sqlite:
         present = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'ctxfold_meta'"
     else:
@@ -254,7 +254,7 @@ def begin_creation(connection: Driven, dialect: Dialect) -> int | None:
 
 
 def create_tables(connection: Driven, dialect: Dialect, *, partitioned: bool = False) -> None:
-    """Make all tables inside the caller's transaction; what another process made meanwhile is left alone.
+    """Creates all tables in the caller's transaction; tables that another process has created meanwhile are kept.
 
     A partitioned store has the tables with partitions already, with indexes of their own.
     """
@@ -269,7 +269,7 @@ def create_tables(connection: Driven, dialect: Dialect, *, partitioned: bool = F
 
 
 def upgrade_tables(connection: Driven, dialect: Dialect) -> None:
-    """Bring a store of an older format to this one, inside the caller's transaction; its search index follows later."""
+    """Upgrades a store of an older format in the caller's transaction; its search index is moved later."""
     row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'format_version'").fetchone()
     if row[0] == "1":
         _number_messages(connection, dialect)
@@ -322,12 +322,12 @@ def column_names(table: str) -> tuple[str, ...]:
 
 
 def key_names(table: str) -> tuple[str, ...]:
-    """The columns of a table's primary key."""
+    """Returns the columns of a table's primary key."""
     return tuple(column.name for column in _metadata.tables[table].primary_key)
 
 
 def owned_tables() -> tuple[str, ...]:
-    """The tables whose rows belong to an owner and a session, those first whose rows every writer locks."""
+    """Returns the tables whose rows belong to an owner and a session, first those whose rows every writer locks."""
     names = [table.name for table in _metadata.sorted_tables if "owner" in table.columns]
     return tuple(sorted(names, key=lambda name: (name != "ctxfold_sessions", name)))
 

@@ -50,7 +50,7 @@ _TRIES_TO_SERIALIZE = 48  # each writer that comes at the same moment may be ref
 
 
 class _Queue:
-    """Where threads that share a store wait for each other, but no longer than the store may."""
+    """A lock for threads that share a store, which waits no longer than the store's time-out."""
 
     def __init__(self, address: StoreAddress, timeout_s: float) -> None:
         self._lock = threading.Lock()
@@ -153,7 +153,7 @@ class SqlTables(BaseStore):
         return self._call(work, alone=self._address.in_memory)
 
     def _call(self, work: Callable[[Driven], T], *, alone: bool) -> T:
-        """Do the work where the tables are; `close` waits for it."""
+        """Runs the work on the store's tables; `close` waits for it."""
         with self._state:
             self._state.wait_for(lambda: not self._forking)
             self._check_open()
@@ -177,7 +177,7 @@ class SqlTables(BaseStore):
             )
 
     def _tried(self, work: Callable[[Driven], T], *, alone: bool) -> T:
-        """Do the work on a pooled connection, again while it only met a lock or a dropped connection."""
+        """Runs the work on a pooled connection, and retries it after a lock or a dropped connection."""
         deadline_s = time.monotonic() + self._timeout_s
         tries = _TRIES_TO_SERIALIZE if self._address.serializable else self._tries
         for attempt in range(1, tries + 1):
@@ -206,7 +206,7 @@ class SqlTables(BaseStore):
         """Sees before each call that the tables are there, and uses the statements for them."""
 
     def close(self) -> None:
-        """Wait for running calls, then close every connection; idempotent."""
+        """Waits for running calls, then closes every connection; may be called more than once."""
         with self._state:
             self._closed = True
             self._state.wait_for(lambda: self._busy == 0, timeout=self._timeout_s)
@@ -474,7 +474,7 @@ class SqlTables(BaseStore):
         return self._settled()
 
     def _settled(self) -> bool:
-        """See that SQLite's files hold no older text either; False when another process is in the way."""
+        """Removes older text from SQLite's files; returns False when another process prevents it."""
         if not self._address.sqlite or self._address.in_memory:
             return True
         from ctxfold.stores.sql_schema import VACUUM_DUE

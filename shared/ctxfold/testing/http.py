@@ -54,7 +54,7 @@ class WatchedReader(asyncio.StreamReader):
 
 
 async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpRequest | None:
-    """The next request, or None when the peer closed between two requests."""
+    """Returns the next request, or None when the peer closed between two requests."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
@@ -118,7 +118,7 @@ def head(status: int, headers: Mapping[str, str]) -> bytes:
 
 
 def plain(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    """A whole response with its length."""
+    """Returns a whole response with its length."""
     fields = {"content-type": "application/json", **(headers or {}), "content-length": str(len(body))}
     return head(status, fields) + body
 

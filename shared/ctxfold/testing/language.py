@@ -81,7 +81,7 @@ def is_chinese(text: str) -> bool:
 
 
 def sentences(text: str) -> list[str]:
-    """The text's sentences and lines, in order, verbatim."""
+    """Returns the sentences and lines of the text, in order, verbatim."""
     found: list[str] = []
     held = ""
     for piece in _BREAK.split(text):
@@ -95,7 +95,7 @@ def sentences(text: str) -> list[str]:
 
 
 def unlabelled(sentence: str) -> str:
-    """The sentence without a leading speaker label, as transcripts have it."""
+    """Returns the sentence without a leading speaker label, as in transcripts."""
     return _LABEL.sub("", sentence, count=1)
 
 
@@ -116,7 +116,7 @@ def asks_for_more(question: str) -> bool:
 
 
 def stem(word: str) -> str:
-    """The word in lower case without plural, -ing, -ed and possessive; identifiers stay whole."""
+    """Returns the word in lower case without plural, -ing, -ed and possessive; identifiers stay whole."""
     word = re.sub(r"['’]s?$", "", word).lower()
     if word in _ALIAS:
         return _ALIAS[word]
@@ -158,7 +158,7 @@ def _bigrams(run: str) -> list[str]:
 
 
 def words(text: str) -> frozenset[str]:
-    """Everything in the text that a question's word can match."""
+    """Returns all terms of the text that a question's word can match."""
     found: set[str] = set()
     for word in _latin(text):
         found.add(word)
@@ -174,7 +174,7 @@ def words(text: str) -> frozenset[str]:
 
 
 def query(text: str) -> tuple[Word, ...]:
-    """The content words a question asks with: names, numbers and owners twice, kinds of answer half."""
+    """Returns the weights of a question's content words: names, numbers and owners count twice, kinds of answer half."""
     strong = _entities(text)
     found: dict[str, float] = {}
     for word in _latin(text):
@@ -192,7 +192,7 @@ def query(text: str) -> tuple[Word, ...]:
 
 
 def _parts(run: str) -> Iterator[tuple[str, bool]]:
-    """The run cut at function words, each part with whether it owns what follows (`X 的 Y`)."""
+    """Splits the run at function words; each part says whether it owns the next one (`X 的 Y`)."""
     start = 0
     for stop in _CJK_STOP.finditer(run):
         if stop.start() > start:
@@ -216,7 +216,7 @@ def _entities(text: str) -> set[str]:
 
 
 def flatten_json(value: Any, path: str = "") -> Iterator[str]:
-    """Each innermost record as one `key: value, key: value` sentence; long texts as their own sentences."""
+    """Returns each innermost record as one `key: value, key: value` sentence, and long texts as their own sentences."""
     if isinstance(value, Mapping):
         yield from _flatten_record(as_mapping(value), path)
     elif isinstance(value, list):

@@ -64,7 +64,7 @@ class Answer:
 
 
 def content_text(content: Any) -> str:
-    """The text of a message's content, also of a list of parts."""
+    """Returns the text of a message's content, also of a list of parts."""
     if isinstance(content, str):
         return content
     texts = (part_text(part) for part in as_list(content))
@@ -72,13 +72,13 @@ def content_text(content: Any) -> str:
 
 
 def part_text(part: Any) -> str | None:
-    """The text of one content part, or None when it is none."""
+    """Returns the text of one content part, or None when it has none."""
     text = as_mapping(part).get("text") if isinstance(part, Mapping) else part
     return text if isinstance(text, str) else None
 
 
 def message_sentences(message: Mapping[str, Any]) -> list[str]:
-    """Every sentence of a message: its text, JSON results by record, and the arguments of its calls."""
+    """Returns every sentence of a message: its text, JSON results by record, and the arguments of its calls."""
     found: list[str] = []
     texts = [content_text(message.get("content"))]
     texts += [str(as_mapping(call.get("function")).get("arguments", "")) for call in calls_of(message)]
@@ -92,10 +92,9 @@ def message_sentences(message: Mapping[str, Any]) -> list[str]:
 
 
 def question_of(messages: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-    """Where the newest unanswered question stands and its sentence; None when nothing is asked.
+    """Returns the position of the newest unanswered question and its sentence; None when there is none.
 
-    All user messages since the last plain assistant message count, so that a note sent after the question
-    does not hide it.
+    All user messages since the last plain assistant message count, so that a note sent after the question does not hide it.
     """
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
@@ -117,7 +116,7 @@ _UNKNOWN_SAME = frozenset(_same(text) for text in UNKNOWN)
 
 
 def _statement(sentence: str) -> str | None:
-    """The part of a sentence that states something: a question keeps what stands before its last comma."""
+    """Returns the part of a sentence that states something: of a question, the words before its last comma."""
     if not language.is_question(sentence):
         return sentence
     cut = max(sentence.rfind(mark) for mark in (", ", "; ", "，", "；"))
@@ -126,7 +125,7 @@ def _statement(sentence: str) -> str | None:
 
 
 def candidates(messages: Sequence[Mapping[str, Any]], *, without: int, question: str) -> list[Sentence]:
-    """The statements of all other messages, in order; no earlier same question, no "I do not know."."""
+    """Returns the statements of all other messages, in order, without earlier equal questions and "I do not know."."""
     found: list[Sentence] = []
     asked = _same(question)
     for index, message in enumerate(messages):
@@ -146,7 +145,7 @@ def candidates(messages: Sequence[Mapping[str, Any]], *, without: int, question:
 
 
 def answer(messages: Sequence[Mapping[str, Any]], *, without: int, question: str) -> Answer:
-    """The sentence that holds most of the question's content words, rare ones first; of equals the newest."""
+    """Returns the sentence with most of the question's content words, rare ones first; the newest of equal ones."""
     read = candidates(messages, without=without, question=question)
     unknown = UNKNOWN[language.is_chinese(question)]
     asked = language.query(question)
@@ -192,7 +191,7 @@ def _is_identifier(token: str) -> bool:
 
 
 def fact_score(sentence: str) -> float:
-    """How many facts a sentence carries: numbers, identifiers, names, dates, preferences, negations."""
+    """Returns how many facts a sentence holds: numbers, identifiers, names, dates, preferences, negations."""
     bare = language.unlabelled(sentence)
     if language.is_question(bare) or _same(bare) in _UNKNOWN_SAME:
         return 0.0

@@ -135,7 +135,7 @@ def _meant(messages: Sequence[Message], instruction: str) -> Sequence[Message]:
 
 
 def _place(messages: Sequence[Message], found: re.Match[str]) -> int | None:
-    """Where the message stands whose beginning an instruction quotes."""
+    """Returns the position of the message whose beginning an instruction quotes."""
     quoted = json.loads(found["quote"])
     places = [i for i, one in enumerate(messages) if _beginning(one).startswith(quoted)]
     wanted = int(found["number"] or 1)
