@@ -225,6 +225,36 @@ def test_privileges_stay(url: str) -> None:
             rows(url, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+def test_another_login_that_has_the_role_cancels_or_completes(url: str) -> None:
+    names = [f"ctxfold_{uuid.uuid4().hex[:12]}" for _ in range(3)]
+    role, first, second = names
+    schema = url.rpartition("%3D")[2]
+    with SqlStore(url) as store:
+        store.append(KEY, [said("a"), said("b")])
+    try:
+        rows(
+            url,
+            f"CREATE ROLE {role}; CREATE ROLE {first} LOGIN IN ROLE {role}; CREATE ROLE {second} LOGIN IN ROLE {role}",
+        )
+        rows(url, f"GRANT ALL ON SCHEMA {schema} TO {role}")
+        for (table,) in rows(url, f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema}'"):
+            rows(url, f"ALTER TABLE {table} OWNER TO {role}")
+        with (
+            SqlStore(url.replace("postgres@", f"{first}@")) as beginner,
+            SqlStore(url.replace("postgres@", f"{second}@")) as other,
+        ):
+            begun(beginner, 2)
+            assert other.cancel_partition()
+            assert remains(url) == []
+            begun(beginner, 2)
+            other.partition(2)
+            assert [r.id for r in other.read(KEY)] == [r.id for r in beginner.read(KEY)] == ["a", "b"]
+        assert partitions(url) == every(2)
+    finally:
+        for name in (first, second, role):
+            rows(url, f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}")
+
+
 def test_a_table_that_somebody_holds(url: str) -> None:
     """The move gives up instead of keeping others waiting, says so, and is completed later, with the number that was begun."""
     with SqlStore(url, timeout_s=2) as store:

@@ -256,8 +256,7 @@ def cancel_some(connection: Driven) -> bool:
 def _make_some(connection: Driven, dialect: Dialect, move: _Move) -> _Move:
     """Makes some of the new tables; they belong to the role of the old ones, and to whom it has granted these."""
     tables = _partitioned()
-    role = connection.execute(f"SELECT quote_ident(pg_get_userbyid(relowner)) {_OF_TABLE}", (tables[0],)).fetchone()[0]
-    connection.execute(f"SET LOCAL ROLE {role}")
+    _become_owner(connection, tables[0])
     until = min(move.made + _MADE_AT_ONCE, _tables(move.partitions))
     for number in range(move.made, until):
         _make(connection, dialect, move.partitions, number, _MOVING)
@@ -269,6 +268,12 @@ def _make_some(connection: Driven, dialect: Dialect, move: _Move) -> _Move:
 
 
 _OF_TABLE = "FROM pg_class WHERE oid = to_regclass(%s)"
+
+
+def _become_owner(connection: Driven, table: str) -> None:
+    """Makes what follows belong to the role of the table: another login that has the role may then complete or cancel the move."""
+    role = connection.execute(f"SELECT quote_ident(pg_get_userbyid(relowner)) {_OF_TABLE}", (table,)).fetchone()[0]
+    connection.execute(f"SET LOCAL ROLE {role}")
 
 
 def _grant(connection: Driven, table: str) -> None:
@@ -297,6 +302,7 @@ def _watch(connection: Driven, table: str) -> None:
     ).fetchone()[0]
     new = f"{schema}.{_new(table)}"
     others = [name for name in columns if name not in keys]
+    _become_owner(connection, table)
     connection.execute(
         f"CREATE OR REPLACE FUNCTION {_new(table)}_both() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         "IF TG_OP = 'DELETE' THEN "
@@ -311,6 +317,7 @@ def _watch(connection: Driven, table: str) -> None:
         f"CREATE TRIGGER ctxfold_both AFTER INSERT OR UPDATE OR DELETE ON {table} "
         f"FOR EACH ROW EXECUTE FUNCTION {_new(table)}_both()"
     )
+    connection.execute("RESET ROLE")
 
 
 def _copy(
