@@ -86,6 +86,25 @@ def test_a_tool_that_is_run_again_from_an_earlier_state(ctx: Driven) -> None:
     assert [r.content for m in shown for r in m.tool_results] == ["first"]
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_question_that_came_in_before_an_open_call_is_asked(whole: bool, ctx: Driven) -> None:
+    """A cancelled run leaves its call in the caller's list, behind the question that follows it."""
+    u1, x1, r1 = user("u1", id="u1"), assistant("", id="x1", calls=[call("c1")]), tool_result("c1", "found", id="r1")
+    request(ctx, [u1], whole=whole)
+    request(ctx, [u1, x1, r1], whole=whole)
+    for messages in ([u1, *said("u2", "u3"), x1, r1], [u1, *said("u2", "u3"), x1, r1, *said("a1")]):
+        shown = request(ctx, messages, whole=whole)
+        assert [m.id for m in shown] == [m.id for m in messages]
+    assert len({m.id for m in ctx.messages()}) == len(ctx.messages()) == 6
+
+
+def test_a_message_that_is_written_anew_for_each_request_does_not_begin_the_turn_anew(ctx: Driven) -> None:
+    u1, x1, r1 = user("u1", id="u1"), assistant("", id="x1", calls=[call("c1")]), tool_result("c1", "found", id="r1")
+    request(ctx, [u1, user("It is 12:01.", id="t1"), x1, r1], whole=False)
+    shown = request(ctx, [u1, user("It is 12:02.", id="t2"), x1, r1], whole=False)
+    assert [m.id for m in shown] == ["u1", "t1", "x1", "r1"]
+
+
 def test_a_long_list_is_made_to_fit(ctx: Driven) -> None:
     messages: list[Message] = []
     for number in range(30):

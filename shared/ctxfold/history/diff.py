@@ -248,21 +248,43 @@ def _superseded(live: Sequence[Entry], message: Message, session: str) -> tuple[
 def rewound_turn(
     entries: Sequence[Entry], messages: Sequence[Message], new_messages: Sequence[Message]
 ) -> tuple[Message, ...] | None:
-    """Returns the open turn as the list has it, with the new messages, where the list goes on before its newest round; else None.
+    """Returns the open turn as the list has it, with the new messages, where the turn cannot go on as it is; else None.
 
-    A failed run of an agent leaves that round in the session, and its list is asked again without it; or the list ends with
-    calls that nobody will answer any more.
+    A failed run of an agent leaves its newest round in the session, and its list is asked again without it; or the list ends
+    with calls that nobody will answer any more; or a question came in before that round, which a cancelled run had begun.
     """
-    newest = messages[len(messages) - len(new_messages) - 1]
+    in_common = messages[: len(messages) - len(new_messages)]
+    newest = in_common[-1]
     # a message without an id of its own is known as a turn's last one
     last = next((i for i, e in enumerate(entries) if e.id == newest.id), len(entries) - 1)
-    if not new_messages and newest.tool_calls:
+    inserted = _from_inserted_question(entries[: last + 1], in_common)
+    if inserted:
+        last = next(i for i, e in enumerate(entries) if e.message.role == "assistant") - 1
+    elif not new_messages and newest.tool_calls:
         last -= 1
     if last < 0 or not any(e.message.role == "assistant" for e in entries[last + 1 :]):
         return None
     in_full = {m.id: m for m in messages}  # an entry may hold an excerpt
-    kept = (in_full.get(e.id, e.message) for e in entries[: last + 1])
+    kept = (*(in_full.get(e.id, e.message) for e in entries[: last + 1]), *inserted)
     return (*(replace(m, usage=None) for m in kept), *new_messages)
+
+
+def _from_inserted_question(entries: Sequence[Entry], in_common: Sequence[Message]) -> Sequence[Message]:
+    """Returns the list from a user message on that stands between the turn's question and its first reply; () without one.
+
+    A message that takes the place of one of the turn's is none: some callers write the time or a state into each request.
+    """
+    replies = [e.message for e in entries]
+    replies = replies[next((i for i, m in enumerate(replies) if m.role == "assistant"), len(replies)) :]
+    keys = [content_key(e.message) for e in entries[: len(entries) - len(replies)]]
+    first_reply = start = len(in_common) - len(replies)
+    while start > 0 and in_common[start - 1].role == "user" and content_key(in_common[start - 1]) not in keys:
+        start -= 1
+    if not keys or start in (0, first_reply):
+        return ()  # nearly always
+    begins = [content_key(m) for m in in_common[max(0, start - len(keys)) : start]]
+    same = begins == keys and [*map(content_key, in_common[first_reply:])] == [*map(content_key, replies)]
+    return in_common[start:] if same else ()
 
 
 def newest_known(ids: Sequence[str | None], known: Collection[str]) -> int:
