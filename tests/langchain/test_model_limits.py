@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelFallbackMiddleware
-from langchain_core.messages import HumanMessage
+from langchain_anthropic import ChatAnthropic
+from langchain_core.language_models import BaseChatModel, FakeListChatModel
+from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import Field
 
 from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import ChatCtx, ContextMiddleware, with_context
@@ -76,3 +80,55 @@ def test_wrapped_models_that_share_a_session(tmp_path: Path, big_first: bool, co
         assert (small.context("t").rules().context_window, big.context("t").rules().context_window) == (2_000, 16_000)
         for each in (small, big, *chats):
             each.close()
+
+
+def anthropic_model(server: ModelServer) -> BaseChatModel:
+    url: Any = server.base_url.removesuffix("/v1")
+    return ChatAnthropic(model="m", base_url=url, api_key="x", max_retries=0, max_tokens=4_000)  # type: ignore[arg-type, call-arg]
+
+
+def openai_model(server: ModelServer) -> BaseChatModel:
+    return ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0, max_tokens=4_000)  # type: ignore[arg-type, call-arg]
+
+
+@pytest.mark.parametrize("face", ["middleware", "with_context"])
+@pytest.mark.parametrize("make", [anthropic_model, openai_model])
+def test_replies_that_a_model_object_allows_itself(make: Any, face: str) -> None:
+    """Half of the window is for a reply that no call names; the service says so once, and the session stays within the rest."""
+    strict: Any = "anthropic" if make is anthropic_model else "openai"
+    with ModelServer(model="m", script=answering("it"), context_window=8_000, strict=strict) as server:
+        model, settings = make(server), {"context_window": 8_000}
+        if face == "middleware":
+            agent = create_agent(model, [], middleware=[ContextMiddleware(**settings)], checkpointer=InMemorySaver())
+        else:
+            agent = create_agent(with_context(model, **settings), [], checkpointer=InMemorySaver())
+        for number in range(12):
+            given = {"messages": [HumanMessage(f"{number}. {LONG[:3_000]}")]}
+            assert agent.invoke(given, T)["messages"][-1].text.startswith("it has read it")
+        assert len(server.requests) - server.prefix_stats().requests == 1
+
+
+class TooLong(Exception):
+    """An error as Google's client raises it, without the status that others have."""
+
+
+class Terse(FakeListChatModel):
+    """Refuses more than 8,000 characters, in the words of Gemini."""
+
+    refused: list[int] = Field(default_factory=list[int])
+
+    def _call(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> str:
+        used = sum(len(m.text) for m in messages) // 4
+        if used > 2_000:
+            self.refused.append(used)
+            raise TooLong(f"400 The input token count ({used}) exceeds the maximum number of tokens allowed (2000).")
+        return super()._call(messages, *args, **kwargs)
+
+
+def test_a_limit_that_a_client_without_a_status_names() -> None:
+    model = Terse(responses=["Fine."])
+    chat = with_context(model, session_id="s", context_window=16_000)
+    for number in range(12):
+        assert chat.invoke(f"{number}. {SHORT}").text == "Fine."
+    assert len(model.refused) == 1
+    assert chat.context().rules().context_window == 2_000

@@ -92,6 +92,7 @@ def failure(
     requested, reply = _number(groups.get("requested")) or fields.requested, _number(groups.get("reply"))
     if requested is not None and reply is not None:
         requested += reply
+    reply = reply or _number(groups.get("completion"))  # which the service has counted in `requested`
     translated = plain_failure(
         profile,
         kind,
@@ -281,6 +282,9 @@ def foreign_failure(error: Exception, name: str, *, kind: str | None = None) -> 
         if kind is None or classified.kind not in ("server", "rejected"):
             return classified
         return _plain(profile, kind, error, status)
+    classified = failure(profile, {"message": str(error)})
+    if classified.kind == "context_overflow":  # boto3 and Google's clients have no status where others have it
+        return classified
     names = {c.__name__ for c in type(error).__mro__}
     return _plain(profile, kind or next((k for n, k in _BY_NAME if n in names), "server"), error, None)
 

@@ -38,7 +38,7 @@ from ctxfold.errors import (
     MessageTooLargeError,
 )
 from ctxfold.events import Appended, PromptTruncated, RulesChanged
-from ctxfold.history.calibration import observed, overflowed, was_truncated
+from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_truncated
 from ctxfold.history.edits import prompted
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
 from ctxfold.messages import Message, Role, Usage, is_final, validated
@@ -476,13 +476,16 @@ def _learn_limit(engine: Engine, attempt: TurnAttempt, options: Options, error: 
     open_session.model = model
     window = options.context_window
     before, rules = open_session.window_rules(window), open_session.rules(window)
+    limit, reply_tokens = error.limit_tokens, error.reply_tokens or 0
+    if limit is not None and reply_tokens > max(before.reply_reserve_tokens, options.max_tokens or 0):
+        limit = prompt_limit(before, limit, reply_tokens)  # a setting of the model's own, which no call names
     learnt = overflowed(
         open_session.state.calibrations.get(model),
         model=model,
         estimated=open_session.sent_counts.get(attempt.turn_id, (model, 0))[1],
         requested=error.requested_tokens,
-        limit=error.limit_tokens,
-        max_tokens=error.reply_tokens or options.max_tokens or 0,
+        limit=limit,
+        max_tokens=reply_tokens or options.max_tokens or 0,
     )
     if learnt is not None:
         yield from append(open_session, (draft(engine.ports, learnt),), engine.ports)

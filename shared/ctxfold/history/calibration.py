@@ -7,7 +7,7 @@ from dataclasses import replace
 from ctxfold.history.records import Calibrated
 from ctxfold.policy import Policy, resized
 
-__all__ = ["calibrated", "observed", "overflowed", "was_truncated", "with_known_limit"]
+__all__ = ["calibrated", "observed", "overflowed", "prompt_limit", "was_truncated", "with_known_limit"]
 
 WEIGHT = 0.5  # of the newest reply
 FORGET = 0.5  # share of the old error that each reply leaves
@@ -48,6 +48,12 @@ def overflowed(
     if limit is None or limit <= 1 or (known is not None and known.limit == limit):
         return learnt
     return replace(learnt or known or Calibrated(model, 1.0, 0.0, 0), limit=limit)
+
+
+def prompt_limit(rules: Policy, limit: int, reply_tokens: int) -> int:
+    """Returns the window whose budget leaves room for such a reply within a model's limit, as the reserve is resized with it."""
+    prompt = limit - reply_tokens
+    return prompt + min(rules.reply_reserve_tokens, prompt // 4) if prompt > 0 else limit
 
 
 def with_known_limit(rules: Policy, known: Calibrated | None) -> Policy:
