@@ -48,6 +48,7 @@ from ctxfold.validation import shown_url
 from langchain_ctx.chunks import ChunkWriter
 from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import translated
+from langchain_ctx.message_lists import name_refusals
 from langchain_ctx.messages import from_langchain, given_ids, to_langchain
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
 from langchain_ctx.sessions import KeepsSessions, PoolOf, Sessions
@@ -206,6 +207,7 @@ class ChatCall:
         """Creates the call. LangChain derives the id of an event stream's message from `run`, the id of its run."""
         if not messages:
             raise EmptyMessagesError("no message to send: give at least one")
+        name_refusals(messages)
         return cls(
             messages=tuple(from_langchain(m) for m in messages),
             caller_ids=given_ids(messages),

@@ -47,6 +47,7 @@ from langchain_ctx.chat_model import SESSION, WINDOW, no_session, with_window
 from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import Pieces, asked, inner_stream
+from langchain_ctx.message_lists import name_refusals
 from langchain_ctx.messages import from_langchain, given_ids
 from langchain_ctx.models import chosen_model, is_configurable, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, check_reasoning, returning
@@ -112,6 +113,7 @@ def question_of(key: SessionKey, messages: Sequence[BaseMessage], options: Optio
     """Returns the input of a session: leading system messages are its prompts, and messages that it does not have are new."""
     if not messages:
         raise EmptyMessagesError("no message to send: give at least one")
+    name_refusals(messages)
     lead = next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
     rest = tuple(
         m for m in map(from_langchain, messages[lead:]) if m.kind == "message"

@@ -18,6 +18,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import START, MessagesState, StateGraph
 
 from ctxfold import AgentContext, Message, Opaque, SqlStore, TextPart, ToolCallPart, assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
@@ -255,3 +256,17 @@ async def test_a_malformed_call_does_not_begin_a_branch(face: str, how: str, sto
         assert [longer.startswith(shorter) for shorter, longer in pairwise(sent)] == [True] * (len(sent) - 1)
     with SqlStore(store_url) as store:
         assert store.sessions("default") == ("t",)
+
+
+@pytest.mark.parametrize("face", ["middleware", "with_context", "ChatCtx", "ChatCtx and middleware"])
+async def test_nor_where_the_agent_is_a_node(face: str, store_url: str) -> None:
+    with ModelServer(model="m", script=answer, strict="openai") as server:
+        made, graph = Agents(face, server, look), StateGraph(MessagesState)
+        graph.add_node("agent", made.agent(store_url, None))
+        graph.add_edge(START, "agent")
+        app = graph.compile(checkpointer=InMemorySaver())
+        for question in ("One.", "Break both.", "Two.", "Three."):
+            await run(app, "invoke", question)
+        await made.aclose()
+    with SqlStore(store_url) as store:
+        assert len(store.sessions("default")) == 1
