@@ -1228,10 +1228,25 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_kept_vectors.py::test_what_was_compacted_long_ago_follows_in_the_background",
         ),
         (
+            "stored_vectors_are_read_in_part",
+            "range(1, last + 1, STORED_RECORDS)",
+            "range(1, last + 1, 2 * STORED_RECORDS)",
+            "retrieval/test_kept_vectors.py::test_what_was_compacted_long_ago_follows_in_the_background",
+        ),
+        (
             "another_workers_vectors_are_not_read",
             "            vectors.unpack(stored)  # another",
             "            stored = {}  # another",
             "retrieval/test_kept_vectors.py::test_another_worker_uses_what_one_has_embedded",
+        ),
+    ),
+    *_of(
+        "history/passage_cache.py",
+        (
+            "passages_behind_many_visible_ones_are_not_found",
+            "if len(ranked) >= limit or count >= len(chunks):",
+            "if ranked is not None:",
+            "retrieval/test_semantic.py::test_the_nearest_of_those_behind_many_visible_ones",
         ),
     ),
     *_of(
@@ -1251,6 +1266,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "stores/sql.py",
+        (
+            "a_mover_does_not_learn_of_another_number",
+            "if self._read(stored_partitions) != count:",
+            "if self._read(stored_partitions) is None:",
+            "stores/test_partitions.py::test_a_mover_learns_that_somebody_moves_to_another_number",
+        ),
         (
             "creation_takes_advisory_locks_where_there_are_none",
             "by_row=self._address.serializable",
