@@ -39,7 +39,7 @@ from llamaindex_ctx.messages import chat_messages, from_chat_message
 from llamaindex_ctx.metadata import REPLY_KEY, is_section
 from llamaindex_ctx.replies import CumulativeReply, chat_response, noted, tool_selections
 from llamaindex_ctx.summarizer import UnknownWindow
-from llamaindex_ctx.tool_rounds import paired
+from llamaindex_ctx.tool_rounds import answered, paired
 
 __all__ = ["CtxLLM", "tool_rows", "write_request"]
 
@@ -76,7 +76,7 @@ def _sent(messages: Sequence[ChatMessage]) -> list[Message]:
         if is_section(message):
             # a round begins at a user's message, not at recalled text
             taken[index] = replace(taken[index], kind="section")
-    return paired(taken, new_id)
+    return answered(paired(taken, new_id), new_id)
 
 
 def _with_extras(message: Message, source: ChatMessage) -> Message:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, tool_result
 
-__all__ = ["NO_RESULT", "as_text", "calls_beside", "finished", "paired", "unanswered"]
+__all__ = ["NO_RESULT", "answered", "as_text", "calls_beside", "finished", "paired", "unanswered"]
 
 NO_RESULT = "(no result: the run ended before this call returned)"
 
@@ -23,24 +23,45 @@ def paired(
 ) -> list[Message]:
     """Returns the messages with each result bound to its call, and each call answered before the next message.
 
-    An agent that returns one tool's output directly drops the results of its parallel calls: those are answered by a note for
-    the model that says so. Calls of the last round may still wait; `waiting` are those of the batch before. A result right
-    behind a reply that called nothing (code agents call in plain text) becomes a user message, because no service takes it
-    otherwise; `stray` says what becomes of every result that answers no call.
+    An agent that returns one tool's output directly drops the results of its parallel calls: those are answered by a note
+    for the model that says so. Calls of the last round may still wait; `waiting` are those of the batch before.
+    No service takes a result that answers no call. In a batch with replies it becomes a user message behind the round: code
+    agents call in plain text, and a workflow goes on with the tools of a run that was cancelled. `stray` says what becomes of
+    every such result, and there it keeps its place: calls that still wait are answered by the note.
     """
     pairs: list[Message] = []
     open_calls = list(waiting)
-    called_nothing = False
+    late: list[Message] = []
+    round_start = 0
+    instead = stray or (as_text if any(m.role == "assistant" for m in messages) else None)
     for message in messages:
         if message.role == "tool":
-            instead = stray or (as_text if called_nothing else None)
-            pairs.append(_bound(message, open_calls) or (instead(message) if instead else message))
-            continue
-        pairs += [_no_result(call, new_id()) for call in open_calls]
-        open_calls = list(message.tool_calls)
-        called_nothing = message.role == "assistant" and not open_calls
-        pairs.append(message)
+            result = _bound(message, open_calls)
+            if result is not None or instead is None:
+                pairs.append(result or message)
+            elif stray is None:
+                late.append(instead(message))
+            else:
+                pairs += [*_no_results(open_calls, new_id), instead(message)]
+                open_calls = []
+        else:
+            pairs += [*_no_results(open_calls, new_id), *late]
+            late, open_calls, round_start = [], list(message.tool_calls), len(pairs)
+            pairs.append(message)
+        if not open_calls:
+            pairs += late
+            late = []
+    pairs[round_start:round_start] = late  # before calls that wait for the next batch
     return pairs
+
+
+def answered(messages: Sequence[Message], new_id: Callable[[], str]) -> list[Message]:
+    """Returns the messages with a note for each call of the last round that still waits: its run was cancelled."""
+    return [*messages, *_no_results(unanswered(messages), new_id)]
+
+
+def _no_results(calls: Iterable[ToolCallPart], new_id: Callable[[], str]) -> list[Message]:
+    return [_no_result(call, new_id()) for call in calls]
 
 
 def _no_result(call: ToolCallPart, id: str) -> Message:

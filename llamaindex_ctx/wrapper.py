@@ -35,7 +35,7 @@ from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message
-from ctxfold.protocols import Embedder, Reply, Store, TokenCounter
+from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens import TextCounter
 from ctxfold.validation import check_name, name_or_own
@@ -68,6 +68,7 @@ from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, Chun
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
 from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.replies import whole_reply
+from llamaindex_ctx.tool_rounds import answered
 
 __all__ = [
     "ONE_CALL",
@@ -666,7 +667,7 @@ class _IncomingMessages:
             if message.role == MessageRole.TOOL and ID_KEY not in message.additional_kwargs:
                 # an agent hands the same object to its memory later: a CtxMemory over this session then knows it
                 mark(message, **{ID_KEY: uuid.uuid4().hex})
-        taken = from_chat_messages(messages)
+        taken = answered(from_chat_messages(messages), UuidIds().new)
         lead = next((i for i, m in enumerate(taken) if m.role != "system"), len(taken))
         rest = taken[lead:]
         # a memory's summary is an ordinary message here

@@ -124,6 +124,21 @@ async def test_a_function_of_old_comes_back_as_it_was_put(call: Driver, store: C
     assert await call(store, "delete_message", "k", 2) == telling
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("unknown", ["zz", "a"])
+async def test_a_result_of_no_call_within_a_round_parts_nothing(
+    whole: bool, unknown: str, call: Driver, store: CtxChatStore
+) -> None:
+    """As a workflow leaves it that goes on after it was cancelled: a result of the run before, or one twice."""
+    messages = [user("look"), calling("a", "b"), result("a"), result(unknown), result("b"), bot("There.")]
+    if whole:
+        await call(store, "set_messages", "k", messages)
+    else:
+        for message in messages:
+            await call(store, "add_message", "k", message)
+    assert await call(store, "get_messages", "k") == messages
+
+
 @pytest.mark.parametrize("index", [1, 4, 5, 7])
 def test_a_message_of_a_tool_round_is_deleted_alone(index: int, store: CtxChatStore) -> None:
     store.set_messages("k", ODD)

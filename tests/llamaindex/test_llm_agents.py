@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ToolCallResult
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+from llama_index.core.llms.llm import LLM
+from llama_index.core.tools import FunctionTool
+from llama_index.core.workflow import Context
+from workflows.errors import WorkflowCancelledByUser
 
 from ctxfold.testing import Scripted, ScriptedCall
-from llamaindex_ctx import CtxMemory
+from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from tests.llamaindex.scripted_agents import legal
 from tests.llamaindex.served_llm import ADD, HELLO, LOOK, served
 
 # workflows ask every attribute of an agent, pydantic's deprecated ones too
@@ -20,6 +27,10 @@ def rounds(count: int) -> list[Scripted]:
         for i in range(count)
     ]
     return [*asked, Scripted("The sum is 5.", reasoning="All added.")]
+
+
+def with_session(llm: CtxLLM, wrapped: str) -> LLM:
+    return llm if wrapped == "not" else with_context(llm, session_id="s" if wrapped == "session" else None)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -84,14 +95,47 @@ async def test_a_workflow_streams_text_thinking_and_calls() -> None:
     ]
 
 
-async def test_a_call_left_without_a_result_is_answered_before_it_is_sent_on() -> None:
-    history = [
-        *HELLO,
-        ChatMessage(
-            role="assistant", blocks=[ToolCallBlock(tool_call_id="c1", tool_name="add", tool_kwargs={"a": 1, "b": 1})]
-        ),
-        ChatMessage(role="user", content="Never mind."),
-    ]
-    async with served(Scripted("Fine."), strict="openai") as (llm, server):
+@pytest.mark.parametrize("more", [[], [ChatMessage(role="user", content="Never mind.")]])
+@pytest.mark.parametrize("wrapped", ["not", "run", "session"])
+async def test_a_call_left_without_a_result_is_answered_before_it_is_sent_on(
+    wrapped: str, more: list[ChatMessage]
+) -> None:
+    call = ToolCallBlock(tool_call_id="c1", tool_name="add", tool_kwargs={"a": 1, "b": 1})
+    history = [*HELLO, ChatMessage(role="assistant", blocks=[call]), *more]
+    async with served(Scripted("Fine."), strict="openai") as (plain, server):
+        llm = with_session(plain, wrapped)
         assert (await llm.achat(history)).message.content == "Fine."
-    assert [m["role"] for m in server.requests[0].body["messages"]] == ["user", "assistant", "tool", "user"]
+    assert [m["role"] for m in server.requests[0].body["messages"]] == ["user", "assistant", "tool", "user"][
+        : 3 + len(more)
+    ]
+
+
+@pytest.mark.parametrize("wrapped", ["not", "run", "session"])
+async def test_a_context_goes_on_after_its_run_was_cancelled(wrapped: str) -> None:
+    """The calls of the cancelled run stand in the workflow's context, and what they return comes into the next run."""
+    begun, slept = asyncio.Event(), asyncio.Event()
+
+    async def wait(place: str) -> str:
+        """Waits at a place."""
+        begun.set()
+        await slept.wait()
+        return f"waited at {place}"
+
+    two_calls = (ScriptedCall("look", '{"place": "hill"}'), ScriptedCall("wait", '{"place": "hill"}'))
+    first, more = Scripted(tool_calls=two_calls), Scripted(tool_calls=two_calls[:1])
+    script = [first, *[more, Scripted("The hill is green.")] * 4]
+    async with served(*script, strict="openai") as (plain, server):
+        llm = with_session(plain, wrapped)
+        agent = FunctionAgent(tools=[LOOK, FunctionTool.from_defaults(async_fn=wait)], llm=llm)
+        memory, context = CtxMemory.from_defaults(token_limit=8_000), Context(agent)
+        cancelled = agent.run("Look at the hill.", memory=memory, ctx=context)
+        await begun.wait()
+        await cancelled.cancel_run()
+        with pytest.raises(WorkflowCancelledByUser):
+            await cancelled
+        slept.set()
+        answers = [str(await agent.run(q, memory=memory, ctx=context)) for q in ("And now?", "Thanks.")]
+        asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
+    assert answers == ["The hill is green."] * 2
+    assert asked[:2] == ["Look at the hill.", "And now?"]
+    assert legal(memory)

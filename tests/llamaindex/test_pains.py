@@ -179,6 +179,25 @@ def test_a_stale_scratchpad_of_a_failed_run_is_taken_in_legally() -> None:
     assert roles == ["user", "user", "assistant", "tool", "assistant", "tool", "assistant"]
 
 
+def test_results_of_a_cancelled_run_among_those_of_the_next_one_are_kept_as_text() -> None:
+    memory = CtxMemory.from_defaults(context_window=2_000)
+    memory.put(user("second"))
+    new = ChatMessage(role="assistant", blocks=[call("a"), call("b")])
+    memory.put_messages([result("old", "before"), new, result("a"), result("old", "late"), result("b"), bot("done")])
+    assert [m.role.value for m in memory.get()] == ["user", "user", "assistant", "tool", "tool", "user", "assistant"]
+    assert [m.content for m in memory.get_all() if m.content and "old" not in m.content][1:-1:3] == [
+        "Result of a tool call:\nbefore",
+        "Result of a tool call:\nlate",
+    ]
+
+
+def test_a_result_of_no_call_leaves_calls_that_wait_open() -> None:
+    memory = CtxMemory.from_defaults(context_window=2_000)
+    memory.put_messages([user("q"), ChatMessage(role="assistant", blocks=[call("a")]), result("old", "late")])
+    memory.put_messages([result("a"), bot("done")])
+    assert [m.role.value for m in memory.get()] == ["user", "user", "assistant", "tool", "assistant"]
+
+
 def test_parallel_results_in_any_order_and_one_by_one() -> None:
     memory = CtxMemory.from_defaults(context_window=2_000)
     memory.put_messages([user("q"), ChatMessage(role="assistant", blocks=[call("a"), call("b"), call("c")])])
