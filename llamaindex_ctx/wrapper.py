@@ -240,6 +240,16 @@ def _counted(tool: object) -> ToolSpec:
     return ToolSpec(str(function.get("name") or "tool"), str(function.get("description") or ""), parameters)
 
 
+# fields of the LLM that LlamaIndex reads where a prompt is filled or structured output asked for
+_TAKEN = (
+    "callback_manager",
+    "system_prompt",
+    "messages_to_prompt",
+    "completion_to_prompt",
+    "output_parser",
+    "pydantic_program_mode",
+    "query_wrapper_prompt",
+)
 MAX_RUNS = 256  # those that may be gone on with, newest ones
 _RUN_TAG = "llamaindex.run_id"  # on whatever happens in a workflow's run; older releases do without
 _STOP_BEGINS, _STOP_ENDS = DEFAULT_EARLY_STOPPING_PROMPT.split("{max_iterations}")
@@ -440,7 +450,7 @@ def with_context(
         session_id=session_id,
         owner=owner,
         sessions=RunSessions(store=store, settings=pool),
-        callback_manager=llm.callback_manager,
+        **{name: getattr(llm, name) for name in _TAKEN},
     )
 
 
@@ -475,6 +485,12 @@ class ContextLLM(FunctionCallingLLM, Closing):
         _check_names(fields.get("session_id"), fields.get("owner", "default"))
         super().__init__(**fields)
         self._sessions = sessions
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "callback_manager":
+            # Settings and engines give an LLM theirs, and the inner one reports the requests
+            self.inner.callback_manager = value
 
     @classmethod
     def class_name(cls) -> str:

@@ -10,14 +10,18 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from llama_index.core import PromptTemplate
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ThinkingBlock
+from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.mock import MockFunctionCallingLLM, MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.openai_like import OpenAILike
 from openai import BadRequestError, UnprocessableEntityError
+from pydantic import BaseModel
 
 from ctxfold import (
     CompactionInput,
@@ -366,3 +370,37 @@ def test_one_out_of_a_dict_says_how_to_make_it() -> None:
     again = ContextLLM(inner=kept.inner, window=kept.window)
     with pytest.raises(ConfigError, match="with_context"):
         again.chat(ask("hello"))
+
+
+@pytest.mark.parametrize("session_id", [None, "s"])
+async def test_a_token_counter_of_the_settings_counts_what_is_sent(session_id: str | None) -> None:
+    handler = TokenCountingHandler(tokenizer=str.split)
+    async with serving("openai_like", talk) as (_, llm):
+        wrapped = with_context(llm, session_id=session_id)
+        wrapped.callback_manager = CallbackManager([handler])  # as `Settings.llm` and response synthesizers do
+        wrapped.chat(ask("The locker is 47-B."))
+        await wrapped.achat(ask("My bike is green."))
+        list(wrapped.stream_chat(ask("What is my locker?")))
+    assert len(handler.llm_token_counts) == 3
+    assert all(event.total_token_count for event in handler.llm_token_counts)
+
+
+async def test_prompts_and_the_way_to_structured_output_are_those_of_the_llm() -> None:
+    def reply(body: Any) -> Scripted:
+        return Scripted('{"name": "Blue"}' if "schema" in str(body["messages"]) else "Noted.")
+
+    class Album(BaseModel):
+        """An album."""
+
+        name: str
+
+    async with serving("openai_like", reply) as (server, llm):
+        llm.system_prompt = "Be brief."
+        llm.pydantic_program_mode = PydanticProgramMode.LLM
+        wrapped = with_context(llm)
+        wrapped.predict(PromptTemplate("What of {x}?"), x="cats")
+        asked = server.requests[-1].body["messages"]
+        album = wrapped.structured_predict(Album, PromptTemplate("An album about {x}, please."), x="cats")
+        assert "tools" not in server.requests[-1].body
+    assert [(m["role"], m["content"]) for m in asked] == [("system", "Be brief."), ("user", "What of cats?")]
+    assert album == Album(name="Blue")
