@@ -290,7 +290,7 @@ def load_log(engine: Engine, key: SessionKey, numbered: Sequence[tuple[int, Reco
     if len(stored) > len(records) or not all(map(_alike, stored, records)):
         raise SessionExistsError(
             f"session {key.session!r} holds {len(stored)} records of its own: load into a new name, "
-            "ctx.at('another').import_jsonl(...), or give session='another'"
+            "ctx.at('another').import_jsonl(...), or give session_id='another'"
         )
     drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records[len(stored) :]]
     yield from StoreCall(Store.append, key, drafts, expect=len(stored), documents=documents_of(key, records))
