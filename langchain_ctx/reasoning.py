@@ -134,7 +134,7 @@ def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage]) ->
         return
     if len(answers) != len(places):
         raise ConfigError(
-            f"the request holds {len(places)} assistant messages for {len(answers)} given: reasoning cannot be put back; "
+            f"the request holds {len(places)} assistant messages, but {len(answers)} were given: reasoning cannot be sent back; "
             "use ChatCtx from langchain_ctx"
         )
     for place, thought in zip(places, thoughts, strict=True):

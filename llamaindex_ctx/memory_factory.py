@@ -69,8 +69,8 @@ class FunctionCounter:
             return
         if not hasattr(made, "__len__"):
             raise ConfigError(
-                f"tokenizer_fn gives {kind_of(made)}: it has to give the tokens, as tiktoken's encode does; what counts them "
-                "itself goes into counter=, an object with an id and count(text)"
+                f"tokenizer_fn returned {kind_of(made)}: it must return the tokens, as tiktoken's encode does; to count in another "
+                "way pass counter=, an object with an id and count(text)"
             )
 
     def _count_of(self, text: str) -> str:

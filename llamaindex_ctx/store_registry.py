@@ -100,8 +100,8 @@ def find_source(name: str) -> Source:
         return source
     if name.startswith(PROCESS):
         raise ConfigError(
-            f"this memory's store was never registered, and is closed, another process's, or older than the newest {MADE_UP} "
-            "such: call llamaindex_ctx.register_store(name, url_or_store) and open memories with store=name"
+            f"this memory's store was never registered, and it is closed, belongs to another process, or is older than the newest "
+            f"{MADE_UP} unregistered ones: call llamaindex_ctx.register_store(name, url_or_store) and open memories with store=name"
         )
     raise ConfigError(
         f"no store is registered as {name!r} in this process: call llamaindex_ctx.register_store({name!r}, url_or_store) before "

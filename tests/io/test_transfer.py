@@ -207,7 +207,7 @@ def test_a_log_with_a_hole_or_a_changed_round(make: Make, tmp_path: Path) -> Non
         (lines[:2] + lines[3:], 3, "a line is missing"),
         ([*lines[:2], '{"role": "user", "content": "x"}', *lines[2:]], 3, "no place"),
         ([*lines[:6], lines[6].replace('"tool_call_id": "t-c0"', '"tool_call_id": "x"'), *lines[7:]], 7, "not open"),
-        ([x.replace('"seq": 3, "id": "m:a0"', '"seq": 3, "id": "m:u0"') for x in lines], 2, "stands twice"),
+        ([x.replace('"seq": 3, "id": "m:a0"', '"seq": 3, "id": "m:u0"') for x in lines], 2, "appears twice"),
     ):
         path.write_text("\n".join(change), encoding="utf-8")
         with pytest.raises(ImportLineError, match=problem) as caught:

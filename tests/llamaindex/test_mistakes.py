@@ -58,7 +58,7 @@ MADE: list[tuple[str, str, Callable[[], object]]] = [
     ("text as history", "the messages are a str: give a list", lambda: opened(chat_history="Hello.")),
     ("dicts as history", "a message is a dict", lambda: opened(chat_history=[{"role": "user"}])),
     ("a tokenizer's name", "tokenizer_fn is a str", lambda: opened(tokenizer_fn="cl100k_base")),
-    ("what counts", "tokenizer_fn gives an int: .*counter=", lambda: opened(tokenizer_fn=len)),
+    ("what counts", "tokenizer_fn returned an int: .*counter=", lambda: opened(tokenizer_fn=len)),
     ("blocks", "memory_blocks hold a str", lambda: opened(memory_blocks=["facts"])),
     ("sections", r"sections hold a MockLLM: make a section of it, section_from", lambda: opened(sections=[MockLLM()])),
     ("one section", "sections is a MockLLM: give a list", lambda: opened(sections=MockLLM())),

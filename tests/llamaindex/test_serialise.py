@@ -146,7 +146,7 @@ def test_what_was_only_serialised_is_found_again_until_too_many_are() -> None:
         CtxMemory.from_defaults(f"other {n}", context_window=2_000).to_dict()
     gc.collect()
     assert gone() is None
-    with pytest.raises(ConfigError, match=f"older than the newest {MADE_UP} such"):
+    with pytest.raises(ConfigError, match=f"older than the newest {MADE_UP} unregistered ones"):
         CtxMemory.from_dict(data)
 
 

@@ -316,7 +316,7 @@ def _checked(key: SessionKey, numbered: Sequence[tuple[int, Record]], ports: Por
     for number, loaded in numbered:
         record = loaded
         if record.id in ids:
-            raise ImportLineError(number, f"record id {record.id!r} stands twice")
+            raise ImportLineError(number, f"record id {record.id!r} appears twice")
         ids.add(record.id)
         if isinstance(record.body, SnapshotTaken):
             record = replace(record, body=SnapshotTaken(dump_state(state, ports.counter.id)))
