@@ -108,10 +108,10 @@ _TRAILING = re.compile(
     r"|my|our|your|their|every|very)|\s(?-i:[c-hjlmo-qstvw]))\s*[.…]*$",
     re.I,
 )
-_TRAILING_FILLER = re.compile(r"(?:[\s,.]+(?:uh|um|uhm|er|erm|eh|mm|hmm|yeah))+[\s,.!…]*$", re.I)
+_TRAILING_FILLER = re.compile(r"(?<![\s,.])(?:[\s,.]+(?:uh|um|uhm|er|erm|eh|mm|hmm|yeah))+[\s,.!…]*$", re.I)
 _NOISE = re.compile(r"\{[a-z]+\}", re.I)  # of a transcript
 _BROKEN_OFF = re.compile(r"\{(?:disfmarker|gap)\}", re.I)
-_OPEN_QUOTE = re.compile(r"^[\"”][\s,.]*|\s*[\"“]$")
+_OPEN_QUOTE = re.compile(r"^[\"”][\s,.]*|(?<!\s)\s*[\"“]$")
 _FILLER = re.compile(
     r"^(?:(?:ok(?:ay)?|yes|yeah|yep|no|nope|well|so|um|uh|hmm?|mm|oh|ah|right|sure|alright|cool|thanks|thank you|great|hi"
     r"|hey|hello)\b[\s,.!]*)+",
