@@ -292,3 +292,26 @@ def test_recall_compacts_nothing() -> None:
         chat(ctx, 18)
         before = ctx.view()
         assert ctx.window(recall=True, question="Which zebra is in which cage?").view.epoch == before.epoch
+
+
+def test_of_a_long_message_the_sentences_near_in_meaning_come_before_a_word_of_the_question() -> None:
+    """Vectors of all texts are somewhat alike: likeness counts from that of the least like passage on."""
+    filler = [f"Sentence {n} says little of value to anybody at all." for n in range(20)]
+    text = " ".join(
+        [*filler[:2], "The ear of a zebra is striped.", *filler[2:14], "The lobe of one ear is torn.", *filler[14:]]
+    )
+    said = user(text, id="m")
+    with MemoryStore() as store:
+        store.append(KEY, [Draft("m:m", MessageAdded(said))], documents=[index_entry(1, said)])
+
+        def shown(likeness: dict[tuple[int, int], float]) -> str:
+            def flow() -> Flow[str]:
+                found = yield from search(KEY, "zebra ear", budget_tokens=80, visible=(), likeness=likeness)
+                return render((yield from chosen(found, 80, MessageCounter(COUNTER))))
+
+            return run(flow(), Ports(store, MessageCounter(COUNTER)))
+
+        assert "zebra is striped" in shown({})
+        near = shown({(1, 0): 0.7, (1, 12): 0.8})
+        assert "one ear is torn" in near
+        assert "zebra is striped" not in near

@@ -25,9 +25,20 @@ from ctxfold.history.terms import records, term_counts
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message
 
-__all__ = ["Chunk", "PassageCache", "Reading", "Vectors", "packed_vectors", "reading", "unit", "unpacked_vectors"]
+__all__ = [
+    "CHUNK_SENTENCES",
+    "Chunk",
+    "PassageCache",
+    "Reading",
+    "Vectors",
+    "packed_vectors",
+    "reading",
+    "unit",
+    "unpacked_vectors",
+]
 
 SIZE = 256  # messages
+CHUNK_SENTENCES = 4  # that get a vector together
 
 
 @dataclass(slots=True)

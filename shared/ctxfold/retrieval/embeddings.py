@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ctxfold.effects import Call, Effect, Flow, Start, StoreCall
 from ctxfold.errors import StoreCorruptError
-from ctxfold.history.passage_cache import Chunk, unit
+from ctxfold.history.passage_cache import CHUNK_SENTENCES, Chunk, unit
 from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Compacted
 from ctxfold.history.snapshot import stored_message
@@ -25,7 +25,6 @@ __all__ = ["near_chunks"]
 
 _log = logging.getLogger("ctxfold")
 
-CHUNK_SENTENCES = 4
 BATCH = 64  # texts of one call
 NEWEST_RECORDS = 4_096  # of the log, gone through for one question; older ones follow in the background
 FILLED_RECORDS = 512  # of the log, in one step of that

@@ -18,7 +18,7 @@ from math import exp, fsum
 from typing import NamedTuple
 
 from ctxfold.effects import Flow, StoreCall, off_loop
-from ctxfold.history.passage_cache import Chunk, PassageCache, Reading
+from ctxfold.history.passage_cache import CHUNK_SENTENCES, Chunk, PassageCache, Reading
 from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.records import Body, Cleared, MessageRemoved, SessionKey
 from ctxfold.history.terms import term_counts
@@ -298,20 +298,32 @@ def _candidates(found: Found, budget_tokens: int) -> list[tuple[float, int, Sequ
             units.append((score / best, seq, ()))
             continue
         long[seq] = sentence_scores(each, found.weights)
-        for (near_seq, place), value in found.likeness.items():
-            if near_seq == seq:
-                for at in range(place, min(len(long[seq]), place + 4)):
-                    long[seq][at] += value
         if len(each.text) <= whole_chars:
             units.append((score / best - LATER, seq, tuple(range(len(long[seq])))))
-    top = max((value for values in long.values() for value in values), default=0.0) or 1.0
-    for seq, values in long.items():
+    for seq, values in _normalised(long, found.likeness).items():
         message_score = found.scores[seq] / best
         # where no sentence matches, because a neighbour speaks for the message, its beginning is shown
         places = [at for at, value in enumerate(values) if value] or range(min(NEIGHBOURS, len(values)))
-        units += [((1 - OWN) * message_score + OWN * values[at] / top, seq, (at,)) for at in places]
+        units += [((1 - OWN) * message_score + OWN * values[at], seq, (at,)) for at in places]
     units.sort(key=lambda unit: (-unit[0], -unit[1], -len(unit[2]), unit[2]))
     return units
+
+
+def _normalised(by_words: Mapping[int, Sequence[float]], likeness: Mapping[Chunk, float]) -> dict[int, list[float]]:
+    """Returns the scores of sentences as shares of the best one: by words, or the mean of words and meaning.
+
+    Vectors of all texts are somewhat alike, so that likeness counts from that of the least like chunk on.
+    """
+    top = max((value for values in by_words.values() for value in values), default=0.0) or 1.0
+    part = BY_MEANING if likeness else 0.0
+    scores = {seq: [(1 - part) * value / top for value in values] for seq, values in by_words.items()}
+    least, most = min(likeness.values(), default=0.0), max(likeness.values(), default=0.0)
+    for (seq, first), value in likeness.items():
+        if seq in scores and most > least:
+            for at in range(first, min(len(scores[seq]), first + CHUNK_SENTENCES)):
+                scores[seq][at] += part * (value - least) / (most - least)
+    best = max((value for values in scores.values() for value in values), default=0.0) or 1.0
+    return {seq: [value / best for value in values] for seq, values in scores.items()}
 
 
 def _most_whole_tokens(budget_tokens: int) -> float:
