@@ -294,6 +294,59 @@ def test_recall_compacts_nothing() -> None:
         assert ctx.window(recall=True, question="Which zebra is in which cage?").view.epoch == before.epoch
 
 
+def found_scores(*texts: str, question: str = "zebra") -> dict[int, float]:
+    """The scores of messages that say these texts, by their place from 1 on."""
+    said = [user(text, id=f"m{n}") for n, text in enumerate(texts)]
+    with MemoryStore() as store:
+        drafts = [Draft(f"m:{m.id}", MessageAdded(m)) for m in said]
+        store.append(KEY, drafts, documents=[index_entry(seq, m) for seq, m in enumerate(said, 1)])
+        found = run(search(KEY, question, budget_tokens=400, visible=()), Ports(store, MessageCounter(COUNTER)))
+    return dict(found.scores)
+
+
+def test_a_long_message_takes_less_from_its_neighbours_than_a_short_one() -> None:
+    long = " ".join(f"word{n}" for n in range(200))
+    apart = [f"Quiet day {n}." for n in range(8)]
+    scores = found_scores("The zebra came.", "Quiet.", *apart, "The zebra left.", long)
+    assert scores[2] > 2 * scores[12] > 0
+
+
+@pytest.mark.parametrize(
+    ("beginning", "points_back"),
+    [
+        ("She", True),
+        ("Oh, but they", True),
+        ("[10:12] Ben: This", True),
+        ("Aside from that, Ben", True),
+        ("她", True),
+        ("Sheila", False),
+        ("There", False),
+        ("After lunch Ben", False),
+        ("Ben says that he", False),
+    ],
+)
+def test_a_message_that_begins_with_a_word_for_what_was_said_before_counts_as_that(
+    beginning: str, points_back: bool
+) -> None:
+    scores = found_scores("The zebra has a torn ear.", f"{beginning} slept all day in the sun.")
+    assert (scores[2] == scores[1]) is points_back
+    assert scores[2] <= scores[1]
+
+
+def test_a_message_that_points_back_and_says_more_keeps_its_own_score() -> None:
+    scores = found_scores("The zebra has a torn ear.", "She is a zebra, the oldest zebra.")
+    assert scores[2] > scores[1]
+
+
+def test_what_points_back_to_a_message_in_the_window_is_not_recalled_for_it() -> None:
+    with context() as ctx:
+        add_days(ctx, "early")
+        ctx.add([user("The zebra has a torn ear.", id="z"), assistant("She slept all day in the sun.", id="she")])
+        ctx.remove("she")
+        add_days(ctx, "late")
+        assert not any("slept all day" in line for line in recalled(ctx, "Tell me of the zebra."))
+
+
 def test_of_a_long_message_the_sentences_near_in_meaning_come_before_a_word_of_the_question() -> None:
     """Vectors of all texts are somewhat alike: likeness counts from that of the least like passage on."""
     filler = [f"Sentence {n} says little of value to anybody at all." for n in range(20)]
