@@ -180,7 +180,7 @@ def test_a_summariser_that_cannot_be_made(entry: str) -> None:
         MissingExtraError, match=r"'mistralai:large' needs the package.*pip install langchain-mistralai"
     ):
         ENTRIES[entry](summarizer="mistralai:large")
-    with pytest.raises(ConfigError, match="='nobody:large' names no model that can be made"):
+    with pytest.raises(ConfigError, match="='nobody:large' is not the name of a usable model"):
         ENTRIES[entry](summarizer="nobody:large")
 
 
