@@ -310,6 +310,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "history/calibration.py",
         (
+            "one_reply_makes_a_window_wider",
+            "if known.samples < WIDENS_AFTER:",
+            "if False:",
+            "engine/test_calibration.py::test_a_window_gets_wider_only_after_three_replies",
+        ),
+        (
             "a_learnt_limit_widens_the_window",
             "limit >= rules.context_window else",
             "limit == rules.context_window else",

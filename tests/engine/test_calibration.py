@@ -60,6 +60,14 @@ def test_the_rules_shrink_by_the_upper_bound() -> None:
     assert tight.budget_tokens < rules.budget_tokens
 
 
+def test_a_window_gets_wider_only_after_three_replies() -> None:
+    """A prompt of another kind of text may be counted lower: the service would refuse it."""
+    rules = policy_for(10_000)
+    for samples, window in ((1, 10_000), (2, 10_000), (3, 12_500)):
+        assert calibrated(rules, Calibrated("m", ratio=0.8, error=0.0, samples=samples)).context_window == window
+    assert calibrated(rules, Calibrated("m", ratio=1.25, error=0.0, samples=1)).context_window == 8_000
+
+
 def test_what_is_not_learnt() -> None:
     assert observed(None, model="m", estimated=0, reported=10) is None
     assert observed(None, model="m", estimated=100, reported=100_000) is None

@@ -11,6 +11,7 @@ __all__ = ["calibrated", "observed", "overflowed", "prompt_limit", "was_truncate
 
 WEIGHT = 0.5  # of the newest reply
 FORGET = 0.5  # share of the old error that each reply leaves
+WIDENS_AFTER = 3  # replies: one prompt of text that is counted too high is no reason for a wider window
 NOTEWORTHY = 0.01  # smaller changes of the ratio are not worth a record
 LIMITS = (0.25, 4.0)  # a ratio beyond them says that something else was counted, not that we count badly
 TRUNCATED = 0.6  # a prompt reported that much shorter than expected was cut on the way
@@ -63,10 +64,15 @@ def with_known_limit(rules: Policy, known: Calibrated | None) -> Policy:
 
 
 def calibrated(rules: Policy, known: Calibrated | None) -> Policy:
-    """Returns the rules in ctxfold's own tokens, converted from the model's by the upper bound of the observed ratio."""
+    """Returns the rules in ctxfold's own tokens, converted from the model's by the upper bound of the observed ratio.
+
+    They get wider only after three replies.
+    """
     if known is None:
         return rules
     factor = known.ratio * (1 + known.error)
+    if known.samples < WIDENS_AFTER:
+        factor = max(factor, 1.0)
     window = max(2, int(rules.context_window / factor))
     reserve = max(1, min(window - 1, int(rules.reply_reserve_tokens / factor)))
     summary = max(1, min(rules.summary_tokens, int(rules.summary_tokens / factor)))
