@@ -121,6 +121,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/fit.py",
         (
+            "two_fifths_of_a_small_share_are_enough",
+            "enough = max(ENOUGH * share_tokens, min(ENOUGH_TOKENS, share_tokens))",
+            "enough = ENOUGH * share_tokens",
+            "retrieval/test_tail_gives_way.py::test_older_messages_give_way_where_few_long_messages_would_find_room",
+        ),
+        (
             "an_answered_question_that_fits_nowhere_stays",
             'return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""',
             'return ""',

@@ -63,6 +63,14 @@ def shown_ids(request: Any) -> list[str]:
     return [m.id for m in request.messages]
 
 
+def test_older_messages_give_way_where_few_long_messages_would_find_room(make: Make) -> None:
+    ctx = talked(make, fill=0.58)
+    gauge, question = ctx.gauge(), old_question(ctx)
+    free = gauge.budget_tokens - ctx.view().tokens
+    assert 0.4 * 0.7 * gauge.budget_tokens < free - 100 < free < 800, "more than two fifths of recall's share"
+    assert len(shown_ids(ctx.window(recall=True, question=question))) < len(ctx.view().messages)
+
+
 def test_older_messages_give_way_in_one_request_only(make: Make) -> None:
     ctx = talked(make)
     before, question = ctx.view(), old_question(ctx)
@@ -182,7 +190,7 @@ def test_the_larger_the_window_the_more_of_the_tail_stays(make: Make) -> None:
 
 
 def test_where_two_fifths_of_recalls_share_are_free_nothing_gives_way(make: Make) -> None:
-    ctx = talked(make, said=told_then_walked, visits=TOLD + 200, fill=0.67)
+    ctx = talked(make, said=told_then_walked, visits=TOLD + 200, fill=0.67, context_window=4_000)
     gauge = ctx.gauge()
     assert 0.4 < (gauge.budget_tokens - ctx.view().tokens) / (0.7 * gauge.budget_tokens) < 0.5
     request = ctx.window(recall=True, question=ABOUT_THE_BEGINNING)

@@ -45,6 +45,7 @@ PROVIDER_RATIO = 0.95  # of the budget: up to here a provider that compacts by i
 FRAME_TOKENS = 8  # role and gaps of the message in which recalled passages and sections travel
 GIVES_WAY_TOKENS = 8_192  # budget up to which the tail gives way to recall: what follows the break is new to the cache
 ENOUGH = 0.4  # of recall's share: where so much of it is free, nothing gives way
+ENOUGH_TOKENS = 800  # or less, where the share is: a question about long messages needs some five of them
 FREE_PART = (
     8  # of the budget: with tools it stays free then, so that the request begins alike in the turn's next tool rounds
 )
@@ -523,11 +524,14 @@ def _works_with_tools(view: View) -> bool:
 def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> list[Sequence[Entry]]:
     """Returns the turns that may give way to recall: all but the newest one, and the newest ones that `_kept_tokens` holds.
 
-    None unless the window is small and leaves less than two fifths of recall's share. A turn with a message that has to stay
-    is left whole. A newest turn of more than half the budget may give way too.
+    None unless the window is small and leaves less than two fifths of recall's share, or less than 800 tokens where the share
+    is as large. A turn with a message that has to stay is left whole. A newest turn of more than half the budget may give way
+    too.
     """
     view, rules = stage.view, stage.rules
-    if room_tokens >= ENOUGH * rules.recall_share_tokens or rules.budget_tokens > GIVES_WAY_TOKENS:
+    share_tokens = rules.recall_share_tokens
+    enough = max(ENOUGH * share_tokens, min(ENOUGH_TOKENS, share_tokens))
+    if room_tokens >= enough or rules.budget_tokens > GIVES_WAY_TOKENS:
         return []
     entries, _ = view.parted()
     cuts = legal_cuts(entries)
