@@ -170,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_gave_way_changes_within_a_turn",
-            "        if known is not None and known.hidden and self._may_recall(open_session, stage, question):\n",
+            "        if known is not None and known.hidden:\n",
             "        if False and known:\n",
             "retrieval/test_tail_gives_way.py::test_the_request_begins_alike_all_turn_long",
         ),
@@ -515,7 +515,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "calls_that_nobody_answers_stay_in_the_turn",
-            "    if not new_messages and newest.tool_calls:\n        last -= 1\n",
+            "    elif not new_messages and newest.tool_calls:\n        last -= 1\n",
             "",
             "langchain/test_failed_runs.py llamaindex/test_side_loop.py engine/test_exchange.py engine/test_whole_lists.py",
         ),
@@ -797,8 +797,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_was_removed_on_purpose_is_told_anew",
-            "reversed(handed)) if i not in removed]",
-            "reversed(handed))]",
+            "lost = [i for i in hidden_ids if i not in open_session.state.removed]",
+            "lost = list(hidden_ids)",
             "engine/test_follow.py::test_what_was_taken_out_of_the_session_stays_out",
         ),
         (

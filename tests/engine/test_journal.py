@@ -132,7 +132,7 @@ def test_a_reply_to_a_turn_that_was_closed_meanwhile() -> None:
 
     seen: list[int] = []
     ctx = timed(store, clock, scripted(slow, assistant("", id="x", calls=[call("c")]), "fine"))
-    with pytest.raises(TurnClosedError, match="ask again"):
+    with pytest.raises(TurnClosedError, match="send the question again"):
         ctx.send("hi")
     assert seen == [1]
     assert [m.text for m in ctx.view().messages] == ["hi"]

@@ -98,5 +98,5 @@ def test_a_retriever_that_fails_costs_only_its_section() -> None:
 
 def test_what_is_no_retriever_is_refused() -> None:
     given: Any = MockLLM()
-    with pytest.raises(ConfigError, match="MockLLM is no source for a section"):
+    with pytest.raises(ConfigError, match="a MockLLM cannot be the source of a section"):
         section_from(given)

@@ -13,14 +13,15 @@ import psycopg
 def fresh_schema(postgres_url: str) -> Generator[str, None, None]:
     """A URL whose tables live in a schema of their own; the schema is dropped at the end.
 
-    No test here ends the server, so that its commits need not wait for the disk; killed clients lose nothing by that.
+    No test here ends the server, so that its commits need not wait for the disk; killed clients lose nothing by that. The two
+    options are parted by a tab: SQLAlchemy writes a space as "+", which libpq takes for a plus.
     """
     schema = f"ctxfold_{uuid.uuid4().hex[:16]}"
     server = postgres_url.replace("+psycopg", "")
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f'CREATE SCHEMA "{schema}"'.encode())
     try:
-        yield f"{postgres_url}?options=-csynchronous_commit%3Doff%20-csearch_path%3D{schema}"
+        yield f"{postgres_url}?options=-csynchronous_commit%3Doff%09-csearch_path%3D{schema}"
     finally:
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(f'DROP SCHEMA "{schema}" CASCADE'.encode())

@@ -188,6 +188,6 @@ def test_usage_after_clearing_teaches_nothing_about_our_counts() -> None:
         ):
             before = context.usage().budget_tokens
             for number in range(4):
-                context.send(f"{number} " + "many words " * 400, extra=extra)
+                context.send(f"{number} " + "many words " * (0 if number else 400), extra=extra)
             budgets.append(context.usage().budget_tokens - before)
     assert budgets[0] == 0 != budgets[1]

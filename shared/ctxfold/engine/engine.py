@@ -223,9 +223,12 @@ class Engine:
         """
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
-        asks = len(messages) == 1 and messages[0].role == "user" and messages[0].visibility != "user"
-        own_turn = new_turn if asks and hold and known_ids and turn_id is None and expect is None else None
-        if own_turn and (yield from self._stored_at_once(open_session, messages[0], own_turn, options)):
+        own_turn = new_turn if hold and known_ids and turn_id is None and expect is None else None
+        if (
+            own_turn
+            and _is_question(messages)
+            and (yield from self._stored_at_once(open_session, messages[0], own_turn, options))
+        ):
             return Added(tuple(messages), own_turn)
         checked, new_messages, record_ids = yield from self._unstored(
             open_session, messages, turn_id, known_ids=known_ids, skip_orphans=skip_orphans
@@ -522,6 +525,13 @@ class Engine:
         open_session.sent_counts.pop(turn_id, None)
         open_session.tracker.ended(turn_id, dropped=status != "completed")
         self.events.emit(TurnEnded(open_session.key.session, turn_id, status))
+
+
+def _is_question(messages: Sequence[Message]) -> bool:
+    """Tells whether the messages are one question; anything that is no message is refused where it is stored."""
+    first = messages[0]
+    is_message = isinstance(first, Message)  # pyright: ignore[reportUnnecessaryIsInstance] - what a user hands in
+    return len(messages) == 1 and is_message and first.role == "user" and first.visibility != "user"
 
 
 def _matched(open_session: OpenSession, messages: Sequence[Message]) -> Flow[tuple[Sequence[Message], dict[str, str]]]:
