@@ -426,10 +426,8 @@ def _kept_line(message: Message, number: int) -> Iterator[_Said]:
     whole = message.role == "tool" or is_whole(speech.text)
     statement = Statement(speech.text, message.text, speech.speaker, speech.named, whole)
     literals = _literals(statement, line, message)
-    facts = [replace(f, weight=f.weight * role * factor) for f, factor in literals]
-    facts += [replace(f, weight=f.weight * role) for f in _sentence(statement, line, message, _has_value(literals))]
-    own = tuple(replace(f, number=number, message_id=message.id, line=line) for f in facts)
-    if own:
+    sentence = _sentence(statement, line, message, _has_value(literals))
+    if own := _placed((*literals, *((f, 1.0) for f in sentence)), line, role):
         yield _Said(line, own, _topic(statement, own) if message.role != "tool" else None)
 
 
@@ -466,14 +464,18 @@ def _lines(
             line = Line(statement.line, number, message.id, place)
             literals = _literals(statement, line, message, speakers)
             seen |= {f.value for f, _ in literals}
-            facts = [replace(f, weight=f.weight * role * factor) for f, factor in literals]
-            facts += [
-                replace(f, weight=f.weight * role) for f in _sentence(statement, line, message, _has_value(literals))
-            ]
-            if facts:
-                own = tuple(replace(f, number=number, message_id=message.id, line=line) for f in facts)
+            sentence = _sentence(statement, line, message, _has_value(literals))
+            if own := _placed((*literals, *((f, 1.0) for f in sentence)), line, role):
                 yield _Said(line, own, _topic(statement, own) if message.role != "tool" else None)
         yield from _fragments(speech, seen | set(speakers), message, number, role)
+
+
+def _placed(facts: Iterable[tuple[Fact, float]], line: Line, role: float) -> tuple[Fact, ...]:
+    """Returns facts of a line with their place, weighted by who says them and by their factors."""
+    return tuple(
+        replace(f, number=line.number, message_id=line.message_id, line=line, weight=f.weight * role * factor)
+        for f, factor in facts
+    )
 
 
 def _literals(

@@ -159,6 +159,8 @@ class ClearToolOutputs:
         first_only: bool,
     ) -> Plan | None:
         rules, view, entries = case.rules, case.view, scope.entries
+        if all(e.message.role != "tool" for e in entries):
+            return None  # a chat over the soft ratio asks after each turn
         summaries, gained = ((), 0) if first_only else _deferred_summaries(scope, case)
         order, enough, budget = None, None, rules.budget_tokens
         if rules.pruning_order != "reactive":
