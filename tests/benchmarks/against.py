@@ -65,25 +65,47 @@ def worktree(repository: Path, commit: str) -> Generator[Path]:
 def compare(before: Path, now: Path, name: str, *, rounds: int = 4, quick: bool = False) -> list[Sheet]:
     """Runs the benchmark `rounds` times in each tree (A B B A ...); returns its tables with one row for each time.
 
-    A table without rows, that of peers which are left out, is dropped.
+    Tables belong together by their titles. A table that only one tree has is named in a note. A table without rows, that of peers
+    which are left out, is dropped.
     """
     runs: dict[Path, list[list[Sheet]]] = {before: [], now: []}
     for number in range(rounds):
         for tree in (before, now) if number % 2 == 0 else (now, before):
             runs[tree].append(_run(tree, name, quick=quick))
-    shapes = {tuple(len(sheet.rows) for sheet in sheets) for sheets in (*runs[before], *runs[now])}
-    if len(shapes) > 1:
-        raise TreesDifferError(f"the tables of {name} have different numbers of rows: {sorted(shapes)}")
-    return [
-        Sheet(
-            f"{name}: {sheets[0].title}",
-            ("row", "figure", "before", "now", "ratio", "ratio of medians"),
-            tuple(_rows(sheets[:rounds], sheets[rounds:])),
-            f"Minimum of {rounds} runs of each tree, in fresh processes that take turns. Below 1 x is faster than before.",
+    tables = [_tables(name, runs[tree]) for tree in (before, now)]
+    common = [title for title in tables[0] if title in tables[1]]
+    if not common:
+        raise TreesDifferError(
+            f"the two trees have no table of {name} in common: {sorted(tables[0])} and {sorted(tables[1])}"
         )
-        for sheets in zip(*runs[before], *runs[now], strict=True)
-        if sheets[0].rows
-    ]
+    other = sorted(tables[0].keys() ^ tables[1].keys())
+    note = (
+        f"Minimum of {rounds} runs of each tree, in fresh processes that take turns. Below 1 x is faster than before."
+    )
+    if other:
+        note += f" Only one tree has: {', '.join(other)}."
+    sheets = []
+    for title in common:
+        olds, news = tables[0][title], tables[1][title]
+        if len(olds[0].rows) != len(news[0].rows):
+            counts = len(olds[0].rows), len(news[0].rows)
+            raise TreesDifferError(f"the table {title!r} of {name} has {counts[0]} rows before and {counts[1]} now")
+        if olds[0].rows:
+            columns = ("row", "figure", "before", "now", "ratio", "ratio of medians")
+            sheets.append(Sheet(f"{name}: {title}", columns, tuple(_rows(olds, news)), note))
+    return sheets
+
+
+def _tables(name: str, runs: Sequence[Sequence[Sheet]]) -> dict[str, list[Sheet]]:
+    """Returns the tables of all runs of one tree by their titles."""
+    tables: dict[str, list[Sheet]] = {}
+    for run in runs:
+        for sheet in run:
+            tables.setdefault(sheet.title, []).append(sheet)
+    for title, sheets in tables.items():
+        if len(sheets) != len(runs) or len({len(sheet.rows) for sheet in sheets}) > 1:
+            raise TreesDifferError(f"the runs of {name} disagree about the table {title!r}")
+    return tables
 
 
 def _run(tree: Path, name: str, *, quick: bool) -> list[Sheet]:

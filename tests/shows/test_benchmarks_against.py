@@ -57,8 +57,20 @@ def test_tables_of_other_shapes_are_refused(repository: Path) -> None:
     with worktree(repository, "HEAD") as before:
         benchmark = repository / "tests/benchmarks/per_turn.py"
         benchmark.write_text(BENCHMARK.replace("(SIZES if", "((*SIZES, 5) if"))
-        with pytest.raises(TreesDifferError, match="per_turn"):
+        with pytest.raises(TreesDifferError, match="'Time' of per_turn has 2 rows before and 3 now"):
             compare(before, repository, "per_turn", rounds=1)
+        benchmark.write_text(BENCHMARK.replace('"Time"', '"Hours"').replace('"Peers"', '"Others"'))
+        with pytest.raises(TreesDifferError, match=r"no table of per_turn in common.*Peers.*Hours"):
+            compare(before, repository, "per_turn", rounds=1)
+
+
+def test_a_table_that_only_one_tree_has_is_named(repository: Path) -> None:
+    with worktree(repository, "HEAD") as before:
+        benchmark = repository / "tests/benchmarks/per_turn.py"
+        benchmark.write_text(BENCHMARK.replace('("Peers", [])', '("Further wires", rows), ("Peers", [])'))
+        (sheet,) = compare(before, repository, "per_turn", rounds=1)
+    assert sheet.title == "per_turn: Time"
+    assert "Only one tree has: Further wires." in sheet.note
 
 
 @pytest.mark.parametrize("name", COMPARED)
