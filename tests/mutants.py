@@ -1631,7 +1631,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_is_bought_twice_replaces_itself",
-            "if position < 0 or not _HOLDS.search(text[:position]):",
+            "if position < 0 or not _HOLDS.search(lowered(text[:position])):",
             "if position < 0:",
             "compaction/test_statements.py::test_what_is_true_beside_the_newer_stays",
         ),
@@ -1682,20 +1682,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_sentence_that_trails_off_is_whole",
-            'bare = _TRAILING_FILLER.sub("", _FILLER.sub("", text))',
-            'bare = _FILLER.sub("", text)',
+            "if words and words[-1].lower() in _FILLERS:",
+            "if False:",
             "compaction/test_statements.py::test_a_sentence_that_trails_off_is_a_fragment",
         ),
         (
             "um_is_left_out_in_every_language",
-            "    if _ENGLISH.search(text):",
+            "    if _ENGLISH.search(lower):",
             "    if True:",
             "compaction/test_statements.py::test_um_is_a_word_of_other_languages",
         ),
         (
             "hesitations_stay",
-            'text = _STUTTER.sub(r"\\1", _UHS.sub("", text))',
-            "pass",
+            "    if _ENGLISH.search(lower):",
+            "    if False:",
             "compaction/test_statements.py::test_hesitations_are_left_out",
         ),
         (
@@ -1706,13 +1706,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "it_stands_without_what_it_means",
-            "return len(text) <= MAX_POINTING_CHARS and _POINTS_BACK.search(text) is not None",
+            "return len(text) <= MAX_POINTING_CHARS and _POINTS_BACK.search(lowered(text)) is not None",
             "return False",
             "compaction/test_statements.py::test_a_short_sentence_about_it_comes_with_what_it_is",
         ),
         (
             "sentences_of_other_languages_are_fragments",
-            "return ends and words > MIN_WORDS and len(_OTHER_LANGUAGES.findall(text)) > 1",
+            "return ends and words > MIN_WORDS and len(_OTHER_LANGUAGES.findall(lowered(text))) > 1",
             "return False",
             "compaction/test_statements.py::test_sentences_of_other_languages_are_whole",
         ),

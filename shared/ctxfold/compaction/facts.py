@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -29,6 +29,7 @@ from ctxfold.compaction.statements import (
     is_directive,
     is_preference,
     is_whole,
+    lowered,
     named_speakers,
     spoken,
     spoken_times,
@@ -160,7 +161,7 @@ _NEGATION = _Wording(
     r"not|never|no|without|cannot|neither|nor|avoid|except|unless",
     r"n['’]t(?!\w)|不|没|勿|禁止|别(?!的|人)|切忌|避免|除非|除了|无需",
 )
-_FIRST_PERSON = re.compile(r"\b(?:I|my|mine|me|our|we|us)\b", re.I)
+_FIRST_PERSON = re.compile(r"\b(?:i|my|mine|me|our|we|us)\b")
 _STATES = (
     r"(?:is|are|was|were|has|have|had|owns?|owes?|keeps?|lives?|works?|costs?|needs?|wants?|prefers?|likes?|plays?|paid"
     r"|pays|bought|sold"
@@ -178,15 +179,14 @@ _OF_A_THING = re.compile(rf"\b(?:[Tt]he|[Tt]his)\s(?:\w+\s){{1,4}}{_STATES}\b")
 _GROUPED = re.compile(r"[:：]\s\S.*[;,:：]\s\S")  # fields, or a heading with its items
 _TELLING = frozenset(("email", "url", "path", "identifier", "amount", "date"))
 _PASSING = re.compile(
-    r"(?:['’]m|\bam|\bis|['’]re|\bare|['’]s)\s(?:just |still |now |not |also )*(?!allergic)\w{2,}ing\b", re.I
+    r"(?:['’]m|\bam|\bis|['’]re|\bare|['’]s)\s(?:just |still |now |not |also )*(?!allergic)\w{2,}ing\b"
 )  # at this moment
-_UNSURE = re.compile(r"\b(?:if|maybe|perhaps|might|could|would|guess|suppose|probably|wonder|not sure)\b", re.I)
+_UNSURE = re.compile(r"\b(?:if|maybe|perhaps|might|could|would|guess|suppose|probably|wonder|not sure)\b")
 _HOLDS = re.compile(  # what is bought, sold or paid twice is true twice; what somebody has or is may change
     r"(?:\b(?:is|are|was|were|be|has|have|had|costs?|lives?|works?|owns?|owes?|keeps?|needs?|wants?|prefers?|weighs?|earns?"
     r"|starts?|ends?"
     r"|opens?|closes?|takes?|expires?|leaves?|arrives?|departs?|(?:changed|moved|set|updated|raised|lowered) to)\b|['’](?:s"
-    r"|m|re)\b)",
-    re.I,
+    r"|m|re)\b)"
 )
 _CHANGED = frozenset(
     """
@@ -220,8 +220,7 @@ class Line(NamedTuple):
     record: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """A literal of a message, or a sentence that states something without one.
 
     Args:
@@ -297,8 +296,9 @@ class _Mention(NamedTuple):
 
     def fact(self, factor: float) -> Fact:
         newest, best = self.newest, self.best
-        number, message_id = (newest.number, newest.message_id)
-        return replace(best, key=self.key, number=number, message_id=message_id, weight=best.weight * factor)
+        return best._replace(
+            key=self.key, number=newest.number, message_id=newest.message_id, weight=best.weight * factor
+        )
 
 
 def _open_calls(sources: Sequence[FactSource]) -> Iterable[Fact]:
@@ -309,7 +309,7 @@ def _open_calls(sources: Sequence[FactSource]) -> Iterable[Fact]:
         for call in message.tool_calls:
             fact = _call(call)
             line = Line(f"open tool call: {fact.text}", number, message.id)
-            pending[call.id] = replace(fact, number=number, message_id=message.id, line=line)
+            pending[call.id] = fact._replace(number=number, message_id=message.id, line=line)
         for result in message.tool_results:
             pending.pop(result.call_id, None)
     return pending.values()
@@ -443,7 +443,7 @@ def _records(leaves: Iterable[_Leaf], source: str, number: int, message_id: str,
     for place, leaf in enumerate(leaves):
         line = Line(leaf.entry, number, message_id, place, source, leaf.record)
         facts = tuple(
-            replace(f, number=number, message_id=message_id, line=line, weight=f.weight * role) for f in leaf.facts
+            f._replace(number=number, message_id=message_id, line=line, weight=f.weight * role) for f in leaf.facts
         )
         yield _Said(line, facts)
 
@@ -473,7 +473,7 @@ def _lines(
 def _placed(facts: Iterable[tuple[Fact, float]], line: Line, role: float) -> tuple[Fact, ...]:
     """Returns facts of a line with their place, weighted by who says them and by their factors."""
     return tuple(
-        replace(f, number=line.number, message_id=line.message_id, line=line, weight=f.weight * role * factor)
+        f._replace(number=line.number, message_id=line.message_id, line=line, weight=f.weight * role * factor)
         for f, factor in facts
     )
 
@@ -492,7 +492,8 @@ def _literals(
             continue  # whom a chat addresses is no fact
         if statement.whole or factor > FRAGMENT or _tells(fact, text):
             digit = fact.kind == "number" and len(fact.value) == 1
-            facts.append((replace(fact, owner=_owner(statement, position)), factor / 2 if digit else factor))
+            owned = fact._replace(owner=owner) if (owner := _owner(statement, position)) else fact
+            facts.append((owned, factor / 2 if digit else factor))
     if not statement.whole or "; " in text:
         facts += [(f, max(factor, 0.7)) for f in _listed(text, message, speakers)]
     for quoted in _QUOTED.finditer(text):
@@ -526,10 +527,11 @@ def _factor(statement: Statement) -> float:
     if not statement.whole:
         return 0.7 if ', asked "' in statement.line or _GROUPED.search(statement.text) else FRAGMENT
     factor = (0.3 if statement.named else 0.6) if statement.question else 1.0
-    if _UNSURE.search(statement.text):
+    lower = lowered(statement.text)
+    if _UNSURE.search(lower):
         factor *= 0.7
     factor *= _clearness(statement)
-    if _PASSING.search(statement.text):
+    if "ing" in lower and _PASSING.search(lower):
         return factor
     return factor * _ownership(statement.text)
 
@@ -544,23 +546,24 @@ def _clearness(statement: Statement) -> float:
 @lru_cache(maxsize=8_192)
 def _ownership(text: str) -> float:
     """Returns how clearly a sentence says whose its values are: a name, the speaker, a thing, or nobody."""
-    if any(_owning(m) is not None for m in _NAMED_OWNER.finditer(text)):
+    if _owners(text):
         return 4.0
     return 2.5 if _OWN.search(text) else 1.5 if _OF_A_THING.search(text) else 1.0
 
 
 def _owner(statement: Statement, position: int) -> str:
     """Returns the name nearest before a value, or its speaker's who speaks of himself; "" where there is neither."""
-    names = [name for m in _NAMED_OWNER.finditer(statement.text[:position]) if (name := _owning(m)) is not None]
+    names = [name for name, end in _owners(statement.text) if end <= position]
     if names:
         return names[-1]
-    return statement.speaker.casefold() if statement.named and _FIRST_PERSON.search(statement.text) else ""
+    return statement.speaker.casefold() if statement.named and _FIRST_PERSON.search(lowered(statement.text)) else ""
 
 
-def _owning(match: re.Match[str]) -> str | None:
-    """Returns the name that a match of `_NAMED_OWNER` is about, in lower case; None for a word that is no name."""
-    name = match["owner"].casefold()
-    return None if name in _NAME_STARTS else name
+@lru_cache(maxsize=8_192)
+def _owners(text: str) -> tuple[tuple[str, int], ...]:
+    """Returns the names that a sentence says something of, in lower case, each with the end of what tells so."""
+    owners = ((m["owner"].casefold(), m.end()) for m in _NAMED_OWNER.finditer(text))
+    return tuple((name, end) for name, end in owners if name not in _NAME_STARTS)
 
 
 def _sentence(statement: Statement, line: Line, message: Message, has_literal: bool) -> Iterator[Fact]:
@@ -574,14 +577,14 @@ def _sentence(statement: Statement, line: Line, message: Message, has_literal: b
     said_by_model = message.role == "assistant" or statement.speaker.startswith("assistant")
     if is_directive(text) and not said_by_model:
         fact = _fact("rule", text, "")
-        yield replace(fact, weight=fact.weight * (0.15 if statement.named else 1.0) * clear)
+        yield fact._replace(weight=fact.weight * (0.15 if statement.named else 1.0) * clear)
     elif is_decision(text) or (is_preference(text) and not said_by_model):
         fact = _fact("rule", text, "")
-        yield replace(fact, weight=fact.weight * 0.4 * clear)
+        yield fact._replace(weight=fact.weight * 0.4 * clear)
     elif not has_literal and not falters(text) and len(frozenset(terms(text))) >= 3:
         fact = _fact("statement", text, "")
-        is_statement = _ownership(text) > 2 and _UNSURE.search(text) is None and message.kind != "summary"
-        yield replace(fact, weight=fact.weight * (1.0 if is_statement else 0.3) * clear)
+        is_statement = _ownership(text) > 2 and _UNSURE.search(lowered(text)) is None and message.kind != "summary"
+        yield fact._replace(weight=fact.weight * (1.0 if is_statement else 0.3) * clear)
 
 
 def _fragments(speech: Speech, seen: set[str], message: Message, number: int, role: float) -> Iterator[_Said]:
@@ -594,7 +597,7 @@ def _fragments(speech: Speech, seen: set[str], message: Message, number: int, ro
             around = " ".join(_around(raw, fact.text).split())
             line = Line(f"{speech.speaker}: {around}" if speech.speaker else around, number, message.id, 10_000)
             weight = fact.weight * role * FRAGMENT / 2
-            yield _Said(line, (replace(fact, number=number, message_id=message.id, line=line, weight=weight),))
+            yield _Said(line, (fact._replace(number=number, message_id=message.id, line=line, weight=weight),))
 
 
 def _around(raw: str, text: str) -> str:
@@ -616,14 +619,14 @@ def _topic(statement: Statement, facts: Sequence[Fact]) -> _Topic | None:
     text = statement.text
     value = max(values, key=lambda f: text.rfind(f.text))
     position = text.rfind(value.text)
-    if position < 0 or not _HOLDS.search(text[:position]):
+    if position < 0 or not _HOLDS.search(lowered(text[:position])):
         return None
     rest = f"{text[:position]} {text[position + len(value.text) :]}"
     words = frozenset(terms(rest))
     subject = words - _CHANGED
     if len(subject) < 2:
         return None
-    if statement.named and _FIRST_PERSON.search(rest):
+    if statement.named and _FIRST_PERSON.search(lowered(rest)):
         subject |= {f"@{statement.speaker.casefold()}"}
     return _Topic(subject, value.kind, len(subject) < len(words))
 
@@ -688,7 +691,7 @@ def _leaf_text(text: str, key: str) -> Iterator[Fact]:
     if not whole and 0 < len(text) <= MAX_FIELD_CHARS:
         yield _fact("field", text, key)
     for fact in scan(text):
-        yield replace(fact, key=key) if whole or not fact.key else fact
+        yield fact._replace(key=key) if whole or not fact.key else fact
 
 
 def _with_subject(key: str, subject: str, value: str) -> str:
@@ -714,7 +717,7 @@ def _whole_kind(text: str) -> str | None:
 
 def _call(call: ToolCallPart) -> Fact:
     fact = _fact("call", f"{call.name} {call.arguments}", "open tool call")
-    return replace(fact, weight=fact.weight * _ROLE_WEIGHT["user"])
+    return fact._replace(weight=fact.weight * _ROLE_WEIGHT["user"])
 
 
 def _fact(kind: FactKind, text: str, key: str) -> Fact:

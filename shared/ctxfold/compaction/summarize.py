@@ -241,7 +241,7 @@ def _verified(task: _Task, answer: str, fallback_level: str) -> Flow[Summary]:
     repair = partial(repaired, text, said, copies=task.limit < REFERENCED_TOKENS)
     better, lines = yield from _off_loop(repair, task.entries)
     if lines:
-        task.facts = tuple(replace(f, weight=f.weight * CHOSEN) if f.line in lines else f for f in task.facts)
+        task.facts = tuple(f._replace(weight=f.weight * CHOSEN) if f.line in lines else f for f in task.facts)
         verification = yield from _verify(task, better)
     if better and (reason := invented_too_much(verification)) is not None:
         raise SummarizationFailedError(reason)
