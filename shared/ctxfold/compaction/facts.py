@@ -256,9 +256,8 @@ def extract(sources: Iterable[FactSource]) -> tuple[Fact, ...]:
     stated = list(_stated(source_list))
     replaced = _replaced(stated)
     mentioned: dict[tuple[str, ...], _Mention] = {}
-    mentions: Counter[str] = Counter()
+    mentions = Counter(value for said in stated for value in {f.value for f in said.facts})
     for said in stated:
-        mentions.update({f.value for f in said.facts})
         if said.line in replaced:
             continue
         for fact in said.facts:

@@ -63,7 +63,7 @@ _NO_SPEAKERS = frozenset(
 )
 _LIST_MARK = re.compile(r"^\s*(?:[-*•–]+\s+|#{1,6}\s+|>\s+|\d{1,3}[.)、]\s+|\(?[a-z]\)\s+)")
 _BARE_MARK = re.compile(r"^\s*(?:[-*•–#>]+|\d{1,3}[.)、]?)\s*$")
-_EMPHASIS = re.compile(r"\*\*|__(?=\S)|(?<=\S)__|^#+\s+")
+_EMPHASIS = re.compile(r"\*\*|__(?:(?=\S)|(?<=\S__))|#(?<=^#)#*\s+")
 _EMPHASISED = re.compile(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?\*\*[^*]{2,100}\*\*\s*:?\s*$")
 _NUMBERED = re.compile(r"^\s*\d{1,3}[.)]\s")
 _FIELD = re.compile(rf"^([^\W\d_][\w ()/{_CJK}'-]{{0,40}}?)\s*[:：]\s*(\S.*)$")
@@ -258,12 +258,12 @@ def named_speakers(messages: Iterable[Message]) -> frozenset[str]:
     first: set[str] = set()
     labelled = texts = 0
     for message in messages:
-        if message.role == "tool" or message.kind == "summary" or not message.text:
+        if message.role == "tool" or message.kind == "summary" or not (text := message.text):
             continue
         if message.name:
             certain.add(message.name)
         texts += 1
-        for index, line in enumerate(message.text.splitlines()[:400]):
+        for index, line in enumerate(text.splitlines()[:400]):
             stamp = _stamp(line)
             rest = line[stamp.end() :] if stamp else line
             if (label := _label(rest)) is not None:
