@@ -85,6 +85,7 @@ class ChatParser(AnswerParser):
         tags = profile.reasoning_in.tags
         starts_open = profile.reasoning_in.starts_open and thinking
         self._tags = TagSplitter(*tags, starts_open=starts_open) if tags is not None else None
+        self._reasoning_fields, self._details_field = profile.reasoning_in.fields, profile.reasoning_in.details_field
         self._calls = False
         self._tool_calls_used = False
         self._empty_content = False
@@ -113,22 +114,26 @@ class ChatParser(AnswerParser):
         choice = _first(body.get("choices"))
         delta = as_dict(choice.get(key) or choice.get("message") or choice.get("delta"))
         reasoning, content = self._texts(delta)
-        refusal = as_text(delta.get("refusal"))
+        refusal = as_text(delta["refusal"]) if "refusal" in delta else ""
         reason = choice.get("finish_reason")
         finish = self._finished(reason, refused=bool(refusal)) if reason or refusal else None
         if finish is not None and self._tags is not None:
             late = self._tags.close()
             reasoning, content = reasoning + late[0], content + late[1]
         calls = self._tool_calls(delta) if "tool_calls" in delta or "function_call" in delta else ()
-        details = self._details(delta)
+        details = tuple(as_dicts(delta.get(self._details_field))) if self._details_field is not None else ()
         for name in self._beside_names:
             self._keep(name, delta.get(name))
-        self._empty_content = self._empty_content or delta.get("content") == ""
-        usage = self._usage(body.get("usage") or choice.get("usage") or delta.get("usage"))
+        if delta.get("content") == "":
+            self._empty_content = True
+        raw_usage = body.get("usage") or choice.get("usage") or delta.get("usage")
+        usage = usage_from(raw_usage, self._profile.usage) if raw_usage and isinstance(raw_usage, dict) else None
         if not (reasoning or content or refusal or calls or details or usage or finish):
             return None
-        self.answered = self.answered or bool(reasoning or content or refusal or calls)
-        self._calls = self._calls or bool(calls)
+        if reasoning or content or refusal or calls:
+            self.answered = True
+        if calls:
+            self._calls = True
         return Chunk(
             reasoning=reasoning,
             content=content,
@@ -154,18 +159,17 @@ class ChatParser(AnswerParser):
     def _texts(self, delta: Mapping[str, Any]) -> tuple[str, str]:
         value = delta.get("content")
         reasoning, content = ("", value) if isinstance(value, str) else _content(value)
-        rules = self._profile.reasoning_in
         # two fields may repeat one text: the first that has any counts
         field = ""
-        for name in rules.fields:
+        for name in self._reasoning_fields:
             if name in delta and (field := as_text(delta[name])):
                 break
         if field:
             self._fields_used = True
-        elif not self._fields_used and rules.details_field is not None:
+        elif not self._fields_used and self._details_field is not None:
             field = "".join(
                 as_text(d.get("text") or d.get("summary") or d.get("thinking"))
-                for d in as_dicts(delta.get(rules.details_field))
+                for d in as_dicts(delta.get(self._details_field))
             )
         if self._tags is not None and content:
             tagged, content = self._tags.feed(content)
@@ -184,17 +188,6 @@ class ChatParser(AnswerParser):
         if self._tool_calls_used or not (name or (arguments and self._calls)):
             return ()  # a server that fills the legacy field with nothing does not call
         return (ToolCallDelta(0, None, name or None, arguments),)
-
-    def _details(self, delta: Mapping[str, Any]) -> tuple[Any, ...]:
-        name = self._profile.reasoning_in.details_field
-        return tuple(as_dicts(delta.get(name))) if name is not None else ()
-
-    def _usage(self, raw_usage: object) -> Usage | None:
-        return (
-            usage_from(cast("dict[str, Any]", raw_usage), self._profile.usage)
-            if raw_usage and isinstance(raw_usage, dict)
-            else None
-        )
 
     def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
         """Ends a stream regularly: emits late text, sets an implied finish reason, and checks that there was an answer."""
