@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
 from itertools import islice, pairwise
-from math import exp, fsum
+from math import fsum, log
 from typing import NamedTuple
 
 from ctxfold.effects import Flow, StoreCall, off_loop
@@ -50,7 +50,8 @@ REACHES_BACK = (
 )
 LOOKED_AT = 8  # best messages that are looked at for that
 AS_WELL = 0.7  # of the best score among older messages of the tail: from here on a question is about the archive too
-RECENCY = 0.1  # of the best score: what the newest archived message gains, and older ones less
+RECENCY = 0.02  # of the weight of all query terms: what a message loses each time that its distance grows e times
+RECENT = 50  # messages, added to the distance: among the newest ones age counts little
 FLOOR = 0.1  # of the best score; weaker messages are noise
 NEIGHBOURS = 3  # sentences on either side that add to the score of one
 NEIGHBOUR = 0.5  # weight of the sentence beside (its square for the next)
@@ -160,7 +161,9 @@ def search(
     own = _mixed([(seq, score) for seq, score in ranking if seq not in visible], likeness)
     if not own:
         return Found({}, {}, weights, {})
-    scores, before = yield from _with_neighbours(key, own, budget_tokens, visible, tail)
+    best_score = max((score for _, score in ranking), default=0.0)
+    age_weight = RECENCY * (fsum(weights.values()) / best_score if best_score else 1.0)
+    scores, before = yield from _with_neighbours(key, own, budget_tokens, visible, tail, age_weight)
     seqs = scores.keys() | before.keys()
     known = readings.known(seqs)
     if len(known) < len(seqs):
@@ -200,7 +203,8 @@ def _with_neighbours(
     own: Mapping[int, float],
     budget_tokens: int,
     visible: Collection[int],
-    tail: Sequence[Document] = (),
+    tail: Sequence[Document],
+    age_weight: float,
 ) -> Flow[tuple[dict[int, float], dict[int, int]]]:
     """Returns the scores with what neighbours and recency add, the best first: as many messages as the budget may hold.
 
@@ -225,17 +229,9 @@ def _with_neighbours(
     scores = {**own, **{seq: score for seq, score in matching if seq not in visible}}
     best = max(scores.values())
     mean = index.total_length / max(1, index.documents)
-    fitting = budget_tokens / (TOKENS_PER_TERM * mean + LINE_TOKENS)
-    newest = max(scores)
-    records_each = max(1.0, newest / max(1, index.documents))
-    ranked_scores = sorted(
-        (
-            (score + RECENCY * best * exp((seq - newest) / (records_each * fitting)), seq)
-            for seq, score in scores.items()
-            if score >= FLOOR * best
-        ),
-        reverse=True,
-    )
+    records_each = max(1.0, max(scores) / max(1, index.documents))
+    aged = _aged(scores, age_weight, RECENT * records_each)
+    ranked_scores = sorted(((score, seq) for seq, score in aged.items() if score >= FLOOR * best), reverse=True)
     kept: dict[int, float] = {}
     tokens = 0.0
     for score, seq in ranked_scores[:MOST_CANDIDATES]:
@@ -245,6 +241,17 @@ def _with_neighbours(
         tokens += min(_most_whole_tokens(budget_tokens), TOKENS_PER_TERM * lengths.get(seq, mean) + LINE_TOKENS)
     followed = ((a, b) for a, b in pairwise(order) if a in kept and b not in visible and b - a <= REACH)
     return kept, {after: before for before, after in followed}
+
+
+def _aged(scores: Mapping[int, float], weight: float, recent: float) -> dict[int, float]:
+    """Returns the scores with what age changes: the best one stays, older messages lose and newer ones gain.
+
+    BM25 adds up log odds, and so does a prior: the odds that a message is meant fall with its distance in records, as a power of
+    1 / (1 + distance / `recent`). As the weight goes by that of the query's terms, age decides where few of them match.
+    """
+    newest, best = max(scores), max(scores, key=lambda seq: (scores[seq], seq))
+    ages = {seq: log(1 + (newest - seq) / recent) for seq in scores}
+    return {seq: score + weight * (ages[best] - ages[seq]) for seq, score in scores.items()}
 
 
 def _with_continuations(
