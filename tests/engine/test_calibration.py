@@ -113,9 +113,10 @@ class Reporting(ScriptedBackend):
 
 def test_counts_that_are_not_of_this_text_are_not_learnt() -> None:
     """A service that reports a twentieth of the prompt has counted something else."""
-    with context(Reporting(0.05, 20.0), context_window=4_000) as ctx:
+    counts = (0.05, 0.05, 0.05, 0.05, 20.0)  # four low ones: a window gets wider after three
+    with context(Reporting(*counts), context_window=4_000) as ctx:
         budget = ctx.usage().budget_tokens
-        for _ in range(2):
+        for _ in counts:
             ctx.send("a question with a number of words around it " * 8)
             assert ctx.usage().budget_tokens == budget
 

@@ -113,7 +113,7 @@ USES: list[tuple[str, type[CtxError], str, Use]] = [
     ("text for a list", MessageError, "is a str", lambda c: c.set_messages("hi")),
     ("strings made of it", MessageError, "is a str", lambda c: c.revise(lambda _: ["hi"])),
     ("text in place", MessageError, "is a str", lambda c: c.update(0, "hi")),
-    ("no index", MessageIndexError, "index 'a1' is outside", lambda c: c.update("a1", c.user_message("hi"))),
+    ("no index", MessageIndexError, "index 1.5 is outside", lambda c: c.update(1.5, c.user_message("hi"))),  # type: ignore[arg-type]
     ("index", MessageIndexError, "index 99 is outside a conversation of 2", lambda c: c.remove(99)),
     ("a role to keep", UnknownRoleError, "'human': use one of", lambda c: c.retain("human")),
     ("by number", MessageNotFoundError, r"an int names no message: .*message.id.*'#17'", lambda c: c.get(5)),
@@ -226,7 +226,10 @@ def test_pins_go_by_reference_too() -> None:
         ctx.unpin("#2")
         pins = [b.reference for b in ctx.explain().blocks if b.why == "pinned"]
         assert pins == ["#1"]
-        assert [m.text for m in ctx.remove("#2")] == ["Good morning."]
+        assert ctx.update("#2", assistant("Good evening.", id="a2")).text == "Good morning."
+        with pytest.raises(MessageNotFoundError, match="#9"):
+            ctx.update("#9", assistant("Good night.", id="a3"))
+        assert [(m.id, m.text) for m in ctx.remove("#2")] == [("a1", "Good evening.")]
 
 
 UNREADABLE: list[tuple[str, Use]] = [

@@ -113,9 +113,12 @@ def edit(
     return done[0] if done else None
 
 
-def update(engine: Engine, open_session: OpenSession, index: int, message: Message) -> Flow[Message]:
-    """Replaces the live message at `index` and returns the old one. Its id and kind (a summary, a section) stay."""
-    anchor = _anchor(open_session, index)
+def update(engine: Engine, open_session: OpenSession, index: int | str, message: Message) -> Flow[Message]:
+    """Replaces the live message at `index`, or with that id or reference, and returns the old one.
+
+    Its id and kind (a summary, a section) stay.
+    """
+    anchor = yield from _anchor(open_session, index)
     validated(message)
 
     def change(view: View) -> tuple[Body, Updated]:
@@ -154,7 +157,7 @@ def insert(engine: Engine, open_session: OpenSession, index: int, message: Messa
 
 def remove(engine: Engine, open_session: OpenSession, index: int | str) -> Flow[tuple[Message, ...]]:
     """Removes the live message at `index`, or with that id or reference, with its tool round; returns what was removed."""
-    anchor = (yield from ids_of(open_session, (index,)))[0] if isinstance(index, str) else _anchor(open_session, index)
+    anchor = yield from _anchor(open_session, index)
     return (yield from _remove(engine, open_session, lambda live: removed(live, _place(live, anchor)), "removed"))
 
 
@@ -506,8 +509,10 @@ def _remove(
     return event.messages if event is not None else ()
 
 
-def _anchor(open_session: OpenSession, index: object) -> str:
-    """Returns the id of the live message at `index`, because other writers may move it before the edit is written."""
+def _anchor(open_session: OpenSession, index: object) -> Flow[str]:
+    """Returns the id of the live message at `index`, or with that id or reference: other writers may move it before the edit."""
+    if isinstance(index, str):
+        return (yield from ids_of(open_session, (index,)))[0]
     live = open_session.view().live
     if not isinstance(index, int) or not -len(live) <= index < len(live):
         raise MessageIndexError(f"index {index!r} is outside a conversation of {len(live)} messages: see view().live")

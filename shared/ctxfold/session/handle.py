@@ -205,8 +205,11 @@ class SessionHandle(FlowMethods):
     arevise = async_method(revise)
 
     @sync_method
-    def update(self, index: int, message: Message) -> Flow[Message]:
-        """Replaces the live message at `index`, under its id, and returns the old one. Role and tool calls must not change."""
+    def update(self, index: int | str, message: Message) -> Flow[Message]:
+        """Replaces a live message, by index, id or `#17`, under its id, and returns the old one.
+
+        Role and tool calls must not change. Raises MessageNotFoundError when it is not in the live conversation.
+        """
         return self._edit(lambda e, j: editing.update(e, j, index, message))
 
     aupdate = async_method(update)
