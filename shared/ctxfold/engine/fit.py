@@ -200,7 +200,9 @@ class WindowFitter:
         if older and (known is None or known.hidden):
             room = room_tokens + sum(e.tokens for turn in older for e in turn) - _kept_free(open_session, stage)
             share = min(rules.recall_share_tokens, room)
-            passages = yield from self._found(open_session, stage, question, share, [e for turn in older for e in turn])
+            passages = yield from self._passages(
+                open_session, stage, question, share, [e for turn in older for e in turn]
+            )
             if passages:
                 staying = [e for turn in _fitting(older, room - count(render(passages))) for e in turn]
                 hidden = frozenset(e.seq for turn in older for e in turn) - {e.seq for e in staying}
@@ -231,11 +233,11 @@ class WindowFitter:
         known = _remembered(open_session, question.id, question)
         if known is not None and not known.hidden and self.count_text(known.text) <= share:
             return known.text
-        text = render((yield from self._found(open_session, stage, question, share)))
+        text = render((yield from self._passages(open_session, stage, question, share)))
         open_session.request_texts.put(question.id, RequestText(question.text, text))
         return text
 
-    def _found(
+    def _passages(
         self,
         open_session: OpenSession,
         stage: Stage,
@@ -255,7 +257,7 @@ class WindowFitter:
         now_s, counter = self.ports.clock.now_s(), self.ports.counter
 
         def read() -> Flow[tuple[Passage, ...]]:
-            found = yield from search(
+            matches = yield from search(
                 open_session.key,
                 question.text,
                 budget_tokens=stage.rules.recall_share_tokens,
@@ -265,7 +267,7 @@ class WindowFitter:
                 older=older,
                 reaching=_works_with_tools(view),
             )
-            return (yield from chosen(found, share_tokens, counter, now_s=now_s))
+            return (yield from chosen(matches, share_tokens, counter, now_s=now_s))
 
         return (yield from StoreQuery(read()))
 
@@ -574,8 +576,8 @@ def _fitting(turns: Sequence[Sequence[Entry]], room_tokens: int) -> Iterator[Seq
 def _without(view: View, seqs: Collection[int]) -> View:
     """Returns the view without these live messages."""
     left = [e for e in view.live if e.seq not in seqs]
-    gone = sum(e.tokens for e in view.live) - sum(e.tokens for e in left)
-    return replace(view, live=Prefix(left), tokens=view.tokens - gone)
+    removed_tokens = sum(e.tokens for e in view.live) - sum(e.tokens for e in left)
+    return replace(view, live=Prefix(left), tokens=view.tokens - removed_tokens)
 
 
 def newest_question(view: View) -> Message | None:

@@ -75,22 +75,22 @@ def ranked(
 def _newest(key: SessionKey, terms: Sequence[str], probe: int, hits: Hits) -> Flow[Postings]:
     """Returns the newest hits of each term; reads those that are not cached from an index of the same size."""
     known = hits.newest(terms, probe)
-    found = yield from StoreCall(Store.postings, key, [t for t in terms if t not in known], newest=probe)
-    if not hits.keep((found.documents, found.total_length), found.by_term, probe) and known:
+    read = yield from StoreCall(Store.postings, key, [t for t in terms if t not in known], newest=probe)
+    if not hits.keep((read.documents, read.total_length), read.by_term, probe) and known:
         return (yield from _newest(key, terms, probe, hits))
-    both = known | dict(found.by_term)
-    return Postings(found.documents, found.total_length, {t: both[t] for t in terms})
+    both = known | dict(read.by_term)
+    return Postings(read.documents, read.total_length, {t: both[t] for t in terms})
 
 
 def _among(key: SessionKey, terms: Sequence[str], seqs: Sequence[int], hits: Hits) -> Flow[dict[str, tuple[Hit, ...]]]:
     """Returns the hits of the terms in these documents."""
-    found, unknown = hits.among(terms, seqs)
+    cached, unknown = hits.among(terms, seqs)
     if not unknown:
-        return found
+        return cached
     read = (yield from StoreCall(Store.postings, key, terms, among=unknown)).by_term
     hits.keep_among(read, unknown)
     new = frozenset(unknown)
-    return {t: tuple(sorted((*(h for h in found[t] if h[0] not in new), *read[t]))) for t in terms}
+    return {t: tuple(sorted((*(h for h in cached[t] if h[0] not in new), *read[t]))) for t in terms}
 
 
 def _joined(size: Postings, by_term: Mapping[str, tuple[Hit, ...]], beside: Sequence[Document]) -> Postings:

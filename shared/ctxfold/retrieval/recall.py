@@ -28,7 +28,7 @@ from ctxfold.retrieval.bm25 import ranked
 from ctxfold.session_state import index_entry, index_terms
 
 __all__ = [
-    "Found",
+    "Matches",
     "Passage",
     "chosen",
     "recall",
@@ -101,7 +101,7 @@ class Passage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Matches:
     """Holds the messages that a search found: their scores by seq, the best first, what was read, and the terms' weights."""
 
     scores: Mapping[int, float]
@@ -121,10 +121,10 @@ def recall(
     readings: PassageCache | None = None,
 ) -> Flow[tuple[Passage, ...]]:
     """Returns the best passages for `query` that fit, in the order of the conversation; see `search` and `chosen`."""
-    found = yield from search(
+    matches = yield from search(
         key, query, budget_tokens=budget_tokens, visible=visible, likeness=likeness, readings=readings
     )
-    return (yield from chosen(found, budget_tokens, counter))
+    return (yield from chosen(matches, budget_tokens, counter))
 
 
 def search(
@@ -137,7 +137,7 @@ def search(
     readings: PassageCache | None = None,
     older: Sequence[Entry] = (),
     reaching: bool = False,
-) -> Flow[Found]:
+) -> Flow[Matches]:
     """Finds the archived messages that bear on `query`, as many as may fit, without the records in `visible`.
 
     `likeness` are chunks found by meaning; `readings` caches messages of the session. With `older`, messages of the tail that
@@ -146,7 +146,7 @@ def search(
     """
     query_terms, likeness = term_counts(query), likeness or {}
     if budget_tokens <= 0 or not (query_terms or likeness):
-        return Found({}, {}, {}, {})
+        return Matches({}, {}, {}, {})
     readings = readings or PassageCache()
     originals = ((e.seq, e.message) for e in older if not e.shown_seq and e.message.kind == "message")
     tail = [Document(seq, terms, terms.total) for seq, terms in readings.terms(originals, index_terms).items()]
@@ -156,11 +156,11 @@ def search(
         best_in_tail = max((score for seq, score in ranking if seq in in_tail), default=0.0)
         best_in_archive = max((score for seq, score in ranking if seq not in in_tail), default=0.0)
         if best_in_archive < AS_WELL * best_in_tail:
-            return Found({}, {}, weights, {})
+            return Matches({}, {}, weights, {})
         visible = frozenset(visible) - in_tail
     own = _mixed([(seq, score) for seq, score in ranking if seq not in visible], likeness)
     if not own:
-        return Found({}, {}, weights, {})
+        return Matches({}, {}, weights, {})
     best_score = max((score for _, score in ranking), default=0.0)
     age_weight = RECENCY * (fsum(weights.values()) / best_score if best_score else 1.0)
     scores, before = yield from _with_neighbours(key, own, budget_tokens, visible, tail, age_weight)
@@ -169,17 +169,17 @@ def search(
     if len(known) < len(seqs):
         records = yield from StoreCall(Store.fetch, key, tuple(sorted(seqs - known.keys())))
         known |= readings.keep(records)
-    found = Found(_with_continuations(scores, before, known), known, weights, likeness)
-    return Found({}, {}, weights, {}) if reaching and not likeness and _covered(found) < REACHES_BACK else found
+    matches = Matches(_with_continuations(scores, before, known), known, weights, likeness)
+    return Matches({}, {}, weights, {}) if reaching and not likeness and _covered(matches) < REACHES_BACK else matches
 
 
-def _covered(found: Found) -> float:
+def _covered(matches: Matches) -> float:
     """Returns which share of the weight of all query terms a message has at most, among the best ones."""
-    total, best = fsum(found.weights.values()), 0.0
-    for seq in islice(found.scores, LOOKED_AT):
-        if seq in found.readings:
-            held = frozenset[str]().union(*(terms for _, terms in found.readings[seq].sentences))
-            best = max(best, fsum(weight for term, weight in found.weights.items() if term in held))
+    total, best = fsum(matches.weights.values()), 0.0
+    for seq in islice(matches.scores, LOOKED_AT):
+        if seq in matches.readings:
+            held = frozenset[str]().union(*(terms for _, terms in matches.readings[seq].sentences))
+            best = max(best, fsum(weight for term, weight in matches.weights.items() if term in held))
     return best / total if total else 0.0
 
 
@@ -271,26 +271,28 @@ def _with_continuations(
 
 
 def chosen(
-    found: Found, budget_tokens: int, counter: TokenCounter, *, now_s: float | None = None
+    matches: Matches, budget_tokens: int, counter: TokenCounter, *, now_s: float | None = None
 ) -> Flow[tuple[Passage, ...]]:
     """Returns what is shown of the messages found, the best first until the budget is full, in the order of the conversation.
 
     With `now_s`, messages of other days are dated.
     """
-    chars = sum(len(each.text) for each in found.readings.values())
-    return (yield from off_loop(lambda: _chosen(found, budget_tokens, counter.count_text, now_s), chars))
+    chars = sum(len(each.text) for each in matches.readings.values())
+    return (yield from off_loop(lambda: _chosen(matches, budget_tokens, counter.count_text, now_s), chars))
 
 
-def _chosen(found: Found, budget_tokens: int, count: Callable[[str], int], now_s: float | None) -> tuple[Passage, ...]:
+def _chosen(
+    matches: Matches, budget_tokens: int, count: Callable[[str], int], now_s: float | None
+) -> tuple[Passage, ...]:
     today = "" if now_s is None else _day(now_s)
     days = {today}
     left = budget_tokens - _cost(HEADING, count) - 8
     picks: dict[int, set[int]] = {}
     texts: set[str] = set()
-    candidates = deque(_candidates(found, budget_tokens))
+    candidates = deque(_candidates(matches, budget_tokens))
     while candidates and left >= LEAST_LINE:
         score, seq, places = candidates.popleft()
-        each, known = found.readings[seq], picks.get(seq, set())
+        each, known = matches.readings[seq], picks.get(seq, set())
         new = [at for at in places if at not in known]
         whole = not places or len(new) == len(each.sentences)
         text = each.text.strip() if whole else "\n".join(each.sentences[at][0] for at in new)
@@ -304,41 +306,41 @@ def _chosen(found: Found, budget_tokens: int, count: Callable[[str], int], now_s
                 cost += count(_stamp(each)) + 2 * GAP_TOKENS
         if cost > left:
             if not places and len(each.sentences) > 1:  # the sentence of it that matches best may fit
-                values = sentence_scores(each, found.weights)
+                values = sentence_scores(each, matches.weights)
                 candidates.appendleft((score, seq, (values.index(max(values)),)))
             continue
         left -= cost
         days.add(day)
         texts.add(text)
         picks[seq] = known | {*new}
-    shown = [_passage(found.readings[seq], places, found.scores[seq], today) for seq, places in picks.items()]
+    shown = [_passage(matches.readings[seq], places, matches.scores[seq], today) for seq, places in picks.items()]
     shown.sort(key=lambda p: p.number)
     before = (today, *(p.day for p in shown))
     return tuple(p._replace(day="") if p.day == day else p for p, day in zip(shown, before, strict=False))
 
 
-def _candidates(found: Found, budget_tokens: int) -> list[tuple[float, int, Sequence[int]]]:
+def _candidates(matches: Matches, budget_tokens: int) -> list[tuple[float, int, Sequence[int]]]:
     """Returns (score, seq, places of sentences), the best first: short messages whole, long ones sentence by sentence.
 
     The best long messages come whole before the sentences of others. The score of a sentence is the mean of its message's and its
     own, each a share of the best one.
     """
-    best = max(found.scores.values(), default=1.0)
+    best = max(matches.scores.values(), default=1.0)
     whole_chars = CHARS_PER_TOKEN / 2 * _most_whole_tokens(budget_tokens)
     units: list[tuple[float, int, Sequence[int]]] = []
     long: dict[int, list[float]] = {}
-    for seq, score in found.scores.items():
-        each = found.readings.get(seq)
+    for seq, score in matches.scores.items():
+        each = matches.readings.get(seq)
         if each is None:
             continue
         if len(each.text) <= SHORT_CHARS:
             units.append((score / best, seq, ()))
             continue
-        long[seq] = sentence_scores(each, found.weights)
+        long[seq] = sentence_scores(each, matches.weights)
         if len(each.text) <= whole_chars:
             units.append((score / best - LATER, seq, tuple(range(len(long[seq])))))
-    for seq, values in _normalised(long, found.likeness).items():
-        message_score = found.scores[seq] / best
+    for seq, values in _normalised(long, matches.likeness).items():
+        message_score = matches.scores[seq] / best
         # where no sentence matches, because a neighbour speaks for the message, its beginning is shown
         places = [at for at, value in enumerate(values) if value] or range(min(NEIGHBOURS, len(values)))
         units += [((1 - OWN) * message_score + OWN * values[at], seq, (at,)) for at in places]
