@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from ctxfold.lru import LruCache
@@ -12,10 +12,12 @@ __all__ = ["Hit", "Hits"]
 
 Hit: TypeAlias = tuple[int, int, int]  # seq, count of the term in it, its length
 TERMS, SINGLE = 256, 512  # that are kept: terms, and single hits of each
+LENGTHS = 4_096  # of documents that are kept
 
 
 class Hits:
-    """Holds newest hits of terms, while the index keeps the size at which they were read, and single hits, which never change.
+    """Holds newest hits of terms and lengths of documents, while the index keeps the size at which they were read, and single
+    hits, which never change.
 
     For one session; replaced after an erasure. Safe across threads.
     """
@@ -24,6 +26,7 @@ class Hits:
         self._lock = threading.Lock()
         self._size = (0, 0)
         self._newest: LruCache[str, tuple[int, tuple[Hit, ...]]] = LruCache(TERMS)
+        self._lengths: dict[int, int | None] = {}
         self._single: LruCache[str, dict[int, Hit | None]] = LruCache(TERMS)
 
     def newest(self, terms: Sequence[str], at_most: int) -> dict[str, tuple[Hit, ...]]:
@@ -34,12 +37,29 @@ class Hits:
     def keep(self, size: tuple[int, int], hits_by_term: Mapping[str, tuple[Hit, ...]], at_most: int) -> bool:
         """Stores the newest hits of an index of this size. Returns False when the size has changed: older entries are outdated."""
         with self._lock:
-            same = size == self._size
-            if not same:
-                self._newest.clear()
-                self._size = size
+            same = self._resized(size)
             self._newest.update({t: (at_most, hits) for t, hits in hits_by_term.items()})
         return same
+
+    def _resized(self, size: tuple[int, int]) -> bool:
+        same = size == self._size
+        if not same:
+            self._newest.clear()
+            self._lengths = {}
+            self._size = size
+        return same
+
+    def lengths(self, seqs: Iterable[int]) -> tuple[tuple[int, int], dict[int, int | None]]:
+        """Returns the newest reading's size, and the lengths of those documents that are cached, None for what is no document."""
+        with self._lock:
+            return self._size, {seq: self._lengths[seq] for seq in seqs if seq in self._lengths}
+
+    def keep_lengths(self, size: tuple[int, int], lengths: Mapping[int, int | None]) -> None:
+        """Stores the lengths of documents in an index of this size."""
+        with self._lock:
+            self._resized(size)
+            both = {**self._lengths, **lengths}
+            self._lengths = both if len(both) <= LENGTHS else dict(lengths)
 
     def among(self, terms: Sequence[str], seqs: Sequence[int]) -> tuple[dict[str, tuple[Hit, ...]], tuple[int, ...]]:
         """Returns the hits of the terms in these documents, and the documents for which not all terms are cached."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -13,7 +14,7 @@ from ctxfold.history.posting_cache import Hit, Hits
 from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Document, Postings, Store
 
-__all__ = ["bm25", "frequencies", "idf", "ranked"]
+__all__ = ["bm25", "frequencies", "idf", "ranked", "sizes"]
 
 K1, B = 1.2, 0.75  # the usual BM25 parameters (Robertson and Zaragoza, 2009)
 PROBE = 256  # newest hits of each term that are read first, fewer each for many terms; a term with fewer hits is read in full
@@ -91,6 +92,18 @@ def _among(key: SessionKey, terms: Sequence[str], seqs: Sequence[int], hits: Hit
     hits.keep_among(read, unknown)
     new = frozenset(unknown)
     return {t: tuple(sorted((*(h for h in cached[t] if h[0] not in new), *read[t]))) for t in terms}
+
+
+def sizes(key: SessionKey, seqs: AbstractSet[int], hits: Hits) -> Flow[tuple[tuple[int, int], dict[int, int]]]:
+    """Returns (documents, total length) of the index that `ranked` read last, and the lengths of these documents, by seq."""
+    size, known = hits.lengths(seqs)
+    if unknown := sorted(seqs - known.keys()):
+        read = yield from StoreCall(Store.postings, key, [""], among=unknown)
+        size = (read.documents, read.total_length)
+        new = dict.fromkeys(unknown) | {seq: length for seq, _, length in read.by_term[""]}
+        hits.keep_lengths(size, new)
+        known |= new
+    return size, {seq: length for seq, length in known.items() if length is not None}
 
 
 def _joined(size: Postings, by_term: Mapping[str, tuple[Hit, ...]], beside: Sequence[Document]) -> Postings:

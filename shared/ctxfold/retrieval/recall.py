@@ -24,7 +24,7 @@ from ctxfold.history.records import Body, Cleared, MessageRemoved, SessionKey
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, View
 from ctxfold.protocols import Document, Store, TokenCounter
-from ctxfold.retrieval.bm25 import ranked
+from ctxfold.retrieval.bm25 import ranked, sizes
 from ctxfold.session_state import index_entry, index_terms
 
 __all__ = [
@@ -163,7 +163,9 @@ def search(
         return Matches({}, {}, weights, {})
     best_score = max((score for _, score in ranking), default=0.0)
     age_weight = RECENCY * (fsum(weights.values()) / best_score if best_score else 1.0)
-    scores, before = yield from _with_neighbours(key, own, budget_tokens, visible, tail, age_weight)
+    size, lengths = yield from sizes(key, _around(own), readings.hits)
+    lengths |= {d.seq: d.length for d in tail}
+    scores, before = _with_neighbours(own, size, lengths, budget_tokens, visible, age_weight)
     seqs = scores.keys() | before.keys()
     known = readings.known(seqs)
     if len(known) < len(seqs):
@@ -198,22 +200,23 @@ def _mixed(ranking: Sequence[tuple[int, float]], likeness: Mapping[Chunk, float]
     return dict(sorted(mixed.items(), key=lambda item: (-item[1], -item[0])))
 
 
+def _around(own: Mapping[int, float]) -> set[int]:
+    """Returns the records that may be neighbours of the best messages, and these."""
+    return {seq + step for seq in islice(own, HEADS) for step in range(-REACH, REACH + 1) if seq + step > 0}
+
+
 def _with_neighbours(
-    key: SessionKey,
     own: Mapping[int, float],
+    size: tuple[int, int],
+    lengths: Mapping[int, int],
     budget_tokens: int,
     visible: Collection[int],
-    tail: Sequence[Document],
     age_weight: float,
-) -> Flow[tuple[dict[int, float], dict[int, int]]]:
+) -> tuple[dict[int, float], dict[int, int]]:
     """Returns the scores with what neighbours and recency add, the best first: as many messages as the budget may hold.
 
     Also returns, of the messages that directly follow one of these, which one that is.
     """
-    heads = list(own)[:HEADS]
-    around = {seq + step for seq in heads for step in range(-REACH, REACH + 1) if seq + step > 0}
-    index = yield from StoreCall(Store.postings, key, [""], among=sorted(around))
-    lengths = {seq: length for seq, _, length in index.by_term[""]} | {d.seq: d.length for d in tail}
     order = sorted(lengths)
     own_scores = [own.get(seq, 0.0) for seq in order]
     needs = [HALF_TERMS / (HALF_TERMS + lengths[seq]) for seq in order]
@@ -228,17 +231,18 @@ def _with_neighbours(
     matching = ((seq, score) for seq, score in zip(order, summed, strict=True) if score > 0)
     scores = {**own, **{seq: score for seq, score in matching if seq not in visible}}
     best = max(scores.values())
-    mean = index.total_length / max(1, index.documents)
-    records_each = max(1.0, max(scores) / max(1, index.documents))
+    documents, total_length = size
+    mean = total_length / max(1, documents)
+    records_each = max(1.0, max(scores) / max(1, documents))
     aged = _aged(scores, age_weight, RECENT * records_each)
     ranked_scores = sorted(((score, seq) for seq, score in aged.items() if score >= FLOOR * best), reverse=True)
     kept: dict[int, float] = {}
-    tokens = 0.0
+    tokens, most_tokens = 0.0, _most_whole_tokens(budget_tokens)
     for score, seq in ranked_scores[:MOST_CANDIDATES]:
         if tokens > 1.25 * budget_tokens and len(kept) >= LEAST_CANDIDATES:
             break
         kept[seq] = score
-        tokens += min(_most_whole_tokens(budget_tokens), TOKENS_PER_TERM * lengths.get(seq, mean) + LINE_TOKENS)
+        tokens += min(most_tokens, TOKENS_PER_TERM * lengths.get(seq, mean) + LINE_TOKENS)
     followed = ((a, b) for a, b in pairwise(order) if a in kept and b not in visible and b - a <= REACH)
     return kept, {after: before for before, after in followed}
 
@@ -313,10 +317,12 @@ def _chosen(
         days.add(day)
         texts.add(text)
         picks[seq] = known | {*new}
-    shown = [_passage(matches.readings[seq], places, matches.scores[seq], today) for seq, places in picks.items()]
-    shown.sort(key=lambda p: p.number)
-    before = (today, *(p.day for p in shown))
-    return tuple(p._replace(day="") if p.day == day else p for p, day in zip(shown, before, strict=False))
+    order = sorted(picks, key=lambda seq: matches.readings[seq].number)
+    dates = [today, *(_day(matches.readings[seq].at_s) if today else "" for seq in order)]
+    return tuple(
+        _passage(matches.readings[seq], picks[seq], matches.scores[seq], "" if day == before else day)
+        for seq, before, day in zip(order, dates, dates[1:], strict=False)
+    )
 
 
 def _candidates(matches: Matches, budget_tokens: int) -> list[tuple[float, int, Sequence[int]]]:
@@ -370,9 +376,8 @@ def _most_whole_tokens(budget_tokens: int) -> float:
     return max(LEAST_WHOLE_TOKENS, LEAST_WHOLE_RATIO * budget_tokens, WHOLE_RATIO * budget_tokens - OTHERS_TOKENS)
 
 
-def _passage(each: Reading, places: Collection[int], score: float, today: str) -> Passage:
+def _passage(each: Reading, places: Collection[int], score: float, day: str) -> Passage:
     """Returns what is shown of a message: all of it, or the sentences at these places, with speaker and time in front."""
-    day = _day(each.at_s) if today else ""
     if not places or len(places) == len(each.sentences):
         return Passage(each.number, each.message_id, each.role, each.text.strip(), score, each.name, day)
     pieces: list[str] = []
