@@ -127,7 +127,9 @@ class ChatParser(AnswerParser):
         if delta.get("content") == "":
             self._empty_content = True
         raw_usage = body.get("usage") or choice.get("usage") or delta.get("usage")
-        usage = usage_from(raw_usage, self._profile.usage) if raw_usage and isinstance(raw_usage, dict) else None
+        usage: Usage | None = None
+        if raw_usage and isinstance(raw_usage, dict):
+            usage = usage_from(cast("dict[str, Any]", raw_usage), self._profile.usage)
         if not (reasoning or content or refusal or calls or details or usage or finish):
             return None
         if reasoning or content or refusal or calls:
