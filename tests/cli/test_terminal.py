@@ -174,6 +174,14 @@ def test_watch_once(ctxfold: Run) -> None:
     assert "does not exist" in missing.err
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Lets processes that tests start be interrupted: a shell that starts the tests in the background has them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def ended(process: subprocess.Popen[Any]) -> int:
     process.send_signal(signal.SIGINT)
     return process.wait(timeout=60)
