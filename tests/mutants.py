@@ -225,6 +225,54 @@ MUTANTS: tuple[Mutant, ...] = (
             "OTHERS_TOKENS = 0",
             "retrieval/test_recall.py::test_a_message_of_nearly_half_of_the_room_is_shown_whole",
         ),
+        (
+            "age_counts_the_same_however_few_words_match",
+            "RECENCY * (fsum(weights.values()) / best_score if best_score else 1.0)",
+            "RECENCY",
+            "retrieval/test_recall.py::test_age_decides_where_few_words_of_the_question_match",
+        ),
+        (
+            "age_counts_much_for_every_question",
+            "RECENCY = 0.02",
+            "RECENCY = 0.2",
+            "retrieval/test_recall.py::test_age_decides_where_few_words_of_the_question_match",
+        ),
+        (
+            "neighbours_reach_across_a_gap_of_records",
+            "        if seq - last > REACH:\n            apart += gap",
+            "        if seq - last > 3 * REACH:\n            apart += gap",
+            "retrieval/test_recall.py::test_messages_with_a_gap_of_records_between_them_are_no_neighbours",
+        ),
+        (
+            "a_neighbour_of_the_last_of_a_stretch_is_the_first_of_the_next",
+            "    gap, last = [0] * len(NEXT_TO), -REACH",
+            "    gap, last = [0], -REACH",
+            "retrieval/test_recall.py::test_messages_with_a_gap_of_records_between_them_are_no_neighbours",
+        ),
+    ),
+    *_of(
+        "history/posting_cache.py",
+        (
+            "lengths_outlive_the_index_that_they_were_read_from",
+            "            self._newest.clear()\n            self._lengths = {}",
+            "            self._newest.clear()",
+            "retrieval/test_recall.py::test_a_neighbour_that_is_archived_later_is_found_by_the_next_question",
+        ),
+    ),
+    *_of(
+        "history/prompt_safety.py",
+        (
+            "only_the_first_sign_of_a_kind_of_secret_counts",
+            "_any_of(sign for _, signs, _ in _SECRETS for sign in signs)",
+            "_any_of(signs[0] for _, signs, _ in _SECRETS)",
+            "compaction/test_redaction.py",
+        ),
+        (
+            "a_word_that_begins_another_does_not_count_as_a_sign",
+            '        if "" in rest:\n            return ""  # a word ends here: whatever follows, it was found\n',
+            "        rest.pop('', None)\n",
+            "compaction/test_redaction.py",
+        ),
     ),
     *_of(
         "session_state.py",

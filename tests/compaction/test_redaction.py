@@ -49,6 +49,14 @@ SHAPES = {
     "Replicate": "r8" + "_" + a(37),
     "DigitalOcean": "dop" + "_v1_" + x(64),
     "DigitalOcean OAuth": "doo" + "_v1_" + x(64),
+    "OpenAI": "sk" + "-" + a(48),
+    "Anthropic": "sk" + "-ant-" + a(48),
+    "GitLab project": "glpat" + "-" + a(20),
+    "Grafana cloud": "glc" + "_" + a(40),
+    "Figma user": "figu" + "_" + a(40),
+    "Vault batch": "hvb" + "." + a(40),
+    "Supabase server": "sb" + "_secret_" + a(30),
+    "Atlassian app": "ATBB" + a(32),
     "Shopify": "shpat" + "_" + x(32),
     "Shopify shared": "shpss" + "_" + x(32),
     "PyPI": "pypi" + "-AgEIcHlwaS5vcmc" + a(70),
@@ -137,6 +145,24 @@ def test_a_credential_is_named_instead_of_shown(name: str) -> None:
         shown = as_quoted_data(text)
         assert "[redacted: " in shown
         assert SHAPES[name][6:] not in shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("password", "passwd", "pwd", "passphrase", "api_key", "API-Key", "apikey", "access token", "accessToken"),
+        *("access_token", "client_secret", "clientSecret", "client-key", "secret_key", "secretKey", "Secret_Secret"),
+    ],
+)
+def test_what_is_called_a_secret_is_not_shown(name: str) -> None:
+    secret = a(16)
+    if " " in name:  # prose, not a setting
+        assert secret in as_quoted_data(f"the {name}: {secret}")
+        return
+    for text in (f"{name} = {secret}", f'{{"{name}": "{secret}"}}', f"export {name}='{secret}'"):
+        shown = as_quoted_data(text)
+        assert "[redacted: password]" in shown
+        assert secret not in shown
 
 
 def test_ordinary_identifiers_stay() -> None:

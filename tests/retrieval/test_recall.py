@@ -311,6 +311,41 @@ def test_a_long_message_takes_less_from_its_neighbours_than_a_short_one() -> Non
     assert scores[2] > 2 * scores[12] > 0
 
 
+def test_messages_with_a_gap_of_records_between_them_are_no_neighbours() -> None:
+    said = {1: "zebra " * 4, 10: "Quiet.", 12: "Quiet day.", 15: f"Stripes. {'Word ' * 60}"}
+    records = {seq: user(text, id=f"m{seq}") for seq, text in said.items()}
+    with MemoryStore() as store:
+        messages = [records.get(seq, user("-", id=f"m{seq}")) for seq in range(1, 16)]
+        documents = [index_entry(seq, m) for seq, m in records.items()]
+        store.append(KEY, [Draft(f"m:{m.id}", MessageAdded(m)) for m in messages], documents=documents)
+        asked = search(KEY, "zebra stripes", budget_tokens=400, visible=())
+        scores = run(asked, Ports(store, MessageCounter(COUNTER))).scores
+    assert scores[12] < scores[15], "its neighbour is the second one, not the first one across the gap"
+
+
+def test_a_neighbour_that_is_archived_later_is_found_by_the_next_question() -> None:
+    first, second = user("The zebra came.", id="m1"), user("Quiet day.", id="m2")
+    cache = PassageCache()
+    with MemoryStore() as store:
+        ports = Ports(store, MessageCounter(COUNTER))
+        drafts = [Draft(f"m:{m.id}", MessageAdded(m)) for m in (first, second)]
+        store.append(KEY, drafts, documents=[index_entry(1, first)])
+        asked = [run(search(KEY, "zebra", budget_tokens=400, visible=(), readings=cache), ports)]
+        store.append(KEY, [], documents=[index_entry(2, second)])
+        asked.append(run(search(KEY, "zebra", budget_tokens=400, visible=(), readings=cache), ports))
+    assert [sorted(matches.scores) for matches in asked] == [[1], [1, 2]]
+
+
+def test_age_decides_where_few_words_of_the_question_match() -> None:
+    apart = [f"Quiet day {n}." for n in range(400)]
+    said = ["The zebra came.", *apart, "The zebra came again, and this is all that we saw of it."]
+    old, new = 1, len(said)
+    all_match = found_scores(*said, question="zebra")
+    assert all_match[old] > all_match[new]
+    few_match = found_scores(*said, question="zebra okapi quagga tapir gnu lion")
+    assert few_match[new] > few_match[old]
+
+
 @pytest.mark.parametrize(
     ("beginning", "points_back"),
     [

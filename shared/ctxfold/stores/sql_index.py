@@ -308,9 +308,9 @@ def _joined(
     """
     found: dict[int, Hit] = {hit[0]: (hit[0], hit[1], hit[2]) for hit in old}
     for data in leaves:
-        found.update({hit[0]: hit for hit in (hits_of(data, term) if term else _documents_of(data))})
-    seqs = found.keys() if wanted is None else found.keys() & wanted
-    return tuple([found[seq] for seq in sorted(seqs)])
+        hits = hits_of(data, term) if term else _documents_of(data)
+        found.update({hit[0]: hit for hit in hits if wanted is None or hit[0] in wanted})
+    return tuple([found[seq] for seq in sorted(found)])
 
 
 @lru_cache(maxsize=64)
