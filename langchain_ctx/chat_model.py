@@ -666,7 +666,10 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         if self._sessions is None:
             return kwargs
         address = called(configurable, self.session, self.owner, prompt, kwargs)
-        return kwargs if address is None else {**kwargs, SESSION: address.as_argument()}
+        if address is None:
+            self._sessions.expect_name(configurable)
+            return kwargs
+        return {**kwargs, SESSION: address.as_argument()}
 
     # what a call asks for
 

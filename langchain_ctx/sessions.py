@@ -19,7 +19,7 @@ from langchain_core.language_models import BaseChatModel
 
 from ctxfold import Section
 from ctxfold.adapters.retrieval import checked_sections
-from ctxfold.adapters.sessions import SessionPool
+from ctxfold.adapters.sessions import SessionPool, warn_caller
 from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.connect import check_overhead, message_counter, session_rules
 from ctxfold.effects import Flow, in_thread
@@ -343,6 +343,7 @@ class Sessions(SessionPool):
         }
         super().__init__(store, context_settings, subscriber=listen)
         self._forgets = store is None or store == "memory://"
+        self._expects_names = not self._forgets  # a call that names no session is still to be warned of
         self.subgraphs = SubgraphSessions()
         self.anonymous = AnonymousSessions(lambda key: self.store.erase((), gone=(key,)))
         self._window: int | None = None if self._of_model else policy.context_window
@@ -351,6 +352,20 @@ class Sessions(SessionPool):
     def context_window(self) -> int | None:
         """Returns the sessions' window; None before the first call where the model's profile names it."""
         return self._window
+
+    def expect_name(self, configurable: Mapping[str, Any]) -> None:
+        """Warns once where a store was given, a call names no session, and none did before: nothing would ever be stored.
+
+        A session id of None in the config of a call says that this is meant.
+        """
+        if not self._expects_names:
+            return
+        self._expects_names = False
+        if self._first is None and not configurable.keys() & {"session_id", "thread_id"}:
+            warn_caller(
+                "nothing of this call is stored, although the model has a store: it names no session. Give session_id=... to the "
+                'model, or config={"configurable": {"session_id": ...}} to the call'
+            )
 
     def open(self, **session: Any) -> AgentContext:
         if self._window is not None:

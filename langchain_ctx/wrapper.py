@@ -183,9 +183,9 @@ def with_context(
 
     It takes the model's place in a chain or agent: tools, structured output, profile, callbacks, streaming, cache and rate
     limiter are the model's. Each call may name its session: `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (or
-    `thread_id`), which takes precedence over `session_id`. A call without a session is passed on unchanged. `context_window`
-    None takes the `max_input_tokens` of the model's profile, unless `policy` sets the window. Raises ConfigError for a thinking
-    model whose reasoning cannot be sent back.
+    `thread_id`), which takes precedence over `session_id`. A call without a session is passed on unchanged, with a warning where
+    there is a store and no call has named a session yet. `context_window` None takes the `max_input_tokens` of the model's
+    profile, unless `policy` sets the window. Raises ConfigError for a thinking model whose reasoning cannot be sent back.
 
     For `init_chat_model(configurable_fields=...)`, the config of each call selects the model; without `context_window`, each
     request fits the window of the selected model. `summarizer` is a chat model, its name for `init_chat_model`
@@ -330,7 +330,11 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             return kwargs
         configurable = ensure_config(config).get("configurable", {})
         address = called(configurable, self.session, self.owner, prompt, kwargs)
-        return kwargs if address is None else {**with_window(configurable, kwargs), SESSION: address.as_argument()}
+        if address is None:
+            if self.sessions is not None:
+                self.sessions.expect_name(configurable)
+            return kwargs
+        return {**with_window(configurable, kwargs), SESSION: address.as_argument()}
 
     def _parted(
         self, messages: Sequence[BaseMessage], kwargs: builtins.dict[str, Any]

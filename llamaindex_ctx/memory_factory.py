@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import Any, TypeAlias
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -18,10 +15,11 @@ from llama_index.core.memory.memory import DEFAULT_TOKEN_LIMIT
 
 from ctxfold import Section
 from ctxfold.adapters.retrieval import checked_sections
+from ctxfold.adapters.sessions import warn_caller
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import CtxWarning, TextCounter
+from ctxfold.tokens import TextCounter
 from ctxfold.validation import kind_of, whole_number
 from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_blocks import Block, Blocks
@@ -29,7 +27,7 @@ from llamaindex_ctx.retrieval import as_embedder
 from llamaindex_ctx.store_registry import Live, Source, find_source, keep_live
 from llamaindex_ctx.summarizer import LlmSummarizer, told_window
 
-__all__ = ["FunctionCounter", "Tokenizer", "live_at", "open_live", "source_of", "warn_caller", "window_rules"]
+__all__ = ["FunctionCounter", "Tokenizer", "live_at", "open_live", "source_of", "window_rules"]
 
 Tokenizer: TypeAlias = Callable[[str], Sequence[Any]]
 
@@ -78,15 +76,6 @@ class FunctionCounter:
             return str(self.count(text))
         except Exception as error:  # noqa: BLE001 - it may know few characters, which is told of it too
             return type(error).__name__
-
-
-def warn_caller(message: str) -> None:
-    """Warns at the line outside this package that led here, however many calls lie between."""
-    level = 1
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("llamaindex_ctx", "ctxfold"):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, CtxWarning, stacklevel=level)
 
 
 def window_rules(context_window: int | None, token_limit: int | None, llm: LLM | None) -> dict[str, Any]:

@@ -19,12 +19,11 @@ from llama_index.core.storage.chat_store.base import BaseChatStore
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ctxfold.adapters.sessions import EngineSettings
+from ctxfold.adapters.sessions import EngineSettings, warn_caller
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Store
 from ctxfold.validation import kind_of, whole_number
 from llamaindex_ctx.chat_store import CtxAsyncChatStore, CtxChatStore
-from llamaindex_ctx.memory_factory import warn_caller
 
 __all__ = ["Place", "StockSettings", "place_of", "placed", "stock_rules", "warn_unused"]
 

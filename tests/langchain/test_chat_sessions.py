@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from langchain_core.runnables import ConfigurableField, RunnableLambda
 from ctxfold import (
     ConfigError,
     ContextOverflowError,
+    CtxWarning,
     EmptyMessagesError,
     MemoryStore,
     MessageConflictError,
@@ -27,7 +29,7 @@ from ctxfold import (
     SessionNotFoundError,
 )
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, CtxChatMessageHistory
+from langchain_ctx import ChatCtx, CtxChatMessageHistory, with_context
 from tests.langchain.test_history import WORDS, contents, words
 
 
@@ -215,12 +217,33 @@ async def test_the_config_reaches_it_through_chains(echoing: ModelServer) -> Non
 
 
 def test_a_store_without_a_session_is_plain(echoing: ModelServer) -> None:
-    with made(echoing, store=MemoryStore()) as chat:
+    with made(echoing, store="memory://") as chat:
         chat.invoke("one")
         chat.invoke("two")
         assert len(echoing.requests[1].body["messages"]) == 1
     with made(echoing) as plain, pytest.raises(ConfigError, match="keeps no sessions"):
         plain.context("s")
+
+
+async def test_a_call_that_names_no_session_of_a_store_is_warned_of_once(echoing: ModelServer, tmp_path: Path) -> None:
+    """Nobody would notice that nothing is stored before they look for it; `memory://` stores nothing for good anyway."""
+    url = f"sqlite:///{tmp_path}/chat.db"
+    with made(echoing, store=url) as chat:
+        with pytest.warns(CtxWarning, match="it names no session. Give session_id=") as warned:
+            chat.invoke("one")
+        assert warned[0].filename == __file__
+        chat.invoke("two")
+    with made(echoing, store=url) as chat:
+        chat.invoke("three", {"configurable": {"session_id": None}})
+        chat.invoke("meant so", {"configurable": {"thread_id": None}})
+    with made(echoing, store=url) as chat:
+        chat.invoke("four", at("s"))
+        await chat.ainvoke("a title for it, to be kept nowhere")
+        assert texts(chat, "s")[::2] == ["four"]
+    with with_context(made(echoing), store=url, context_window=8_000) as wrapped:
+        with pytest.warns(CtxWarning, match="it names no session"):
+            await wrapped.ainvoke("five")
+        assert "".join([c.text async for c in wrapped.astream("six")])
 
 
 async def test_fifty_users_on_one_model_stay_apart(echoing: ModelServer, store_url: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
+import warnings
 from collections.abc import Mapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from ctxfold._lifecycle import Closing
@@ -15,8 +18,11 @@ from ctxfold.events import Subscriber
 from ctxfold.policy import Policy, PolicyFields, Prices
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
+from ctxfold.tokens import CtxWarning
 
-__all__ = ["EngineSettings", "SessionPool"]
+__all__ = ["EngineSettings", "SessionPool", "warn_caller"]
+
+_NOT_THE_CALLER = ("ctxfold", "langchain_ctx", "langchain_core", "llamaindex_ctx")
 
 
 class EngineSettings(PolicyFields, total=False):
@@ -27,6 +33,15 @@ class EngineSettings(PolicyFields, total=False):
     strategy: str | Strategy | Summarizer | None
     prices: Prices | None
     max_sessions: int | None
+
+
+def warn_caller(message: str) -> None:
+    """Warns at the line outside the packages and LangChain's core that led here, however many calls lie between."""
+    level = 1
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, CtxWarning, stacklevel=level)
 
 
 class SessionPool(Closing):
