@@ -291,10 +291,10 @@ def check_answered(open_session: OpenSession, turn_id: str) -> None:
     """Raises OrphanToolResultError while calls of the turn wait for results: no service takes such a request."""
     with open_session.lock:
         turn = open_session.state.open.get(turn_id)
-        waiting = open_calls(turn.entries) if turn is not None else set[str]()
+        waiting = open_calls(turn.entries if turn is not None else ())
     if waiting:
         raise OrphanToolResultError(
-            f"{len(waiting)} tool call(s) still wait for a result ({', '.join(sorted(waiting))}), nothing was asked: "
+            f"{waiting.total()} tool call(s) still wait for a result ({', '.join(sorted(waiting))}), nothing was asked: "
             "send their results too, or add() those that come first"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -315,7 +316,7 @@ class Engine:
         """
         turns = open_session.open_turns()
         answered = {r.call_id for m in takewhile(lambda m: m.role == "tool", messages) for r in m.tool_results}
-        open_turn = next((t for t in reversed(list(turns)) if answered & open_calls(turns[t])), turn_id)
+        open_turn = next((t for t in reversed(list(turns)) if answered & open_calls(turns[t]).keys()), turn_id)
         legal = whole_rounds(messages, waiting=open_calls(turns.get(open_turn or "", ())))
         if not legal:
             return messages
@@ -461,7 +462,7 @@ class Engine:
         for_model = [m for m in new_messages if m.visibility != "user"]  # others belong to no turn
         if waiting and for_model and for_model[0].role != "tool":
             drafts.append(closing_draft(self.ports, turn or "", "aborted"))
-            turn, waiting = None, set[str]()
+            turn, waiting = None, Counter[str]()
         pending = check_sequence(for_model, waiting=waiting)
         open_turn = turn or ((new_turn or self.ports.ids.new()) if pending or hold else None)
         turn_by_id = {m.id: open_turn for m in for_model}

@@ -122,7 +122,9 @@ def with_stored_results(open_session: OpenSession, messages: Sequence[Message]) 
         return messages
     open_turns = open_session.open_turns().values()
     newest = [e for entries in open_turns for e in _results_before(entries, len(entries))]
-    if not any(calls & open_calls(entries) for entries in open_turns):  # otherwise a service uses a call's id twice
+    if not any(
+        calls & open_calls(entries).keys() for entries in open_turns
+    ):  # otherwise a service uses a call's id twice
         live = open_session.view().live
         newest += _results_before(live, len(live))
         newest += [e for entries in (*open_turns, live) for e in _results_before_reply(entries)]
@@ -141,7 +143,7 @@ def dropped_calls(open_session: OpenSession, new_messages: Sequence[Message]) ->
     """
     calls = {r.call_id for m in takewhile(lambda m: m.role == "tool", new_messages) for r in m.tool_results}
     dropped = list(open_session.state.dropped)[-DROPPED_LOOKED_AT:]
-    if not calls or not dropped or any(calls & open_calls(turn) for turn in open_session.open_turns().values()):
+    if not calls or not dropped or any(calls & open_calls(turn).keys() for turn in open_session.open_turns().values()):
         return ()
     chains = yield from record_chains(open_session, dropped)
     stored = [m for i, chain in chains.items() if chain and (m := message_in(chain[-1], i)) is not None]

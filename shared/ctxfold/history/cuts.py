@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, takewhile
@@ -109,23 +110,28 @@ def round_of(entries: Sequence[Entry], index: int) -> tuple[int, int]:
     return (start, end)
 
 
-def open_calls(entries: Sequence[Entry]) -> set[str]:
-    """Returns the ids of calls at the end of `entries` that still wait for a result; reads the last round only."""
-    answered: set[str] = set()
+def open_calls(entries: Sequence[Entry]) -> Counter[str]:
+    """Returns the ids of calls at the end of `entries` that still wait for a result; reads the last round only.
+
+    An id counts more than once where a model has made several calls under it: each of them has a result.
+    """
+    answered: Counter[str] = Counter()
     for entry in reversed(entries):
         if entry.message.role == "tool":
             answered.update(r.call_id for r in entry.message.tool_results)
             continue
         if entry.message.visibility == "user":
             continue
-        return {c.id for c in entry.message.tool_calls} - answered
-    return set()
+        return Counter(c.id for c in entry.message.tool_calls) - answered
+    return Counter()
 
 
 def waiting_turn(turns: Mapping[str, Sequence[Entry]], messages: Iterable[Message]) -> str | None:
     """Returns the newest open turn whose call the first of the messages answers."""
     answered = next(({r.call_id for r in m.tool_results} for m in messages if m.visibility != "user"), None)
-    return next((t for t in reversed(list(turns)) if answered & open_calls(turns[t])), None) if answered else None
+    return (
+        next((t for t in reversed(list(turns)) if answered & open_calls(turns[t]).keys()), None) if answered else None
+    )
 
 
 def round_tokens(entries: Sequence[Entry]) -> int:
@@ -138,12 +144,12 @@ def complete_prefix(entries: Sequence[Entry]) -> int:
     return max(complete_rounds(entries))
 
 
-def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()) -> set[str]:
+def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()) -> Counter[str]:
     """Returns the ids of calls that wait for results after `messages`. Raises OrphanToolResultError for a result of no open call.
 
     `waiting` are the calls that were open before. A message other than a tool result while calls are open is refused too.
     """
-    pending = set(waiting)
+    pending = Counter(waiting)
     for message in messages:
         if message.role == "tool":
             for result in message.tool_results:
@@ -152,14 +158,14 @@ def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()
                         f"tool message {message.id!r} answers call {result.call_id!r}, which is not open "
                         f"(open: {', '.join(sorted(pending)) or 'none'}): add the assistant message that makes the call first"
                     )
-                pending.discard(result.call_id)
+                pending -= Counter((result.call_id,))
         elif pending:
             raise OrphanToolResultError(
-                f"{len(pending)} tool call(s) still wait for a result ({', '.join(sorted(pending))}): "
+                f"{pending.total()} tool call(s) still wait for a result ({', '.join(sorted(pending))}): "
                 f"add their results before the {message.role} message {message.id!r}"
             )
         else:
-            pending = {c.id for c in message.tool_calls}
+            pending = Counter(c.id for c in message.tool_calls)
     return pending
 
 
@@ -175,9 +181,10 @@ def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None
     legal = [*first] if waiting is None else _answers(first, waiting)
     for start, end in pairwise(starts):
         message = messages[start]
-        calls = {c.id for c in message.tool_calls}
+        calls = Counter(c.id for c in message.tool_calls)
         results = _answers(messages[start + 1 : end], calls)
-        missing = calls - {r.call_id for m in results for r in m.tool_results} if end < len(messages) else set[str]()
+        answered = {r.call_id for m in results for r in m.tool_results}
+        missing = calls.keys() - answered if end < len(messages) else set[str]()
         if missing:
             if any(c.parsed() is not None for c in message.tool_calls if c.id in missing):
                 legal += [m for m in results if m.visibility == "user"]
@@ -190,10 +197,10 @@ def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None
 
 def _answers(messages: Iterable[Message], calls: Collection[str]) -> list[Message]:
     """Returns the first result of each of the calls; notes for the user stay where they are."""
-    legal, waiting = list[Message](), set(calls)
+    legal, waiting = list[Message](), Counter(calls)
     for message in messages:
         parts = tuple(p for p in message.parts if not isinstance(p, ToolResultPart) or p.call_id in waiting)
-        waiting -= {r.call_id for r in message.tool_results}
+        waiting -= Counter(r.call_id for r in message.tool_results)
         if message.visibility == "user" or any(isinstance(p, ToolResultPart) for p in parts):
             legal.append(message if len(parts) == len(message.parts) else replace(message, parts=parts))
     return legal

@@ -244,7 +244,7 @@ class SessionState:
             return True
         results = entry.message.tool_results
         twice = after is not self.live and any(e.id == entry.id for e in after)
-        return not twice and (not results or {r.call_id for r in results} <= open_calls(after))
+        return not twice and (not results or {r.call_id for r in results} <= open_calls(after).keys())
 
     def _visible_ids(self) -> set[str]:
         if self.visible_ids is None:

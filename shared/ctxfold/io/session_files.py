@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -333,7 +334,7 @@ def _checked(key: SessionKey, numbered: Sequence[tuple[int, Record]], ports: Por
 
 def _check_legal(state: SessionState, numbered: Sequence[tuple[int, Record]]) -> None:
     lines = {r.seq: number for number, r in numbered}
-    waiting: set[str] = set()
+    waiting: Counter[str] = Counter()
     last = numbered[-1][0] if numbered else 0
     for entry in state.view():
         last = lines.get(entry.seq, last)
@@ -420,7 +421,7 @@ def _new_names(open_session: OpenSession, lines: Sequence[Line]) -> Flow[dict[st
 
 
 def _check_rounds(lines: Sequence[Line], *, waiting: Collection[str]) -> None:
-    waiting = set(waiting)
+    waiting = Counter(waiting)
     for line in lines:
         if line.message.visibility == "user":
             continue
