@@ -505,6 +505,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "history/cuts.py",
         (
+            "two_calls_of_one_id_have_one_result",
+            "    legal, waiting = list[Message](), Counter(calls)",
+            "    legal, waiting = list[Message](), Counter(set(calls))",
+            "langchain/test_calls_of_one_id.py",
+        ),
+        (
+            "one_result_answers_all_calls_of_its_id",
+            "        return Counter(c.id for c in entry.message.tool_calls) - answered",
+            "        return Counter({c.id for c in entry.message.tool_calls}) - answered",
+            "langchain/test_calls_of_one_id.py",
+        ),
+        (
             "a_cut_parts_a_call_from_its_result",
             "    if not waiting:\n        cuts.add(len(entries))",
             "    if waiting is not None:\n        cuts.add(len(entries))",
@@ -519,7 +531,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             "a_note_for_the_user_ends_a_round",
             '        if entry.message.visibility == "user":\n            continue',
-            '        if entry.message.visibility == "user":\n            return set()',
+            '        if entry.message.visibility == "user":\n            return Counter()',
             "engine/test_audience.py::test_a_note_for_the_user_inside_a_tool_round",
         ),
         (
@@ -543,6 +555,36 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "history/diff.py",
+        (
+            "white_space_around_an_answer_makes_it_another",
+            "    if text == text.strip():\n        return content_key(message)",
+            "    if text:\n        return content_key(message)",
+            "faces/test_callers_lists.py",
+        ),
+        (
+            "the_copy_of_a_reply_is_a_second_answer",
+            "return Reconciled(new_messages[copied:], left_behind",
+            "return Reconciled(new_messages, left_behind",
+            "faces/test_callers_lists.py",
+        ),
+        (
+            "what_a_list_repeats_of_the_view_is_stored_again",
+            "return Reconciled(tuple(messages[_repeated_in_view(live, messages) :]))",
+            "return Reconciled(tuple(messages))",
+            "faces/test_callers_lists.py",
+        ),
+        (
+            "a_question_alone_is_enough_of_a_repeated_list",
+            '{"user", "assistant"} <= {m.role for m in known}',
+            "True",
+            "faces/test_callers_lists.py",
+        ),
+        (
+            "what_people_say_again_is_no_news",
+            'if new_messages[0].role != "assistant" or live[-1].id',
+            "if live[-1].id",
+            "faces/test_callers_lists.py",
+        ),
         (
             "a_note_beside_a_list_is_a_branch",
             'return tuple(e.id for e in later) if any(e.message.role == "assistant" for e in later) else ()',

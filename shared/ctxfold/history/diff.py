@@ -8,12 +8,13 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Protocol
 
 from ctxfold.errors import MessageConflictError
 from ctxfold.history.cuts import whole_rounds
 from ctxfold.history.view import Entry, View
-from ctxfold.messages import Message, content_key, is_final
+from ctxfold.messages import Message, TextPart, content_key, is_final
 
 __all__ = [
     "CHANGED",
@@ -191,23 +192,26 @@ def compare(
     """Returns the messages after the last one that the session knows; all of them when it knows none.
 
     `given_ids` are ids that the caller chose. Other ids were made on the way: such a message is known by its content as the last
-    one of a turn, unless the turn is `in_flight`, because then another call asks the same at this moment. A list that ends with a
-    known user message asks for its reply again. Raises MessageConflictError when that message has other content than in the
-    session. Where a `whole` conversation continues before a stored answer, that answer and what follows it is left behind.
+    one of a turn, unless the turn is `in_flight`, because then another call asks the same at this moment. White space around a
+    text does not count. A copy of a reply under another id, which a caller has made of its text, is known where it follows what
+    the reply followed; so are messages that begin the list as they stand in the view, a question and its answer at least, where
+    nothing else is known. A list that ends with a known user message asks for its reply again. Raises MessageConflictError when
+    that message has other content than in the session. Where a `whole` conversation continues before a stored answer, that
+    answer and what follows it is left behind.
     """
     turn_of = {e.id: turn_id for turn_id, entries in open_turns.items() for e in entries}
     last_of_turn = {
-        content_key(entries[-1].message): turn_id
+        _said(entries[-1].message): turn_id
         for turn_id, entries in open_turns.items()
         if entries and turn_id not in in_flight
     }
     if live:
-        last_of_turn.setdefault(content_key(live[-1].message), "")
+        last_of_turn.setdefault(_said(live[-1].message), "")
     live_ids = {e.id for e in live[-_LOOK_BACK:]} if given_ids else set[str]()
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         if message.id not in given_ids:
-            turn_id = last_of_turn.get(content_key(message))
+            turn_id = last_of_turn.get(_said(message))
         else:  # "" stands for the closed conversation
             turn_id = turn_of.get(message.id, "" if message.id in live_ids else None)
         if turn_id is None:
@@ -216,18 +220,62 @@ def compare(
         if turn_id:
             return Reconciled(new_messages, turn_id)
         if new_messages:
-            return Reconciled(new_messages, left_behind=_left_behind(live, message) if whole else ())
+            copied, last_id = _copied_replies(live, message, new_messages)
+            return Reconciled(new_messages[copied:], left_behind=_left_behind(live, last_id) if whole else ())
         return Reconciled((), superseded=_superseded(live, message, session))
-    return Reconciled(tuple(messages))
+    return Reconciled(tuple(messages[_repeated_in_view(live, messages) :]))
+
+
+def _said(message: Message) -> str:
+    """Returns the content key of a message without the white space around its text, which many callers strip."""
+    text = message.text
+    if text == text.strip():
+        return content_key(message)
+    others = (part for part in message.parts if not isinstance(part, TextPart))
+    return content_key(replace(message, parts=(TextPart(text.strip()), *others)))
+
+
+def _copied_replies(live: Sequence[Entry], known: Message, new_messages: Sequence[Message]) -> tuple[int, str]:
+    """Returns how many of the messages after the known one copy what follows it in the view, and the id of the last one known.
+
+    Only where the first is a copy of a reply, because people say the same again, and where something new follows.
+    """
+    if new_messages[0].role != "assistant" or live[-1].id == known.id or (at := _position(live, known.id)) is None:
+        return 0, known.id
+    entries = [e for e in live[at + 1 :] if e.message.kind == "message"]
+    count = _in_common(entries, new_messages)
+    return (0, known.id) if count in (0, len(new_messages)) else (count, entries[count - 1].id)
+
+
+def _repeated_in_view(live: Sequence[Entry], messages: Sequence[Message]) -> int:
+    """Returns how many messages at the beginning of a list stand in the view one after the other, by content.
+
+    It is a question and its answer at least, and something new follows: an earlier part of the conversation, or the examples of a
+    prompt, which are in the list of every call.
+    """
+    if len(messages) < 3 or not any(m.role == "assistant" for m in messages[:-1]):
+        return 0
+    entries = [e for e in live if e.message.kind == "message"]
+    first = messages[0].text.strip()
+    starts = (at for at, e in enumerate(entries) if e.message.text.strip() == first)
+    count = max((_in_common(entries[at:], messages) for at in starts), default=0)
+    known = messages[:count]
+    return count if count < len(messages) and {"user", "assistant"} <= {m.role for m in known} else 0
+
+
+def _in_common(entries: Sequence[Entry], messages: Sequence[Message]) -> int:
+    """Returns how many messages have the content of the entries, from the first on."""
+    pairs = zip(entries, messages, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: _said(pair[0].message) == _said(pair[1]), pairs))
 
 
 def _position(live: Sequence[Entry], message_id: str) -> int | None:
     return next((i for i in range(len(live) - 1, -1, -1) if live[i].id == message_id), None)
 
 
-def _left_behind(live: Sequence[Entry], message: Message) -> tuple[str, ...]:
+def _left_behind(live: Sequence[Entry], message_id: str) -> tuple[str, ...]:
     """Returns the messages after this one if a reply is among them; a message that was only added, such as a note, stays."""
-    position = _position(live, message.id)
+    position = _position(live, message_id)
     later = () if position is None else live[position + 1 :]
     return tuple(e.id for e in later) if any(e.message.role == "assistant" for e in later) else ()
 
