@@ -74,9 +74,9 @@ class _Shared:
 class CtxChatStore(BaseChatStore, Closing):
     """Chat histories by key. Each is a session that `CtxMemory` opens under the same name, and vice versa.
 
-    Messages are returned as they were stored, complete and in order; nothing is summarised or trimmed. Deleted and replaced
-    messages leave the history and stay in the archive. Other processes see tool calls once they are answered. Safe across
-    threads and tasks; copies share the store.
+    Messages are returned as they were stored, complete and in order, with an id for each tool call; nothing is summarised or
+    trimmed. Deleted and replaced messages leave the history and stay in the archive. Other processes see tool calls once they
+    are answered. Safe across threads and tasks; copies share the store.
 
     Args:
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a registered name, a Store, or None for memory.

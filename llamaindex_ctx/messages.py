@@ -49,7 +49,7 @@ from llamaindex_ctx.metadata import (
     Noted,
     section,
 )
-from llamaindex_ctx.tool_rounds import calls_beside, paired
+from llamaindex_ctx.tool_rounds import calls_beside, paired, with_call_ids
 
 __all__ = [
     "archive_stays",
@@ -64,6 +64,7 @@ __all__ = [
     "shown",
     "to_chat_message",
     "to_chat_messages",
+    "with_distinct_call_ids",
     "with_recalled",
     "with_status",
     "without_own",
@@ -77,7 +78,11 @@ _set: Final = object.__setattr__
 
 
 def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
-    """Converts messages to LlamaIndex's type, each a new object; one for each tool result."""
+    """Converts messages to LlamaIndex's type, each a new object; one for each tool result.
+
+    Calls and results have the ids that pair them: a call that came without an id, or with that of another call of its reply,
+    has an id of its own.
+    """
     shown = list(messages)
     texts = [_only_text(m) for m in shown]
     blocks = iter(_texts.validate_python([{"text": text} for text in texts if text is not None]))
@@ -88,8 +93,46 @@ def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
         elif len(results := message.tool_results) > 1:
             converted += [to_chat_message(replace(message, parts=(result,))) for result in results]
         else:
-            converted.append(to_chat_message(message))
+            converted.append(_with_paired_ids(to_chat_message(message), message))
     return converted
+
+
+def _with_paired_ids(made: ChatMessage, message: Message) -> ChatMessage:
+    """Replaces the ids that the message came with by those that pair calls and results: services match them by id."""
+    calls, results, kwargs = message.tool_calls, message.tool_results, made.additional_kwargs
+    # calls that only `additional_kwargs` has are the last ones
+    for block, call in zip((b for b in made.blocks if isinstance(b, ToolCallBlock)), calls, strict=False):
+        block.tool_call_id = call.id
+    beside: object = kwargs.get("tool_calls")
+    if isinstance(beside, list):
+        kwargs["tool_calls"] = with_call_ids(cast("list[object]", beside), [c.id for c in calls])
+    if results and results[0].call_id:
+        kwargs["tool_call_id"] = results[0].call_id
+    return made
+
+
+def with_distinct_call_ids(message: ChatMessage, message_id: str) -> ChatMessage:
+    """Returns a reply whose calls have an id each, as the engine will store them under `message_id`.
+
+    Parallel calls of an agent return in any order, and their results have nothing but the id to tell them apart.
+    """
+    ids: list[str] = []
+    blocks: list[ContentBlock] = []
+    for block in message.blocks:
+        if isinstance(block, ToolCallBlock):
+            ids.append(_distinct_call_id(block.tool_call_id, ids, message_id))
+            blocks.append(block.model_copy(update={"tool_call_id": ids[-1]}))
+        else:
+            blocks.append(block)
+    return message.model_copy(update={"blocks": blocks}) if ids else message
+
+
+def _distinct_call_id(raw: str | None, used: Sequence[str], message_id: str) -> str:
+    """Returns the id of a call; some integrations set none, or the tool's name for all its calls."""
+    number = len(used)
+    if not raw:
+        return f"call_{message_id}_{number}"
+    return raw if raw not in used else f"{raw}#{number}"
 
 
 def to_chat_message(message: Message) -> ChatMessage:
@@ -512,21 +555,16 @@ class _Reading:
             self._put(TextPart(joined), {**note, "shown": True})
 
     def _from_call(self, block: ToolCallBlock) -> tuple[ToolCallPart, Json]:
-        number = sum(isinstance(p, ToolCallPart) for p in self.parts)
         raw = block.tool_kwargs
         arguments = raw if isinstance(raw, str) else json.dumps(to_jsonable_python(raw), ensure_ascii=False)
         part = ToolCallPart(
-            self._call_id(block.tool_call_id, number), block.tool_name, arguments if arguments.strip() else "{}"
+            self._call_id(block.tool_call_id), block.tool_name, arguments if arguments.strip() else "{}"
         )
         note: Json = {"k": "call", "id": block.tool_call_id}
         return part, {**note, "text": raw} if isinstance(raw, str) else note
 
-    def _call_id(self, raw: str | None, number: int) -> str:
-        """Returns the id of a call; some integrations set none, or the tool's name for all its calls."""
-        used = {p.id for p in self.parts if isinstance(p, ToolCallPart)}
-        if not raw:
-            return f"call_{self.id}_{number}"
-        return raw if raw not in used else f"{raw}#{number}"
+    def _call_id(self, raw: str | None) -> str:
+        return _distinct_call_id(raw, [p.id for p in self.parts if isinstance(p, ToolCallPart)], self.id)
 
     def finish(self) -> tuple[Part, ...]:
         """Returns all parts, with the reasoning and the tool calls that only `additional_kwargs` has."""
@@ -544,10 +582,10 @@ class _Reading:
             self.parts.insert(0, ReasoningPart(reasoning))
             self.spec.insert(0, {"k": "hidden"})
         known = {p.id for p in self.parts if isinstance(p, ToolCallPart)}
-        for number, call in enumerate(calls_beside(self.kwargs.get("tool_calls"))):
-            if call.id not in known:
-                named = call if call.id else replace(call, id=self._call_id(None, number))
-                self._put(named, {"k": "hidden"})
+        for call in calls_beside(self.kwargs.get("tool_calls")):
+            # one without an id stands for one of the blocks too
+            if call.id not in known and (call.id or not known):
+                self._put(replace(call, id=self._call_id(call.id)), {"k": "hidden"})
 
 
 def _from_thinking(block: ThinkingBlock) -> tuple[ReasoningPart, Json]:

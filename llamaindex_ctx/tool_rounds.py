@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, tool_result
 
-__all__ = ["NO_RESULT", "answered", "as_text", "calls_beside", "finished", "paired", "unanswered"]
+__all__ = ["NO_RESULT", "answered", "as_text", "calls_beside", "finished", "paired", "unanswered", "with_call_ids"]
 
 NO_RESULT = "(no result: the run ended before this call returned)"
 
@@ -118,6 +118,14 @@ def calls_beside(value: Any) -> Iterable[ToolCallPart]:
             arguments = _first(source, "arguments", "input", "tool_kwargs")
             text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
             yield ToolCallPart(str(_first(call, "id", "tool_id") or ""), name, text or "{}")
+
+
+def with_call_ids(calls: Sequence[object], ids: Sequence[str]) -> list[object]:
+    """Returns the tool calls in `additional_kwargs` under these ids; unchanged where they are not the same calls."""
+    if len(calls) != len(ids) or len(list(calls_beside(calls))) != len(ids):
+        return list(calls)
+    named = zip(cast("Sequence[dict[str, Any]]", calls), ids, strict=True)
+    return [{**call, "tool_id" if "tool_id" in call else "id": call_id} for call, call_id in named]
 
 
 def _first(source: dict[str, Any], *names: str) -> Any:

@@ -39,7 +39,7 @@ from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens import TextCounter
 from ctxfold.validation import check_name, name_or_own
-from llamaindex_ctx.messages import chat_messages, from_chat_messages
+from llamaindex_ctx.messages import chat_messages, from_chat_messages, with_distinct_call_ids
 from llamaindex_ctx.metadata import ID_KEY, mark
 from llamaindex_ctx.reasoning import check_reasoning, returning
 from llamaindex_ctx.retrieval import as_embedder
@@ -121,6 +121,7 @@ class LlmCall:
         self.waiting.clear()
 
     def put(self, response: ChatResponse) -> None:
+        response.message = with_distinct_call_ids(response.message, self.reply_id)
         mark(response.message, **{ID_KEY: self.reply_id})
         self.waiting.append(response)
 
