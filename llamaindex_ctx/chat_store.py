@@ -26,7 +26,7 @@ from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import check_name
 from llamaindex_ctx.memory_factory import source_of
-from llamaindex_ctx.messages import from_chat_messages, listed, to_chat_message, to_chat_messages
+from llamaindex_ctx.messages import from_chat_messages, listed, to_chat_message, to_chat_messages, with_distinct_ids
 from llamaindex_ctx.metadata import is_section, without_marks
 from llamaindex_ctx.store_registry import Source, find_source, forget, name_of, stored_name
 from llamaindex_ctx.tool_rounds import as_text, unanswered
@@ -367,8 +367,8 @@ def _taken(messages: Sequence[ChatMessage], context: AgentContext, view: Sequenc
 
 
 def _rewritten(messages: Sequence[ChatMessage], context: AgentContext) -> list[Message]:
-    """Returns the messages as a separate history, each id once."""
-    return list({m.id: m for m in _taken(messages, context)}.values())
+    """Returns the messages as a separate history, each under an id of its own."""
+    return with_distinct_ids(_taken(messages, context), context.new_id)
 
 
 def _as_user(message: Message) -> Message:

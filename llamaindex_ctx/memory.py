@@ -36,13 +36,14 @@ from llamaindex_ctx.memory_settings import StockSettings, place_of, placed, stoc
 from llamaindex_ctx.messages import (
     archive_stays,
     carry_ids,
+    explained_conflict,
     from_chat_messages,
     heavy,
     listed,
-    once,
     question,
     shown,
     to_chat_messages,
+    with_distinct_ids,
     with_recalled,
     with_status,
     without_own,
@@ -272,7 +273,8 @@ class CtxMemory(BaseMemory, Closing):
     def put(self, message: ChatMessage | str) -> None:
         """Stores a message; one with a known id is not stored twice. Raises MessageTooLargeError if it can never fit the window.
 
-        A string is a user message. Tool calls before it that have no results are answered by a note.
+        A changed copy of a stored message has its id and raises MessageConflictError: put a new ChatMessage. A string is a user
+        message. Tool calls before it that have no results are answered by a note.
         """
         self.put_messages([message])
 
@@ -292,7 +294,8 @@ class CtxMemory(BaseMemory, Closing):
         fresh = without_own(self._taken(messages, unanswered(view)), view)
         if not fresh:
             return ()
-        added = self.context.add(fresh, known_ids=carry_ids(messages))
+        with explained_conflict():
+            added = self.context.add(fresh, known_ids=carry_ids(messages))
         self._live.waiting = added.turn_id is not None
         return added.messages
 
@@ -309,13 +312,16 @@ class CtxMemory(BaseMemory, Closing):
         fresh = without_own(self._taken(messages, unanswered(view)), view)
         if not fresh:
             return ()
-        added = await self.context.aadd(fresh, known_ids=carry_ids(messages))
+        with explained_conflict():
+            added = await self.context.aadd(fresh, known_ids=carry_ids(messages))
         self._live.waiting = added.turn_id is not None
         return added.messages
 
     @span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
         """Replaces all messages in one step; changes nothing when it raises. The archive keeps the old ones.
+
+        A copy of a message in the same list, changed or not, is a new message.
 
         Leading messages that the memory already has, compared by position and content, stay as they are, compacted or not: a
         list that continues `get_all` or `get` costs no more than putting the new messages.
@@ -326,7 +332,7 @@ class CtxMemory(BaseMemory, Closing):
         self._feed()
 
     def _set(self, messages: Sequence[ChatMessage | str]) -> None:
-        fresh = once(self._taken(messages))
+        fresh = with_distinct_ids(self._taken(messages), self.context.new_id)
         self.context.set_messages(fresh, prompts=True, recognise=True)
         self._live.waiting = bool(unanswered(fresh))
 
@@ -339,7 +345,7 @@ class CtxMemory(BaseMemory, Closing):
         await self._afeed()
 
     async def _aset(self, messages: Sequence[ChatMessage | str]) -> None:
-        fresh = once(self._taken(messages))
+        fresh = with_distinct_ids(self._taken(messages), self.context.new_id)
         await self.context.aset_messages(fresh, prompts=True, recognise=True)
         self._live.waiting = bool(unanswered(fresh))
 

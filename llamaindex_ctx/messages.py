@@ -6,7 +6,8 @@ import asyncio
 import json
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ctxfold.adapters.part_order import arranged, bound, order_note
-from ctxfold.errors import ConfigError, MessageError, UnknownRoleError
+from ctxfold.errors import ConfigError, MessageConflictError, MessageError, UnknownRoleError
 from ctxfold.messages import (
     MediaPart,
     Message,
@@ -55,16 +56,17 @@ __all__ = [
     "archive_stays",
     "carry_ids",
     "chat_messages",
+    "explained_conflict",
     "from_chat_message",
     "from_chat_messages",
     "heavy",
     "listed",
-    "once",
     "question",
     "shown",
     "to_chat_message",
     "to_chat_messages",
     "with_distinct_call_ids",
+    "with_distinct_ids",
     "with_recalled",
     "with_status",
     "without_own",
@@ -372,8 +374,25 @@ def carry_ids(messages: Iterable[ChatMessage | str]) -> bool:
     return any(not isinstance(m, str) and ID_KEY in m.additional_kwargs for m in messages)
 
 
-def once(messages: Sequence[Message]) -> list[Message]:
-    return list({m.id: m for m in messages}.values())
+def with_distinct_ids(messages: Sequence[Message], new_id: Callable[[], str]) -> list[Message]:
+    """Returns the messages of a history; the first under an id keeps it, copies of it behind that are new messages."""
+    distinct: dict[str, Message] = {}
+    for message in messages:
+        own = message if message.id not in distinct else replace(message, id=new_id())
+        distinct[own.id] = own
+    return list(distinct.values())
+
+
+@contextmanager
+def explained_conflict() -> Generator[None, None, None]:
+    """Adds to a MessageConflictError where the id comes from: who copies a message has not given one."""
+    try:
+        yield
+    except MessageConflictError as error:
+        raise MessageConflictError(
+            f'{error}. A copy of a message has its id in additional_kwargs["{ID_KEY}"]: to store it as a new one, create '
+            "ChatMessage(role=..., blocks=...) from it"
+        ) from None
 
 
 _DROPPED: Final = frozenset({ID_KEY, KIND_KEY, PRESERVE_KEY, REPLY_KEY, "thinking_delta", "images"})

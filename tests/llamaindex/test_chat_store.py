@@ -57,6 +57,12 @@ async def test_set_replaces_a_history(call: Driver, store: CtxChatStore) -> None
     await call(store, "add_message", "k", user("old"))
     await call(store, "set_messages", "k", [ChatMessage(role="system", content="be brief"), user("a"), bot("b")])
     assert [m.content for m in await call(store, "get_messages", "k")] == ["be brief", "a", "b"]
+    twice = [ChatMessage(role="user", content=text, additional_kwargs={"ctxfold_id": "one"}) for text in ("a", "b")]
+    await call(store, "set_messages", "k", [*twice, bot("c")])
+    assert await call(store, "get_messages", "k") == [user("a"), user("b"), bot("c")]
+    assert [m.id for m in store.context("k").messages()].index("one") == 0
+    await call(store, "add_message", "k", twice[0], idx=1)
+    assert await call(store, "get_messages", "k") == [user("a"), user("a"), user("b"), bot("c")]
     await call(store, "set_messages", "k", [])
     assert await call(store, "get_messages", "k") == []
     assert await call(store, "get_keys") == []

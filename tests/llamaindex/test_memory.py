@@ -164,9 +164,25 @@ async def test_text_that_is_no_text_is_refused(call: Driver, memory: CtxMemory) 
 async def test_the_same_id_is_kept_once_and_never_with_other_content(call: Driver, memory: CtxMemory) -> None:
     await call(memory, "put", user("hello", ctxfold_id="u1"))
     await call(memory, "put", user("hello", ctxfold_id="u1"))
-    with pytest.raises(MessageConflictError, match="u1"):
+    with pytest.raises(MessageConflictError, match=r'u1.*copy.*additional_kwargs\["ctxfold_id"\].*ChatMessage'):
         await call(memory, "put", user("other", ctxfold_id="u1"))
     assert texts(await call(memory, "get_all")) == ["hello"]
+
+
+async def test_a_copy_in_a_list_that_is_set_is_a_new_message(call: Driver, memory: CtxMemory) -> None:
+    await call(memory, "put_messages", [user("a"), bot("b")])
+    old = await call(memory, "get_all")
+    changed = old[0].model_copy(deep=True)
+    changed.blocks = [TextBlock(text="a, in French")]
+    await call(memory, "set", [*old, changed])
+    assert texts(await call(memory, "get_all")) == ["a", "b", "a, in French"]
+    await call(memory, "set", [old[0], old[0], old[1]])
+    stored = await call(memory, "get_all")
+    assert texts(stored) == ["a", "a", "b"]
+    assert stored[0].additional_kwargs["ctxfold_id"] == old[0].additional_kwargs["ctxfold_id"]
+    assert len({m.additional_kwargs["ctxfold_id"] for m in stored}) == 3
+    await call(memory, "put", ChatMessage(role="user", blocks=changed.blocks))
+    assert texts(await call(memory, "get")) == ["a", "a", "b", "a, in French"]
 
 
 async def test_half_a_tool_round_waits_outside_the_window(call: Driver, memory: CtxMemory) -> None:
