@@ -56,6 +56,8 @@ from typing import NamedTuple
 
 from llama_index.core.agent.workflow.prompts import DEFAULT_EARLY_STOPPING_PROMPT
 from llama_index.core.base.llms.types import ToolCallBlock
+from llama_index.core.program.function_program import get_function_tool
+from llama_index.core.tools import FunctionTool
 from llama_index.core.tools.types import BaseTool
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 
@@ -63,7 +65,7 @@ from ctxfold.adapters.sessions import SessionPool
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.engine.turn import Options
 from ctxfold.lru import LruCache
-from ctxfold.messages import ToolSpec, content_key
+from ctxfold.messages import ToolSpec, content_key, tool_result
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Request
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
 from llamaindex_ctx.instrumentation import tell
@@ -85,6 +87,8 @@ __all__ = [
 
 _CALL = "ctxfold_call"  # among the options of a request
 ONE_CALL = "ctxfold_one_call"  # among the arguments of `chat`
+PARSED = "ctxfold_parsed"  # the same
+_RECEIVED = "Received."  # what answers a call that a program reads, as providers want each call answered
 WINDOW = "context_window"  # the same
 
 
@@ -98,12 +102,14 @@ class LlmCall:
         False  # of a whole reply only the first tool call is kept, as the LLM's own `chat_with_tools` does it
     )
     context_window: int | None = None  # of this call alone
+    parsed: bool = False  # a program reads the calls of the reply: no result of them will come
     waiting: deque[ChatResponse] = field(default_factory=deque[ChatResponse])
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> LlmCall:
-        sent = {name: value for name, value in arguments.items() if name not in (ONE_CALL, WINDOW)}
-        return cls(uuid.uuid4().hex, sent, bool(arguments.get(ONE_CALL)), arguments.get(WINDOW))
+        sent = {name: value for name, value in arguments.items() if name not in (ONE_CALL, WINDOW, PARSED)}
+        one_call, parsed = bool(arguments.get(ONE_CALL)), bool(arguments.get(PARSED))
+        return cls(uuid.uuid4().hex, sent, one_call, arguments.get(WINDOW), parsed)
 
     def options(self, scratch: str) -> Options:
         """Returns the options for the engine: the arguments that take room in the request."""
@@ -226,6 +232,11 @@ def _forget_other_calls(response: ChatResponse) -> None:
     if call_ids and isinstance(tool_calls, list):
         calls = cast("list[object]", tool_calls)
         message.additional_kwargs["tool_calls"] = [c for c in calls if getattr(c, "id", None) in call_ids]
+
+
+def _is_output_class(tool: BaseTool) -> bool:
+    """Returns True for the tool that stands for the class of a structured output: what is called is LlamaIndex's own function."""
+    return isinstance(tool, FunctionTool) and tool.fn.__module__ == get_function_tool.__module__
 
 
 def _counted(tool: object) -> ToolSpec:
@@ -470,6 +481,11 @@ class _SessionCall:
     call: LlmCall
     incoming: _IncomingMessages
 
+    def received(self, reply: Reply) -> list[Message]:
+        """Returns results for calls that a program reads, so that their turn closes and the question stays in the session."""
+        calls = reply.message.tool_calls if self.call.parsed else ()
+        return [tool_result(c.id, _RECEIVED, id=self.context.new_id(), name=c.name) for c in calls]
+
 
 class ContextLLM(FunctionCallingLLM, Closing):
     """An LLM that manages its context, returned by `with_context`; `inner` is the LLM that answers."""
@@ -548,12 +564,18 @@ class ContextLLM(FunctionCallingLLM, Closing):
         """Returns the whole answer to the newest message, which is sent with as many earlier messages as fit."""
         call_in_session = self._begin(messages, kwargs)
         with original_error():
-            return self._response(call_in_session, call_in_session.context.ask(call_in_session.question))
+            reply = call_in_session.context.ask(call_in_session.question)
+            if received := call_in_session.received(reply):
+                call_in_session.context.add(received)
+            return self._response(call_in_session, reply)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         call_in_session = await self._abegin(messages, kwargs)
         with original_error():
-            return self._response(call_in_session, await call_in_session.context.aask(call_in_session.question))
+            reply = await call_in_session.context.aask(call_in_session.question)
+            if received := call_in_session.received(reply):
+                await call_in_session.context.aadd(received)
+            return self._response(call_in_session, reply)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Yields the inner LLM's responses; the request is sent on the first `next`."""
@@ -564,6 +586,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
             with closing(events):
                 for _ in cast("Iterator[Any]", events):
                     yield from call_in_session.call.take()
+            if received := call_in_session.received(replies[0]):
+                call_in_session.context.add(received)
             yield from call_in_session.call.take()
         self._note_reply(call_in_session, replies[0])
 
@@ -579,6 +603,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
                 async for _ in cast("AsyncIterator[Any]", events):
                     for response in call_in_session.call.take():
                         yield response
+            if received := call_in_session.received(replies[0]):
+                await call_in_session.context.aadd(received)
             for response in call_in_session.call.take():
                 yield response
         self._note_reply(call_in_session, replies[0])
@@ -651,7 +677,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
             tool_required=tool_required,
             **kwargs,
         )
-        return {**prepared, ONE_CALL: not allow_parallel_tool_calls}
+        return {**prepared, ONE_CALL: not allow_parallel_tool_calls, PARSED: any(map(_is_output_class, tools))}
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
