@@ -51,7 +51,7 @@ from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import name_refusals
 from langchain_ctx.messages import from_langchain, given_ids, to_langchain
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
-from langchain_ctx.sessions import KeepsSessions, PoolOf, Sessions
+from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
 from langchain_ctx.tools import bound_tools, choice, specs, with_answer_format
 
@@ -421,6 +421,30 @@ def _made_again(model: type[ChatCtx], fields: dict[str, Any]) -> ChatCtx:
     return model(**fields)
 
 
+def _policy_fields(model: type[ChatCtx], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields `policy` and `context_window`, with the window that `policy` names as the model's own.
+
+    Raises ConfigError for two different windows, and for a key of `policy` that is a field of the model and no setting.
+    """
+    policy = fields.get("policy")
+    if not isinstance(policy, Mapping):
+        return {}
+    settings = dict(policy)
+    window, field = settings.pop(WINDOW, None), fields.get(WINDOW)
+    wrong = next(
+        (name for name in settings if name in model.model_fields.keys() - ContextSettings.__optional_keys__), None
+    )
+    if wrong is not None:
+        raise ConfigError(
+            f"{wrong} is a field of ChatCtx and no setting of policy: give {wrong}=... beside policy={{...}}"
+        )
+    if window is not None and field is not None and window != field:
+        raise ConfigError(
+            f"context_window is {field!r}, and policy={{'context_window': {window!r}}} names another window: give one of them"
+        )
+    return {"policy": settings, WINDOW: field if window is None else window}
+
+
 class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
     """A chat model whose conversation may outgrow its window.
 
@@ -503,6 +527,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
                     raise ConfigError("session and session_id are the same setting: give session_id alone")
                 data["session"] = data.pop("session_id")
             check_fields(data)
+            data |= _policy_fields(type(self), data)
             if "provider" not in data and "model" in data:
                 data["provider"], data["model"] = named_provider(data["model"])
             super().__init__(**data)

@@ -327,6 +327,18 @@ def test_bad_input_leaves_the_session_as_it_was(chat: ChatCtx, echoing: ModelSer
         chat.invoke(WORDS * 500)
 
 
+@pytest.mark.parametrize("field", [{}, {"context_window": None}, {"context_window": 4_000}])
+def test_the_window_may_be_in_the_policy(echoing: ModelServer, field: dict[str, Any]) -> None:
+    policy = {"context_window": 4_000, "keep_last": 3}
+    with ChatCtx(model="echo", base_url=echoing.base_url, api_key="x", session="s", policy=policy, **field) as chat:
+        chat.invoke("one")
+        assert (chat.context_window, chat.context().rules().keep_last) == (4_000, 3)
+        assert chat.context().rules().context_window == 4_000
+        assert chat.profile is not None
+        assert chat.profile["max_input_tokens"] == 4_000
+    assert policy == {"context_window": 4_000, "keep_last": 3}
+
+
 def test_an_overflow_with_compaction_off_is_theirs_too(echoing: ModelServer) -> None:
     with made(echoing, session="s", context_window=400, policy={"auto_compact": False}) as chat:
         with pytest.raises(lc.ContextOverflowError) as caught:

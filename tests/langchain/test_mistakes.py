@@ -75,12 +75,21 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
     ("a config", "give the thread's id", lambda m: ContextMiddleware(context_window=900).context({"configurable": {}})),
     ("path", "store is a PosixPath: use 'sqlite:///chat.db'", lambda m: opened(store=Path("chat.db"))),
     ("two slashes", "names a server, 'chat.db'", lambda m: opened(store="sqlite://chat.db")),
+    ("two windows", r"context_window is 900, and policy=\{'context_window': 800\}", lambda m: chat(context_window=800, window=900)),
+    ("policy's counter", r"counter is a field of ChatCtx .* give counter=\.\.\. beside", lambda m: chat(counter=len)),
+    ("policy's store", r"store is a field of ChatCtx", lambda m: chat(store="sqlite:///chat.db")),
+    ("policy's backend", r"backend is a field of ChatCtx", lambda m: chat(backend=m.context_backend)),
     ("database", "'connection_string': ctxfold calls it store", lambda m: opened(connection_string="sqlite:///chat.db")),
     ("limit", "'max_token_limit': ctxfold calls it context_window", lambda m: opened(max_token_limit=2_000)),
     ("from a list", r"is a list: .*InMemoryChatMessageHistory\(messages", lambda m: import_history([], opened().context)),  # type: ignore[arg-type]
     ("into a history", "is a CtxChatMessageHistory: .*`.context`", lambda m: import_history(old(), opened())),  # type: ignore[arg-type]
     ("out of a history", "is a CtxChatMessageHistory: .*`.context`", lambda m: export_history(opened(), old())),  # type: ignore[arg-type]
 ]  # fmt: skip
+
+
+def chat(window: int = 8_000, **policy: Any) -> ChatCtx:
+    url = "http://127.0.0.1:9/v1"
+    return ChatCtx(model="m", base_url=url, api_key="x", session="s", context_window=window, policy=policy)
 
 
 def old() -> InMemoryChatMessageHistory:
