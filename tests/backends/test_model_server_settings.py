@@ -43,6 +43,16 @@ def test_requests_can_be_cleared() -> None:
     assert len(set(ids)) == 3
 
 
+def test_requests_are_plain_data() -> None:
+    """What `json.dumps` refused was a read-only mapping."""
+    with ModelServer() as server:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        httpx.post(f"{server.base_url}/chat/completions", json=body)
+        (asked,) = server.requests
+    assert json.loads(json.dumps(asked.body)) == body
+    assert json.loads(json.dumps(asked.headers))["content-type"] == "application/json"
+
+
 @pytest.mark.parametrize(
     ("entry", "hint"),
     [

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self, cast, get_args
 
 import ctxfold.testing.http as http
@@ -293,8 +293,8 @@ class ModelServer:
     async def _chat(self, wire: ServedWire, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
         body = _parsed(request.body)
         headers = {name: "[redacted]" if name in _CREDENTIALS else value for name, value in request.headers.items()}
-        frozen = MappingProxyType(headers), MappingProxyType(body or {})
-        self._requests.append(RecordedRequest(request.path, *frozen, request.body))
+        # a copy: who reads what was asked cannot change what is being answered
+        self._requests.append(RecordedRequest(request.path, headers, dict(body or {}), request.body))
         self._asked += 1
         if body is None:
             return await self._send(wire.error(api_error(400, "The request body is not a JSON object.")), writer)
