@@ -156,6 +156,42 @@ def test_wrong_urls(url: str, says: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "ignored"),
+    [
+        ("sqlite:///a.db?mode=ro", "mode"),
+        ("sqlite:///a.db?timeout=3&nolock=1&mode=ro", "mode, nolock"),
+        ("sqlite:///a.db?uri=true&mode=ro", "mode"),
+        ("sqlite:///file:a.db?mode=ro", "mode"),
+        ("sqlite:///file:a.db?uri=false&mode=ro", "mode"),
+        ("sqlite://?cache=shared", "cache"),
+    ],
+)
+def test_arguments_that_sqlite_would_ignore_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, ignored: str
+) -> None:
+    """With mode=ro the file was opened for reading and writing."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"^{ignored} would be ignored .* remove it"):
+        SqlStore(url)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///a.db?timeout=3&cached_statements=50",
+        "sqlite:///a.db?uri=false&synchronous=normal",
+        "sqlite:///file:a.db?uri=true&mode=rwc&timeout=3",
+    ],
+)
+def test_arguments_that_sqlite_takes_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with SqlStore(url) as store:
+        store.append(KEY, [said("a")])
+    assert (tmp_path / "a.db").exists()
+
+
 def test_urls_of_async_drivers_name_the_same_database(tmp_path: Path) -> None:
     file = tmp_path / "chat.db"
     with SqlStore(f"sqlite+aiosqlite:///{file}") as store:

@@ -49,6 +49,10 @@ _ASYNCPG_CACHES = ("prepared_statement_cache_size", "statement_cache_size")
 _TAKEN = "use sqlite:///file.db or postgresql+psycopg://user:password@host:5432/database"
 # OFF is not offered: an operating system that crashes may then leave a damaged file
 _SYNCHRONOUS = frozenset({"FULL", "NORMAL"})
+# what Python's sqlite3 takes of a URL; the arguments of SQLite itself need uri=true and a path that begins with file:
+_SQLITE_OPTIONS = frozenset(
+    {"cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout", "uri"}
+)
 _PREPARE_THRESHOLD = 5  # the default of psycopg
 _READ_COMMITTED = "read-committed"
 _ISOLATIONS = frozenset({_READ_COMMITTED, "serializable"})
@@ -211,6 +215,7 @@ def _sqlite_address(url: URL) -> StoreAddress:
             "normal (it survives the end of the process, but not of the machine)"
         )
     url = url.set(drivername="sqlite").difference_update_query(["synchronous"])
+    _check_options(url)
     if url.database in (None, "", ":memory:"):
         return StoreAddress(url, "sqlite://", sqlite=True, in_memory=True)
     path = str(url.database)
@@ -224,6 +229,15 @@ def _sqlite_address(url: URL) -> StoreAddress:
             raise ConfigError(f"no folder {folder!r} for the store file {path!r}: create it or choose another path")
         url = url.set(database=path)
     return StoreAddress(url, f"sqlite:///{path}", sqlite=True, in_memory=False, synchronous=synchronous)
+
+
+def _check_options(url: URL) -> None:
+    """Raises ConfigError for an argument of a SQLite URL that would be ignored, such as mode=ro."""
+    from sqlalchemy.util import asbool
+
+    others = sorted(url.query.keys() - _SQLITE_OPTIONS)
+    if others and not (str(url.database).startswith("file:") and asbool(url.query.get("uri", False))):
+        raise ConfigError(f"{', '.join(others)} would be ignored in a store URL of SQLite: remove it from the URL")
 
 
 def check_windows_path(path: str) -> None:
