@@ -48,7 +48,7 @@ from ctxfold.validation import shown_url
 from langchain_ctx.chunks import ChunkWriter
 from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import translated
-from langchain_ctx.message_lists import name_refusals
+from langchain_ctx.message_lists import name_refusals, prompt_text
 from langchain_ctx.messages import from_langchain, given_ids, to_langchain
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
 from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
@@ -242,7 +242,7 @@ class ChatCall:
         rest = tuple(m for m in self.messages[lead:] if m.kind == "message")  # summaries are the session's own
         if not rest:
             raise EmptyMessagesError("a session needs more than system messages: add the user's message")
-        prompts = tuple(m.text for m in self.messages[:lead]) or None
+        prompts = tuple(map(prompt_text, self.messages[:lead])) or None
         return TurnInput(
             self.session.key, rest, self.options, prompts, given_ids=self.caller_ids, reply_id=self.reply_id
         )

@@ -11,10 +11,18 @@ from typing import TypeVar, overload
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from ctxfold.history.diff import ids_digest, repeated_count
-from ctxfold.messages import Message, ToolCallPart, content_key, tool_result
+from ctxfold.messages import Message, TextPart, ToolCallPart, content_key, tool_result
 from langchain_ctx.messages import from_langchain, given_ids
 
-__all__ = ["LangChainList", "VersionCache", "leading_count", "name_refusals", "new_messages", "with_refusals"]
+__all__ = [
+    "LangChainList",
+    "VersionCache",
+    "leading_count",
+    "name_refusals",
+    "new_messages",
+    "prompt_text",
+    "with_refusals",
+]
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -139,6 +147,24 @@ class LangChainList:
 def leading_count(messages: Sequence[BaseMessage]) -> int:
     """Returns the number of system messages at the beginning of a list."""
     return next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
+
+
+def prompt_text(message: BaseMessage | Message) -> str:
+    """Returns the text of a system message, which is all that a session keeps of it.
+
+    A blank line separates its blocks, unless they bring a space of their own.
+    """
+    if isinstance(message, Message):
+        texts = [p.text for p in message.parts if isinstance(p, TextPart)]
+    else:
+        blocks = [message.content] if isinstance(message.content, str) else message.content
+        dicts = [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]
+        texts = [str(b.get("text") or "") for b in dicts if b.get("type") == "text"]
+    joined = ""
+    for text in filter(None, texts):
+        separated = not joined or joined[-1].isspace() or text[0].isspace()
+        joined += text if separated else f"\n\n{text}"
+    return joined
 
 
 def _version(message: BaseMessage) -> str:

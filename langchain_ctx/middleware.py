@@ -55,7 +55,7 @@ from langchain_ctx.chat_model import WINDOW
 from langchain_ctx.checkpoints import MIN_CHARS, Missing, SlimCheckpointer
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
-from langchain_ctx.message_lists import LangChainList, VersionCache, leading_count, name_refusals
+from langchain_ctx.message_lists import LangChainList, VersionCache, leading_count, name_refusals, prompt_text
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable
 from langchain_ctx.reasoning import returning
@@ -243,7 +243,7 @@ class AgentTurn:
         self._windows = caches.windows
         self._separate = separate
         self._key = SessionKey("", "")
-        self._prompt = None if request.system_message is None else request.system_message.text or None
+        self._prompt = None if request.system_message is None else prompt_text(request.system_message) or None
 
     def run(self, attach: Callable[[Engine], Flow[Visit]], engine: Engine) -> Flow[Any]:
         """Returns the agent's response, in the session that the flow `attach` finds."""
@@ -277,7 +277,7 @@ class AgentTurn:
             context_window=settings.get(WINDOW) or visit.sessions.window_of(self._model),
         )
         leading = self._request.messages[: leading_count(self._request.messages)]
-        prompts = (*(() if self._prompt is None else (self._prompt,)), *(m.text for m in leading))
+        prompts = (*(() if self._prompt is None else (self._prompt,)), *map(prompt_text, leading))
         given_ids = frozenset(m.id for m in messages)
         whole = self._separate and visit.cursor is None
         return TurnInput(visit.key, messages, options, prompts or None, given_ids=given_ids, whole=whole, attached=True)

@@ -27,7 +27,7 @@ from ctxfold.validation import check_name
 from langchain_ctx.chat_model import WINDOW
 from langchain_ctx.errors import translated
 from langchain_ctx.inner_model import asked
-from langchain_ctx.message_lists import LangChainList, leading_count
+from langchain_ctx.message_lists import LangChainList, leading_count, prompt_text
 from langchain_ctx.messages import from_langchain, named
 from langchain_ctx.session_routing import MADE_FROM, Address, first_id, key_or_own, placed, session_key
 from langchain_ctx.sessions import ContextSettings, ErasesThreads, PoolOf, Sessions
@@ -220,7 +220,7 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
             attachment.key,
             tuple(m for m in map(from_langchain, unseen) if m.kind == "message"),  # summaries are the session's own
             replace(self._options, context_window=window),
-            prompts=tuple(m.text for m in messages[:leading]) or None,
+            prompts=tuple(map(prompt_text, messages[:leading])) or None,
             given_ids=frozenset(m.id for m in unseen if m.id),
             whole=self._session is None,
             attached=True,

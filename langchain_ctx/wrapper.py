@@ -47,7 +47,7 @@ from langchain_ctx.chat_model import SESSION, WINDOW, no_session, with_window
 from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import Pieces, asked, inner_stream
-from langchain_ctx.message_lists import name_refusals
+from langchain_ctx.message_lists import name_refusals, prompt_text
 from langchain_ctx.messages import from_langchain, given_ids
 from langchain_ctx.models import chosen_model, is_configurable, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, check_reasoning, returning
@@ -120,7 +120,7 @@ def question_of(key: SessionKey, messages: Sequence[BaseMessage], options: Optio
     )  # summaries are the session's own
     if not rest:
         raise EmptyMessagesError("a session needs more than system messages: add the user's message")
-    prompts = tuple(m.text for m in messages[:lead]) or None
+    prompts = tuple(map(prompt_text, messages[:lead])) or None
     return TurnInput(key, rest, options, prompts, given_ids=given_ids(messages), reply_id=reply_id)
 
 
