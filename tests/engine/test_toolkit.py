@@ -108,6 +108,21 @@ def test_hidden_messages_are_not_read_back(use: Callable[..., str]) -> None:
         assert use(ctx, "read_message", reference="h") == "Error: message h is for the user only."
 
 
+def test_what_was_replaced_is_read_as_it_is_now(use: Callable[..., str]) -> None:
+    """A redaction replaces a message: the number of its first version returned the words that were to go."""
+    with context(context_window=2_000) as ctx:
+        ctx.add([user("Who?", id="q"), assistant("Mail ann@example.com.", id="a"), *turns(12)])
+        ctx.update("a", assistant("Mail [REDACTED].", id="a"))
+        for where in ("visible", "compacted"):
+            assert ctx.explain_message("a").where == where
+            for reference in ("#2", "a", ctx.explain_message("a").reference):
+                read = use(ctx, "read_message", reference=reference)
+                assert read.splitlines()[1:] == ["Mail [REDACTED]."]
+            if where == "visible":
+                ctx.compact()
+        assert ctx.get("#2").text == "Mail ann@example.com."
+
+
 def test_compaction_once_a_turn(use: Callable[..., str]) -> None:
     backend = ScriptedBackend([assistant("", id="t", calls=[call("c")]), "done"])
     with context(backend, context_window=2_000, summarizer=ScriptedBackend(["short"] * 9)) as ctx:

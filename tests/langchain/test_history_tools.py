@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 from langchain.agents import create_agent
+from langchain.agents.middleware import PIIMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold import assistant, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, CtxChatMessageHistory, history_tools
+from langchain_ctx import ChatCtx, ContextMiddleware, CtxChatMessageHistory, history_tools
+from tests.langchain.running import T
 
 
 def play(body: Any) -> Scripted:
@@ -55,6 +58,24 @@ async def test_an_agent_uses_them() -> None:
             assert sent["read_message"]["required"] == ["reference"]
             await chat.aclose()
             chat.close()
+
+
+async def test_an_answer_that_a_middleware_redacted_is_read_redacted() -> None:
+    """The number of the answer as it came still names that version in the archive."""
+    with ModelServer(model="m", script=[Scripted("Mail ann@example.com."), Scripted("Nobody.")]) as server:
+        chat = ChatCtx(model="m", base_url=server.base_url, api_key="x")
+        with ContextMiddleware(context_window=8_000, history_tools=False) as middleware:
+            redacting = PIIMiddleware("email", apply_to_output=True)
+            agent = create_agent(chat, [], middleware=[middleware, redacting], checkpointer=InMemorySaver())
+            for text in ("Who knows?", "And who else?"):
+                agent.invoke({"messages": [HumanMessage(text)]}, T)
+            context = middleware.context("t")
+            assert context.get("#2").text == "Mail ann@example.com."
+            for media in (False, True):
+                read = next(t for t in history_tools(context, media=media) if t.name == "read_message")
+                for message in (read.invoke({"reference": "#2"}), await read.ainvoke({"reference": "#2"})):
+                    assert "Mail [REDACTED_EMAIL]." in str(message)
+                    assert "ann@example.com" not in str(message)
 
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
