@@ -429,11 +429,10 @@ def _policy_fields(model: type[ChatCtx], fields: Mapping[str, Any]) -> dict[str,
     policy = fields.get("policy")
     if not isinstance(policy, Mapping):
         return {}
-    settings = dict(policy)
+    settings = dict(cast("Mapping[str, Any]", policy))
     window, field = settings.pop(WINDOW, None), fields.get(WINDOW)
-    wrong = next(
-        (name for name in settings if name in model.model_fields.keys() - ContextSettings.__optional_keys__), None
-    )
+    no_settings = model.model_fields.keys() - ContextSettings.__optional_keys__
+    wrong = next((name for name in settings if name in no_settings), None)
     if wrong is not None:
         raise ConfigError(
             f"{wrong} is a field of ChatCtx and no setting of policy: give {wrong}=... beside policy={{...}}"
