@@ -28,12 +28,12 @@ def server() -> Iterator[ModelServer]:
 
 
 def plain(server: ModelServer) -> ChatOpenAI:
-    return ChatOpenAI(model="lookup", base_url=server.base_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
+    return ChatOpenAI(model="lookup", base_url=server.base_url, api_key="x", max_retries=0)
 
 
 def by_chat(server: ModelServer, messages: list[BaseMessage]) -> Any:
     url = server.base_url
-    with ChatCtx(model="lookup", base_url=url, api_key="x", session="s", context_window=8_000) as chat:  # type: ignore[arg-type]
+    with ChatCtx(model="lookup", base_url=url, api_key="x", session="s", context_window=8_000) as chat:
         chat.invoke(messages)
     return server.requests[-1].body["messages"][0]
 
