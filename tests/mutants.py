@@ -548,7 +548,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_result_is_taken_twice",
-            "        waiting -= {r.call_id for r in message.tool_results}\n",
+            "        waiting -= Counter(r.call_id for r in message.tool_results)\n",
             "",
             "engine/test_bad_input.py::test_orphans_are_left_out_where_they_may_be",
         ),
