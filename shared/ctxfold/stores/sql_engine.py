@@ -72,8 +72,8 @@ _OUT_OF_REACH = frozenset(
 )
 # serialization failure, deadlock, lock timeout, idle for too long within a transaction
 _PASSING_STATES = frozenset({"40001", "40P01", "55P03", "25P03"})
-# of a table that another process makes at the same moment: in the catalogue's index, or by name
-MADE_MEANWHILE = frozenset({"23505", "42P07"})
+# of a table that another process makes at the same moment: in the catalogue's index, by name, or by the name of its type
+MADE_MEANWHILE = frozenset({"23505", "42P07", "42710"})
 # connection exceptions, bad login, resources, operator intervention, no such database
 _OUT_OF_REACH_STATES = ("08", "28", "53", "57", "3D", "25006")
 
