@@ -23,7 +23,7 @@ from ctxfold.effects import run
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports, Rewrite
 from ctxfold.retrieval.bm25 import ranked
-from ctxfold.stores.posting_leaves import FIRST_KEY, leaf_key, placed
+from ctxfold.stores.posting_leaves import FIRST_KEY, MAX_COUNT, leaf_key, placed
 from tests.support.driven import COUNTER
 from tests.support.postgres_schema import fresh_schema
 from tests.support.processes import CONTEXT, import_once, start
@@ -266,7 +266,7 @@ STEPS = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(STEPS, st.integers(1, 2**33))
+@given(STEPS, st.integers(1, MAX_COUNT))
 def test_it_holds_what_a_store_in_memory_holds(steps: Sequence[Step], count: int) -> None:
     terms = ["", "a", "ab", "b" * 300, "z\0z", "日本", "absent", *WORDS[:40]]
     with SqlStore("sqlite://") as store, MemoryStore() as model:
@@ -286,6 +286,12 @@ def test_it_holds_what_a_store_in_memory_holds(steps: Sequence[Step], count: int
         assert store.postings(LONG, terms, among=range(1, 300, 3)) == model.postings(
             LONG, terms, among=range(1, 300, 3)
         )
+
+
+def test_a_count_beyond_all_texts_is_kept_as_the_highest_one() -> None:
+    with SqlStore("sqlite://") as store:
+        store.append(LONG, (), documents=[Document(1, {"a": MAX_COUNT + 1}, 9), Document(2, {"a": 2}, 9)])
+        assert store.postings(LONG, ["a"]).by_term["a"] == ((1, MAX_COUNT, 9), (2, 2, 9))
 
 
 def test_hits_go_into_the_leaf_of_their_key() -> None:

@@ -20,6 +20,7 @@ from ctxfold.stores.base import indexed_term
 __all__ = [
     "FIRST_KEY",
     "LEAF_BYTES",
+    "MAX_COUNT",
     "RUN",
     "all_hits",
     "divided",
@@ -39,6 +40,7 @@ FIRST_KEY = b""  # of the first leaf of a session
 _FULL, _HALF = 0.95, 0.62  # how full a divided leaf is: where hits come in order, and where they come anywhere
 _KEPT = 0.9  # a leaf that is not longer once it is sorted is not divided
 _CODES = "BHIQ"
+MAX_COUNT = 2**32 - 1  # of a term in a document: a higher one is kept as this, as it ranks no differently
 _CODE = [0] * 9 + [1] * 8 + [2] * 16 + [3] * 32  # how wide a column is, by the bits of its greatest number
 
 
@@ -167,6 +169,8 @@ def _encoded(term: bytes, hits: Sequence[Hit]) -> bytes:
         distance = hits[-1][0] - first
         most = max([hit[1] for hit in hits])
         longest = max([hit[2] for hit in hits])
+    if most > MAX_COUNT:
+        return _encoded(term, [(seq, min(count, MAX_COUNT), length) for seq, count, length in hits])
     widths = _CODE[first.bit_length()] | _CODE[distance.bit_length()] << 2 | _CODE[longest.bit_length()] << 6
     if most > 1:
         widths |= (_CODE[most.bit_length()] + 1) << 4
