@@ -11,21 +11,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import LC_ID_PREFIX, AIMessage, BaseMessage
 from langchain_core.messages.block_translators import get_translator
-from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
-from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, RunnablePassthrough, ensure_config
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
-from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -53,7 +48,7 @@ from langchain_ctx.messages import from_langchain, given_ids, to_langchain
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
 from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
-from langchain_ctx.tools import bound_tools, choice, specs, with_answer_format
+from langchain_ctx.tools import Method, bound_tools, call_settings, choice, parsed, specs, with_answer_format
 
 __all__ = [
     "SESSION",
@@ -63,11 +58,9 @@ __all__ = [
     "ChatCtx",
     "Method",
     "call_options",
-    "call_settings",
     "model_profile",
     "no_session",
     "package_version",
-    "parsed",
     "plain_astream",
     "plain_stream",
     "with_window",
@@ -107,62 +100,6 @@ def package_version() -> str:
         return version("ctxfold")
     except PackageNotFoundError:  # run from its sources
         return "unknown"
-
-
-Method: TypeAlias = Literal["function_calling", "json_schema", "json_mode"]
-
-
-def call_settings(schema: Any, method: Method, *, strict: bool | None) -> dict[str, Any]:
-    """Returns the arguments to bind to the model so that it answers in the schema."""
-    output_format = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
-    if method == "json_mode":
-        output_format = {"kwargs": {"method": method}, "schema": schema}
-        return {"response_format": {"type": "json_object"}, "ls_structured_output_format": output_format}
-    if schema is None:
-        raise ConfigError(f"method {method!r} needs a schema: give a pydantic class, a TypedDict or a JSON schema")
-    if method == "function_calling":
-        tools = bound_tools([schema], strict=strict)
-        return {
-            "tools": tools,
-            "tool_choice": tools[0]["function"]["name"],
-            "ls_structured_output_format": output_format,
-        }
-    if method == "json_schema":
-        function = convert_to_openai_tool(schema, strict=strict)["function"]
-        body: dict[str, Any] = {"name": function["name"], "schema": _json_schema(schema, strict=strict)}
-        if strict is not None:
-            body["strict"] = strict
-        form = {"type": "json_schema", "json_schema": body}
-        return {"response_format": form, "ls_structured_output_format": output_format}
-    raise ConfigError(f"method {method!r}: use 'function_calling', 'json_schema' or 'json_mode'")
-
-
-def _json_schema(schema: Any, *, strict: bool | None) -> dict[str, Any]:
-    return convert_to_json_schema(schema, strict=strict)
-
-
-def parsed(model: Runnable[Any, Any], schema: Any, method: Method, *, include_raw: bool) -> Runnable[Any, Any]:
-    """Returns a chain that parses the model's answer by the schema; `include_raw` adds the message and any parsing error."""
-    parser = _parser(schema, method)
-    if not include_raw:
-        return model | parser
-    attempt: Runnable[Any, Any] = RunnablePassthrough.assign(
-        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
-    )
-    failed: Runnable[Any, Any] = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=model) | attempt.with_fallbacks([failed], exception_key="parsing_error")
-
-
-def _parser(schema: Any, method: Method) -> Runnable[Any, Any]:
-    pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)
-    if method != "function_calling":
-        whole: Runnable[Any, Any] = (
-            PydanticOutputParser[Any](pydantic_object=schema) if pydantic else JsonOutputParser()
-        )
-        return whole
-    if pydantic:
-        return PydanticToolsParser(tools=[schema], first_tool_only=True)
-    return JsonOutputKeyToolsParser(key_name=convert_to_openai_tool(schema)["function"]["name"], first_tool_only=True)
 
 
 SESSION = "ctxfold_session"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel
 
-from ctxfold import Section
+from ctxfold import MemoryStore, Section
 from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.adapters.sessions import SessionPool, warn_caller
 from ctxfold.compaction.strategy import Strategy, Summarizer
@@ -343,7 +343,9 @@ class Sessions(SessionPool):
         }
         super().__init__(store, context_settings, subscriber=listen)
         self._forgets = store is None or store == "memory://"
-        self._expects_names = not self._forgets  # a call that names no session is still to be warned of
+        self._expects_names = not isinstance(
+            self.store, MemoryStore
+        )  # a call that names no session is still to be warned of
         self.subgraphs = SubgraphSessions()
         self.anonymous = AnonymousSessions(lambda key: self.store.erase((), gone=(key,)))
         self._window: int | None = None if self._of_model else policy.context_window

@@ -239,8 +239,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "neighbours_reach_across_a_gap_of_records",
-            "        if seq - last > REACH:\n            apart += gap",
-            "        if seq - last > 3 * REACH:\n            apart += gap",
+            "        if seq - last > REACH:\n            spaced += gap",
+            "        if seq - last > 3 * REACH:\n            spaced += gap",
             "retrieval/test_recall.py::test_messages_with_a_gap_of_records_between_them_are_no_neighbours",
         ),
         (
@@ -569,7 +569,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_a_list_repeats_of_the_view_is_stored_again",
-            "return Reconciled(tuple(messages[_repeated_in_view(live, messages) :]))",
+            "return Reconciled(tuple(messages if whole else messages[_repeated_in_view(live, messages) :]))",
             "return Reconciled(tuple(messages))",
             "faces/test_callers_lists.py",
         ),

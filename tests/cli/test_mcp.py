@@ -64,6 +64,17 @@ async def test_the_tools_describe_themselves(store: str) -> None:
         assert "Unknown tool" in await refused(client, "pin", session="ann", reference="#1")
 
 
+async def test_what_was_replaced_is_read_as_it_is_now(store: str) -> None:
+    with context(store=store, session_id="edited") as ctx:
+        ctx.add([user("Who?", id="q"), assistant("Mail ann@example.com.", id="a")])
+        ctx.update("a", assistant("Mail [REDACTED].", id="a"))
+    async with connected(store) as client:
+        for reference in ("#2", "a", "#1-#2"):
+            read = await told(client, "read", session="edited", reference=reference)
+            assert "Mail [REDACTED]." in read
+            assert "ann@example.com" not in read
+
+
 async def test_search_then_read(store: str) -> None:
     async with connected(store) as client:
         found = await told(client, "search", query="locker")

@@ -217,7 +217,7 @@ async def test_the_config_reaches_it_through_chains(echoing: ModelServer) -> Non
 
 
 def test_a_store_without_a_session_is_plain(echoing: ModelServer) -> None:
-    with made(echoing, store="memory://") as chat:
+    with made(echoing, store=MemoryStore()) as chat:
         chat.invoke("one")
         chat.invoke("two")
         assert len(echoing.requests[1].body["messages"]) == 1

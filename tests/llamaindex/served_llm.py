@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai_like import OpenAILike
 
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxLLM
@@ -16,6 +18,15 @@ KEY = "sk-never-to-be-seen"
 WAYS = ["chat", "achat", "stream_chat", "astream_chat"]
 COMPLETE_WAYS = ["complete", "acomplete", "stream_complete", "astream_complete"]
 HELLO = [ChatMessage(role="user", content="Hello?")]
+
+
+@asynccontextmanager
+async def stock_llm(server: ModelServer, **settings: Any) -> AsyncIterator[OpenAILike]:
+    """LlamaIndex's own LLM on the server, with tools; its connections are closed at the end."""
+    async with httpx.AsyncClient() as client:
+        base = {"model": "m", "api_base": server.base_url, "api_key": "x", "context_window": 8_000}
+        kind = {"is_chat_model": True, "is_function_calling_model": True, "async_http_client": client}
+        yield OpenAILike(**{**base, **kind, **settings})
 
 
 @asynccontextmanager

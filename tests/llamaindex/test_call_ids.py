@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike
 
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxChatStore, CtxMemory, with_context
 from tests.llamaindex.scripted_agents import selecting
+from tests.llamaindex.served_llm import stock_llm
 from tests.llamaindex.talk import bot, result, user
 from tests.llamaindex.twins import Driver
 
@@ -58,16 +57,7 @@ async def test_an_agent_whose_service_names_calls_by_their_tool(
     streaming: bool, wrapped: bool, own_memory: bool, function: Any
 ) -> None:
     script = [Scripted(tool_calls=TWICE), Scripted(tool_calls=TWICE), Scripted("Sunny."), Scripted("Yes.")]
-    async with ModelServer(context_window=8_000, script=script) as server, httpx.AsyncClient() as client:
-        llm = OpenAILike(
-            model="m",
-            api_base=server.base_url,
-            api_key="x",
-            is_chat_model=True,
-            is_function_calling_model=True,
-            context_window=8_000,
-            async_http_client=client,
-        )
+    async with ModelServer(context_window=8_000, script=script) as server, stock_llm(server) as llm:
         memory = (
             CtxMemory.from_defaults("a", context_window=8_000)
             if own_memory

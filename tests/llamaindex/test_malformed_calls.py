@@ -7,16 +7,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.memory import ChatMemoryBuffer
-from llama_index.llms.openai_like import OpenAILike
 
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxChatStore, CtxLLM, CtxMemory, with_context
-from tests.llamaindex.served_llm import ADD
+from tests.llamaindex.served_llm import ADD, stock_llm
 from tests.llamaindex.talk import bot, contents, result, user
 from tests.llamaindex.twins import Driver
 
@@ -42,16 +40,8 @@ def script(*, beside: bool) -> list[Scripted]:
 async def model(kind: str, server: ModelServer) -> AsyncIterator[Any]:
     address: dict[str, Any] = {"model": "m", "api_key": "x", "context_window": 8_000}
     if kind == "stock":
-        async with httpx.AsyncClient() as client:
-            yield with_context(
-                OpenAILike(
-                    api_base=server.base_url,
-                    is_chat_model=True,
-                    is_function_calling_model=True,
-                    async_http_client=client,
-                    **address,
-                )
-            )
+        async with stock_llm(server) as llm:
+            yield with_context(llm)
         return
     ours = CtxLLM(base_url=server.base_url, **address)
     yield with_context(ours) if kind == "wrapped" else ours

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 from llama_index.core import PromptTemplate
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import ContextLLM, with_context
+from tests.llamaindex.served_llm import stock_llm
 from tests.llamaindex.talk import user
 
 # LlamaIndex's streams of a structured LLM call a method that pydantic has renamed
@@ -34,16 +33,7 @@ def script(body: Any) -> Scripted:
 
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[ContextLLM, ModelServer]]:
-    async with ModelServer(context_window=8_000, script=script) as server, httpx.AsyncClient() as client:
-        llm = OpenAILike(
-            model="m",
-            api_base=server.base_url,
-            api_key="x",
-            is_chat_model=True,
-            is_function_calling_model=True,
-            context_window=8_000,
-            async_http_client=client,
-        )
+    async with ModelServer(context_window=8_000, script=script) as server, stock_llm(server) as llm:
         yield with_context(llm, session_id="a"), server
 
 

@@ -102,34 +102,18 @@ def reading_media(
     def read(reference: str, offset: int = 0) -> str | T:
         text = tool.call(reference=reference, offset=offset)
         try:
-            return add_media(text, _newest(context, reference)) if not offset else text
+            return add_media(text, context.get(reference, newest=True)) if not offset else text
         except CtxError:
             return text  # it says what is wrong with the reference
 
     async def aread(reference: str, offset: int = 0) -> str | T:
         text = await tool.acall(reference=reference, offset=offset)
         try:
-            return add_media(text, await _anewest(context, reference)) if not offset else text
+            return add_media(text, await context.aget(reference, newest=True)) if not offset else text
         except CtxError:
             return text
 
     return read, aread
-
-
-def _newest(context: AgentContext, reference: str) -> Message:
-    """Returns a message as it is now: a number names one version of it, and what was replaced may have been redacted."""
-    message = context.get(reference)
-    return context.get(message.id) if _names_version(reference, message) else message
-
-
-async def _anewest(context: AgentContext, reference: str) -> Message:
-    message = await context.aget(reference)
-    return await context.aget(message.id) if _names_version(reference, message) else message
-
-
-def _names_version(reference: str, message: Message) -> bool:
-    # an id that looks like a number would be read as one
-    return reference.startswith("#") and not message.id.startswith("#")
 
 
 class _Bound:
@@ -140,13 +124,13 @@ class _Bound:
 
     def read_message(self, reference: str, offset: int = 0) -> str:
         try:
-            return self._page(_newest(self._ctx, reference), reference, offset)
+            return self._page(self._ctx.get(reference, newest=True), reference, offset)
         except CtxError as error:
             return _failed(error)
 
     async def aread_message(self, reference: str, offset: int = 0) -> str:
         try:
-            return self._page(await _anewest(self._ctx, reference), reference, offset)
+            return self._page(await self._ctx.aget(reference, newest=True), reference, offset)
         except CtxError as error:
             return _failed(error)
 

@@ -108,7 +108,7 @@ class OwnerTools:
         with self._opened(session, counter=Uncounted()) as context:
             span = _RANGE.fullmatch(reference.strip())
             if span is None:
-                return _page([(reference.strip(), context.get(reference.strip()))], offset, "")
+                return _page([(reference.strip(), context.get(reference.strip(), newest=True))], offset, "")
             first, last = int(span[1]), int(span[2])
             if not 0 < first <= last < first + RANGE:
                 raise ConfigError(f"the range {reference!r} is not of 1 to {RANGE} messages: give one such as #17-#25")
@@ -207,7 +207,7 @@ def _messages(context: AgentContext, first: int, last: int) -> Iterator[tuple[st
     for number in range(first, last + 1):
         reference = f"#{number}"
         try:
-            yield reference, context.get(reference)
+            yield reference, context.get(reference, newest=True)
         except MessageErasedError:
             yield reference, "[erased]"
         except MessageNotFoundError:

@@ -122,9 +122,8 @@ def with_stored_results(open_session: OpenSession, messages: Sequence[Message]) 
         return messages
     open_turns = open_session.open_turns().values()
     newest = [e for entries in open_turns for e in _results_before(entries, len(entries))]
-    if not any(
-        calls & open_calls(entries).keys() for entries in open_turns
-    ):  # otherwise a service uses a call's id twice
+    answers_open_call = any(calls & open_calls(entries).keys() for entries in open_turns)
+    if not answers_open_call:  # otherwise a service uses a call's id twice
         live = open_session.view().live
         newest += _results_before(live, len(live))
         newest += [e for entries in (*open_turns, live) for e in _results_before_reply(entries)]

@@ -129,9 +129,9 @@ def open_calls(entries: Sequence[Entry]) -> Counter[str]:
 def waiting_turn(turns: Mapping[str, Sequence[Entry]], messages: Iterable[Message]) -> str | None:
     """Returns the newest open turn whose call the first of the messages answers."""
     answered = next(({r.call_id for r in m.tool_results} for m in messages if m.visibility != "user"), None)
-    return (
-        next((t for t in reversed(list(turns)) if answered & open_calls(turns[t]).keys()), None) if answered else None
-    )
+    if not answered:
+        return None
+    return next((t for t in reversed(list(turns)) if answered & open_calls(turns[t]).keys()), None)
 
 
 def round_tokens(entries: Sequence[Entry]) -> int:

@@ -5,10 +5,10 @@ The flows that act on the answers, with the store and the engine, are in `engine
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, Protocol
 
 from ctxfold.errors import MessageConflictError
@@ -194,10 +194,10 @@ def compare(
     `given_ids` are ids that the caller chose. Other ids were made on the way: such a message is known by its content as the last
     one of a turn, unless the turn is `in_flight`, because then another call asks the same at this moment. White space around a
     text does not count. A copy of a reply under another id, which a caller has made of its text, is known where it follows what
-    the reply followed; so are messages that begin the list as they stand in the view, a question and its answer at least, where
-    nothing else is known. A list that ends with a known user message asks for its reply again. Raises MessageConflictError when
-    that message has other content than in the session. Where a `whole` conversation continues before a stored answer, that
-    answer and what follows it is left behind.
+    the reply followed. Where nothing else is known, so are messages that begin the list as they stand in the view, a question and
+    its answer at least, unless the list is a `whole` conversation. A list that ends with a known user message asks for its reply
+    again. Raises MessageConflictError when that message has other content than in the session. Where a `whole` conversation
+    continues before a stored answer, that answer and what follows it is left behind.
     """
     turn_of = {e.id: turn_id for turn_id, entries in open_turns.items() for e in entries}
     last_of_turn = {
@@ -223,7 +223,7 @@ def compare(
             copied, last_id = _copied_replies(live, message, new_messages)
             return Reconciled(new_messages[copied:], left_behind=_left_behind(live, last_id) if whole else ())
         return Reconciled((), superseded=_superseded(live, message, session))
-    return Reconciled(tuple(messages[_repeated_in_view(live, messages) :]))
+    return Reconciled(tuple(messages if whole else messages[_repeated_in_view(live, messages) :]))
 
 
 def _said(message: Message) -> str:
@@ -242,7 +242,7 @@ def _copied_replies(live: Sequence[Entry], known: Message, new_messages: Sequenc
     """
     if new_messages[0].role != "assistant" or live[-1].id == known.id or (at := _position(live, known.id)) is None:
         return 0, known.id
-    entries = [e for e in live[at + 1 :] if e.message.kind == "message"]
+    entries = [e for e in islice(live, at + 1, None) if e.message.kind == "message"]
     count = _in_common(entries, new_messages)
     return (0, known.id) if count in (0, len(new_messages)) else (count, entries[count - 1].id)
 
@@ -258,12 +258,12 @@ def _repeated_in_view(live: Sequence[Entry], messages: Sequence[Message]) -> int
     entries = [e for e in live if e.message.kind == "message"]
     first = messages[0].text.strip()
     starts = (at for at, e in enumerate(entries) if e.message.text.strip() == first)
-    count = max((_in_common(entries[at:], messages) for at in starts), default=0)
+    count = max((_in_common(islice(entries, at, None), messages) for at in starts), default=0)
     known = messages[:count]
     return count if count < len(messages) and {"user", "assistant"} <= {m.role for m in known} else 0
 
 
-def _in_common(entries: Sequence[Entry], messages: Sequence[Message]) -> int:
+def _in_common(entries: Iterable[Entry], messages: Sequence[Message]) -> int:
     """Returns how many messages have the content of the entries, from the first on."""
     pairs = zip(entries, messages, strict=False)
     return sum(1 for _ in takewhile(lambda pair: _said(pair[0].message) == _said(pair[1]), pairs))

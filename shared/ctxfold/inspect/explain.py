@@ -186,6 +186,16 @@ def original(open_session: OpenSession, message_id: str) -> Flow[Message]:
     return (yield from original_record(open_session, message_id))[1]
 
 
+def newest_version(open_session: OpenSession, reference: str) -> Flow[Message]:
+    """Returns a message as it is now, also by the number of a version that was replaced; raises as `original` does."""
+    message = yield from original(open_session, reference)
+    if not reference.startswith("#") or message.id.startswith(
+        "#"
+    ):  # an id that looks like a number would be read as one
+        return message
+    return (yield from original(open_session, message.id))
+
+
 def original_record(open_session: OpenSession, reference: str) -> Flow[tuple[Record, Message]]:
     """Returns the record that holds a message, and the message; see `original`."""
     records: tuple[Record, ...]

@@ -45,10 +45,10 @@ def ranked(
     probe = probe or max(LEAST_PROBE, min(PROBE, PROBED // max(1, len(terms))))
     known_hits = hits or Hits()
     first = yield from _newest(key, terms, probe, known_hits)
-    more = {t: sorted([(d.seq, count, d.length) for d in beside if (count := d.terms.get(t, 0))]) for t in terms}
+    beside_hits = {t: sorted([(d.seq, count, d.length) for d in beside if (count := d.terms.get(t, 0))]) for t in terms}
     common = [t for t in terms if len(first.by_term[t]) >= probe]
     if not common:
-        joined = _joined(first, first.by_term, beside, more)
+        joined = _joined(first, first.by_term, beside, beside_hits)
         weights = idf(joined, frequencies(joined))
         return bm25(joined, weights), weights
     guessed = frequencies(first, at_most=probe)
@@ -60,9 +60,9 @@ def ranked(
     read = Postings(first.documents, first.total_length, by_term)
     known = guessed | frequencies(read, at_most=HITS, terms=rare)
     unread = [t for t in common if t not in rare]
-    newest = _joined(first, {t: by_term.pop(t) for t in unread}, beside, more)
-    in_full = _joined(first, by_term, beside, more)
-    weights = idf(in_full, {t: n + len(more[t]) for t, n in known.items()})
+    newest = _joined(first, {t: by_term.pop(t) for t in unread}, beside, beside_hits)
+    in_full = _joined(first, by_term, beside, beside_hits)
+    weights = idf(in_full, {t: n + len(beside_hits[t]) for t, n in known.items()})
     exact = bm25(in_full, weights)
     best = bm25(newest, weights, onto=exact)
     floor = MIN_GAIN * best[0][1]
@@ -70,7 +70,9 @@ def ranked(
     if looked_up:
         seqs = [seq for seq, _ in best[:LOOKED_UP]]
         hits_by_term = yield from _among(key, looked_up, sorted(seqs), known_hits)
-        best = bm25(_joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside, more), weights, onto=exact)
+        best = bm25(
+            _joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside, beside_hits), weights, onto=exact
+        )
     return best, weights
 
 
@@ -111,14 +113,14 @@ def _joined(
     size: Postings,
     by_term: Mapping[str, tuple[Hit, ...]],
     beside: Sequence[Document],
-    more: Mapping[str, Sequence[Hit]],
+    beside_hits: Mapping[str, Sequence[Hit]],
 ) -> Postings:
-    """Returns the hits with `more`, those in the documents `beside`; one that is indexed as well counts once."""
+    """Returns the hits with `beside_hits`, those in the documents `beside`; one that is indexed as well counts once."""
     if not beside:
         return Postings(size.documents, size.total_length, by_term)
     joined: dict[str, tuple[Hit, ...]] = {}
     for term, hits in by_term.items():
-        new = more[term]
+        new = beside_hits[term]
         newer = not (new and hits) or hits[-1][0] < new[0][0]  # nearly always: what is beside the archive is newer
         joined[term] = (*hits, *new) if newer else tuple(sorted({*hits, *new}))
     return Postings(size.documents + len(beside), size.total_length + sum(d.length for d in beside), joined)

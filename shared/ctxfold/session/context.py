@@ -31,6 +31,7 @@ from ctxfold.inspect.explain import (
     conversation,
     explain,
     explain_message,
+    newest_version,
     original,
 )
 from ctxfold.inspect.report import Inspection, inspect
@@ -395,9 +396,14 @@ class AgentContext(SessionFiles, SharesSessions):
         return view.tokens + open_session.overhead_tokens + reply_tokens > rules.context_window
 
     @sync_method
-    def get(self, message_id: str) -> Flow[Message]:
-        """Returns a message as it was stored, compacted or not; raises MessageNotFoundError when the session never had it."""
-        return self._edit(lambda _, j: original(j, message_id))
+    def get(self, message_id: str, *, newest: bool = False) -> Flow[Message]:
+        """Returns a message as it was stored, compacted or not, by its id or a reference such as `#17`.
+
+        A reference names one version of a message. With `newest`, a message that was replaced since, by an edit or a redaction,
+        is returned as it is now. Raises MessageNotFoundError when the session never had it, MessageErasedError when it was
+        erased.
+        """
+        return self._edit(lambda _, j: (newest_version if newest else original)(j, message_id))
 
     aget = async_method(get)
 

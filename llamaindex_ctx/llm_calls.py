@@ -1,0 +1,193 @@
+"""Asks an LLM with the arguments of a caller's call, and keeps its responses for that caller as they came."""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from llama_index.core.base.llms.types import ChatResponse, ToolCallBlock
+from llama_index.core.program.function_program import get_function_tool
+from llama_index.core.tools import FunctionTool
+from llama_index.core.tools.types import BaseTool
+
+from ctxfold.compaction.live_prefix import answers_freely
+from ctxfold.engine.turn import Options
+from ctxfold.messages import ToolSpec
+from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request
+from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
+from llamaindex_ctx.messages import with_distinct_call_ids
+from llamaindex_ctx.metadata import ID_KEY, mark
+from llamaindex_ctx.replies import whole_reply
+from llamaindex_ctx.summarizer import LlmSummarizer
+
+__all__ = ["ONE_CALL", "PARSED", "WINDOW", "CallersBackend", "CallersSummarizer", "LlmCall", "is_output_class"]
+
+
+_CALL = "ctxfold_call"  # among the options of a request
+# among the arguments of `chat`
+ONE_CALL = "ctxfold_one_call"
+PARSED = "ctxfold_parsed"
+WINDOW = "context_window"
+
+
+@dataclass(slots=True)
+class LlmCall:
+    """The arguments of one call, and the LLM's responses that have not reached the caller yet."""
+
+    reply_id: str
+    arguments: Mapping[str, Any]
+    one_call: bool = (
+        False  # of a whole reply only the first tool call is kept, as the LLM's own `chat_with_tools` does it
+    )
+    context_window: int | None = None  # of this call alone
+    parsed: bool = False  # a program reads the calls of the reply: no result of them will come
+    waiting: deque[ChatResponse] = field(default_factory=deque[ChatResponse])
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> LlmCall:
+        sent = {name: value for name, value in arguments.items() if name not in (ONE_CALL, WINDOW, PARSED)}
+        one_call, parsed = bool(arguments.get(ONE_CALL)), bool(arguments.get(PARSED))
+        return cls(uuid.uuid4().hex, sent, one_call, arguments.get(WINDOW), parsed)
+
+    def options(self, scratch: str) -> Options:
+        """Returns the options for the engine: the arguments that take room in the request."""
+        limit = self.arguments.get("max_tokens")
+        return Options(
+            max_tokens=limit if isinstance(limit, int) else None,
+            tools=tuple(_counted(tool) for tool in self.arguments.get("tools") or ()),
+            scratch=scratch or None,
+            context_window=self.context_window,
+            extra={_CALL: self},
+        )
+
+    def begin(self) -> None:
+        """Discards the state of a failed attempt."""
+        self.waiting.clear()
+
+    def put(self, response: ChatResponse) -> None:
+        response.message = with_distinct_call_ids(response.message, self.reply_id)
+        mark(response.message, **{ID_KEY: self.reply_id})
+        self.waiting.append(response)
+
+    def take(self) -> Iterator[ChatResponse]:
+        while self.waiting:
+            yield self.waiting.popleft()
+
+
+class CallersBackend(LlamaIndexBackend):
+    """Sends a window with the arguments of the call that asks for it; responses are kept as they came."""
+
+    def send(self, request: Request) -> Reply:
+        call = _call(request)
+        with self.translated():
+            response = self.llm.chat(bare_messages(request.messages, self.llm), **call.arguments)
+            return self._whole(response, call)
+
+    async def asend(self, request: Request) -> Reply:
+        call = _call(request)
+        with self.translated():
+            response = await self.llm.achat(bare_messages(request.messages, self.llm), **call.arguments)
+            return self._whole(response, call)
+
+    def open_stream(self, request: Request) -> ChunkStream:
+        call = _call(request)
+        with self.translated():
+            source = self.llm.stream_chat(bare_messages(request.messages, self.llm), **call.arguments)
+        return self.read_stream(source, _CallChunks(self.model, call)).begin()
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+        call = _call(request)
+        with self.translated():
+            source = await self.llm.astream_chat(bare_messages(request.messages, self.llm), **call.arguments)
+        return await self.read_stream(source, _CallChunks(self.model, call)).abegin()
+
+    def _whole(self, response: ChatResponse, call: LlmCall) -> Reply:
+        if call.one_call:
+            llm: Any = self.llm
+            response = llm._validate_chat_with_tools_response(response, (), allow_parallel_tool_calls=False)
+            _forget_other_calls(response)
+        call.put(response)
+        return whole_reply(response, self.model)
+
+
+class _CallChunks(CumulativeChunks):
+    """Keeps each response for the caller before it is read."""
+
+    def __init__(self, model: str, call: LlmCall) -> None:
+        super().__init__(model)
+        self._call = call
+
+    def read(self, response: ChatResponse, /) -> Iterator[Chunk]:
+        self._call.put(response)
+        yield from super().read(response)
+
+
+def _repeats(request: Request) -> bool:
+    """Tells whether the call that made this request left the LLM free to answer in text."""
+    arguments = _arguments(request)
+    free = arguments.get("tool_choice") in (None, "auto", "none") and not arguments.get("tool_required")
+    return free and answers_freely(arguments.keys() - {"tool_choice", "tool_required"})
+
+
+def _arguments(request: Request) -> Mapping[str, Any]:
+    return cast("LlmCall", request.extra[_CALL]).arguments
+
+
+class CallersSummarizer(LlmSummarizer):
+    """Summaries by the LLM that answers, on the live prefix where it can be: with the arguments of the newest call."""
+
+    capabilities = BackendCapabilities(continues=_repeats)
+
+    def send(self, request: Request) -> Reply:
+        """Returns the summary. Whatever the LLM raises leaves here as BackendError."""
+        if not request.live_prefix:
+            return super().send(request)
+        with self.marked():
+            return whole_reply(
+                self.llm.chat(bare_messages(request.messages, self.llm), **_arguments(request)), self.model
+            )
+
+    async def asend(self, request: Request) -> Reply:
+        if not request.live_prefix:
+            return await super().asend(request)
+        with self.marked():
+            return whole_reply(
+                await self.llm.achat(bare_messages(request.messages, self.llm), **_arguments(request)), self.model
+            )
+
+
+def _call(request: Request) -> LlmCall:
+    call = cast("LlmCall", request.extra[_CALL])
+    call.begin()
+    return call
+
+
+def _forget_other_calls(response: ChatResponse) -> None:
+    """Removes calls from `additional_kwargs` that the blocks of the message no longer have."""
+    message = response.message
+    call_ids = {block.tool_call_id for block in message.blocks if isinstance(block, ToolCallBlock)}
+    tool_calls: object = message.additional_kwargs.get("tool_calls")
+    if call_ids and isinstance(tool_calls, list):
+        calls = cast("list[object]", tool_calls)
+        message.additional_kwargs["tool_calls"] = [c for c in calls if getattr(c, "id", None) in call_ids]
+
+
+def is_output_class(tool: BaseTool) -> bool:
+    """Returns True for the tool that stands for the class of a structured output: what is called is LlamaIndex's own function."""
+    return isinstance(tool, FunctionTool) and tool.fn.__module__ == get_function_tool.__module__
+
+
+def _counted(tool: object) -> ToolSpec:
+    """Returns a tool for counting, from any shape that the LLM takes."""
+    row: object = tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
+    if not isinstance(row, Mapping):
+        return ToolSpec("tool", str(row), {})
+    fields = cast("Mapping[str, Any]", row)
+    inner: object = fields.get("function")
+    function = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else fields
+    schema: object = function.get("parameters") or function.get("input_schema")
+    parameters = cast("Mapping[str, Any]", schema) if isinstance(schema, Mapping) else function
+    return ToolSpec(str(function.get("name") or "tool"), str(function.get("description") or ""), parameters)
