@@ -194,19 +194,17 @@ class AgentContext(SessionFiles, SharesSessions):
         other._bind(self._engine, key, self._prompts, create=create)
         return other
 
-    def fork(self, session: str, at: str | None = None) -> AgentContext:
+    @sync_method
+    def fork(self, session: str, at: str | None = None) -> Flow[AgentContext]:
         """Returns a new session of this owner that continues after message `at`, or from the present state without it.
 
         The archive and the pins are part of the new session.
         """
         check_name("session name", session)
-        key = self._run(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
+        key = yield from self._edit(lambda e, j: archive.fork(e, j, session, at=at))
         return self.at(key.session)
 
-    async def afork(self, session: str, at: str | None = None) -> AgentContext:
-        check_name("session name", session)
-        key = await self._arun(self._edit(lambda e, j: archive.fork(e, j, session, at=at)))
-        return self.at(key.session)
+    afork = async_method(fork)
 
     @property
     def max_sessions(self) -> int:
@@ -223,11 +221,7 @@ class AgentContext(SessionFiles, SharesSessions):
     @sync_method
     def send(self, content: Input, **options: Unpack[RequestOptions]) -> Flow[Reply]:
         """Sends messages and returns the model's reply; both are stored. When it raises, the session is unchanged."""
-        return self._sent(self._question(content, options))
-
-    asend = async_method(send)
-
-    def _sent(self, question: TurnInput) -> Flow[Reply]:
+        question = self._question(content, options)
         reply = yield from exchange.ask(self._engine, question)
         open_session = self._engine.known(question.key)
         if open_session is None:  # another session has taken its place in memory, or it was erased meanwhile
@@ -235,6 +229,8 @@ class AgentContext(SessionFiles, SharesSessions):
                 open_session = OpenSession((yield from load(question.key, self._ports)))
         self._asked_turn = None if open_session is None else exchange.turn_of(open_session, reply.message.id)
         return reply
+
+    asend = async_method(send)
 
     def send_stream(self, content: Input, **options: Unpack[RequestOptions]) -> Iterator[StreamEvent]:
         """Streams the reply as events. The last one is `Completed`, with the whole reply, once it is stored.
@@ -328,11 +324,6 @@ class AgentContext(SessionFiles, SharesSessions):
         `question` is a user message that is not stored yet; `overhead_tokens` is the size of what else the request will hold,
         such as tools. With `whole_tail`, no live message gives way to the passages: for a list that may be handed back.
         """
-        return self._window(recall, question, overhead_tokens, whole_tail)
-
-    awindow = async_method(window)
-
-    def _window(self, recall: bool, question: str | None, overhead: int, whole_tail: bool) -> Flow[Window]:
         open_session = yield from self._open_session()
         return (
             yield from self._engine.fitter.window(
@@ -340,10 +331,12 @@ class AgentContext(SessionFiles, SharesSessions):
                 open_session.stage(self._own_turn(open_session)),
                 recall=recall,
                 question=question,
-                overhead_tokens=overhead,
+                overhead_tokens=overhead_tokens,
                 whole_tail=whole_tail,
             )
         )
+
+    awindow = async_method(window)
 
     @sync_method
     def messages(self, audience: Audience = "all") -> Flow[tuple[Message, ...]]:
@@ -356,14 +349,13 @@ class AgentContext(SessionFiles, SharesSessions):
 
     amessages = async_method(messages)
 
-    def view(self) -> View:
+    @sync_method
+    def view(self) -> Flow[View]:
         """Returns the four zones as they are, without making them fit; a turn that this context has open is included."""
-        open_session = self._run(self._open_session())
+        open_session = yield from self._open_session()
         return open_session.view(self._own_turn(open_session))
 
-    async def aview(self) -> View:
-        open_session = await self._arun(self._open_session())
-        return open_session.view(self._own_turn(open_session))
+    aview = async_method(view)
 
     def __len__(self) -> int:
         """Returns the number of messages in `view()`."""
@@ -385,15 +377,12 @@ class AgentContext(SessionFiles, SharesSessions):
 
         Without `max_tokens` the reply reserve counts.
         """
-        return self._full(max_tokens)
-
-    ais_full = async_method(is_full)
-
-    def _full(self, max_tokens: int | None) -> Flow[bool]:
         open_session = yield from self._open_session()
         rules, view = open_session.rules(), open_session.view(self._own_turn(open_session))
         reply_tokens = rules.reply_reserve_tokens if max_tokens is None else max_tokens
         return view.tokens + open_session.overhead_tokens + reply_tokens > rules.context_window
+
+    ais_full = async_method(is_full)
 
     @sync_method
     def get(self, message_id: str, *, newest: bool = False) -> Flow[Message]:
@@ -431,13 +420,10 @@ class AgentContext(SessionFiles, SharesSessions):
     @sync_method
     def gauge(self) -> Flow[WindowGauge]:
         """Returns how full the window is, the room that is left, and the tokens until the next compaction."""
-        return self._gauge()
-
-    agauge = async_method(gauge)
-
-    def _gauge(self) -> Flow[WindowGauge]:
         open_session = yield from self._open_session()
         return gauge(open_session, open_session.stage(self._own_turn(open_session)), self._engine.ports.counter)
+
+    agauge = async_method(gauge)
 
     def usage(self) -> SessionUsage:
         """Returns the reported tokens, replies, compactions and prefix reuse so far."""

@@ -144,17 +144,13 @@ class SessionHandle(FlowMethods):
         `skip_orphans` leaves out tool results without their call and calls that were never answered, in place of raising
         OrphanToolResultError; the event MessagesLeftOut names them.
         """
-        return self._add(messages, visibility, known_ids, skip_orphans)
-
-    aadd = async_method(add)
-
-    def _add(
-        self, content: Input, visibility: Visibility | None, known_ids: bool, skip_orphans: bool = False
-    ) -> Flow[Added]:
-        messages = _seen_by(visibility, self._messages(content))
-        known_ids = known_ids and not isinstance(content, str)
+        checked = self._messages(messages)
         add = partial(
-            self._engine.add, messages=messages, turn_id=self._turn, known_ids=known_ids, skip_orphans=skip_orphans
+            self._engine.add,
+            messages=checked if visibility is None else [replace(m, visibility=visibility) for m in checked],
+            turn_id=self._turn,
+            known_ids=known_ids and not isinstance(messages, str),
+            skip_orphans=skip_orphans,
         )
         open_session = self._engine.known(self._key)
         added: Added | None = None
@@ -170,6 +166,8 @@ class SessionHandle(FlowMethods):
             added = yield from add((yield from self._open_session()))
         self._turn = added.turn_id
         return added
+
+    aadd = async_method(add)
 
     def extend(self, messages: Sequence[Message]) -> Added:
         """Stores several messages in one step, as `add` does."""
@@ -187,12 +185,9 @@ class SessionHandle(FlowMethods):
         The replaced messages stay in the archive. With `prompts` and `recognise`, leading messages that the conversation or its
         window already has, compared by position and content, stay as they are, compacted or not; only the rest is replaced.
         """
-        return self._set(messages, prompts, recognise)
+        return self._anew(lambda e, j: editing.set_all(e, j, messages, prompts=prompts, recognise=recognise))
 
     aset_messages = async_method(set_messages)
-
-    def _set(self, messages: Sequence[Message], prompts: bool, recognise: bool) -> Flow[None]:
-        return self._anew(lambda e, j: editing.set_all(e, j, messages, prompts=prompts, recognise=recognise))
 
     @sync_method
     def revise(self, change: editing.Change) -> Flow[None]:
@@ -248,7 +243,14 @@ class SessionHandle(FlowMethods):
     @sync_method
     def clear(self, *, prompts: bool = False) -> Flow[tuple[Message, ...]]:
         """Empties the conversation, with `prompts` the system prompts too, and returns what was removed. The archive keeps it."""
-        return self._cleared(prompts)
+        removed: list[Message] = []
+
+        def change(engine: Engine, open_session: OpenSession) -> Flow[None]:
+            waiting = [e.message for t in self._waiting(open_session, self._turn) for e in open_session.view(t).turn]
+            removed.extend((*(yield from editing.clear(engine, open_session, prompts=prompts)), *waiting))
+
+        yield from self._anew(change)
+        return tuple(removed)
 
     aclear = async_method(clear)
 
@@ -288,12 +290,12 @@ class SessionHandle(FlowMethods):
 
     aset_policy = async_method(set_policy)
 
-    def goal(self) -> GoalSet:
+    @sync_method
+    def goal(self) -> Flow[GoalSet]:
         """Returns the goal of the conversation and its steps, as last set or derived by a model. Some pruning orders use them."""
-        return self._run(self._open_session()).state.goal
+        return (yield from self._open_session()).state.goal
 
-    async def agoal(self) -> GoalSet:
-        return (await self._arun(self._open_session())).state.goal
+    agoal = async_method(goal)
 
     @sync_method
     def set_goal(self, text: str | None) -> Flow[None]:
@@ -377,12 +379,15 @@ class SessionHandle(FlowMethods):
 
     # compacting
 
-    def compact(self) -> Outcome:
+    @sync_method
+    def compact(self) -> Flow[Outcome]:
         """Compacts now, including an open turn; raises NotEnoughHistoryError when nothing may be compacted."""
-        return _needed(self._run(self._edit(lambda e, j: e.fitter.compact(j, j.stage(_only_turn(j))))))
+        outcome = yield from self._edit(lambda e, j: e.fitter.compact(j, j.stage(_only_turn(j))))
+        if not outcome.compacted:
+            raise NotEnoughHistoryError(f"nothing was compacted: {outcome.reason}")
+        return outcome
 
-    async def acompact(self) -> Outcome:
-        return _needed(await self._arun(self._edit(lambda e, j: e.fitter.compact(j, j.stage(_only_turn(j))))))
+    acompact = async_method(compact)
 
     @sync_method
     def summarize_tools(self) -> Flow[int]:
@@ -401,12 +406,13 @@ class SessionHandle(FlowMethods):
 
     aapply_tool_summaries = async_method(apply_tool_summaries)
 
-    def compacted_in_turn(self) -> bool:
+    @sync_method
+    def compacted_in_turn(self) -> Flow[bool]:
         """Returns True when a summary was written since the last turn closed."""
-        return _fresh_summary(self._run(self._open_session()))
+        state = (yield from self._open_session()).state
+        return state.summary_turn == state.turns
 
-    async def acompacted_in_turn(self) -> bool:
-        return _fresh_summary(await self._arun(self._open_session()))
+    acompacted_in_turn = async_method(compacted_in_turn)
 
     @sync_method
     def undo(self) -> Flow[None]:
@@ -447,27 +453,9 @@ class SessionHandle(FlowMethods):
                 t for t, turn in open_session.state.open.items() if t == own or (whole and open_calls(turn.entries))
             ]
 
-    def _cleared(self, prompts: bool) -> Flow[tuple[Message, ...]]:
-        removed: list[Message] = []
-
-        def change(engine: Engine, open_session: OpenSession) -> Flow[None]:
-            waiting = [e.message for t in self._waiting(open_session, self._turn) for e in open_session.view(t).turn]
-            removed.extend((*(yield from editing.clear(engine, open_session, prompts=prompts)), *waiting))
-
-        yield from self._anew(change)
-        return tuple(removed)
-
     @property
     def _ports(self) -> Ports:
         return self._engine.ports
-
-
-def _seen_by(visibility: Visibility | None, messages: Sequence[Message]) -> tuple[Message, ...]:
-    return tuple(messages if visibility is None else (replace(m, visibility=visibility) for m in messages))
-
-
-def _fresh_summary(open_session: OpenSession) -> bool:
-    return open_session.state.summary_turn == open_session.state.turns
 
 
 def _only_turn(open_session: OpenSession) -> str | None:
@@ -475,12 +463,6 @@ def _only_turn(open_session: OpenSession) -> str | None:
     with open_session.lock:
         turns = list(open_session.state.open)
     return turns[0] if len(turns) == 1 else None
-
-
-def _needed(outcome: Outcome) -> Outcome:
-    if not outcome.compacted:
-        raise NotEnoughHistoryError(f"nothing was compacted: {outcome.reason}")
-    return outcome
 
 
 class SessionErasing(SessionHandle):
@@ -563,39 +545,30 @@ class SessionFiles(SessionErasing, Closing):
         "all" writes every version ever stored, and the log, so that `import_jsonl` restores the same session; the other zones
         are what the model sees. With `native` each line has the form that the backend's provider takes.
         """
-        return self._exported(path, zone, native)
-
-    aexport_jsonl = async_method(export_jsonl)
-
-    def _exported(self, path: Path, zone: Zone, native: bool) -> Flow[int]:
         open_session = yield from self._open_session()
         lines = yield from exported(open_session, LineCodec(self.backend), zone=zone, native=native)
         return (yield from Call(partial(write_lines, path, lines)))
 
-    def import_jsonl(self, path: Path) -> int:
+    aexport_jsonl = async_method(export_jsonl)
+
+    @sync_method
+    def import_jsonl(self, path: Path) -> Flow[int]:
         """Stores the messages of a file and returns how many were new. ImportLineError names a bad line; nothing is stored then.
 
         A file of zone "all" restores the whole session; raises SessionExistsError unless this one is empty.
         """
-        return len(self._run(self._imported(path)))
+        codec = LineCodec(self.backend)
+        return len((yield from import_jsonl(self._engine, self._key, path, self._open_session(), codec)))
 
-    async def aimport_jsonl(self, path: Path) -> int:
-        return len(await self._arun(self._imported(path)))
-
-    def _imported(self, path: Path) -> Flow[Sequence[Message]]:
-        return (yield from import_jsonl(self._engine, self._key, path, self._open_session(), LineCodec(self.backend)))
+    aimport_jsonl = async_method(import_jsonl)
 
     @sync_method
     def save_snapshot(self, path: Path) -> Flow[None]:
         """Writes the whole session (messages, pins, summaries, policy) to one versioned file that appears only when complete."""
-        return self._saved(path)
+        records = yield from whole_log((yield from self._open_session()))
+        yield from Call(lambda: write_lines(path, [session_text(self._key, records)]))
 
     asave_snapshot = async_method(save_snapshot)
-
-    def _saved(self, path: Path) -> Flow[None]:
-        open_session = yield from self._open_session()
-        records = yield from whole_log(open_session)
-        yield from Call(lambda: write_lines(path, [session_text(self._key, records)]))
 
     @classmethod
     @renamed_keywords(KEYWORDS)

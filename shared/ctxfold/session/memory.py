@@ -50,54 +50,6 @@ class SessionMemory(FlowMethods):
         `key` is what it is about; `sources` are ids of messages of this session (MessageNotFoundError for others). A relation
         has `subject`, `predicate` and `object`, and needs no text; a trajectory `intent` and `outcome`.
         """
-        return self._add(kind, text, key, shared, confidence, sources, data)
-
-    aadd = async_method(add)
-
-    @sync_method
-    def list(self, kind: str | None = None, *, everything: bool = False) -> Flow[tuple[MemoryItem, ...]]:
-        """Returns the items that this session sees, newest first; with `everything`, superseded and forgotten ones too."""
-        return self._list(kind, everything)
-
-    alist = async_method(list)  # noqa: A003 - the method above
-
-    @sync_method
-    def search(self, query: str, kind: str | None = None, *, limit: int = 10) -> Flow[tuple[Recollection, ...]]:
-        """Returns the current items that match the query, best first."""
-        return self._search(query, kind, limit)
-
-    asearch = async_method(search)
-
-    @sync_method
-    def forget(self, *ids: str) -> Flow[tuple[MemoryItem, ...]]:
-        """Forgets items and returns them as they were. Their text is erased, and their source messages do not bring them back."""
-        return self._forget(ids)
-
-    aforget = async_method(forget)
-
-    @sync_method
-    def learn(self, *kinds: str) -> Flow[tuple[MemoryItem, ...]]:
-        """Asks the summariser what in this session is worth remembering, and returns the new items; for the end of a session.
-
-        Kinds are "facts" and "corrections"; experimental: "persona", "graph", "trajectory", "strategy". None means the first
-        two. What goes wrong is told by the event MemoryLearnt.
-        """
-        return learn_from_session(self._engine, self._open, kinds)
-
-    alearn = async_method(learn)
-
-    # flows
-
-    def _add(
-        self,
-        kind: str,
-        text: str,
-        key: str,
-        shared: bool | None,
-        confidence: float,
-        sources: Sequence[str],
-        data: dict[str, str],
-    ) -> Flow[Remembered]:
         open_session = yield from self._open()
         for message_id in sources:
             yield from original_record(open_session, message_id)  # it is erased with them: they have to be there
@@ -114,7 +66,11 @@ class SessionMemory(FlowMethods):
         )
         return (yield from StoreCall(Store.remember, open_session.key.owner, [item]))[0]
 
-    def _list(self, kind: str | None, everything: bool) -> Flow[tuple[MemoryItem, ...]]:
+    aadd = async_method(add)
+
+    @sync_method
+    def list(self, kind: str | None = None, *, everything: bool = False) -> Flow[tuple[MemoryItem, ...]]:
+        """Returns the items that this session sees, newest first; with `everything`, superseded and forgotten ones too."""
         open_session = yield from self._open()
         kinds = None if kind is None else (kind,)
         items = yield from StoreCall(
@@ -122,11 +78,19 @@ class SessionMemory(FlowMethods):
         )
         return tuple(visible(items, open_session.key))
 
-    def _search(self, query: str, kind: str | None, limit: int) -> Flow[tuple[Recollection, ...]]:
+    alist = async_method(list)  # noqa: A003 - the method above
+
+    @sync_method
+    def search(self, query: str, kind: str | None = None, *, limit: int = 10) -> Flow[tuple[Recollection, ...]]:
+        """Returns the current items that match the query, best first."""
         open_session = yield from self._open()
         return (yield from search(open_session.key, query, kinds=None if kind is None else (kind,), limit=limit))
 
-    def _forget(self, ids: Sequence[str]) -> Flow[tuple[MemoryItem, ...]]:
+    asearch = async_method(search)
+
+    @sync_method
+    def forget(self, *ids: str) -> Flow[tuple[MemoryItem, ...]]:
+        """Forgets items and returns them as they were. Their text is erased, and their source messages do not bring them back."""
         open_session = yield from self._open()
         mine = visible(
             (yield from StoreCall(Store.memories, open_session.key.owner, newest=1_000_000, everything=True)),
@@ -134,6 +98,19 @@ class SessionMemory(FlowMethods):
         )
         known = {i.id for i in mine}
         return (yield from StoreCall(Store.forget, open_session.key.owner, [i for i in ids if i in known]))
+
+    aforget = async_method(forget)
+
+    @sync_method
+    def learn(self, *kinds: str) -> Flow[tuple[MemoryItem, ...]]:
+        """Asks the summariser what in this session is worth remembering, and returns the new items; for the end of a session.
+
+        Kinds are "facts" and "corrections"; experimental: "persona", "graph", "trajectory", "strategy". None means the first
+        two. What goes wrong is told by the event MemoryLearnt.
+        """
+        return learn_from_session(self._engine, self._open, kinds)
+
+    alearn = async_method(learn)
 
     @property
     def _ports(self) -> Ports:
