@@ -35,6 +35,7 @@ __all__ = [
     "TokenRules",
     "UsagePaths",
     "Wire",
+    "arguments_object",
     "block_lines",
     "check_extra",
     "common_rules",
@@ -49,7 +50,6 @@ __all__ = [
     "thinks",
     "tool_choice",
     "without_refused",
-    "wrapped_arguments",
 ]
 
 
@@ -403,8 +403,14 @@ def counter_for(profile: Profile) -> TextCounter:
 # requests under a profile
 
 
-def wrapped_arguments(call: ToolCallPart) -> dict[str, Any]:
-    """Wraps the text of a malformed call in an object, under the key that Anthropic's documentation recommends."""
+def arguments_object(call: ToolCallPart) -> Mapping[str, Any]:
+    """Returns the arguments of a call as an object, which most services demand.
+
+    Malformed text is wrapped, so that it stays visible, under the key that Anthropic's documentation recommends.
+    """
+    value = call.parsed()
+    if value is not None:
+        return value
     return {"INVALID_JSON": call.arguments} if call.arguments.strip() else {}
 
 

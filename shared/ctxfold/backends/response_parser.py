@@ -48,9 +48,12 @@ class AnswerParser(ABC):
     def _reply(self, payload: object) -> list[Chunk]:
         """Returns the chunks of a whole reply; an invalid one sets `error`."""
 
-    @abstractmethod
     def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
         """Handles the regular end: returns late chunks and checks that the reply is not empty."""
+        self.done = True
+        if self.error is None:
+            self._check_end()
+        return []
 
     @property
     def complete(self) -> bool:

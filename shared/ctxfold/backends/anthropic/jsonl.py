@@ -11,7 +11,7 @@ from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.errors import MessageError, UnknownRoleError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart
 
-__all__ = ["anthropic_message", "anthropic_row"]
+__all__ = ["anthropic_message", "anthropic_row", "role_and_blocks"]
 
 _ROLES: Mapping[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 _MEDIA = frozenset({"audio", "document", "file", "image", "video"})
@@ -24,19 +24,27 @@ def anthropic_row(message: Message) -> dict[str, Any]:
 
 def anthropic_message(row: Mapping[str, Any], message_id: str) -> Message:
     """Parses a row, tool results as a tool message; raises MessageError when it is not a message."""
+    role, blocks = role_and_blocks(row)
+    if isinstance(blocks, str):
+        return Message(message_id, role, (TextPart(blocks),) if blocks else ())
+    parts = [part for block in blocks for part in _parts(block)]
+    results = any(isinstance(part, ToolResultPart) for part in parts)
+    if results and any(isinstance(part, TextPart) for part in parts):
+        raise MessageError("a line holds tool results and text: write two lines, the results first")
+    return Message(message_id, "tool" if results else role, tuple(parts))
+
+
+def role_and_blocks(row: Mapping[str, Any]) -> tuple[Role, str | list[dict[str, Any]]]:
+    """Returns the role of a row, and its content, text or blocks; raises MessageError for anything else."""
     role = _ROLES.get(as_text(row.get("role")))
     if role is None:
         raise UnknownRoleError(f"role {row.get('role')!r}: use {', '.join(_ROLES)}")
     content: object = row.get("content")
     if isinstance(content, str):
-        return Message(message_id, role, (TextPart(content),) if content else ())
+        return role, content
     if type(content) is not list:
         raise MessageError(f"content of a {role} line is neither text nor a list: {str(content)[:80]!r}")
-    parts = [part for block in as_dicts(row["content"]) for part in _parts(block)]
-    results = any(isinstance(part, ToolResultPart) for part in parts)
-    if results and any(isinstance(part, TextPart) for part in parts):
-        raise MessageError("a line holds tool results and text: write two lines, the results first")
-    return Message(message_id, "tool" if results else role, tuple(parts))
+    return role, as_dicts(row["content"])
 
 
 def _parts(block: Mapping[str, Any]) -> list[Part]:

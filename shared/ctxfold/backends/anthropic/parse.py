@@ -196,12 +196,6 @@ class MessagesParser(AnswerParser):
             applied_edits=tuple(as_dicts(as_dict(body.get("context_management")).get("applied_edits"))),
         )
 
-    def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
-        self.done = True
-        if self.error is None:
-            self._check_end()
-        return []
-
     def _content(self, block: _OpenBlock, text: str, body: Mapping[str, Any]) -> list[Chunk]:
         self.answered = self.answered or bool(text)
         return [self._chunk(body, content=text, own_part=block.first())] if text else []

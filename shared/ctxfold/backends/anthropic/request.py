@@ -13,6 +13,7 @@ from ctxfold.backends.media import chat_form, media_block, unread
 from ctxfold.backends.profile import (
     CacheRules,
     Profile,
+    arguments_object,
     block_lines,
     check_extra,
     keeps_reasoning,
@@ -21,8 +22,8 @@ from ctxfold.backends.profile import (
     thinking_fields,
     tool_choice,
     without_refused,
-    wrapped_arguments,
 )
+from ctxfold.backends.response_parser import as_dict, as_dicts
 from ctxfold.errors import ConfigError
 from ctxfold.history.alternation import NOBODY_ASKED
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec, user
@@ -101,22 +102,14 @@ def _last(blocks: Iterable[list[ContentBlock]]) -> ContentBlock | None:
 
 
 def _marks(block: Mapping[str, Any], name: str) -> int:
-    inner: object = block.get("content")
-    nested = cast("list[object]", inner) if isinstance(inner, list) else []
-    return (name in block) + sum(_marks(cast("ContentBlock", b), name) for b in nested if isinstance(b, dict))
+    return (name in block) + sum(_marks(inner, name) for inner in as_dicts(block.get("content")))
 
 
 def _mark(rules: CacheRules, order: Sequence[ContentBlock], block: ContentBlock) -> dict[str, Any]:
     """Returns the mark with the lifetime of a longer-lived later one: the service demands longer lifetimes first."""
     after = next(i for i, other in enumerate(order) if other is block) + 1
-    lifetimes = [_lifetime(other, rules.mark_field or "") for other in order[after:]]
-    longest = "1h" if "1h" in lifetimes else None
-    return dict(rules.mark) if longest is None else {**rules.mark, "ttl": longest}
-
-
-def _lifetime(block: Mapping[str, Any], name: str) -> str | None:
-    mark: object = block.get(name)
-    return cast("dict[str, Any]", mark).get("ttl") if isinstance(mark, dict) else None
+    lives_longer = any(as_dict(other.get(rules.mark_field or "")).get("ttl") == "1h" for other in order[after:])
+    return {**rules.mark, "ttl": "1h"} if lives_longer else dict(rules.mark)
 
 
 _FOREIGN_CHARACTER = re.compile(r"[^a-zA-Z0-9_-]")
@@ -208,7 +201,7 @@ def message_blocks(message: Message, *, reasoning: bool = True, extras: bool = T
             case MediaPart():
                 blocks.append(_media(part))
             case ToolCallPart():
-                call = {"type": "tool_use", "id": call_id(part.id), "name": part.name, "input": _input(part)}
+                call = {"type": "tool_use", "id": call_id(part.id), "name": part.name, "input": arguments_object(part)}
                 blocks.append({**call, **_extra(part, extras)})
             case _:  # results are in tool messages, opaque parts are never sent
                 continue
@@ -226,9 +219,7 @@ def _extra(part: TextPart | ToolCallPart, include: bool) -> ContentBlock:
 def reasoning_blocks(part: ReasoningPart) -> list[ContentBlock]:
     """Returns the service's own blocks as they came, or a thinking block if it was signed; it accepts nothing else."""
     if part.details is not None:
-        details: object = json.loads(part.details)
-        items = cast("list[object]", details) if isinstance(details, list) else []
-        blocks = [cast("ContentBlock", item) for item in items if isinstance(item, dict)]
+        blocks = as_dicts(json.loads(part.details))
         own = [block for block in blocks if "type" in block and not str(block["type"]).startswith("reasoning")]
         if own:
             return own
@@ -245,15 +236,9 @@ def call_id(original: str, allowed: str = CALL_ID) -> str:
     return f"{_FOREIGN_CHARACTER.sub('_', original)[:40]}_{digest}"
 
 
-def _input(call: ToolCallPart) -> Mapping[str, Any]:
-    """Returns the input of a call as an object, which the service demands; malformed text is wrapped, so that it stays visible."""
-    value = call.parsed()
-    return wrapped_arguments(call) if value is None else value
-
-
 def _results(message: Message) -> list[ContentBlock]:
     media = [_media(part) for part in message.parts if isinstance(part, MediaPart)]
-    results = [part for part in message.parts if isinstance(part, ToolResultPart)]
+    results = message.tool_results
     blocks = [_result(part) for part in results]
     if media and blocks:
         text = [{"type": "text", "text": results[-1].content}] if results[-1].content.strip() else []

@@ -6,15 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ctxfold.backends.anthropic.jsonl import role_and_blocks
 from ctxfold.backends.converse.request import message_blocks
 from ctxfold.backends.profile import load_profile
 from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
-from ctxfold.errors import MessageError, UnknownRoleError
-from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart
+from ctxfold.errors import MessageError
+from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 
 __all__ = ["converse_message", "converse_row"]
 
-_ROLES: Mapping[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 _MEDIA = frozenset({"audio", "document", "image", "video"})
 
 
@@ -26,15 +26,9 @@ def converse_row(message: Message) -> dict[str, Any]:
 
 def converse_message(row: Mapping[str, Any], message_id: str) -> Message:
     """Parses a row, tool results as a tool message; raises MessageError when it is not a message."""
-    role = _ROLES.get(as_text(row.get("role")))
-    if role is None:
-        raise UnknownRoleError(f"role {row.get('role')!r}: use {', '.join(_ROLES)}")
-    content: object = row.get("content")
-    if isinstance(content, str):
-        return Message(message_id, role, (TextPart(content),) if content else ())
-    if type(content) is not list:
-        raise MessageError(f"content of a {role} line is neither text nor a list: {str(content)[:80]!r}")
-    blocks = as_dicts(row["content"])
+    role, blocks = role_and_blocks(row)
+    if isinstance(blocks, str):
+        return Message(message_id, role, (TextPart(blocks),) if blocks else ())
     results = [] if role == "assistant" else [block for block in blocks if "toolResult" in block]
     if results and len(results) < len(blocks):
         raise MessageError("a line holds tool results and other blocks: write two lines, the results first")

@@ -209,12 +209,6 @@ class ConverseParser(AnswerParser):
             case _:
                 return [self._chunk({}, sealed=block)] if block else []
 
-    def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
-        self.done = True
-        if self.error is None:
-            self._check_end()
-        return []
-
     def _usage(self, usage: Mapping[str, Any]) -> Usage:
         return usage_from(usage, self._profile.usage)
 

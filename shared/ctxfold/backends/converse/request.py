@@ -14,12 +14,12 @@ from ctxfold.backends.anthropic.request import project as project_rows
 from ctxfold.backends.media import DOCUMENT_FORMATS, Block, chat_form, media_block
 from ctxfold.backends.profile import (
     Profile,
+    arguments_object,
     block_lines,
     check_extra,
     thinking_fields,
     tool_choice,
     without_refused,
-    wrapped_arguments,
 )
 from ctxfold.backends.response_parser import as_dicts
 from ctxfold.history.alternation import NOBODY_ASKED, alternating
@@ -100,7 +100,7 @@ def message_blocks(message: Message, profile: Profile, *, reasoning: bool = True
                 blocks.append(_media(part))
             case ToolCallPart():
                 identity = call_id(part.id, profile.request.call_ids)
-                blocks.append({"toolUse": {"toolUseId": identity, "name": part.name, "input": _input(part)}})
+                blocks.append({"toolUse": {"toolUseId": identity, "name": part.name, "input": arguments_object(part)}})
             case _:  # results are in tool messages, opaque parts are never sent
                 continue
     return blocks
@@ -112,9 +112,7 @@ def _reasoning_blocks(part: ReasoningPart) -> list[Block]:
     Unsigned reasoning is left out: the models that send it refuse to take it back.
     """
     if part.details is not None:
-        details: object = json.loads(part.details)
-        items = cast("list[object]", details) if isinstance(details, list) else []
-        own = [cast("Block", item) for item in items if isinstance(item, dict) and item.keys() <= BLOCKS]
+        own = [block for block in as_dicts(json.loads(part.details)) if block.keys() <= BLOCKS]
         if own:
             return own
     if part.signature is None:
@@ -122,14 +120,8 @@ def _reasoning_blocks(part: ReasoningPart) -> list[Block]:
     return [{"reasoningContent": {"reasoningText": {"text": part.text, "signature": part.signature}}}]
 
 
-def _input(call: ToolCallPart) -> Mapping[str, Any]:
-    """Returns the input of a call as an object, which the service demands; malformed text is wrapped, so that it stays visible."""
-    value = call.parsed()
-    return wrapped_arguments(call) if value is None else value
-
-
 def _results(message: Message, profile: Profile) -> list[Block]:
-    results = [part for part in message.parts if isinstance(part, ToolResultPart)]
+    results = message.tool_results
     blocks = [_result(part, profile) for part in results]
     media = [_media(part) for part in message.parts if isinstance(part, MediaPart)]
     if media and blocks:

@@ -145,12 +145,6 @@ class GeminiParser(AnswerParser):
             self._fail(self.error.kind, f"the answer ended with finish reason {raw!r}: {said}", code=as_text(raw))
         return None
 
-    def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
-        self.done = True
-        if self.error is None:
-            self._check_end()
-        return []
-
 
 def _first(candidates: object) -> Mapping[str, Any]:
     """Returns the candidate with index 0, which Vertex leaves out; an empty object when there is none."""

@@ -13,6 +13,7 @@ from ctxfold.backends.gemini.parse import WIRE
 from ctxfold.backends.media import chat_form, media_block, unread
 from ctxfold.backends.profile import (
     Profile,
+    arguments_object,
     block_lines,
     check_extra,
     keeps_reasoning,
@@ -20,9 +21,8 @@ from ctxfold.backends.profile import (
     thinking_fields,
     tool_choice,
     without_refused,
-    wrapped_arguments,
 )
-from ctxfold.backends.response_parser import as_dict
+from ctxfold.backends.response_parser import as_dict, as_dicts
 from ctxfold.history.alternation import NOBODY_ASKED
 from ctxfold.messages import (
     MediaPart,
@@ -149,7 +149,8 @@ def message_parts(
             case MediaPart():
                 parts.append(media_part(part))
             case ToolCallPart():
-                parts.append({"functionCall": _call(part), **(_beside(part.extra) if reasoning else {})})
+                call = {"id": part.id, "name": part.name, "args": arguments_object(part)}
+                parts.append({"functionCall": call, **(_beside(part.extra) if reasoning else {})})
             case _:  # results are in tool messages, opaque parts are never sent
                 continue
     first = next((part for part in parts if "functionCall" in part), None)
@@ -165,19 +166,11 @@ def _beside(extra: str | None) -> dict[str, Any]:
 
 def _reasoning_parts(part: ReasoningPart) -> list[WirePart]:
     """Returns a thought, or the parts of the service's own tools as they came."""
-    details: object = json.loads(part.details) if part.details is not None else None
-    items = cast("list[object]", details) if isinstance(details, list) else []
-    sealed = [cast("WirePart", item) for item in items if isinstance(item, dict)]
+    sealed = as_dicts(json.loads(part.details)) if part.details is not None else []
     own = [item for item in sealed if item and _FOREIGN.isdisjoint(item)]
     if part.signature is not None:
         return [*own, {"text": part.text, "thought": True, SIGNATURE: part.signature}]
     return [*own, {"text": part.text, "thought": True}] if part.text else own
-
-
-def _call(call: ToolCallPart) -> dict[str, Any]:
-    """Returns a call with its arguments as an object; malformed text is wrapped, so that it stays visible."""
-    value = call.parsed()
-    return {"id": call.id, "name": call.name, "args": wrapped_arguments(call) if value is None else value}
 
 
 def media_part(part: MediaPart) -> WirePart:

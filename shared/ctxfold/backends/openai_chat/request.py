@@ -15,6 +15,7 @@ from ctxfold.backends.profile import (
     WIRES,
     Profile,
     RequestRules,
+    arguments_object,
     check_extra,
     json_lines,
     keeps_reasoning,
@@ -22,7 +23,6 @@ from ctxfold.backends.profile import (
     thinking_fields,
     tool_choice,
     without_refused,
-    wrapped_arguments,
 )
 from ctxfold.backends.response_parser import as_dict, as_text
 from ctxfold.history.alternation import alternating
@@ -248,7 +248,7 @@ def _fields(call: ToolCallPart) -> dict[str, Any]:
 def _call(call: ToolCallPart, extra: Mapping[str, Any], rules: RequestRules) -> dict[str, Any]:
     arguments = call.arguments
     if rules.malformed_arguments == "wrapped" and call.parsed() is None:
-        arguments = json.dumps(wrapped_arguments(call), ensure_ascii=False)
+        arguments = json.dumps(arguments_object(call), ensure_ascii=False)
     function = {"name": call.name, "arguments": arguments}
     return {**extra, "id": _call_id(call.id, rules), "type": "function", "function": function}
 

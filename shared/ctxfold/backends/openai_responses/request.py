@@ -11,6 +11,7 @@ from typing import Any, assert_never, cast
 from ctxfold.backends.openai_responses.items import KEY, Item, media_part, own_fields, sealed_items
 from ctxfold.backends.profile import (
     Profile,
+    arguments_object,
     check_extra,
     json_lines,
     keeps_reasoning,
@@ -19,7 +20,6 @@ from ctxfold.backends.profile import (
     thinking_fields,
     tool_choice,
     without_refused,
-    wrapped_arguments,
 )
 from ctxfold.history.alternation import alternating
 from ctxfold.messages import (
@@ -29,7 +29,6 @@ from ctxfold.messages import (
     ReasoningPart,
     TextPart,
     ToolCallPart,
-    ToolResultPart,
     ToolSpec,
 )
 from ctxfold.protocols import Request
@@ -311,7 +310,7 @@ def _join(first: _Entry, second: _Entry) -> None:
 def _called(part: ToolCallPart, fields: Mapping[str, Any], *, wrapped: bool) -> _Entry:
     arguments = part.arguments
     if wrapped and part.parsed() is None:
-        arguments = json.dumps(wrapped_arguments(part), ensure_ascii=False)
+        arguments = json.dumps(arguments_object(part), ensure_ascii=False)
     call: Item = {"type": "function_call", "call_id": _call_id(part.id), "name": part.name, "arguments": arguments}
     item: Item = fields.get("item", {})
     place = {"namespace": item["namespace"]} if item.get("namespace") is not None else {}
@@ -372,7 +371,7 @@ def _content(message: Message) -> str | list[Item]:
 
 def _results(message: Message) -> list[Item]:
     """Returns the results of calls; media go with the last of them."""
-    results = [part for part in message.parts if isinstance(part, ToolResultPart)]
+    results = message.tool_results
     items: list[Item] = [
         {"type": "function_call_output", "call_id": _call_id(result.call_id), "output": result.content}
         for result in results
