@@ -9,39 +9,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from langchain_ctx.backend import LangChainBackend
-    from langchain_ctx.chat_model import ChatCtx
-    from langchain_ctx.checkpoints import SlimCheckpointer
-    from langchain_ctx.errors import (
-        ChatAuthenticationError,
-        ChatConnectionError,
-        ChatInvalidRequestError,
-        ChatNotFoundError,
-        ChatOverflowError,
-        ChatPermissionError,
-        ChatRateLimitError,
-        ChatServiceError,
-        ChatTimeoutError,
-        CtxMessageTooLargeError,
-        CtxOverflowError,
-    )
-    from langchain_ctx.history import (
-        CtxChatMessageHistory,
-        HistoryFactory,
-        aexport_history,
-        aimport_history,
-        export_history,
-        import_history,
-    )
-    from langchain_ctx.messages import from_langchain, to_langchain
-    from langchain_ctx.middleware import ContextMiddleware
-    from langchain_ctx.node import ContextNode
-    from langchain_ctx.reasoning import with_reasoning
-    from langchain_ctx.retrieval import LangChainEmbedder, section_from
-    from langchain_ctx.summarizer import ChatModelSummarizer, ContextSummarizer
-    from langchain_ctx.token_counting import token_counter
-    from langchain_ctx.tools import history_tools
-    from langchain_ctx.wrapper import ConfigurableContextModel, ContextChatModel, with_context
+    from langchain_ctx.backend import LangChainBackend as LangChainBackend
+    from langchain_ctx.chat_model import ChatCtx as ChatCtx
+    from langchain_ctx.checkpoints import SlimCheckpointer as SlimCheckpointer
+    from langchain_ctx.errors import ChatAuthenticationError as ChatAuthenticationError
+    from langchain_ctx.errors import ChatConnectionError as ChatConnectionError
+    from langchain_ctx.errors import ChatInvalidRequestError as ChatInvalidRequestError
+    from langchain_ctx.errors import ChatNotFoundError as ChatNotFoundError
+    from langchain_ctx.errors import ChatOverflowError as ChatOverflowError
+    from langchain_ctx.errors import ChatPermissionError as ChatPermissionError
+    from langchain_ctx.errors import ChatRateLimitError as ChatRateLimitError
+    from langchain_ctx.errors import ChatServiceError as ChatServiceError
+    from langchain_ctx.errors import ChatTimeoutError as ChatTimeoutError
+    from langchain_ctx.errors import CtxMessageTooLargeError as CtxMessageTooLargeError
+    from langchain_ctx.errors import CtxOverflowError as CtxOverflowError
+    from langchain_ctx.history import CtxChatMessageHistory as CtxChatMessageHistory
+    from langchain_ctx.history import HistoryFactory as HistoryFactory
+    from langchain_ctx.history import aexport_history as aexport_history
+    from langchain_ctx.history import aimport_history as aimport_history
+    from langchain_ctx.history import export_history as export_history
+    from langchain_ctx.history import import_history as import_history
+    from langchain_ctx.messages import from_langchain as from_langchain
+    from langchain_ctx.messages import to_langchain as to_langchain
+    from langchain_ctx.middleware import ContextMiddleware as ContextMiddleware
+    from langchain_ctx.node import ContextNode as ContextNode
+    from langchain_ctx.reasoning import with_reasoning as with_reasoning
+    from langchain_ctx.retrieval import LangChainEmbedder as LangChainEmbedder
+    from langchain_ctx.retrieval import section_from as section_from
+    from langchain_ctx.summarizer import ChatModelSummarizer as ChatModelSummarizer
+    from langchain_ctx.summarizer import ContextSummarizer as ContextSummarizer
+    from langchain_ctx.token_counting import token_counter as token_counter
+    from langchain_ctx.tools import history_tools as history_tools
+    from langchain_ctx.wrapper import ConfigurableContextModel as ConfigurableContextModel
+    from langchain_ctx.wrapper import ContextChatModel as ContextChatModel
+    from langchain_ctx.wrapper import with_context as with_context
 
 _WHERE = {
     "ChatAuthenticationError": "errors",
@@ -80,42 +81,7 @@ _WHERE = {
     "with_reasoning": "reasoning",
 }
 
-__all__ = [
-    "ChatAuthenticationError",
-    "ChatConnectionError",
-    "ChatCtx",
-    "ChatInvalidRequestError",
-    "ChatModelSummarizer",
-    "ChatNotFoundError",
-    "ChatOverflowError",
-    "ChatPermissionError",
-    "ChatRateLimitError",
-    "ChatServiceError",
-    "ChatTimeoutError",
-    "ConfigurableContextModel",
-    "ContextChatModel",
-    "ContextMiddleware",
-    "ContextNode",
-    "ContextSummarizer",
-    "CtxChatMessageHistory",
-    "CtxMessageTooLargeError",
-    "CtxOverflowError",
-    "HistoryFactory",
-    "LangChainBackend",
-    "LangChainEmbedder",
-    "SlimCheckpointer",
-    "aexport_history",
-    "aimport_history",
-    "export_history",
-    "from_langchain",
-    "history_tools",
-    "import_history",
-    "section_from",
-    "to_langchain",
-    "token_counter",
-    "with_context",
-    "with_reasoning",
-]
+__all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll] - it takes the names of the imports above
 
 
 def __getattr__(name: str) -> Any:

@@ -6,19 +6,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llamaindex_ctx.agent_tools import history_tools
-    from llamaindex_ctx.backend import LlamaIndexBackend
-    from llamaindex_ctx.blocks import CtxMemoryBlock
-    from llamaindex_ctx.chat_store import CtxAsyncChatStore, CtxChatStore
-    from llamaindex_ctx.instrumentation import SessionEvent
-    from llamaindex_ctx.llm import CtxLLM
-    from llamaindex_ctx.memory import CtxMemory
-    from llamaindex_ctx.messages import from_chat_message, from_chat_messages, to_chat_message, to_chat_messages
-    from llamaindex_ctx.reasoning import with_reasoning
-    from llamaindex_ctx.retrieval import LlamaIndexEmbedder, section_from
-    from llamaindex_ctx.store_registry import register_store
-    from llamaindex_ctx.summarizer import LlmSummarizer
-    from llamaindex_ctx.wrapper import ContextLLM, with_context
+    from llamaindex_ctx.agent_tools import history_tools as history_tools
+    from llamaindex_ctx.backend import LlamaIndexBackend as LlamaIndexBackend
+    from llamaindex_ctx.blocks import CtxMemoryBlock as CtxMemoryBlock
+    from llamaindex_ctx.chat_store import CtxAsyncChatStore as CtxAsyncChatStore
+    from llamaindex_ctx.chat_store import CtxChatStore as CtxChatStore
+    from llamaindex_ctx.instrumentation import SessionEvent as SessionEvent
+    from llamaindex_ctx.llm import CtxLLM as CtxLLM
+    from llamaindex_ctx.memory import CtxMemory as CtxMemory
+    from llamaindex_ctx.messages import from_chat_message as from_chat_message
+    from llamaindex_ctx.messages import from_chat_messages as from_chat_messages
+    from llamaindex_ctx.messages import to_chat_message as to_chat_message
+    from llamaindex_ctx.messages import to_chat_messages as to_chat_messages
+    from llamaindex_ctx.reasoning import with_reasoning as with_reasoning
+    from llamaindex_ctx.retrieval import LlamaIndexEmbedder as LlamaIndexEmbedder
+    from llamaindex_ctx.retrieval import section_from as section_from
+    from llamaindex_ctx.store_registry import register_store as register_store
+    from llamaindex_ctx.summarizer import LlmSummarizer as LlmSummarizer
+    from llamaindex_ctx.wrapper import ContextLLM as ContextLLM
+    from llamaindex_ctx.wrapper import with_context as with_context
 
 _WHERE = {
     "ContextLLM": "wrapper",
@@ -42,27 +48,7 @@ _WHERE = {
     "with_reasoning": "reasoning",
 }
 
-__all__ = [
-    "ContextLLM",
-    "CtxAsyncChatStore",
-    "CtxChatStore",
-    "CtxLLM",
-    "CtxMemory",
-    "CtxMemoryBlock",
-    "LlamaIndexBackend",
-    "LlamaIndexEmbedder",
-    "LlmSummarizer",
-    "SessionEvent",
-    "from_chat_message",
-    "from_chat_messages",
-    "history_tools",
-    "register_store",
-    "section_from",
-    "to_chat_message",
-    "to_chat_messages",
-    "with_context",
-    "with_reasoning",
-]
+__all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll] - it takes the names of the imports above
 
 
 def __getattr__(name: str) -> Any:

@@ -9,175 +9,190 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctxfold.adapters.history_tools import HistoryTool, history_tools
-    from ctxfold.adapters.summaries import Summary, SummaryWriter, acompact_messages, compact_messages
-    from ctxfold.backends.anthropic.backend import AnthropicBackend
-    from ctxfold.backends.base import BaseBackend
-    from ctxfold.backends.chaos import ChaosBackend
-    from ctxfold.backends.converse.backend import BedrockBackend
-    from ctxfold.backends.gemini.backend import GeminiBackend
-    from ctxfold.backends.openai_chat.backend import OpenAIChatBackend
-    from ctxfold.backends.openai_responses.backend import OpenAIResponsesBackend
-    from ctxfold.backends.profile import Profile, load_profile, provider_names
-    from ctxfold.backends.scripted import ScriptedBackend
-    from ctxfold.backends.transport import Retry
-    from ctxfold.compaction.plan import Plan, Skip
-    from ctxfold.compaction.strategy import CompactionInput, Strategy, Summarizer
-    from ctxfold.connect import SessionSettings, open_backend
-    from ctxfold.engine.archive import Hit
-    from ctxfold.engine.engine import Added
-    from ctxfold.engine.erase import Erasure
-    from ctxfold.engine.fit import Window
-    from ctxfold.engine.retention import Pruned, Pruning, Retention
-    from ctxfold.engine.turn import RequestOptions
-    from ctxfold.errors import (
-        BackendError,
-        BudgetError,
-        CompactionError,
-        ConfigError,
-        ContextOverflowError,
-        CtxError,
-        EmptyMessagesError,
-        HeadMovedError,
-        ImportLineError,
-        InvalidTextError,
-        InvalidToolArgumentsError,
-        MessageConflictError,
-        MessageErasedError,
-        MessageError,
-        MessageIndexError,
-        MessageNotFoundError,
-        MessageTooLargeError,
-        MissingExtraError,
-        NotEnoughHistoryError,
-        NothingToUndoError,
-        OrphanToolResultError,
-        PinBudgetError,
-        SessionError,
-        SessionExistsError,
-        SessionNotFoundError,
-        StoreCorruptError,
-        StoreError,
-        StoreFormatError,
-        StoreUnavailableError,
-        StrategyError,
-        SummarizationFailedError,
-        TurnClosedError,
-        UnknownRoleError,
-        WindowTooSmallError,
-    )
-    from ctxfold.events import (
-        Appended,
-        CompactionHeld,
-        CompactionProgress,
-        CompactionProposal,
-        CompactionStarted,
-        EditUndone,
-        Event,
-        GoalRefreshed,
-        HistoryCompacted,
-        Inserted,
-        MemoryLearnt,
-        MessagesErased,
-        MessagesLeftOut,
-        MessagesRestored,
-        OutputsPrepared,
-        PinsChanged,
-        PromptTruncated,
-        Removed,
-        Rewriter,
-        RewriteRefused,
-        RulesChanged,
-        SectionInjected,
-        SectionSkipped,
-        SessionLoaded,
-        Subscriber,
-        TurnEnded,
-        Updated,
-        WindowGauge,
-    )
-    from ctxfold.history.memory_items import MemoryItem, Remembered
-    from ctxfold.history.records import Draft, Record, SessionKey
-    from ctxfold.inspect.explain import Explanation, MessageExplanation
-    from ctxfold.inspect.report import Inspection
-    from ctxfold.memory.section import memory_section
-    from ctxfold.memory.store import Recollection
-    from ctxfold.messages import (
-        MediaPart,
-        Message,
-        MessageKind,
-        Opaque,
-        Part,
-        ProviderSummary,
-        ReasoningPart,
-        Role,
-        TextPart,
-        ToolCallPart,
-        ToolResultPart,
-        ToolSpec,
-        Usage,
-        Visibility,
-        assistant,
-        system,
-        tool_result,
-        user,
-    )
-    from ctxfold.policy import (
-        AllOf,
-        AnyOf,
-        ColdCacheTrigger,
-        CostLine,
-        EconomicTrigger,
-        MessagesTrigger,
-        Policy,
-        PolicyChanges,
-        PolicyFields,
-        Prices,
-        RatioTrigger,
-        TokensTrigger,
-        ToolRule,
-        Trigger,
-        TurnsTrigger,
-    )
-    from ctxfold.protocols import (
-        AsyncChunkStream,
-        BackendCapabilities,
-        Chunk,
-        ChunkStream,
-        ContextBackend,
-        Document,
-        Embedder,
-        Head,
-        OwnerIndex,
-        Postings,
-        Replicated,
-        Reply,
-        Request,
-        ResponseType,
-        Rewrite,
-        Store,
-        StoreCapabilities,
-        TokenCounter,
-        ToolCallDelta,
-        VectorIndex,
-    )
-    from ctxfold.sections.section import Item, Query, Section
-    from ctxfold.session.context import AgentContext, SessionUsage
-    from ctxfold.session.service import ContextDelta, ContextService
-    from ctxfold.stores.base import BaseStore
-    from ctxfold.stores.key_value import KeyValueStore, KeyValueTransaction
-    from ctxfold.stores.memory import MemoryStore
-    from ctxfold.stores.sql import SqlStore
-    from ctxfold.stream import Completed, Content, ContentFirst, Fold, StreamEvent, Thinking, ToolCalls
-    from ctxfold.tokens import (
-        CtxWarning,
-        EncodingNotFoundError,
-        MessageCounter,
-        RatioCounter,
-        TextCounter,
-        TiktokenCounter,
-        text_counter,
-    )
+    from ctxfold.adapters.history_tools import HistoryTool as HistoryTool
+    from ctxfold.adapters.history_tools import history_tools as history_tools
+    from ctxfold.adapters.summaries import Summary as Summary
+    from ctxfold.adapters.summaries import SummaryWriter as SummaryWriter
+    from ctxfold.adapters.summaries import acompact_messages as acompact_messages
+    from ctxfold.adapters.summaries import compact_messages as compact_messages
+    from ctxfold.backends.anthropic.backend import AnthropicBackend as AnthropicBackend
+    from ctxfold.backends.base import BaseBackend as BaseBackend
+    from ctxfold.backends.chaos import ChaosBackend as ChaosBackend
+    from ctxfold.backends.converse.backend import BedrockBackend as BedrockBackend
+    from ctxfold.backends.gemini.backend import GeminiBackend as GeminiBackend
+    from ctxfold.backends.openai_chat.backend import OpenAIChatBackend as OpenAIChatBackend
+    from ctxfold.backends.openai_responses.backend import OpenAIResponsesBackend as OpenAIResponsesBackend
+    from ctxfold.backends.profile import Profile as Profile
+    from ctxfold.backends.profile import load_profile as load_profile
+    from ctxfold.backends.profile import provider_names as provider_names
+    from ctxfold.backends.scripted import ScriptedBackend as ScriptedBackend
+    from ctxfold.backends.transport import Retry as Retry
+    from ctxfold.compaction.plan import Plan as Plan
+    from ctxfold.compaction.plan import Skip as Skip
+    from ctxfold.compaction.strategy import CompactionInput as CompactionInput
+    from ctxfold.compaction.strategy import Strategy as Strategy
+    from ctxfold.compaction.strategy import Summarizer as Summarizer
+    from ctxfold.connect import SessionSettings as SessionSettings
+    from ctxfold.connect import open_backend as open_backend
+    from ctxfold.engine.archive import Hit as Hit
+    from ctxfold.engine.engine import Added as Added
+    from ctxfold.engine.erase import Erasure as Erasure
+    from ctxfold.engine.fit import Window as Window
+    from ctxfold.engine.retention import Pruned as Pruned
+    from ctxfold.engine.retention import Pruning as Pruning
+    from ctxfold.engine.retention import Retention as Retention
+    from ctxfold.engine.turn import RequestOptions as RequestOptions
+    from ctxfold.errors import BackendError as BackendError
+    from ctxfold.errors import BudgetError as BudgetError
+    from ctxfold.errors import CompactionError as CompactionError
+    from ctxfold.errors import ConfigError as ConfigError
+    from ctxfold.errors import ContextOverflowError as ContextOverflowError
+    from ctxfold.errors import CtxError as CtxError
+    from ctxfold.errors import EmptyMessagesError as EmptyMessagesError
+    from ctxfold.errors import HeadMovedError as HeadMovedError
+    from ctxfold.errors import ImportLineError as ImportLineError
+    from ctxfold.errors import InvalidTextError as InvalidTextError
+    from ctxfold.errors import InvalidToolArgumentsError as InvalidToolArgumentsError
+    from ctxfold.errors import MessageConflictError as MessageConflictError
+    from ctxfold.errors import MessageErasedError as MessageErasedError
+    from ctxfold.errors import MessageError as MessageError
+    from ctxfold.errors import MessageIndexError as MessageIndexError
+    from ctxfold.errors import MessageNotFoundError as MessageNotFoundError
+    from ctxfold.errors import MessageTooLargeError as MessageTooLargeError
+    from ctxfold.errors import MissingExtraError as MissingExtraError
+    from ctxfold.errors import NotEnoughHistoryError as NotEnoughHistoryError
+    from ctxfold.errors import NothingToUndoError as NothingToUndoError
+    from ctxfold.errors import OrphanToolResultError as OrphanToolResultError
+    from ctxfold.errors import PinBudgetError as PinBudgetError
+    from ctxfold.errors import SessionError as SessionError
+    from ctxfold.errors import SessionExistsError as SessionExistsError
+    from ctxfold.errors import SessionNotFoundError as SessionNotFoundError
+    from ctxfold.errors import StoreCorruptError as StoreCorruptError
+    from ctxfold.errors import StoreError as StoreError
+    from ctxfold.errors import StoreFormatError as StoreFormatError
+    from ctxfold.errors import StoreUnavailableError as StoreUnavailableError
+    from ctxfold.errors import StrategyError as StrategyError
+    from ctxfold.errors import SummarizationFailedError as SummarizationFailedError
+    from ctxfold.errors import TurnClosedError as TurnClosedError
+    from ctxfold.errors import UnknownRoleError as UnknownRoleError
+    from ctxfold.errors import WindowTooSmallError as WindowTooSmallError
+    from ctxfold.events import Appended as Appended
+    from ctxfold.events import CompactionHeld as CompactionHeld
+    from ctxfold.events import CompactionProgress as CompactionProgress
+    from ctxfold.events import CompactionProposal as CompactionProposal
+    from ctxfold.events import CompactionStarted as CompactionStarted
+    from ctxfold.events import EditUndone as EditUndone
+    from ctxfold.events import Event as Event
+    from ctxfold.events import GoalRefreshed as GoalRefreshed
+    from ctxfold.events import HistoryCompacted as HistoryCompacted
+    from ctxfold.events import Inserted as Inserted
+    from ctxfold.events import MemoryLearnt as MemoryLearnt
+    from ctxfold.events import MessagesErased as MessagesErased
+    from ctxfold.events import MessagesLeftOut as MessagesLeftOut
+    from ctxfold.events import MessagesRestored as MessagesRestored
+    from ctxfold.events import OutputsPrepared as OutputsPrepared
+    from ctxfold.events import PinsChanged as PinsChanged
+    from ctxfold.events import PromptTruncated as PromptTruncated
+    from ctxfold.events import Removed as Removed
+    from ctxfold.events import Rewriter as Rewriter
+    from ctxfold.events import RewriteRefused as RewriteRefused
+    from ctxfold.events import RulesChanged as RulesChanged
+    from ctxfold.events import SectionInjected as SectionInjected
+    from ctxfold.events import SectionSkipped as SectionSkipped
+    from ctxfold.events import SessionLoaded as SessionLoaded
+    from ctxfold.events import Subscriber as Subscriber
+    from ctxfold.events import TurnEnded as TurnEnded
+    from ctxfold.events import Updated as Updated
+    from ctxfold.events import WindowGauge as WindowGauge
+    from ctxfold.history.memory_items import MemoryItem as MemoryItem
+    from ctxfold.history.memory_items import Remembered as Remembered
+    from ctxfold.history.records import Draft as Draft
+    from ctxfold.history.records import Record as Record
+    from ctxfold.history.records import SessionKey as SessionKey
+    from ctxfold.inspect.explain import Explanation as Explanation
+    from ctxfold.inspect.explain import MessageExplanation as MessageExplanation
+    from ctxfold.inspect.report import Inspection as Inspection
+    from ctxfold.memory.section import memory_section as memory_section
+    from ctxfold.memory.store import Recollection as Recollection
+    from ctxfold.messages import MediaPart as MediaPart
+    from ctxfold.messages import Message as Message
+    from ctxfold.messages import MessageKind as MessageKind
+    from ctxfold.messages import Opaque as Opaque
+    from ctxfold.messages import Part as Part
+    from ctxfold.messages import ProviderSummary as ProviderSummary
+    from ctxfold.messages import ReasoningPart as ReasoningPart
+    from ctxfold.messages import Role as Role
+    from ctxfold.messages import TextPart as TextPart
+    from ctxfold.messages import ToolCallPart as ToolCallPart
+    from ctxfold.messages import ToolResultPart as ToolResultPart
+    from ctxfold.messages import ToolSpec as ToolSpec
+    from ctxfold.messages import Usage as Usage
+    from ctxfold.messages import Visibility as Visibility
+    from ctxfold.messages import assistant as assistant
+    from ctxfold.messages import system as system
+    from ctxfold.messages import tool_result as tool_result
+    from ctxfold.messages import user as user
+    from ctxfold.policy import AllOf as AllOf
+    from ctxfold.policy import AnyOf as AnyOf
+    from ctxfold.policy import ColdCacheTrigger as ColdCacheTrigger
+    from ctxfold.policy import CostLine as CostLine
+    from ctxfold.policy import EconomicTrigger as EconomicTrigger
+    from ctxfold.policy import MessagesTrigger as MessagesTrigger
+    from ctxfold.policy import Policy as Policy
+    from ctxfold.policy import PolicyChanges as PolicyChanges
+    from ctxfold.policy import PolicyFields as PolicyFields
+    from ctxfold.policy import Prices as Prices
+    from ctxfold.policy import RatioTrigger as RatioTrigger
+    from ctxfold.policy import TokensTrigger as TokensTrigger
+    from ctxfold.policy import ToolRule as ToolRule
+    from ctxfold.policy import Trigger as Trigger
+    from ctxfold.policy import TurnsTrigger as TurnsTrigger
+    from ctxfold.protocols import AsyncChunkStream as AsyncChunkStream
+    from ctxfold.protocols import BackendCapabilities as BackendCapabilities
+    from ctxfold.protocols import Chunk as Chunk
+    from ctxfold.protocols import ChunkStream as ChunkStream
+    from ctxfold.protocols import ContextBackend as ContextBackend
+    from ctxfold.protocols import Document as Document
+    from ctxfold.protocols import Embedder as Embedder
+    from ctxfold.protocols import Head as Head
+    from ctxfold.protocols import OwnerIndex as OwnerIndex
+    from ctxfold.protocols import Postings as Postings
+    from ctxfold.protocols import Replicated as Replicated
+    from ctxfold.protocols import Reply as Reply
+    from ctxfold.protocols import Request as Request
+    from ctxfold.protocols import ResponseType as ResponseType
+    from ctxfold.protocols import Rewrite as Rewrite
+    from ctxfold.protocols import Store as Store
+    from ctxfold.protocols import StoreCapabilities as StoreCapabilities
+    from ctxfold.protocols import TokenCounter as TokenCounter
+    from ctxfold.protocols import ToolCallDelta as ToolCallDelta
+    from ctxfold.protocols import VectorIndex as VectorIndex
+    from ctxfold.sections.section import Item as Item
+    from ctxfold.sections.section import Query as Query
+    from ctxfold.sections.section import Section as Section
+    from ctxfold.session.context import AgentContext as AgentContext
+    from ctxfold.session.context import SessionUsage as SessionUsage
+    from ctxfold.session.service import ContextDelta as ContextDelta
+    from ctxfold.session.service import ContextService as ContextService
+    from ctxfold.stores.base import BaseStore as BaseStore
+    from ctxfold.stores.key_value import KeyValueStore as KeyValueStore
+    from ctxfold.stores.key_value import KeyValueTransaction as KeyValueTransaction
+    from ctxfold.stores.memory import MemoryStore as MemoryStore
+    from ctxfold.stores.sql import SqlStore as SqlStore
+    from ctxfold.stream import Completed as Completed
+    from ctxfold.stream import Content as Content
+    from ctxfold.stream import ContentFirst as ContentFirst
+    from ctxfold.stream import Fold as Fold
+    from ctxfold.stream import StreamEvent as StreamEvent
+    from ctxfold.stream import Thinking as Thinking
+    from ctxfold.stream import ToolCalls as ToolCalls
+    from ctxfold.tokens import CtxWarning as CtxWarning
+    from ctxfold.tokens import EncodingNotFoundError as EncodingNotFoundError
+    from ctxfold.tokens import MessageCounter as MessageCounter
+    from ctxfold.tokens import RatioCounter as RatioCounter
+    from ctxfold.tokens import TextCounter as TextCounter
+    from ctxfold.tokens import TiktokenCounter as TiktokenCounter
+    from ctxfold.tokens import text_counter as text_counter
 
 _WHERE = {
     "Added": "engine.engine",
@@ -366,192 +381,7 @@ _WHERE = {
     "user": "messages",
 }
 
-__all__ = [
-    "Added",
-    "AgentContext",
-    "AllOf",
-    "AnthropicBackend",
-    "AnyOf",
-    "Appended",
-    "AsyncChunkStream",
-    "BackendCapabilities",
-    "BackendError",
-    "BaseBackend",
-    "BaseStore",
-    "BedrockBackend",
-    "BudgetError",
-    "ChaosBackend",
-    "Chunk",
-    "ChunkStream",
-    "ColdCacheTrigger",
-    "CompactionError",
-    "CompactionHeld",
-    "CompactionInput",
-    "CompactionProgress",
-    "CompactionProposal",
-    "CompactionStarted",
-    "Completed",
-    "ConfigError",
-    "Content",
-    "ContentFirst",
-    "ContextBackend",
-    "ContextDelta",
-    "ContextOverflowError",
-    "ContextService",
-    "CostLine",
-    "CtxError",
-    "CtxWarning",
-    "Document",
-    "Draft",
-    "EconomicTrigger",
-    "EditUndone",
-    "Embedder",
-    "EmptyMessagesError",
-    "EncodingNotFoundError",
-    "Erasure",
-    "Event",
-    "Explanation",
-    "Fold",
-    "GeminiBackend",
-    "GoalRefreshed",
-    "Head",
-    "HeadMovedError",
-    "HistoryCompacted",
-    "HistoryTool",
-    "Hit",
-    "ImportLineError",
-    "Inserted",
-    "Inspection",
-    "InvalidTextError",
-    "InvalidToolArgumentsError",
-    "Item",
-    "KeyValueStore",
-    "KeyValueTransaction",
-    "MediaPart",
-    "MemoryItem",
-    "MemoryLearnt",
-    "MemoryStore",
-    "Message",
-    "MessageConflictError",
-    "MessageCounter",
-    "MessageErasedError",
-    "MessageError",
-    "MessageExplanation",
-    "MessageIndexError",
-    "MessageKind",
-    "MessageNotFoundError",
-    "MessageTooLargeError",
-    "MessagesErased",
-    "MessagesLeftOut",
-    "MessagesRestored",
-    "MessagesTrigger",
-    "MissingExtraError",
-    "NotEnoughHistoryError",
-    "NothingToUndoError",
-    "Opaque",
-    "OpenAIChatBackend",
-    "OpenAIResponsesBackend",
-    "OrphanToolResultError",
-    "OutputsPrepared",
-    "OwnerIndex",
-    "Part",
-    "PinBudgetError",
-    "PinsChanged",
-    "Plan",
-    "Policy",
-    "PolicyChanges",
-    "PolicyFields",
-    "Postings",
-    "Prices",
-    "Profile",
-    "PromptTruncated",
-    "ProviderSummary",
-    "Pruned",
-    "Pruning",
-    "Query",
-    "RatioCounter",
-    "RatioTrigger",
-    "ReasoningPart",
-    "Recollection",
-    "Record",
-    "Remembered",
-    "Removed",
-    "Replicated",
-    "Reply",
-    "Request",
-    "RequestOptions",
-    "ResponseType",
-    "Retention",
-    "Retry",
-    "Rewrite",
-    "RewriteRefused",
-    "Rewriter",
-    "Role",
-    "RulesChanged",
-    "ScriptedBackend",
-    "Section",
-    "SectionInjected",
-    "SectionSkipped",
-    "SessionError",
-    "SessionExistsError",
-    "SessionKey",
-    "SessionLoaded",
-    "SessionNotFoundError",
-    "SessionSettings",
-    "SessionUsage",
-    "Skip",
-    "SqlStore",
-    "Store",
-    "StoreCapabilities",
-    "StoreCorruptError",
-    "StoreError",
-    "StoreFormatError",
-    "StoreUnavailableError",
-    "Strategy",
-    "StrategyError",
-    "StreamEvent",
-    "Subscriber",
-    "SummarizationFailedError",
-    "Summarizer",
-    "Summary",
-    "SummaryWriter",
-    "TextCounter",
-    "TextPart",
-    "Thinking",
-    "TiktokenCounter",
-    "TokenCounter",
-    "TokensTrigger",
-    "ToolCallDelta",
-    "ToolCallPart",
-    "ToolCalls",
-    "ToolResultPart",
-    "ToolRule",
-    "ToolSpec",
-    "Trigger",
-    "TurnClosedError",
-    "TurnEnded",
-    "TurnsTrigger",
-    "UnknownRoleError",
-    "Updated",
-    "Usage",
-    "VectorIndex",
-    "Visibility",
-    "Window",
-    "WindowGauge",
-    "WindowTooSmallError",
-    "acompact_messages",
-    "assistant",
-    "compact_messages",
-    "history_tools",
-    "load_profile",
-    "memory_section",
-    "open_backend",
-    "provider_names",
-    "system",
-    "text_counter",
-    "tool_result",
-    "user",
-]
+__all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll] - it takes the names of the imports above
 
 
 def __getattr__(name: str) -> Any:

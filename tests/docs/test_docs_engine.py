@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,18 @@ def test_every_event_and_error_on_the_page_exists() -> None:
     failing = named(ENGINE.partition("## Errors")[2].partition("## Test your own")[0])
     builtins = {"ValueError", "LookupError", "ConnectionError"}
     assert {n for n in failing if n.endswith("Error")} - builtins <= set(ctxfold.errors.__all__)
+
+
+@pytest.mark.parametrize("package", [ctxfold, langchain_ctx, llamaindex_ctx])
+def test_type_checkers_see_what_a_package_loads(package: Any) -> None:
+    imports = [
+        node
+        for node in ast.walk(ast.parse(Path(package.__file__).read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    homes = {name.asname: node.module for node in imports for name in node.names if name.asname}
+    assert homes.keys() == set(package.__all__)
+    assert all(getattr(package, name) is getattr(import_module(str(home)), name) for name, home in homes.items())
 
 
 @pytest.mark.parametrize("package", [ctxfold, langchain_ctx, llamaindex_ctx])
