@@ -719,8 +719,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_older_question_may_not_be_too_large",
-            "for m in reversed(messages) if m.role",
-            "for m in messages if m.role",
+            "for m in reversed(messages) if is_question",
+            "for m in messages if is_question",
             "engine/test_bad_input.py::test_an_older_message_that_does_not_fit_gives_way",
         ),
         (
@@ -1002,9 +1002,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "for i, (at_s, size, turn_id) in sizes.items()}",
             "erasure/test_retention.py::test_tool_rounds_and_open_turns_stay_whole",
         ),
+    ),
+    *_of(
+        "effects.py",
         (
             "the_lease_is_kept_after_an_error",
-            "    except BaseException:\n        yield from StoreCall(Store.release, place, LEASE, worker)\n        raise",
+            "    except BaseException:\n        yield from StoreCall(Store.release, key, name, holder)\n        raise",
             "    except BaseException:\n        raise",
             "erasure/test_retention.py::test_one_worker_at_a_time",
         ),

@@ -39,6 +39,7 @@ from ctxfold.protocols import (
     Replicated,
     Reply,
     Request,
+    Store,
     capabilities_of,
 )
 from ctxfold.telemetry import Noted, record_lease, record_reply, request_span, traced, traced_async
@@ -64,23 +65,14 @@ __all__ = [
     "StoreQuery",
     "TakeLease",
     "ToolSummaries",
-    "apause",
     "arun",
     "async_method",
     "in_thread",
     "off_loop",
-    "pause",
+    "release_after",
     "run",
     "sync_method",
 ]
-
-
-def pause(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-async def apause(seconds: float) -> None:
-    await asyncio.sleep(seconds)
 
 
 class LocalTasks:
@@ -642,6 +634,22 @@ class TakeLease(Effect[bool]):
         return taken
 
 
+def release_after(work: Flow[T], key: SessionKey, name: str, holder: str) -> Flow[T]:
+    """Runs the work that a lease was taken for, and releases the lease however it ends.
+
+    Work that is closed where it stands leaves the lease to end by itself.
+    """
+    try:
+        result = yield from work
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield from StoreCall(Store.release, key, name, holder)
+        raise
+    yield from StoreCall(Store.release, key, name, holder)
+    return result
+
+
 @dataclass(frozen=True, slots=True)
 class Pause(Effect[None]):
     """Nothing, for a while; an event loop goes on meanwhile."""
@@ -649,10 +657,10 @@ class Pause(Effect[None]):
     seconds: float
 
     def perform(self, ports: Ports) -> None:
-        pause(self.seconds)
+        time.sleep(self.seconds)
 
     async def aperform(self, ports: Ports) -> None:
-        await apause(self.seconds)
+        await asyncio.sleep(self.seconds)
 
 
 @dataclass(slots=True)

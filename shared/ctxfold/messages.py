@@ -36,6 +36,7 @@ __all__ = [
     "check_role",
     "content_key",
     "is_final",
+    "is_question",
     "system",
     "tool_result",
     "user",
@@ -298,6 +299,11 @@ def check_role(role: object) -> Role:
     if role not in ROLES:
         raise UnknownRoleError(f"role is {role!r}: use one of {', '.join(sorted(ROLES))}")
     return cast("Role", role)
+
+
+def is_question(message: Message) -> bool:
+    """Returns True for what the user said: no summary and no section, which have that role too."""
+    return message.role == "user" and message.kind == "message"
 
 
 def is_final(message: Message) -> bool:

@@ -206,6 +206,17 @@ class OpenSession:
             or self.vectors.filling
         )
 
+    def claim(self, work: BackgroundSummary | ToolSummaries) -> bool:
+        """Marks the background work as running; returns False where it was already."""
+        with self.lock:
+            was_running, work.running = work.running, True
+        return not was_running
+
+    def summary_calls_left(self, rules: Policy) -> int | None:
+        """Returns how often the summariser may still be asked in this session; None for any number."""
+        limit = rules.max_summary_calls
+        return None if limit is None else max(0, limit - self.state.summary_calls - self.unbooked_calls)
+
     def forget_texts(self) -> None:
         """Drops all that was made from the conversation's texts, as an erasure demands."""
         self.erasures += 1

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ctxfold.errors import ConfigError
-from ctxfold.messages import Message, ProviderSummary, ToolCallPart
+from ctxfold.messages import Message, ProviderSummary, ToolCallPart, is_question
 from ctxfold.protocols import Request, Wire
 from ctxfold.tokens import RatioCounter, TextCounter, text_counter
 
@@ -511,7 +511,7 @@ def provider_summary(
 
 def round_start(messages: Sequence[Message]) -> int:
     """Returns the index of the user message that began the current round, -1 when there is none."""
-    return max((i for i, m in enumerate(messages) if m.role == "user" and m.kind == "message"), default=-1)
+    return max((i for i, m in enumerate(messages) if is_question(m)), default=-1)
 
 
 def keeps_reasoning(rules: ReasoningOut, message: Message, *, model: str, in_round: bool, bound: bool) -> bool:

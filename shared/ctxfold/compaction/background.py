@@ -9,14 +9,14 @@ from typing import TypeAlias, TypeVar, cast
 from ctxfold.compaction.plan import Plan, Skip
 from ctxfold.compaction.strategy import CompactionInput, Strategy, decide
 from ctxfold.compaction.summarize import Summary
-from ctxfold.effects import Flow, Pause, Start, StoreCall, TakeLease
+from ctxfold.effects import Flow, Pause, Start, StoreCall, TakeLease, release_after
 from ctxfold.errors import CtxError
 from ctxfold.messages import user
-from ctxfold.policy import RatioTrigger
+from ctxfold.policy import Policy, RatioTrigger
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession, refresh
 
-__all__ = ["prepare", "prepared_or_leased", "releasing"]
+__all__ = ["prepare", "prepared_or_leased", "releasing", "summary_lease_s"]
 
 LEASE = "summary"
 PAUSE_S = 0.05
@@ -48,7 +48,7 @@ def prepare(
     plan = _plan_ahead(case, strategy) if ahead.failed_epoch != case.view.epoch else None
     if plan is None:
         return False
-    if not _claim(open_session):
+    if not open_session.claim(ahead):
         return True
     started = yield from Start(_work(open_session, plan, case, write))
     if not started:
@@ -102,14 +102,6 @@ def _work(open_session: OpenSession, plan: Plan, case: CompactionInput, write: W
                 ahead.failed_epoch = case.view.epoch
 
 
-def _claim(open_session: OpenSession) -> bool:
-    """Marks the background summary as running; returns False where it was already."""
-    with open_session.lock:
-        was_running = open_session.background_summary.running
-        open_session.background_summary.running = True
-    return not was_running
-
-
 def prepared_or_leased(
     open_session: OpenSession, plan: Plan, case: CompactionInput, strategy: Strategy, write: Write, ports: Ports
 ) -> Flow[tuple[Plan, Summary | None] | str]:
@@ -148,24 +140,16 @@ def releasing(open_session: OpenSession, plan: Plan, work: Flow[T], ports: Ports
     """Runs the work on a plan, then releases the lease, if one was taken for it."""
     if not plan.covered or plan.writer != "model" or ports.summarizer is None:
         return (yield from work)
-    try:
-        result = yield from work
-    except GeneratorExit:
-        raise  # the lease ends by itself
-    except BaseException:
-        yield from StoreCall(Store.release, open_session.key, LEASE, open_session.worker)
-        raise
-    yield from StoreCall(Store.release, open_session.key, LEASE, open_session.worker)
-    return result
+    return (yield from release_after(work, open_session.key, LEASE, open_session.worker))
 
 
 def _leased(open_session: OpenSession, case: CompactionInput) -> Flow[bool]:
-    return (yield from TakeLease(open_session.key, LEASE, open_session.worker, _ttl_s(case)))
+    return (yield from TakeLease(open_session.key, LEASE, open_session.worker, summary_lease_s(case.rules)))
 
 
-def _ttl_s(case: CompactionInput) -> float:
+def summary_lease_s(rules: Policy) -> float:
     """Returns how long a lease lasts: a worker that dies keeps it no longer than a call may take."""
-    return (case.rules.summary_timeout_s or 120.0) + 10.0
+    return (rules.summary_timeout_s or 120.0) + 10.0
 
 
 def _plan_ahead(case: CompactionInput, strategy: Strategy) -> Plan | None:

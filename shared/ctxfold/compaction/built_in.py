@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ctxfold.compaction.facts import flat
 from ctxfold.compaction.plan import Decision, Plan, Skip, reason_for
 from ctxfold.compaction.scoring import relevance
 from ctxfold.compaction.selection import with_their_answers
@@ -16,12 +17,14 @@ from ctxfold.compaction.steps import (
     Step,
     SummarizeSpan,
     Thresholds,
+    newest_user_text,
     sign_bound,
 )
 from ctxfold.compaction.strategy import MIN_FREE_TOKENS, CompactionInput, Strategy
 from ctxfold.compaction.tool_outputs import Clearing, clear_tools, outputs_of
 from ctxfold.history.cuts import legal_cuts
 from ctxfold.history.view import Entry
+from ctxfold.messages import is_question
 from ctxfold.policy import Verdict
 
 __all__ = [
@@ -40,7 +43,6 @@ __all__ = [
 WAITING_SUMMARIES = 6  # of tool outputs: as many are shown without other pressure, if that frees enough
 FOCUS_FLOOR = 0.2  # of the score of the most relevant exchange; less relevant ones are summarised
 FOCUS_SHARE = 0.5  # of the older tokens that a topic may keep
-LAST_EXCHANGE = 2  # messages
 BY_MODEL = SummarizeSpan()
 
 
@@ -214,7 +216,7 @@ class Focus:
 
     def plan(self, case: CompactionInput) -> Decision:
         exchanges = _exchanges(case.older_than(case.rules.keep_last))
-        scores = relevance(["\n".join(_searchable_text(e) for e in x) for x in exchanges], self.topic or _topic(case))
+        scores = relevance(["\n".join(flat(e.message) for e in x) for x in exchanges], self.topic or _topic(case))
         left_tokens = FOCUS_SHARE * sum(e.tokens for x in exchanges for e in x)
         relevant: set[int] = set()
         for i in sorted(range(len(exchanges)), key=lambda i: (-scores[i], -i)):
@@ -302,23 +304,16 @@ def _smallest(plans: Iterator[Plan] | Sequence[Plan], decision: Decision, case: 
 def _exchanges(entries: Sequence[Entry]) -> list[list[Entry]]:
     exchanges: list[list[Entry]] = []
     for entry in entries:
-        if not exchanges or (entry.message.role == "user" and entry.message.kind == "message"):
+        if not exchanges or is_question(entry.message):
             exchanges.append([])
         exchanges[-1].append(entry)
     return exchanges
 
 
-def _searchable_text(entry: Entry) -> str:
-    message = entry.message
-    return "\n".join([message.text, *(f"{c.name} {c.arguments}" for c in message.tool_calls)])
-
-
 def _topic(case: CompactionInput) -> str:
     facts = case.facts
     step = next((s.text for s in facts.subgoals[-1:] if not s.completed), "")
-    newest = (e.message for e in reversed((*case.view.live, *case.view.turn)))
-    question = next((m.text for m in newest if m.role == "user" and m.kind == "message"), "")
-    return f"{facts.goal} {step}".strip() or question
+    return f"{facts.goal} {step}".strip() or newest_user_text(case.view)
 
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ctxfold.history.log import session_cost
 from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
 from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry, View
-from ctxfold.messages import Usage
+from ctxfold.messages import Usage, is_question
 from ctxfold.policy import Prices
 from ctxfold.protocols import Document, Ports, Store
 from ctxfold.session_state import OpenSession, append, draft, index_entries, refresh, snapshot_draft
@@ -138,7 +138,7 @@ def _covered_ids(plan: Plan, before: View, pins: Collection[str]) -> tuple[str, 
     """Returns the ids of the plan's span, and of the sections that leave the conversation at every epoch head."""
     ids = dict.fromkeys(e.id for e in plan.covered)
     if plan.turn_id is None:
-        has_question = any(e.message.role == "user" and e.message.kind == "message" for e in before.turn)
+        has_question = any(is_question(e.message) for e in before.turn)
         keep = kept(before.live, pins=pins, question=not has_question)
         ids |= dict.fromkeys(e.id for e in before.live if e.message.kind == "section" and e.id not in keep)
     return tuple(ids)

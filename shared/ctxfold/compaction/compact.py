@@ -330,7 +330,6 @@ def _write_summary(
 ) -> Flow[Summary]:
     """Returns the summary of the plan's span, probed where the policy says so; books its model calls."""
     rules = case.rules
-    spent = open_session.state.summary_calls + open_session.unbooked_calls
     window = None if ports.summarizer is None else ports.summarizer.context_window or rules.context_window
     asks = plan.writer == "model" and plan.text is None
     summary = yield from summarize(
@@ -340,7 +339,7 @@ def _write_summary(
         window_tokens=window,
         writer=plan.writer,
         text=plan.text,
-        calls_left=None if rules.max_summary_calls is None else max(0, rules.max_summary_calls - spent),
+        calls_left=open_session.summary_calls_left(rules),
         live=live_prefix(open_session, plan, case, ports) if asks else None,
         progress=progress,
     )
@@ -405,9 +404,8 @@ def _asked_of_provider(open_session: OpenSession, ports: Ports, plan: Plan, case
         return "this service writes no summaries of its own"
     if plan.within or plan.turn_id is not None:
         return "its summary would stand for all that is before it, and this one stands within the conversation"
-    limit, spent = case.rules.max_summary_calls, open_session.state.summary_calls + open_session.unbooked_calls
-    if limit is not None and spent >= limit:
-        return f"max_summary_calls is {limit}, and as many were made"
+    if open_session.summary_calls_left(case.rules) == 0:
+        return f"max_summary_calls is {case.rules.max_summary_calls}, and as many were made"
     entries = [*case.view.system, *(e for e in plan.covered if e.message.kind != "section")]
     size = sum(e.tokens for e in entries)
     known = open_session.state.calibrations.get(open_session.model)

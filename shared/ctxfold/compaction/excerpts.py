@@ -25,7 +25,6 @@ FAILURE_SHARE = 0.5  # of the room that the edges leave
 MATCH_SHARE = 0.8  # of the room that edges and failures leave
 PATH_SHARE = 0.25  # of the room that is left then
 MARKER_CHARS = 20  # of a gap
-NOTE_CHARS = 90  # of the note that says what is left out, once
 PIECE_CHARS = 200  # of a line without a break
 LONG_LINE_CHARS = 400  # a longer one is cut into pieces
 RECORD_CHARS = 400  # a longer JSON value is taken apart

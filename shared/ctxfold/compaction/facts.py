@@ -424,8 +424,17 @@ def _kept_line(message: Message, number: int) -> Iterator[_Said]:
     # what was a fragment is one still: a better line takes its place
     whole = message.role == "tool" or is_whole(speech.text)
     statement = Statement(speech.text, message.text, speech.speaker, speech.named, whole)
-    literals = _literals(statement, line, message)
-    sentence = _sentence(statement, line, message, _has_value(literals))
+    yield from _said(statement, _literals(statement, message), line, message, role)
+
+
+def _said(
+    statement: Statement, literals: Sequence[tuple[Fact, float]], line: Line, message: Message, role: float
+) -> Iterator[_Said]:
+    """Yields the line with its literals and what it states; nothing for a line without facts."""
+    has_value = any(
+        f.kind != "name" for f, _ in literals
+    )  # a name, which others have too, does not stand for its sentence
+    sentence = _sentence(statement, message, has_value)
     if own := _placed((*literals, *((f, 1.0) for f in sentence)), line, role):
         yield _Said(line, own, _topic(statement, own) if message.role != "tool" else None)
 
@@ -461,11 +470,9 @@ def _lines(
         for statement in statements(speech, question):
             place += 1
             line = Line(statement.line, number, message.id, place)
-            literals = _literals(statement, line, message, speakers)
+            literals = _literals(statement, message, speakers)
             seen |= {f.value for f, _ in literals}
-            sentence = _sentence(statement, line, message, _has_value(literals))
-            if own := _placed((*literals, *((f, 1.0) for f in sentence)), line, role):
-                yield _Said(line, own, _topic(statement, own) if message.role != "tool" else None)
+            yield from _said(statement, literals, line, message, role)
         yield from _fragments(speech, seen | set(speakers), message, number, role)
 
 
@@ -477,9 +484,7 @@ def _placed(facts: Iterable[tuple[Fact, float]], line: Line, role: float) -> tup
     )
 
 
-def _literals(
-    statement: Statement, line: Line, message: Message, speakers: Collection[str] = ()
-) -> list[tuple[Fact, float]]:
+def _literals(statement: Statement, message: Message, speakers: Collection[str] = ()) -> list[tuple[Fact, float]]:
     """Returns the literals of a statement, each with a factor: how well the statement says what the literal means."""
     text = statement.text
     factor = _factor(statement)
@@ -515,11 +520,6 @@ def _listed(text: str, message: Message, speakers: Collection[str]) -> Iterator[
                 yield from _field(labelled[2], labelled[1].strip())
         elif message.role == "user" and (len(part) < len(text) or _ITEM.match(part)) and len(part) <= MAX_ITEM_CHARS:
             yield from _field(part, "")
-
-
-def _has_value(literals: Iterable[tuple[Fact, float]]) -> bool:
-    """Tells whether a literal stands for its sentence: a name, which others have too, does not."""
-    return any(f.kind != "name" for f, _ in literals)
 
 
 def _factor(statement: Statement) -> float:
@@ -565,7 +565,7 @@ def _owners(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((name, end) for name, end in owners if name not in _NAME_STARTS)
 
 
-def _sentence(statement: Statement, line: Line, message: Message, has_literal: bool) -> Iterator[Fact]:
+def _sentence(statement: Statement, message: Message, has_literal: bool) -> Iterator[Fact]:
     """Yields the statement itself, as a rule, a decision or, where no literal stands for it, as what it states."""
     text = statement.text
     if message.role == "tool" or not statement.whole or statement.question:

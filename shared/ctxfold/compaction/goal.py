@@ -7,9 +7,8 @@ turn waits for it. A goal or step that the user has set stays. Without a model, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TypeAlias, cast
 
 from ctxfold.compaction.transcript import transcript
@@ -132,11 +131,10 @@ def _merged(old: GoalSet, answer: _GoalAnswer) -> GoalSet:
 def _ask(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow[None]:
     """Starts to ask about the newest user message, unless that was done already or there is no summariser."""
     background, rules, view = open_session.goal_state, stage.rules, stage.view
-    newest = next((e for e in _newest_first(view) if e.message.role == "user" and e.message.kind == "message"), None)
+    newest = view.newest_user()
     if ports.summarizer is None or newest is None or set(open_session.state.goal.given) == {"goal", "subgoal"}:
         return
-    spent = open_session.state.summary_calls + open_session.unbooked_calls
-    if rules.max_summary_calls is not None and spent >= rules.max_summary_calls:
+    if open_session.summary_calls_left(rules) == 0:
         return
     with open_session.lock:
         if background.running or background.message_id == newest.id:
@@ -169,7 +167,7 @@ def _work(open_session: OpenSession, since: int, request: Request) -> Flow[None]
 
 def _request(view: View, known: GoalSet) -> Request:
     recent: list[Entry] = []
-    for entry in _newest_first(view):
+    for entry in view.newest_first():
         if len(recent) == RECENT:
             break
         if entry.message.kind == "message" and entry.message.role != "system":
@@ -197,7 +195,3 @@ def _parsed(text: str, since: int) -> _GoalAnswer:
         raise SummarizationFailedError(f"the model named no goal: {text[:80]!r}")
     same = lines.get("SAME", "no").casefold().startswith(("y", "是", "はい"))
     return _GoalAnswer(since, lines["GOAL"], lines.get("STEP", ""), same)
-
-
-def _newest_first(view: View) -> Iterator[Entry]:
-    return chain(reversed(view.turn), reversed(view.live))

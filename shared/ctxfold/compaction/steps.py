@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import NamedTuple, Protocol
 
 from ctxfold.compaction.plan import Decision, Plan, Skip, Writer, reason_for
@@ -164,7 +163,7 @@ class ClearToolOutputs:
         summaries, gained = ((), 0) if first_only else _deferred_summaries(scope, case)
         order, enough, budget = None, None, rules.budget_tokens
         if rules.pruning_order != "reactive":
-            goal = case.facts.goal or _newest_question(view)
+            goal = case.facts.goal or newest_user_text(view)
             order = pruning_order(entries, rules.pruning_order, goal=goal, subgoals=case.facts.subgoals)
             excess = view.tokens - limits.target_tokens
             enough = max(0, int(max(limits.min_freed_tokens, excess + limits.min_freed_tokens)) - gained)
@@ -183,7 +182,7 @@ class ClearToolOutputs:
                 enough_tokens=enough,
                 gently=self.gently,
                 last_resort=not self.spare_repeated,
-                question=_newest_question(view),
+                question=newest_user_text(view),
                 bound_ids=sign_bound(entries, view),
                 excluded_tools=rules.exclude_tools,
                 first_ids=first_ids,
@@ -336,7 +335,7 @@ def sign_bound(entries: Sequence[Entry], view: View) -> frozenset[str]:
 
 def _newest_caller(view: View) -> str:
     """Returns the id of the assistant message that ends the conversation, tool results aside; "" where none does."""
-    last = next((e for e in chain(reversed(view.turn), reversed(view.live)) if e.message.role != "tool"), None)
+    last = next((e for e in view.newest_first() if e.message.role != "tool"), None)
     return last.id if last is not None and last.message.tool_calls else ""
 
 
@@ -356,6 +355,7 @@ def _deferred_summaries(scope: _Scope, case: CompactionInput) -> tuple[tuple[Mes
     return tuple(s.message for _, s in pairs), sum(entry.tokens - s.tokens for entry, s in pairs)
 
 
-def _newest_question(view: View) -> str:
-    from_user = (e.message for e in chain(reversed(view.turn), reversed(view.live)) if e.message.role == "user")
-    return next((m.text for m in from_user if m.kind == "message"), "")
+def newest_user_text(view: View) -> str:
+    """Returns the text of the newest message that the user said."""
+    newest = view.newest_user()
+    return "" if newest is None else newest.message.text

@@ -12,7 +12,7 @@ from ctxfold.compaction.plan import Decision, Plan, SessionFacts, Skip, Writer, 
 from ctxfold.errors import CtxError, StrategyError
 from ctxfold.history.cuts import check_sequence, legal_cuts
 from ctxfold.history.view import Entry, View
-from ctxfold.messages import Message, ToolCallPart
+from ctxfold.messages import Message, ToolCallPart, is_question
 from ctxfold.policy import (
     Policy,
     Signals,
@@ -218,7 +218,7 @@ def checked(plan: Plan, case: CompactionInput) -> Plan:
     """Returns the plan; StrategyError when it leaves an illegal conversation or removes a message that has to stay."""
     entries = case.view.turn if plan.turn_id is not None else (*case.view.compressed, *case.view.live)
     known = {e.id: e for e in entries}
-    newest_elsewhere = any(e.message.role == "user" and e.message.kind == "message" for e in case.view.turn)
+    newest_elsewhere = any(is_question(e.message) for e in case.view.turn)
     keep = case.facts.kept(entries, question=plan.turn_id is not None or not newest_elsewhere)
     covered = {e.id for e in plan.covered}
     for entry in plan.covered:
@@ -240,7 +240,7 @@ def rewritten(plan: Plan, case: CompactionInput, result: Sequence[Message]) -> D
     name, view = plan.strategy, case.view
     turn_ids = {e.id for e in view.turn}  # the turn being answered stays, whatever the result has of it
     result = [m for m in result if m.id not in turn_ids]
-    answering = any(e.message.role == "user" and e.message.kind == "message" for e in view.turn)
+    answering = any(is_question(e.message) for e in view.turn)
     history = {e.id: e for e in (*view.system, *view.compressed, *view.live) if e.message.kind != "section"}
     new = [m for m in result if m.id not in history]
     remaining = [m for m in result if m.id in history]

@@ -14,7 +14,7 @@ from ctxfold.history.cuts import round_tokens
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import OWN_REFERENCE, with_own_reference
 from ctxfold.history.view import Entry, View
-from ctxfold.messages import Message, Opaque, Part, ReasoningPart, ToolCallPart, ToolResultPart
+from ctxfold.messages import Message, Opaque, Part, ReasoningPart, ToolCallPart, ToolResultPart, is_question
 from ctxfold.policy import EXCERPT_TOKENS, Policy
 from ctxfold.protocols import TokenCounter
 
@@ -183,7 +183,7 @@ class _Calls:
         for index, entry in enumerate(entries):
             message = entry.message
             calls.update((c.id, c) for c in message.tool_calls)
-            if _asks(message):
+            if is_question(message):
                 question_index = index
             elif message.role == "tool":
                 answered = tuple(calls[r.call_id] for r in message.tool_results if r.call_id in calls)
@@ -396,7 +396,7 @@ class _Arrivals:
             shown = None
             if message.role == "assistant":
                 self._round = 0
-            elif _asks(message):
+            elif is_question(message):
                 self._excerpts = 0
             tokens = self._count(message)
             if message.role == "tool":
@@ -453,15 +453,14 @@ class _Arrivals:
         Outputs of tools with a limit of their own do not count: what others may take does not depend on that limit.
         """
         if self._excerpts is None:
-            since = list(takewhile(lambda e: not _asks(e.message), self._stored()))
+            since = list(takewhile(lambda e: not is_question(e.message), self._stored()))
             limited = outputs_of(self._most, reversed(since))
             large = (e for e in since if e.shown_seq or e.tokens > self._single)
             self._excerpts = sum(e.message.role == "tool" and e.id not in limited for e in large)
         return self._excerpts
 
     def _stored(self) -> Iterator[Entry]:
-        view = self._view
-        return iter(()) if view is None else chain(reversed(view.turn), reversed(view.live))
+        return iter(()) if self._view is None else self._view.newest_first()
 
     def _tools(self, message: Message, before: Sequence[Message]) -> frozenset[str]:
         """Returns the names of the tools whose outputs a message holds; where a call is not at hand, as the output names it."""
@@ -469,7 +468,7 @@ class _Arrivals:
         names: list[str] = []
         for each in chain(reversed(before), (e.message for e in self._stored())):
             names += [c.name for c in each.tool_calls if waiting.pop(c.id, None) is not None]
-            if not waiting or _asks(each):
+            if not waiting or is_question(each):
                 break
         return frozenset((*names, *waiting.values()))
 
@@ -479,14 +478,10 @@ class _Arrivals:
         for each in chain(reversed(before), (e.message for e in self._stored())):
             calls += [c for c in each.tool_calls if c.id in waiting]
             waiting -= {c.id for c in each.tool_calls}
-            if _asks(each):
+            if is_question(each):
                 question = each.text
                 break
         return Focus(question, "\n".join(map(_values, calls)))
-
-
-def _asks(message: Message) -> bool:
-    return message.role == "user" and message.kind == "message"
 
 
 def _chars(message: Message, tokens: int, target_tokens: int) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ctxfold.compaction.background import summary_lease_s
 from ctxfold.compaction.summarize import Summary, summarize
 from ctxfold.compaction.tool_outputs import outputs_of
-from ctxfold.effects import Flow, Start, StoreCall, TakeLease
+from ctxfold.effects import Flow, Start, TakeLease, release_after
 from ctxfold.errors import StoreError
 from ctxfold.events import OutputsPrepared
 from ctxfold.history.cuts import kept
@@ -16,7 +17,7 @@ from ctxfold.history.records import Draft, OutputsSummarised
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Part, ToolResultPart, Usage
 from ctxfold.policy import Policy, needs_tool_summaries
-from ctxfold.protocols import Ports, Store
+from ctxfold.protocols import Ports
 from ctxfold.session_state import OpenSession, Stage, append_decided, draft
 
 __all__ = ["flush_pairs", "prepare_pairs", "summarise_pairs"]
@@ -54,19 +55,11 @@ def prepare_pairs(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow
     if pairs.running:
         return events
     yield from flush_pairs(open_session, ports)
-    if _waiting(open_session, open_session.view(stage.turn_id)) and _claim(open_session):
+    if _waiting(open_session, open_session.view(stage.turn_id)) and open_session.claim(pairs):
         started = yield from Start(_work(open_session, ports, stage.turn_id))
         if not started:
             pairs.running = False
     return events
-
-
-def _claim(open_session: OpenSession) -> bool:
-    """Marks the summaries as running; returns False where they were already."""
-    with open_session.lock:
-        was_running = open_session.tool_summaries.running
-        open_session.tool_summaries.running = True
-    return not was_running
 
 
 def summarise_pairs(open_session: OpenSession, ports: Ports, *, turn_id: str | None = None) -> Flow[int]:
@@ -77,24 +70,26 @@ def summarise_pairs(open_session: OpenSession, ports: Ports, *, turn_id: str | N
     written = 0
     open_session.worker = open_session.worker or ports.ids.new()
     rules = open_session.rules()
-    ttl_s = (rules.summary_timeout_s or 120.0) + 10.0
+    ttl_s = summary_lease_s(rules)
     while batch := _waiting(open_session, open_session.view(turn_id))[:BATCH_PAIRS]:
         if not (yield from TakeLease(open_session.key, LEASE, open_session.worker, ttl_s)):
             break
-        stored = True
-        try:
-            for pair in batch:
-                written += yield from _summarised(open_session, rules, ports, pair)
-            stored = yield from flush_pairs(open_session, ports)
-        except GeneratorExit:
-            raise  # the lease ends by itself
-        except BaseException:
-            yield from StoreCall(Store.release, open_session.key, LEASE, open_session.worker)
-            raise
-        yield from StoreCall(Store.release, open_session.key, LEASE, open_session.worker)
+        work = _summarised_batch(open_session, rules, ports, batch)
+        count, stored = yield from release_after(work, open_session.key, LEASE, open_session.worker)
+        written += count
         if not stored:
             break
     return written
+
+
+def _summarised_batch(
+    open_session: OpenSession, rules: Policy, ports: Ports, batch: Sequence[_Pair]
+) -> Flow[tuple[int, bool]]:
+    """Returns how many pairs have a summary now, and whether all summaries are stored."""
+    written = 0
+    for pair in batch:
+        written += yield from _summarised(open_session, rules, ports, pair)
+    return written, (yield from flush_pairs(open_session, ports))
 
 
 def flush_pairs(open_session: OpenSession, ports: Ports) -> Flow[bool]:
@@ -140,7 +135,7 @@ def _work(open_session: OpenSession, ports: Ports, turn_id: str | None) -> Flow[
 
 def _summarised(open_session: OpenSession, rules: Policy, ports: Ports, pair: _Pair) -> Flow[bool]:
     pairs = open_session.tool_summaries
-    spent = open_session.state.summary_calls + open_session.unbooked_calls + pairs.calls
+    calls_left = open_session.summary_calls_left(rules)
     summary = yield from summarize(
         (pair.result,),
         rules=rules.model_copy(
@@ -148,7 +143,7 @@ def _summarised(open_session: OpenSession, rules: Policy, ports: Ports, pair: _P
         ),
         counter=ports.counter,
         window_tokens=None if ports.summarizer is None else ports.summarizer.context_window or rules.context_window,
-        calls_left=None if rules.max_summary_calls is None else max(0, rules.max_summary_calls - spent),
+        calls_left=None if calls_left is None else max(0, calls_left - pairs.calls),
         lead=pair.calls,
     )
     shown = None if summary.fallback_level == "truncate" else _stand_in(pair.result, summary)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
 
-from ctxfold.effects import Flow, StoreCall, TakeLease
+from ctxfold.effects import Flow, StoreCall, TakeLease, release_after
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.erase import Erasure, erase_messages, erase_session
 from ctxfold.errors import ConfigError
@@ -100,23 +100,19 @@ def prune(
     place, worker = SessionKey(owner, ""), engine.ports.ids.new()
     names = [name for name in (yield from StoreCall(Store.sessions, owner)) if not name.endswith(OFFLOADED)]
     done: list[Erasure] = []
-    busy = False
-    try:
+
+    def each_session() -> Flow[bool]:
         for number, name in enumerate(names, 1):
             limits = by_session.get(name, retention)
             if not (yield from TakeLease(place, LEASE, worker, lease_s)):
-                busy = True
-                break
+                return True
             if limits is not None:
                 done.append((yield from _pruned(engine, SessionKey(owner, name), limits)))
             if on_progress is not None:
                 on_progress(Pruning(name, number, len(names)))
-    except GeneratorExit:
-        raise  # the lease ends by itself
-    except BaseException:
-        yield from StoreCall(Store.release, place, LEASE, worker)
-        raise
-    yield from StoreCall(Store.release, place, LEASE, worker)
+        return False
+
+    busy = yield from release_after(each_session(), place, LEASE, worker)
     return Pruned(
         messages=sum(len(erasure.ids) for erasure in done),
         sessions=tuple(dict.fromkeys(name for erasure in done for name in erasure.sessions)),

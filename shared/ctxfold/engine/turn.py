@@ -41,7 +41,7 @@ from ctxfold.events import Appended, PromptTruncated, RulesChanged
 from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_truncated
 from ctxfold.history.edits import prompted
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
-from ctxfold.messages import Message, Role, Usage, is_final, validated
+from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
 from ctxfold.policy import check_least, resized
 from ctxfold.protocols import AsyncChunkStream, ChunkStream, Reply, Request, Store, capabilities_of
 from ctxfold.session_state import (
@@ -360,7 +360,7 @@ def _check_size(engine: Engine, stage: Stage, messages: Sequence[Message]) -> No
     Only the newest question has to stay whole: an older one that does not fit gives way like any other message.
     """
     rules, system_tokens = stage.rules, sum(e.tokens for e in stage.view.system)
-    question = next((m for m in reversed(messages) if m.role == "user" and m.kind == "message"), None)
+    question = next((m for m in reversed(messages) if is_question(m)), None)
     tokens = engine.ports.counter.count(question) if question is not None else 0
     if tokens + system_tokens > rules.budget_tokens:
         raise MessageTooLargeError(

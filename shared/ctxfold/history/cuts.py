@@ -11,7 +11,7 @@ from typing import TypeAlias
 from ctxfold.errors import OrphanToolResultError
 from ctxfold.history.sections import lasting_sections
 from ctxfold.history.view import Entry
-from ctxfold.messages import Message, ToolCallPart, ToolResultPart, without_calls
+from ctxfold.messages import Message, ToolCallPart, ToolResultPart, is_question, without_calls
 
 __all__ = [
     "CutRule",
@@ -61,10 +61,7 @@ def kept(entries: Sequence[Entry], *, pins: Collection[str], question: bool = Tr
     Without `question` the newest user message is none of them: it stands elsewhere, in the turn that asks.
     """
     ids = {e.id for e in entries if e.message.role == "system" and e.message.kind == "message"}
-    newest = next(
-        (e.id for e in reversed(entries) if e.message.role == "user" and e.message.kind == "message"),
-        None,
-    )
+    newest = next((e.id for e in reversed(entries) if is_question(e.message)), None)
     if newest is not None and question:
         ids.add(newest)
     ids |= lasting_sections(entries, newest if question else None)
@@ -83,8 +80,7 @@ def asked_before(entries: Sequence[Entry], removed_ids: Collection[str]) -> str 
     first = next((i for i, e in enumerate(entries) if e.id not in removed_ids and e.message.role != "system"), None)
     if first is None or entries[first].message.role == "user":
         return None
-    questions = (e.id for e in reversed(entries[:first]) if e.message.role == "user" and e.message.kind == "message")
-    return next(questions, None)
+    return next((e.id for e in reversed(entries[:first]) if is_question(e.message)), None)
 
 
 def unasked(

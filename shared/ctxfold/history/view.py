@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import overload
 
-from ctxfold.messages import Message, is_final
+from ctxfold.messages import Message, is_final, is_question
 
 __all__ = ["Entry", "Prefix", "View"]
 
@@ -69,10 +69,6 @@ class Prefix(Sequence[Entry]):
     def __reversed__(self) -> Iterator[Entry]:
         return map(self._entries.__getitem__, range(self._length - 1, -1, -1))
 
-    def same_list(self, other: Prefix) -> bool:
-        """Returns True when both show one append-only list, so that the shorter is a prefix of the longer."""
-        return self._entries is other._entries
-
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -107,7 +103,7 @@ class View:
         That part is empty when the conversation ends with a reply. Reads no more than the two newest turns.
         """
         places = range(len(self.live) + len(self.turn) - 1, -1, -1)
-        at = next((i for i in places if self._answerable(i)), None)
+        at = next((i for i in places if is_question(self._at(i).message)), None)
         last = self.last()
         if at is None or (not self.turn and last is not None and is_final(last.message)):
             return self.live, ()
@@ -120,14 +116,14 @@ class View:
     def _at(self, index: int) -> Entry:
         return self.live[index] if index < len(self.live) else self.turn[index - len(self.live)]
 
-    def _answerable(self, index: int) -> bool:
-        message = self._at(index).message
-        return message.role == "user" and message.kind == "message"
+    def newest_first(self) -> Iterator[Entry]:
+        """Returns the entries of the conversation from the newest on, without system prompts and summaries."""
+        return chain(reversed(self.turn), reversed(self.live))
+
+    def newest_user(self) -> Entry | None:
+        """Returns the newest entry of the conversation that the user said."""
+        return next((e for e in self.newest_first() if is_question(e.message)), None)
 
     def last(self) -> Entry | None:
         """Returns the newest entry of the conversation, without system prompts, summaries and sections."""
-        for entries in (self.turn, self.live):
-            for index in range(len(entries) - 1, -1, -1):
-                if entries[index].message.kind != "section":
-                    return entries[index]
-        return None
+        return next((e for e in self.newest_first() if e.message.kind != "section"), None)
