@@ -30,7 +30,8 @@ class ChunkWriter:
         self._blocks = blocks
         self._segment = ""
         self._segments = 0
-        self._calls = _CallIndex()
+        self._ids: list[str] = []  # of the reply's calls so far, "" for one that has none yet
+        self._names: list[str] = []
 
     def event(self, event: StreamPiece) -> ChatGenerationChunk:
         match event:
@@ -41,8 +42,8 @@ class ChunkWriter:
                 if self._blocks:
                     return self._chunk([{"type": "text", "text": text, "index": self._index("text")}])
                 return self._chunk(text)
-            case ToolCalls(calls=calls):
-                return self._tool_calls([self._calls.place(delta) for delta in calls])
+            case ToolCalls(calls=calls, numbers=numbers):
+                return self._tool_calls([(n, self._news(n, delta)) for n, delta in zip(numbers, calls, strict=True)])
             case _:
                 assert_never(event)
 
@@ -60,8 +61,8 @@ class ChunkWriter:
         metadata = {"model_name": message.model, "finish_reason": message.finish_reason}
         late = [
             (index, ToolCallDelta(id=call.id))
-            for index, call in enumerate(message.tool_calls)
-            if index < len(self._calls.ids) and not self._calls.ids[index]
+            for index, (call, known_id) in enumerate(zip(message.tool_calls, self._ids, strict=False))
+            if not known_id
         ]
         chunk = self._tool_calls(late)
         chunk.message.additional_kwargs = extra
@@ -71,6 +72,17 @@ class ChunkWriter:
         if message.usage is not None:
             chunk.message.usage_metadata = UsageMetadata(**usage_metadata(message.usage))  # type: ignore[typeddict-item]
         return chunk
+
+    def _news(self, number: int, delta: ToolCallDelta) -> ToolCallDelta:
+        """Returns the delta with its id and its name only where its call had none before."""
+        if number == len(self._ids):
+            self._ids.append("")
+            self._names.append("")
+        new_id = None if self._ids[number] else delta.id or None
+        new_name = None if self._names[number] else delta.name or None
+        self._ids[number] = self._ids[number] or new_id or ""
+        self._names[number] = self._names[number] or new_name or ""
+        return ToolCallDelta(id=new_id, name=new_name, arguments=delta.arguments)
 
     def _tool_calls(self, placed: list[tuple[int, ToolCallDelta]]) -> ChatGenerationChunk:
         pieces = [tool_call_chunk(name=d.name, args=d.arguments, id=d.id, index=i) for i, d in placed]
@@ -96,44 +108,3 @@ class ChunkWriter:
             metadata["output_version"] = "v1"
         message = AIMessageChunk(content=content, id=self._id, response_metadata=metadata, **fields)
         return ChatGenerationChunk(message=message)
-
-
-class _CallIndex:
-    """The place of each delta's call, counted from 0, however the provider numbers them; `ids` are those told so far.
-
-    Decides as `ctxfold.stream.Fold` does, so that merged chunks and the stored reply hold the same calls.
-    """
-
-    def __init__(self) -> None:
-        self.ids: list[str | None] = []
-        self._names: list[str | None] = []
-        self._by_index: dict[int, int] = {}
-
-    def place(self, delta: ToolCallDelta) -> tuple[int, ToolCallDelta]:
-        """Returns the place of a call, and the delta with id and name only where they are new."""
-        at = self._find(delta)
-        if at is None:
-            at = len(self.ids)
-            self.ids.append(None)
-            self._names.append(None)
-        new_id = delta.id if delta.id and self.ids[at] is None else None
-        new_name = delta.name if delta.name and self._names[at] is None else None
-        self.ids[at] = self.ids[at] or new_id
-        self._names[at] = self._names[at] or new_name
-        if delta.index is not None:
-            self._by_index[delta.index] = at
-        return at, ToolCallDelta(id=new_id, name=new_name, arguments=delta.arguments)
-
-    def _find(self, delta: ToolCallDelta) -> int | None:
-        at_index = None if delta.index is None else self._by_index.get(delta.index)
-        if delta.id:
-            if delta.id in self.ids:
-                return self.ids.index(delta.id)
-            free = at_index is not None and self.ids[at_index] is None and self._names[at_index] is None
-            return at_index if free else None
-        last = len(self.ids) - 1 if self.ids else None
-        at = last if delta.index is None else at_index
-        if at is None and delta.index is not None and not delta.name:
-            at = last
-        opens = at is not None and delta.name and self._names[at] and delta.name != self._names[at]
-        return None if opens else at

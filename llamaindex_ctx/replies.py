@@ -25,7 +25,7 @@ from ctxfold.adapters.part_order import bound
 from ctxfold.errors import InvalidToolArgumentsError
 from ctxfold.messages import Part, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.protocols import Chunk, ToolCallDelta
-from ctxfold.stream import REFUSAL
+from ctxfold.stream import REFUSAL, ToolCalls
 from llamaindex_ctx.messages import from_chat_message, to_chat_message
 
 __all__ = ["CumulativeReply", "chat_response", "field_of", "noted", "tool_selections", "usage_of", "whole_reply"]
@@ -150,7 +150,7 @@ class CumulativeReply:
         self._fold = Fold(message_id, model)
         self._thinking = _Text()
         self._text = _Text()
-        self._calls = _CallsSoFar()
+        self._calls: list[_CallSoFar] = []
         self._one_call = one_call
         self._raw: dict[str, Any] = {}
 
@@ -160,23 +160,33 @@ class CumulativeReply:
         if isinstance(raw, dict):
             fields = cast("dict[str, Any]", raw)
             self._raw |= {name: value for name, value in fields.items() if value}
-        self._fold.feed(chunk)
+        for event in self._fold.feed(chunk):
+            if isinstance(event, ToolCalls):
+                for number, delta in zip(event.numbers, event.calls, strict=True):
+                    self._add(number, delta)
         thought, text = self._thinking.add(chunk.reasoning), self._text.add(chunk.content)
-        for delta in chunk.tool_calls:
-            self._calls.add(delta)
         if not (thought or text or chunk.tool_calls):
             return None
         blocks: list[ContentBlock] = []
         if self._thinking.text:
             blocks.append(ThinkingBlock(content=self._thinking.text))
         blocks.append(TextBlock(text=self._text.text))
-        calls = self._calls.named()[: 1 if self._one_call else None]
+        named = [c for c in self._calls if c.name][: 1 if self._one_call else None]
+        calls = [ToolCallPart(c.id, c.name, c.arguments.text) for c in named]
         blocks += [
             ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments) for call in calls
         ]
         message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
         _note_calls(message, calls)
         return _streamed(ChatResponse(message=message, raw=chunk.raw), text, thought)
+
+    def _add(self, number: int, delta: ToolCallDelta) -> None:
+        if number == len(self._calls):
+            self._calls.append(_CallSoFar())
+        call = self._calls[number]
+        call.id = call.id or delta.id or ""
+        call.name = call.name or delta.name or ""
+        call.arguments.add(delta.arguments)
 
     def close(self) -> ChatResponse:
         """Returns the whole answer, with usage and finish reason; its raw object merges those of the chunks."""
@@ -215,46 +225,11 @@ class _Text:
 
 @dataclass(slots=True)
 class _CallSoFar:
-    id: str | None = None
-    name: str | None = None
+    """A tool call as far as it has come, for show while it streams; the whole one is the fold's."""
+
+    id: str = ""
+    name: str = ""
     arguments: _Text = field(default_factory=_Text)
-
-
-class _CallsSoFar:
-    """Tool calls as far as they have come, for show while they stream; the whole ones are the fold's."""
-
-    def __init__(self) -> None:
-        self._calls: list[_CallSoFar] = []
-        self._by_key: dict[int | str, _CallSoFar] = {}
-
-    def add(self, delta: ToolCallDelta) -> None:
-        call = self._found(delta)
-        if call is None:
-            call = _CallSoFar()
-            self._calls.append(call)
-        call.id = call.id or delta.id
-        call.name = call.name or delta.name
-        call.arguments.add(delta.arguments)
-        for key in (delta.id, delta.index):
-            if key is not None:
-                self._by_key[key] = call
-
-    def _found(self, delta: ToolCallDelta) -> _CallSoFar | None:
-        if delta.id and delta.id in self._by_key:
-            return self._by_key[delta.id]
-        last = self._calls[-1] if self._calls else None
-        call = last if delta.index is None else self._by_key.get(delta.index)
-        if call is None and not (delta.name or delta.id):
-            call = last  # the tail of a call, under an index never seen
-        if call is None or (delta.id and call.id):
-            return None
-        # some servers repeat the name with every piece
-        renamed = delta.name and call.name and delta.name != call.name
-        restarted = delta.name and call.name and delta.arguments.lstrip().startswith("{")
-        return None if renamed or restarted else call
-
-    def named(self) -> tuple[ToolCallPart, ...]:
-        return tuple(ToolCallPart(call.id or "", call.name, call.arguments.text) for call in self._calls if call.name)
 
 
 # a response of any LLM as a reply

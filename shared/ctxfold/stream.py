@@ -50,10 +50,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
-    """Pieces of tool calls as they arrived; the complete calls are in the reply of `Completed` or `Fold.close`."""
+    """Pieces of tool calls as they arrived; the complete calls are in the reply of `Completed` or `Fold.close`.
+
+    `numbers` says which of the reply's calls each piece belongs to, counted from 0, however its service numbers them.
+    """
 
     calls: tuple[ToolCallDelta, ...]
     chunk: Chunk
+    numbers: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +106,8 @@ class Fold:
         if chunk.own_part:
             self._begin_part(ordered=bool(chunk.tool_calls))
         if chunk.tool_calls:
-            for delta in chunk.tool_calls:
-                self._calls.add(delta, len(self._segments))
-            events.append(ToolCalls(chunk.tool_calls, chunk))
+            numbers = tuple([self._calls.add(delta, len(self._segments)) for delta in chunk.tool_calls])
+            events.append(ToolCalls(chunk.tool_calls, chunk, numbers))
         if chunk.reasoning:
             self._thinking = True
             self._segment(thinking=True).pieces.append(chunk.reasoning)
@@ -263,6 +266,7 @@ class _Segment:
 
 @dataclass(slots=True)
 class _PartialCall:
+    number: int
     id: str | None = None
     name: str | None = None
     extra: str | None = None
@@ -281,11 +285,11 @@ class _Calls:
         self._by_index: dict[int, _PartialCall] = {}
         self._by_id: dict[str, _PartialCall] = {}
 
-    def add(self, delta: ToolCallDelta, after: int) -> None:
-        """Adds a delta. A call that it opens is placed after `after` segments."""
+    def add(self, delta: ToolCallDelta, after: int) -> int:
+        """Adds a delta and returns the number of its call. A call that it opens is placed after `after` segments."""
         call = self._find(delta)
         if call is None:
-            call = _PartialCall(after=after)
+            call = _PartialCall(len(self._calls), after=after)
             self._calls.append(call)
         if delta.id and call.id is None:
             call.id = delta.id
@@ -298,6 +302,7 @@ class _Calls:
             call.pieces.append(delta.arguments)
         if delta.index is not None:
             self._by_index[delta.index] = call
+        return call.number
 
     def _find(self, delta: ToolCallDelta) -> _PartialCall | None:
         """Returns the call that a delta continues; None when it opens one."""
@@ -322,17 +327,17 @@ class _Calls:
     def close(self, message_id: str, *, cut_short: bool) -> tuple[tuple[int, ToolCallPart], ...]:
         """Returns the calls, each with the number of segments before it."""
         parts: list[tuple[int, ToolCallPart]] = []
-        for number, call in enumerate(self._calls):
+        for call in self._calls:
             arguments = call.arguments()
             if cut_short and not (call.name and _is_object(arguments)):
                 continue
             if not call.name:
                 raise BackendError(
-                    f"tool call {number + 1} of {len(self._calls)} came without a name: "
+                    f"tool call {call.number + 1} of {len(self._calls)} came without a name: "
                     "retry, or report it to the server's maintainers",
                     kind="protocol",
                 )
-            identity = call.id or f"call_{message_id}_{number}"
+            identity = call.id or f"call_{message_id}_{call.number}"
             parts.append((call.after, ToolCallPart(identity, call.name, arguments or "{}", call.extra)))
         return tuple(parts)
 
