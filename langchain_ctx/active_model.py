@@ -20,7 +20,7 @@ from ctxfold.protocols import (
     Request,
     capabilities_of,
 )
-from langchain_ctx.models import model_window
+from langchain_ctx.models import model_name, model_window
 from langchain_ctx.summarizer import as_summarizer
 
 __all__ = [
@@ -181,14 +181,6 @@ def keeps_sessions(model: BaseChatModel) -> bool:
     return any(
         setting is not None and not isinstance(setting, bool) for setting in settings
     )  # `store=False` of ChatOpenAI is about its service
-
-
-def model_name(model: BaseChatModel) -> str:
-    for name in ("model", "model_name"):
-        value: object = getattr(model, name, None)
-        if isinstance(value, str) and value:
-            return value
-    return type(model).__name__
 
 
 def _needed(way: Callable[[Request], T] | None) -> Callable[[Request], T]:

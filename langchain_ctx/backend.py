@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
@@ -14,6 +13,7 @@ from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.inner_model import ForeignChunks, asked, offered, read_stream
 from langchain_ctx.messages import from_langchain
+from langchain_ctx.models import model_name, model_window
 from langchain_ctx.reasoning import check_model
 
 __all__ = ["LangChainBackend"]
@@ -48,17 +48,11 @@ class LangChainBackend:
 
     @property
     def model(self) -> str:
-        for name in ("model", "model_name"):
-            value: object = getattr(self._model, name, None)
-            if isinstance(value, str) and value:
-                return value
-        return type(self._model).__name__
+        return model_name(self._model)
 
     @property
     def context_window(self) -> int | None:
-        profile: object = self._model.profile
-        known = cast("Mapping[str, Any]", profile).get("max_input_tokens") if isinstance(profile, Mapping) else None
-        return self._window or known
+        return self._window or model_window(self._model)
 
     def send(self, request: Request) -> Reply:
         runnable, messages, options = self._call(request)

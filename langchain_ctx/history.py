@@ -16,7 +16,7 @@ from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
-from ctxfold.messages import Message
+from ctxfold.messages import Message, is_final
 from ctxfold.protocols import Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens import CtxWarning, TextCounter
@@ -321,7 +321,7 @@ class HistoryFactory(SharesSessions, Closing):
 def _ended(view: View) -> bool:
     """Returns True when the conversation ends with an answer."""
     last = view.last()
-    return last is not None and last.message.role == "assistant" and not last.message.tool_calls
+    return last is not None and is_final(last.message)
 
 
 def import_history(history: BaseChatMessageHistory, context: AgentContext) -> int:

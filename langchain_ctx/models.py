@@ -10,10 +10,16 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from ctxfold.errors import ConfigError, MissingExtraError
 
-__all__ = ["chosen_model", "is_configurable", "model_window", "named_model", "unknown_window"]
+__all__ = ["chosen_model", "is_configurable", "model_name", "model_window", "named_model", "unknown_window"]
 
 _OWN_KEYS = frozenset({"context_window", "owner", "session_id", "thread_id"})
 _GRAPH_KEYS = ("__pregel_", "checkpoint_")
+
+
+def model_name(model: object) -> str:
+    """Returns the model's own name, under whichever field its class has it, else the name of its class."""
+    names = (getattr(model, field, None) for field in ("model", "model_name"))
+    return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
 
 def model_window(model: object) -> int | None:

@@ -41,7 +41,7 @@ from langchain_ctx.callbacks import listeners
 from langchain_ctx.errors import backend_error, translated
 from langchain_ctx.inner_model import asked
 from langchain_ctx.messages import from_langchain, to_langchain
-from langchain_ctx.models import model_window, named_model
+from langchain_ctx.models import model_name, model_window, named_model
 
 __all__ = [
     "ChatModelSummarizer",
@@ -86,11 +86,7 @@ class ChatModelSummarizer:
 
     @property
     def model(self) -> str:
-        for name in ("model", "model_name"):
-            value = getattr(self._model, name, None)
-            if isinstance(value, str) and value:
-                return value
-        return type(self._model).__name__
+        return model_name(self._model)
 
     def send(self, request: Request) -> Reply:
         try:

@@ -13,8 +13,8 @@ from ctxfold.errors import ConfigError, MessageError
 from ctxfold.protocols import TokenCounter
 from ctxfold.tokens import TextCounter
 from ctxfold.validation import is_a, kind_of
-from langchain_ctx.active_model import model_name
 from langchain_ctx.messages import from_langchain
+from langchain_ctx.models import model_name
 from langchain_ctx.tools import counted
 
 __all__ = ["MessageTokens", "token_counter"]
