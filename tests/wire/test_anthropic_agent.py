@@ -25,7 +25,7 @@ from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.protocols import Wire
 from ctxfold.stores.memory import MemoryStore
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
-from ctxfold.testing.served_anthropic import signature
+from ctxfold.testing.render import signature
 from tests.wire.agent_session import TOOLS, Model, past_the_window, turn
 from tests.wire.anthropic_wire import folded
 
@@ -90,7 +90,7 @@ def test_whole_and_streamed_replies_say_the_same() -> None:
         streamed = folded(chunks)
         assert streamed.message.parts == whole.message.parts
     assert whole.message.parts == (
-        ReasoningPart(said.reasoning, signature(said.reasoning)),
+        ReasoningPart(said.reasoning, signature("messages", said.reasoning)),
         TextPart("Looking."),
         ToolCallPart("c1", "look", '{"n": 1}'),
     )

@@ -25,7 +25,7 @@ from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.protocols import Wire
 from ctxfold.stores.memory import MemoryStore
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from ctxfold.testing.served_converse import signature
+from ctxfold.testing.render import signature
 from tests.wire.agent_session import TOOLS, Model, past_the_window, turn
 
 BOUND, FREE = "us.anthropic.claude-opus-5-5-v1", "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
@@ -101,7 +101,10 @@ def test_the_server_refuses_what_bedrock_refuses() -> None:
     ) as server:
         with bedrock(server, FREE) as backend:
             said = backend.send(Request((user("q", id="u"),), tools=TOOLS)).message
-        assert said.parts == (ReasoningPart("Think.", signature("Think.")), ToolCallPart("c1", "look", '{"n": 1}'))
+        assert said.parts == (
+            ReasoningPart("Think.", signature("converse", "Think.")),
+            ToolCallPart("c1", "look", '{"n": 1}'),
+        )
         good = (user("q", id="u"), said, result_of("c1", "five", id="r"))
         assert refusal(server, *good) == ""
         rows: dict[str, Callable[[dict[str, Any]], None]] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import ctxfold.testing.language as language
 import ctxfold.testing.lookup as lookup
-from ctxfold.testing.script import Body, Reply, Scripted, ScriptedCall, api_error, as_list, as_mapping
+from ctxfold.testing.script import Body, Reply, Scripted, ScriptedCall, api_error, as_list, as_mapping, as_mappings
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -67,7 +67,7 @@ def own_summary(body: Body, *, count: Callable[[str], int]) -> str:
 
 def messages_of(body: Body) -> list[Message]:
     """The request's messages."""
-    return [as_mapping(message) for message in as_list(body.get("messages"))]
+    return as_mappings(body.get("messages"))
 
 
 def _text(

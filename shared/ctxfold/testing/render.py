@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -42,6 +44,19 @@ class Completion:
             }
             for index, call in enumerate(self.reply.tool_calls)
         ]
+
+
+def parsed_arguments(call: Mapping[str, Any]) -> Any:
+    """Returns the arguments of a call as the wires have them that send no text; an empty object for text that is no JSON."""
+    try:
+        return json.loads(call["function"]["arguments"])
+    except ValueError:
+        return {}
+
+
+def signature(wire: str, reasoning: str) -> str:
+    """Returns the signature of a reasoning text, so that the server can tell what comes back unchanged."""
+    return base64.b64encode(hashlib.sha256(f"{wire}:{reasoning}".encode("utf-8", "replace")).digest()).decode()
 
 
 def encode(value: Mapping[str, Any]) -> bytes:

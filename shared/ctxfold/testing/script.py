@@ -24,9 +24,20 @@ def as_list(value: Any) -> list[Any]:
     return list(cast("Any", value)) if isinstance(value, (list, tuple)) else []
 
 
+def as_mappings(value: Any) -> list[Mapping[str, Any]]:
+    """Returns the objects of an array; an entry that is no object becomes an empty one."""
+    return [as_mapping(entry) for entry in as_list(value)]
+
+
 def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns a message's tool calls; an entry that is no object becomes an empty one."""
-    return [as_mapping(call) for call in as_list(message.get("tool_calls"))]
+    """Returns a message's tool calls."""
+    return as_mappings(message.get("tool_calls"))
+
+
+def chat_call(identity: object, name: object, arguments: object) -> dict[str, Any]:
+    """Returns a tool call in the form of chat completions, with its arguments as JSON text."""
+    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": identity, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
@@ -12,11 +9,11 @@ from typing import Any, Literal
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
-from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapping
+from ctxfold.testing.script import Body, ErrorReply, api_error, as_mapping, as_mappings, chat_call
 from ctxfold.testing.served import Asked, ServedWire
 from ctxfold.testing.strict import Strict
 
-__all__ = ["COUNT_PATH", "Messages", "signature"]
+__all__ = ["COUNT_PATH", "Messages"]
 
 Block = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
@@ -54,11 +51,6 @@ _KNOWN = {
 }
 
 
-def signature(thinking: str) -> str:
-    """Returns the signature of a thinking text, so that the server can tell what comes back unchanged."""
-    return base64.b64encode(hashlib.sha256(f"messages:{thinking}".encode("utf-8", "replace")).digest()).decode()
-
-
 class Messages(ServedWire):
     """The Messages API; any `strict` makes it check requests."""
 
@@ -71,7 +63,7 @@ class Messages(ServedWire):
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         for row in _since_compaction(_rows(body)):
             messages += _chat_messages(row)
-        tools = [as_mapping(tool) for tool in as_list(body.get("tools"))]
+        tools = as_mappings(body.get("tools"))
         chat: dict[str, Any] = {
             "model": body.get("model"),
             "messages": messages,
@@ -117,11 +109,11 @@ class Messages(ServedWire):
             message = _message(completion, _managed_usage(completion))
             return render.encode({**message, "content": content, "stop_reason": "compaction"})
         if reply.reasoning:
-            thinking = {"thinking": reply.reasoning, "signature": signature(reply.reasoning)}
+            thinking = {"thinking": reply.reasoning, "signature": render.signature("messages", reply.reasoning)}
             content.append({"type": "thinking", **thinking})
         if reply.content:
             content.append({"type": "text", "text": reply.content})
-        content += [{**_use(call), "input": _object(call["function"]["arguments"])} for call in completion.calls()]
+        content += [{**_use(call), "input": render.parsed_arguments(call)} for call in completion.calls()]
         message = _message(completion, _managed_usage(completion))
         return render.encode({**message, "content": content, "stop_reason": _finish(completion)})
 
@@ -192,7 +184,7 @@ def _streamed(completion: render.Completion) -> Iterator[tuple[dict[str, Any], l
         return
     if reply.reasoning:
         thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in render.pieces(reply.reasoning, None)]
-        signed = {"type": "signature_delta", "signature": signature(reply.reasoning)}
+        signed = {"type": "signature_delta", "signature": render.signature("messages", reply.reasoning)}
         yield {"type": "thinking", "thinking": "", "signature": ""}, [*thoughts, signed]
     if reply.content:
         pieces = render.pieces(reply.content, reply.chunks)
@@ -204,13 +196,6 @@ def _streamed(completion: render.Completion) -> Iterator[tuple[dict[str, Any], l
 
 def _use(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
-
-
-def _object(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {}
 
 
 def _event(kind: str, **fields: Any) -> bytes:
@@ -252,14 +237,14 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(body: Body) -> list[Mapping[str, Any]]:
-    return [as_mapping(row) for row in as_list(body.get("messages"))]
+    return as_mappings(body.get("messages"))
 
 
 def _content(content: Any) -> list[Block]:
     """Returns the blocks of a content, which may be one text."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    return [as_mapping(block) for block in as_list(content)]
+    return as_mappings(content)
 
 
 def _of(row: Mapping[str, Any], kind: str) -> list[Block]:
@@ -284,7 +269,7 @@ def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         thoughts = "".join(str(block.get("thinking") or "") for block in _of(row, "thinking"))
         if thoughts:
             message["reasoning_content"] = thoughts
-        calls = [_call(use) for use in _of(row, "tool_use")]
+        calls = [chat_call(use.get("id"), use.get("name"), use.get("input")) for use in _of(row, "tool_use")]
         yield {**message, "tool_calls": calls} if calls else message
         return
     results = _of(row, "tool_result")
@@ -293,11 +278,6 @@ def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     said = _shown(row.get("content"))
     if said or not results:
         yield {"role": "user", "content": said}
-
-
-def _call(use: Block) -> dict[str, Any]:
-    function = {"name": use.get("name"), "arguments": json.dumps(use.get("input"), ensure_ascii=False)}
-    return {"id": use.get("id"), "type": "function", "function": function}
 
 
 def _shown(content: Any) -> str | list[dict[str, Any]]:
@@ -340,7 +320,7 @@ def _parameters(body: Body) -> str | None:
 
 def _edit(body: Body) -> Mapping[str, Any] | None:
     """Returns the compaction that a request asks for."""
-    edits = map(as_mapping, as_list(as_mapping(body.get("context_management")).get("edits")))
+    edits = as_mappings(as_mapping(body.get("context_management")).get("edits"))
     return next((edit for edit in edits if edit.get("type") == _COMPACT), None)
 
 
@@ -440,7 +420,7 @@ def _pairs(rows: Rows) -> str | None:
 
 
 def _marks(body: Body, rows: Rows) -> str | None:
-    blocks = [*_content(body.get("system")), *(as_mapping(tool) for tool in as_list(body.get("tools")))]
+    blocks = [*_content(body.get("system")), *as_mappings(body.get("tools"))]
     for row in rows:
         for block in _content(row.get("content")):
             blocks += [block, *_content(block.get("content"))]
@@ -465,7 +445,7 @@ def _thinking(body: Body, rows: Rows, produced: LruCache[str, str]) -> str | Non
         for place, block in enumerate(blocks):
             if block.get("type") != "thinking":
                 continue
-            if block.get("signature") != signature(str(block.get("thinking"))):
+            if block.get("signature") != render.signature("messages", str(block.get("thinking"))):
                 return f"messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
         calls = _of(row, "tool_use")
         if index <= asked or not calls or mode in ("adaptive", "disabled"):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +12,11 @@ from zlib import crc32
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
-from ctxfold.testing.script import ErrorReply, as_list, as_mapping
+from ctxfold.testing.script import ErrorReply, as_list, as_mapping, as_mappings, chat_call
 from ctxfold.testing.served import Asked, ServedWire
 from ctxfold.testing.strict import Strict
 
-__all__ = ["Converse", "event_frame", "signature"]
+__all__ = ["Converse", "event_frame"]
 
 _PATH = re.compile(r"/model/(?P<model>[^/]+)/converse(?P<stream>-stream)?$")
 _CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
@@ -47,11 +44,6 @@ def event_frame(headers: Mapping[str, str], payload: bytes) -> bytes:
     lengths = struct.pack(">II", 16 + len(block) + len(payload), len(block))
     frame = lengths + struct.pack(">I", crc32(lengths)) + block + payload
     return frame + struct.pack(">I", crc32(frame))
-
-
-def signature(reasoning: str) -> str:
-    """Returns the signature of a reasoning text, so that the server can tell what comes back unchanged."""
-    return base64.b64encode(hashlib.sha256(f"converse:{reasoning}".encode("utf-8", "replace")).digest()).decode()
 
 
 class Converse(ServedWire):
@@ -101,13 +93,13 @@ class Converse(ServedWire):
         reply = completion.reply
         content: list[dict[str, Any]] = []
         if reply.reasoning:
-            reasoning = {"text": reply.reasoning, "signature": signature(reply.reasoning)}
+            reasoning = {"text": reply.reasoning, "signature": render.signature("converse", reply.reasoning)}
             content.append({"reasoningContent": {"reasoningText": reasoning}})
         if reply.content or not (reply.tool_calls or reply.reasoning):
             content.append({"text": reply.content})
         for call in completion.calls():
             function = call["function"]
-            use = {"toolUseId": call["id"], "name": function["name"], "input": _object(function["arguments"])}
+            use = {"toolUseId": call["id"], "name": function["name"], "input": render.parsed_arguments(call)}
             content.append({"toolUse": use})
         return render.encode(
             {
@@ -124,7 +116,7 @@ class Converse(ServedWire):
         if reply.reasoning:
             for piece in render.pieces(reply.reasoning, None):
                 yield _delta(number, {"reasoningContent": {"text": piece}})
-            yield _delta(number, {"reasoningContent": {"signature": signature(reply.reasoning)}})
+            yield _delta(number, {"reasoningContent": {"signature": render.signature("converse", reply.reasoning)}})
             yield _event("contentBlockStop", {"contentBlockIndex": number})
             number += 1
         if reply.content:
@@ -172,22 +164,15 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _object(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {}
-
-
 # a request as a chat completion
 
 
 def _rows(asked: Asked) -> list[Mapping[str, Any]]:
-    return [as_mapping(row) for row in as_list(asked.body.get("messages"))]
+    return as_mappings(asked.body.get("messages"))
 
 
 def _content(row: Mapping[str, Any]) -> list[Block]:
-    return [as_mapping(block) for block in as_list(row.get("content"))]
+    return as_mappings(row.get("content"))
 
 
 def _text(blocks: Sequence[Any]) -> list[str]:
@@ -213,7 +198,7 @@ def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         reasoning = [as_mapping(as_mapping(b.get("reasoningContent")).get("reasoningText")) for b in content]
         if any(reasoning):
             message["reasoning_content"] = "".join(str(one.get("text", "")) for one in reasoning)
-        calls = [_call(use) for use in _of(row, "toolUse")]
+        calls = [chat_call(use.get("toolUseId"), use.get("name"), use.get("input")) for use in _of(row, "toolUse")]
         yield {**message, "tool_calls": calls} if calls else message
         return
     for result in _of(row, "toolResult"):
@@ -221,11 +206,6 @@ def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"role": "tool", "tool_call_id": result.get("toolUseId"), "content": told}
     if text or not _of(row, "toolResult"):
         yield {"role": "user", "content": text}
-
-
-def _call(use: Block) -> dict[str, Any]:
-    function = {"name": use.get("name"), "arguments": json.dumps(use.get("input"), ensure_ascii=False)}
-    return {"id": use.get("toolUseId"), "type": "function", "function": function}
 
 
 # what Bedrock refuses
@@ -321,7 +301,7 @@ def _reasoning(rows: Rows, produced: LruCache[str, str], *, needed: bool) -> str
             as_mapping(b["reasoningContent"]).get("reasoningText") for b in _content(row) if "reasoningContent" in b
         ]
         for place, text in enumerate(as_mapping(one) for one in sent if one is not None):
-            if text.get("signature") != signature(str(text.get("text"))):
+            if text.get("signature") != render.signature("converse", str(text.get("text"))):
                 return f"{_MODEL_SAID}messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
         wanted = {produced.get(str(use.get("toolUseId"))) for use in _of(row, "toolUse")} - {None}
         if needed and index > asked and wanted and "reasoningContent" not in _content(row)[0]:

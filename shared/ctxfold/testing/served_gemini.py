@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from urllib.parse import unquote
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
-from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapping
+from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapping, as_mappings, chat_call
 from ctxfold.testing.served import Asked, ServedWire
 from ctxfold.testing.strict import Strict
 
@@ -56,7 +55,7 @@ class GenerateContent(ServedWire):
             "messages": _messages(asked.body),
             "stream": method == "streamGenerateContent",
         }
-        tools = [_tool(as_mapping(one)) for tool in _objects(asked.body.get("tools")) for one in _declared(tool)]
+        tools = [_tool(as_mapping(one)) for tool in as_mappings(asked.body.get("tools")) for one in _declared(tool)]
         if tools:
             body["tools"] = tools
         if "maxOutputTokens" in generation:
@@ -99,7 +98,11 @@ class GenerateContent(ServedWire):
         calls = [part for part in parts if "functionCall" in part]
         if calls:
             yield _event(_reply(completion, calls))
-        signed = {"thoughtSignature": _signature(completion.reply.reasoning)} if completion.reply.reasoning else {}
+        signed = (
+            {"thoughtSignature": render.signature("gemini", completion.reply.reasoning)}
+            if completion.reply.reasoning
+            else {}
+        )
         # the signature of an answer without calls comes last, on an empty text
         yield _event(_reply(completion, [{"text": "", **({} if calls else signed)}], finish))
 
@@ -122,10 +125,6 @@ def _named(asked: Asked) -> tuple[str, str]:
     return (unquote(match[1]), match[2]) if match is not None else ("", "")
 
 
-def _objects(value: Any) -> list[Mapping[str, Any]]:
-    return [as_mapping(item) for item in as_list(value)]
-
-
 def _declared(tool: Mapping[str, Any]) -> list[Any]:
     return as_list(tool.get("functionDeclarations"))
 
@@ -142,8 +141,8 @@ def _messages(body: Body) -> list[dict[str, Any]]:
     system = _text(as_mapping(body.get("systemInstruction")).get("parts"))
     if system:
         messages.append({"role": "system", "content": system})
-    for number, content in enumerate(_objects(body.get("contents"))):
-        parts = _objects(content.get("parts"))
+    for number, content in enumerate(as_mappings(body.get("contents"))):
+        parts = as_mappings(content.get("parts"))
         if content.get("role") == "model":
             messages.append(_assistant(parts, number))
             continue
@@ -168,22 +167,21 @@ def _assistant(parts: Sequence[Mapping[str, Any]], number: int) -> dict[str, Any
     for part in parts:
         call = as_mapping(part.get("functionCall"))
         if call:
-            function = {"name": call.get("name"), "arguments": json.dumps(call.get("args") or {}, ensure_ascii=False)}
             identity = call.get("id") or f"call_{number}_{len(calls)}"
-            calls.append({"id": identity, "type": "function", "function": function})
+            calls.append(chat_call(identity, call.get("name"), call.get("args") or {}))
     if calls:
         message["tool_calls"] = calls
     return message
 
 
 def _text(parts: Any) -> str:
-    return "".join(str(part.get("text") or "") for part in _objects(parts) if not part.get("thought"))
+    return "".join(str(part.get("text") or "") for part in as_mappings(parts) if not part.get("thought"))
 
 
 def _parts(completion: render.Completion) -> tuple[list[dict[str, Any]], str]:
     """Returns the parts of a whole reply and its finish reason: the first call is signed, or else the text."""
     reply = completion.reply
-    signed = {"thoughtSignature": _signature(reply.reasoning)}
+    signed = {"thoughtSignature": render.signature("gemini", reply.reasoning)}
     parts: list[dict[str, Any]] = [{"text": reply.reasoning, "thought": True}] if reply.reasoning else []
     if reply.content:
         parts.append({"text": reply.content, **(signed if reply.reasoning and not reply.tool_calls else {})})
@@ -225,24 +223,19 @@ def _event(reply: Mapping[str, Any]) -> bytes:
     return b"data: " + render.encode(reply) + b"\r\n\r\n"
 
 
-def _signature(reasoning: str) -> str:
-    """Returns the signature of a step, made from its thoughts, so that one that comes back can be checked."""
-    return base64.b64encode(hashlib.sha256(f"gemini:{reasoning}".encode("utf-8", "replace")).digest()).decode()
-
-
 def _calls(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [part for part in _objects(content.get("parts")) if "functionCall" in part]
+    return [part for part in as_mappings(content.get("parts")) if "functionCall" in part]
 
 
 def _responses(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [part for part in _objects(content.get("parts")) if "functionResponse" in part]
+    return [part for part in as_mappings(content.get("parts")) if "functionResponse" in part]
 
 
 def _empty(contents: Sequence[Mapping[str, Any]]) -> str | None:
     for index, content in enumerate(contents):
         if content.get("role") not in ("user", "model"):
             return "Please use a valid role: user, model."
-        parts = _objects(content.get("parts"))
+        parts = as_mappings(content.get("parts"))
         where = f"* GenerateContentRequest.contents[{index}].parts"
         if not parts:
             return f"{where}: contents.parts must not be empty."
@@ -265,7 +258,7 @@ def _pairs(contents: Sequence[Mapping[str, Any]]) -> str | None:
             return _AS_MANY
         if responses and not _calls(before):
             return _AFTER_CALL
-        if responses and len(responses) != len(_objects(content.get("parts"))):
+        if responses and len(responses) != len(as_mappings(content.get("parts"))):
             return _AS_MANY
     return None
 
@@ -285,6 +278,6 @@ def _signatures(contents: Sequence[Mapping[str, Any]], produced: LruCache[str, s
             reasoning = produced.get(str(call.get("id")))
             if signature in (None, _PLACEHOLDER) or reasoning is None:
                 continue
-            if signature != _signature(reasoning):
+            if signature != render.signature("gemini", reasoning):
                 return "Corrupted thought signature."
     return None

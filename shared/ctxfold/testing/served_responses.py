@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
-from ctxfold.testing.script import ErrorReply, api_error, as_list, as_mapping
+from ctxfold.testing.script import ErrorReply, api_error, as_list, as_mapping, as_mappings
 from ctxfold.testing.served import Asked, ServedWire
 from ctxfold.testing.strict import Strict
 
@@ -77,7 +77,7 @@ class Responses(ServedWire):
         for index, item in enumerate(items):
             if index >= newest or (item.get("type") == "message" and item.get("role") != "assistant"):
                 _add_message(messages, item)
-        tools = [as_mapping(tool) for tool in as_list(body.get("tools"))]
+        tools = as_mappings(body.get("tools"))
         chat: dict[str, Any] = {
             "model": body.get("model"),
             "messages": messages,
@@ -111,7 +111,7 @@ class Responses(ServedWire):
     def compaction(self, asked: Asked, prompt_tokens: int) -> Literal["alone", "beside"] | None:
         if asked.path.endswith(_COMPACT_PATH):
             return "alone"
-        thresholds = [as_mapping(one).get("compact_threshold") for one in as_list(asked.body.get("context_management"))]
+        thresholds = [one.get("compact_threshold") for one in as_mappings(asked.body.get("context_management"))]
         return "beside" if any(isinstance(t, int) and prompt_tokens >= t for t in thresholds) else None
 
     def without_compaction(self, asked: Asked) -> ErrorReply | None:
@@ -294,7 +294,7 @@ def _items(body: Mapping[str, Any]) -> list[Item]:
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    parts = [as_mapping(part) for part in as_list(content)]
+    parts = as_mappings(content)
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
 
 
@@ -336,7 +336,7 @@ def _parameters(body: Mapping[str, Any], items: Sequence[Item]) -> str | None:
     for name in _FOREIGN:
         if name in body:
             return f"Unknown parameter: '{name}'."
-    for index, tool in enumerate(map(as_mapping, as_list(body.get("tools")))):
+    for index, tool in enumerate(as_mappings(body.get("tools"))):
         if tool.get("type") == "function" and not tool.get("name"):
             return f"Missing required parameter: 'tools[{index}].name'."
     for index, item in enumerate(items):
@@ -387,7 +387,7 @@ def _only_compacts(body: Mapping[str, Any]) -> str | None:
 
 def _managed(body: Mapping[str, Any]) -> str | None:
     """Returns the error of a compaction that a request asks for beside its reply."""
-    for index, one in enumerate(map(as_mapping, as_list(body.get("context_management")))):
+    for index, one in enumerate(as_mappings(body.get("context_management"))):
         if one.get("type") != "compaction":
             return f"Invalid value: '{one.get('type')}'. Supported values are: 'compaction'."
         threshold = one.get("compact_threshold")

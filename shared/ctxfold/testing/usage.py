@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ctxfold.testing.script import Body, as_list, as_mapping, calls_of
+from ctxfold.testing.script import Body, as_list, as_mapping, as_mappings, calls_of
 
 _MESSAGE_TOKENS = 4
 _REMEMBERED_COUNTS = 100_000
@@ -84,7 +84,7 @@ class Meter:
     def prompt(self, body: Body) -> Prompt:
         """The request's units, counted."""
         tools = as_list(body.get("tools"))
-        messages = [as_mapping(message) for message in as_list(body.get("messages"))]
+        messages = as_mappings(body.get("messages"))
         rolling = hashlib.sha256()
         prefixes: list[bytes] = []
         tokens: list[int] = []
