@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from ctxfold.engine.archive import Hit
 from ctxfold.engine.fit import newest_question
 from ctxfold.errors import ConfigError, CtxError
-from ctxfold.history.prompt_safety import as_quoted_data, strip_control_chars
+from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.view import View
-from ctxfold.messages import MediaPart, Message, ToolSpec
+from ctxfold.inspect.explain import readable_text
+from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import medium_of
 from ctxfold.validation import is_a, kind_of
 
 __all__ = ["HISTORY_TOOLS", "HistoryTool", "history_tools", "reading_media"]
@@ -191,9 +191,7 @@ class _Bound:
     def _page(self, message: Message, reference: str, offset: int) -> str:
         if message.visibility == "user":
             return f"Error: message {reference} is for the user only."
-        media = [f"[{medium_of(part)}]" for part in message.parts if isinstance(part, MediaPart)]
-        calls = [f"calls {c.name}({c.arguments})" for c in message.tool_calls]
-        text = strip_control_chars("\n".join([message.text, *media, *calls]).strip("\n"))
+        text = readable_text(message)
         rules = self._ctx.policy  # of the engine: no reading of the log for it
         start = max(0, offset)
         limit_tokens = int(PAGE_SHARE * rules.tool_result_ratio * rules.budget_tokens)

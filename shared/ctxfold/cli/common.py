@@ -34,6 +34,7 @@ __all__ = [
     "print_json",
     "progress",
     "session",
+    "session_in",
     "shown",
     "within",
 ]
@@ -145,14 +146,16 @@ def opened(url: str, *, new: bool = False) -> Generator[Store, None, None]:
         store.close()
 
 
+def session_in(store: Store, name: str, owner: str, *, create: bool = False, **settings: Any) -> AgentContext:
+    """Returns a session of a store with its stored settings; a new one is made only with `create`."""
+    all_settings: dict[str, Any] = {"context_window": ANY_WINDOW, "background": False, **settings}
+    return AgentContext(store=store, session_id=name, owner=owner, create=create, **all_settings)
+
+
 @contextmanager
 def session(
-    url: str, name: str, owner: str, *, create: bool = False, context_window: int | None = None, **settings: Any
+    url: str, name: str, owner: str, *, create: bool = False, **settings: Any
 ) -> Generator[AgentContext, None, None]:
-    """Opens a session with its stored settings; a new one is made only with `create`."""
-    all_settings: dict[str, Any] = {"context_window": context_window or ANY_WINDOW, "background": False, **settings}
-    with (
-        opened(url, new=create) as store,
-        AgentContext(store=store, session_id=name, owner=owner, create=create, **all_settings) as context,
-    ):
+    """Opens a session as `session_in` does, in a store of its own."""
+    with opened(url, new=create) as store, session_in(store, name, owner, create=create, **settings) as context:
         yield context

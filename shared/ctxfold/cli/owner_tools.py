@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ctxfold.cli.common import ANY_WINDOW, moment
+from ctxfold.cli.common import moment, session_in
 from ctxfold.effects import run
 from ctxfold.engine.owner_search import scope_of, search_owner
 from ctxfold.errors import ConfigError, MessageErasedError, MessageNotFoundError
 from ctxfold.history.prompt_safety import as_quoted_data, strip_control_chars
 from ctxfold.history.records import OFFLOADED, SessionKey
+from ctxfold.inspect.explain import readable_text
 from ctxfold.memory.store import new_item, rendered
 from ctxfold.memory.store import search as search_memory
-from ctxfold.messages import MediaPart, Message, Role
+from ctxfold.messages import Message, Role
 from ctxfold.protocols import Ports, Store, Uncounted
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import medium_of
 from ctxfold.validation import check_name
 
 __all__ = ["INSTRUCTIONS", "OwnerTools"]
@@ -172,18 +171,8 @@ class OwnerTools:
 
     # sessions
 
-    @contextmanager
-    def _opened(self, session: str, **settings: Any) -> Generator[AgentContext]:
-        with AgentContext(
-            store=self._store,
-            owner=self._owner,
-            session_id=session,
-            create=False,
-            context_window=ANY_WINDOW,
-            background=False,
-            **settings,
-        ) as context:
-            yield context
+    def _opened(self, session: str, **settings: Any) -> AgentContext:
+        return session_in(self._store, session, self._owner, **settings)
 
     def _last_change(self, name: str) -> float:
         key = SessionKey(self._owner, name)
@@ -221,9 +210,7 @@ def _text(message: Message | str) -> str:
         return message
     if message.visibility == "user":
         return "[for the user only]"
-    media = [f"[{medium_of(part)}]" for part in message.parts if isinstance(part, MediaPart)]
-    calls = [f"calls {c.name}({c.arguments})" for c in message.tool_calls]
-    return f"{message.role}: " + strip_control_chars("\n".join([message.text, *media, *calls]).strip("\n"))
+    return f"{message.role}: {readable_text(message)}"
 
 
 def _page(messages: Iterable[tuple[str, Message | str]], offset: int, last: str) -> str:

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxfold.cli.common import (
-    ANY_WINDOW,
     OWNER,
     AsJson,
     Name,
@@ -25,6 +24,7 @@ from ctxfold.cli.common import (
     print_json,
     progress,
     session,
+    session_in,
     shown,
     within,
 )
@@ -46,9 +46,7 @@ def sessions(store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = False) -> 
         names = place.sessions(owner)
         rows: list[dict[str, Any]] = []
         if names:
-            with AgentContext(
-                store=place, owner=owner, session_id=names[0], create=False, context_window=ANY_WINDOW
-            ) as first:
+            with session_in(place, names[0], owner) as first:
                 shown_names = track(names, "reading", console=progress(), transient=True, disable=len(names) < 20)
                 rows += [_row(first.at(name, create=False)) for name in shown_names]
         if as_json:
@@ -171,9 +169,7 @@ def search(  # noqa: PLR0913 - the options of a command
         names = place.sessions(owner) if every else words[:1]
         hits: tuple[Hit, ...] = ()
         if names:
-            with AgentContext(
-                store=place, owner=owner, session_id=names[0], create=False, context_window=ANY_WINDOW, background=False
-            ) as context:
+            with session_in(place, names[0], owner) as context:
                 hits = context.search_owner(
                     " ".join(words[0 if every else 1 :]),
                     limit,

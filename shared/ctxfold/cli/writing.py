@@ -14,7 +14,6 @@ import typer
 from rich.progress import Progress, track
 
 from ctxfold.cli.common import (
-    ANY_WINDOW,
     OWNER,
     AsJson,
     Name,
@@ -26,6 +25,7 @@ from ctxfold.cli.common import (
     print_json,
     progress,
     session,
+    session_in,
     shown,
     within,
 )
@@ -37,7 +37,6 @@ from ctxfold.history.records import OFFLOADED
 from ctxfold.history.view import View
 from ctxfold.io.session_files import Zone, file_rules
 from ctxfold.protocols import Store, Wire
-from ctxfold.session.context import AgentContext
 
 if TYPE_CHECKING:
     from ctxfold.stores.sql import SqlStore
@@ -265,9 +264,7 @@ def _pruned(
     if not names:
         return Pruned()
     with (
-        AgentContext(
-            store=store, owner=owner, session_id=names[0], context_window=ANY_WINDOW, create=False, background=False
-        ) as context,
+        session_in(store, names[0], owner) as context,
         Progress(console=progress(), transient=True, disable=len(names) < 2) as bar,
     ):
         task = bar.add_task("pruning", total=len(names))
@@ -281,9 +278,7 @@ def _erase_in(
 ) -> list[Erasure]:
     done: list[Erasure] = []
     for name in track(names, "erasing", console=progress(), transient=True, disable=len(names) < 2):
-        with AgentContext(
-            store=store, owner=owner, session_id=name, context_window=ANY_WINDOW, create=False, background=False
-        ) as context:
+        with session_in(store, name, owner) as context:
             if oldest is not None:
                 done.append(context.erase_older_than(oldest))
             else:

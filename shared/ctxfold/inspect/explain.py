@@ -11,14 +11,16 @@ from ctxfold.errors import ConfigError, MessageErasedError, MessageNotFoundError
 from ctxfold.events import WindowGauge
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixStats
+from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import Compacted, Erased, Record
 from ctxfold.history.sections import section_note
 from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.view import Entry
 from ctxfold.inspect.html import window_html
-from ctxfold.messages import Message, ProviderSummary
+from ctxfold.messages import MediaPart, Message, ProviderSummary
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession, known_records
+from ctxfold.tokens import medium_of
 from ctxfold.validation import kind_of
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "explain_message",
     "original",
     "original_record",
+    "readable_text",
     "seen_by_user",
     "with_hidden",
 ]
@@ -263,6 +266,13 @@ def conversation(
     stored = {r.seq: r for r in records}
     messages = [message_in(stored[e.seq], e.id) or e.message for e in state.view(turn_id)]
     return seen_by_user(messages) if audience == "user" else tuple(messages)
+
+
+def readable_text(message: Message) -> str:
+    """Returns what a message holds as text for a model that reads it back: its words, its media by type, and its calls."""
+    media = [f"[{medium_of(part)}]" for part in message.parts if isinstance(part, MediaPart)]
+    calls = [f"calls {c.name}({c.arguments})" for c in message.tool_calls]
+    return strip_control_chars("\n".join([message.text, *media, *calls]).strip("\n"))
 
 
 def seen_by_user(messages: Iterable[Message]) -> tuple[Message, ...]:

@@ -69,7 +69,6 @@ __all__ = [
     "read_lines",
     "session_text",
     "stored_policy",
-    "whole_log",
     "write_lines",
 ]
 
@@ -270,10 +269,6 @@ def file_rules(path: str | os.PathLike[str]) -> Json:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return stored_policy(changes) if changes else {}
-
-
-def whole_log(open_session: OpenSession) -> Flow[tuple[Record, ...]]:
-    return (yield from StoreCall(Store.read, open_session.key))
 
 
 # loading

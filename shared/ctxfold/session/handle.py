@@ -15,7 +15,7 @@ from ctxfold.compaction.commit import Outcome
 from ctxfold.compaction.goal import set_goal, set_subgoal
 from ctxfold.compaction.tool_summaries import summarise_pairs
 from ctxfold.connect import LineCodec, SessionSettings
-from ctxfold.effects import ArchiveRead, Call, Flow, FlowMethods, async_method, in_thread, sync_method
+from ctxfold.effects import ArchiveRead, Call, Flow, FlowMethods, StoreCall, async_method, in_thread, sync_method
 from ctxfold.engine import archive, erase
 from ctxfold.engine import edit as editing
 from ctxfold.engine.archive import Hit
@@ -43,7 +43,6 @@ from ctxfold.io.session_files import (
     parse_session,
     session_text,
     stored_policy,
-    whole_log,
     write_lines,
 )
 from ctxfold.messages import Message, Role, Visibility, system, tool_result, user
@@ -565,7 +564,7 @@ class SessionFiles(SessionErasing, Closing):
     @sync_method
     def save_snapshot(self, path: Path) -> Flow[None]:
         """Writes the whole session (messages, pins, summaries, policy) to one versioned file that appears only when complete."""
-        records = yield from whole_log((yield from self._open_session()))
+        records = yield from StoreCall(Store.read, (yield from self._open_session()).key)
         yield from Call(lambda: write_lines(path, [session_text(self._key, records)]))
 
     asave_snapshot = async_method(save_snapshot)
