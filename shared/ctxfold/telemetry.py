@@ -106,20 +106,19 @@ def _described(request: Request, backend: ContextBackend, operation: str) -> tup
 
 def record_reply(noted: Noted, reply: Reply) -> None:
     """Records the attributes of a reply."""
-    if noted is None:
-        return
-    if reply.message.model is not None:
-        noted.set_attribute("gen_ai.response.model", reply.message.model)
-    if reply.finish_reason is not None:
-        noted.set_attribute("gen_ai.response.finish_reasons", [reply.finish_reason])
-    if reply.usage is not None:
-        _record_usage(noted, reply.usage)
+    if noted is not None:
+        _record_answer(noted, reply.message.model, reply.finish_reason, reply.usage)
 
 
-def _record_usage(noted: Span, usage: Usage) -> None:
-    noted.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
-    noted.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
-    noted.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cache_read_tokens)
+def _record_answer(noted: Span, model: str | None, finish_reason: str | None, usage: Usage | None) -> None:
+    if model is not None:
+        noted.set_attribute("gen_ai.response.model", model)
+    if finish_reason is not None:
+        noted.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
+    if usage is not None:
+        noted.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
+        noted.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
+        noted.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cache_read_tokens)
 
 
 def traced(open_stream: Callable[[Request], ChunkStream], request: Request, backend: ContextBackend) -> ChunkStream:
@@ -158,15 +157,6 @@ def _begun(request: Request, backend: ContextBackend) -> Span | None:
     return begun
 
 
-def _record_chunk(noted: Span, chunk: Chunk) -> None:
-    if chunk.model is not None:
-        noted.set_attribute("gen_ai.response.model", chunk.model)
-    if chunk.finish_reason is not None:
-        noted.set_attribute("gen_ai.response.finish_reasons", [chunk.finish_reason])
-    if chunk.usage is not None:
-        _record_usage(noted, chunk.usage)
-
-
 class _Traced:
     def __init__(self, stream: ChunkStream, noted: Span) -> None:
         self._stream, self._noted = stream, noted
@@ -174,7 +164,7 @@ class _Traced:
     def __iter__(self) -> Iterator[Chunk]:
         try:
             for chunk in self._stream:
-                _record_chunk(self._noted, chunk)
+                _record_answer(self._noted, chunk.model, chunk.finish_reason, chunk.usage)
                 yield chunk
         except Exception as error:
             _record_failure(self._noted, error)
@@ -196,7 +186,7 @@ class _TracedAsync:
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         try:
             async for chunk in self._stream:
-                _record_chunk(self._noted, chunk)
+                _record_answer(self._noted, chunk.model, chunk.finish_reason, chunk.usage)
                 yield chunk
         except Exception as error:
             _record_failure(self._noted, error)

@@ -369,8 +369,13 @@ def erase_owner(engine: Engine, owner: str) -> Flow[bool]:
 
 def forks(key: SessionKey) -> Flow[tuple[str, ...]]:
     """Returns the sessions that were forked from this one, directly or not."""
+    return (yield from _forked_from(key, (yield from StoreCall(Store.copies, key))))
+
+
+def _forked_from(key: SessionKey, names: Iterable[str]) -> Flow[tuple[str, ...]]:
+    """Returns those of the owner's sessions that were forked from this one, by the origins that each of them names."""
     origins: dict[str, tuple[str, ...]] = {}
-    for name in (yield from StoreCall(Store.copies, key)):
+    for name in names:
         origins[name] = yield from origins_of(SessionKey(key.owner, name))
     return tuple(name for name, known in origins.items() if key.session in known)
 
@@ -428,7 +433,10 @@ def _made_meanwhile(
     """
     names: list[str] = []
     for _ in range(TRIES):
-        made = (yield from _forks_of_erased(key)) if erased_ids is None else (yield from StoreCall(Store.copies, key))
+        if erased_ids is None:  # the session is gone: only its forks know of it
+            made = yield from _forked_from(key, (yield from StoreCall(Store.sessions, key.owner)))
+        else:
+            made = yield from StoreCall(Store.copies, key)
         names = [name for name in made if name not in seen]
         rewrites = yield from _taken_over(ports, key, records, erased_ids, names)
         try:
@@ -439,14 +447,6 @@ def _made_meanwhile(
         f"session {key.session!r} is erased, but its forks were not: other writers were first {TRIES} times: "
         f"erase the same in {', '.join(map(repr, names))}"
     )
-
-
-def _forks_of_erased(key: SessionKey) -> Flow[tuple[str, ...]]:
-    """Returns the forks of a session that is erased, from the origins that every session of the owner names."""
-    origins: dict[str, tuple[str, ...]] = {}
-    for name in (yield from StoreCall(Store.sessions, key.owner)):
-        origins[name] = yield from origins_of(SessionKey(key.owner, name))
-    return tuple(name for name, known in origins.items() if key.session in known)
 
 
 def _recalled_elsewhere(
