@@ -68,6 +68,7 @@ __all__ = [
     "arun",
     "async_method",
     "in_thread",
+    "limited",
     "off_loop",
     "release_after",
     "run",
@@ -331,6 +332,11 @@ class Deadline(Effect[T]):
             if not scope.expired():
                 raise
             raise _expired(self.timeout_s) from None
+
+
+def limited(effect: Effect[T], timeout_s: float | None) -> Effect[T]:
+    """Returns the effect with a deadline; None waits for ever."""
+    return effect if timeout_s is None else Deadline(effect, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -603,6 +603,10 @@ class Ports:
     prices: Prices | None = None
     embedder: Embedder | None = None
 
+    def summary_window(self, session_window: int) -> int | None:
+        """Returns the window of the model that writes summaries, by default the session's; None where no model does."""
+        return None if self.summarizer is None else self.summarizer.context_window or session_window
+
 
 _NO_CAPABILITIES = BackendCapabilities()
 

@@ -38,7 +38,7 @@ from ctxfold.history.records import (
     TurnClosed,
     TurnStatus,
 )
-from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
+from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_snapshot
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.lru import LruCache
@@ -65,6 +65,7 @@ __all__ = [
     "known_records",
     "load",
     "load_without",
+    "originals",
     "record_chains",
     "record_name",
     "record_names",
@@ -511,6 +512,13 @@ def check_open(open_session: OpenSession, turn_id: str | None) -> None:
             "session closes turns without a new record for 15 minutes): later messages are not part of the conversation; "
             "send the question again"
         )
+
+
+def originals(open_session: OpenSession, entries: Iterable[Entry]) -> Flow[dict[int, Message]]:
+    """Returns, by the record's `seq`, the original of each entry that the model sees as an excerpt."""
+    ids = {e.seq: e.id for e in entries if e.shown_seq}
+    records = (yield from StoreCall(Store.fetch, open_session.key, tuple(ids))) if ids else ()
+    return {r.seq: message for r in records if (message := message_in(r, ids[r.seq])) is not None}
 
 
 def index_entry(seq: int, message: Message) -> Document:

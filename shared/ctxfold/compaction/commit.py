@@ -9,18 +9,17 @@ from typing import Literal, TypeAlias
 from ctxfold.compaction.plan import Plan
 from ctxfold.compaction.strategy import CompactionInput
 from ctxfold.compaction.summarize import Summary, as_message
-from ctxfold.effects import Flow, StoreCall
+from ctxfold.effects import Flow
 from ctxfold.errors import HeadMovedError
 from ctxfold.events import HistoryCompacted, RewriteRefused
 from ctxfold.history.cuts import kept
 from ctxfold.history.log import session_cost
 from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
-from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Usage, is_question
 from ctxfold.policy import Prices
-from ctxfold.protocols import Document, Ports, Store
-from ctxfold.session_state import OpenSession, append, draft, index_entries, refresh, snapshot_draft
+from ctxfold.protocols import Document, Ports
+from ctxfold.session_state import OpenSession, append, draft, index_entries, originals, refresh, snapshot_draft
 
 __all__ = ["Outcome", "OutcomeStatus", "Postponed", "commit", "index_oversized"]
 
@@ -147,11 +146,8 @@ def _covered_ids(plan: Plan, before: View, pins: Collection[str]) -> tuple[str, 
 def _documents(open_session: OpenSession, entries: Iterable[Entry]) -> Flow[tuple[Document, ...]]:
     """Returns index entries for the originals that leave the view; summaries and sections are not originals."""
     messages = [e for e in entries if e.message.kind == "message"]
-    excerpt_seqs = tuple(e.seq for e in messages if e.shown_seq)
-    records = (yield from StoreCall(Store.fetch, open_session.key, excerpt_seqs)) if excerpt_seqs else ()
-    ids = {e.seq: e.id for e in messages}
-    originals = {r.seq: message_in(r, ids[r.seq]) for r in records}
-    return (yield from index_entries([(e.seq, originals.get(e.seq) or e.message) for e in messages]))
+    whole = yield from originals(open_session, messages)
+    return (yield from index_entries([(e.seq, whole.get(e.seq, e.message)) for e in messages]))
 
 
 def index_oversized(
@@ -159,37 +155,38 @@ def index_oversized(
 ) -> Flow[None]:
     """Makes the originals searchable of messages that are excerpts from the first time they are shown."""
     seqs = {r.id: r.seq for r in stored}
-    originals = [
+    oversized = [
         (seqs[d.id], d.body.message)
         for d in drafts
         if isinstance(d.body, MessageAdded) and d.body.shown is not None and d.id in seqs
     ]
-    if originals:
-        documents = yield from index_entries(originals)
+    if oversized:
+        documents = yield from index_entries(oversized)
         yield from append(open_session, (), ports, documents=documents)
 
 
 def _event(
     open_session: OpenSession, plan: Plan, summary: Summary | None, before: View, after: View, prices: Prices | None
 ) -> HistoryCompacted:
+    written = summary or Summary("", "")
     return HistoryCompacted(
         session=open_session.key.session,
         strategy=plan.strategy,
         reason=plan.reason,
-        fallback_level=summary.fallback_level if summary else "",
+        fallback_level=written.fallback_level,
         messages_before=len(before),
         messages_after=len(after),
         tokens_before=before.tokens,
         tokens_after=after.tokens,
-        problems=summary.problems if summary else (),
+        problems=written.problems,
         archived=sum(e.message.kind != "summary" for e in plan.covered) + len(plan.shown),
-        facts_kept=summary.kept if summary else 0,
-        facts_in_ledger=summary.in_ledger if summary else 0,
-        facts_archived=summary.archived if summary else 0,
-        facts_invented=summary.invented if summary else 0,
-        summary_calls=summary.calls if summary else 0,
+        facts_kept=written.kept,
+        facts_in_ledger=written.in_ledger,
+        facts_archived=written.archived,
+        facts_invented=written.invented,
+        summary_calls=written.calls,
         cost=session_cost(open_session.state, prices),
         covered=tuple(e.id for e in plan.covered if e.message.kind == "message"),
-        summary_usage=summary.usage if summary else Usage(),
-        live_prefix=bool(summary and summary.live),
+        summary_usage=written.usage,
+        live_prefix=bool(written.live),
     )

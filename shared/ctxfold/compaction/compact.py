@@ -20,7 +20,7 @@ from ctxfold.compaction.selection import orphaned_answers
 from ctxfold.compaction.strategy import CompactionInput, Strategy, decide, rewritten
 from ctxfold.compaction.summarize import Progress, Summary, as_message, summarize
 from ctxfold.compaction.verify import probe
-from ctxfold.effects import Complete, Deadline, DetachedCall, Flow, StoreCall, off_loop
+from ctxfold.effects import Complete, DetachedCall, Flow, StoreCall, limited, off_loop
 from ctxfold.errors import BackendError, ConfigError, CtxError, StrategyError, SummarizationFailedError
 from ctxfold.events import (
     CompactionHeld,
@@ -330,13 +330,12 @@ def _write_summary(
 ) -> Flow[Summary]:
     """Returns the summary of the plan's span, probed where the policy says so; books its model calls."""
     rules = case.rules
-    window = None if ports.summarizer is None else ports.summarizer.context_window or rules.context_window
     asks = plan.writer == "model" and plan.text is None
     summary = yield from summarize(
         plan.covered,
         rules=rules,
         counter=ports.counter,
-        window_tokens=window,
+        window_tokens=ports.summary_window(rules.context_window),
         writer=plan.writer,
         text=plan.text,
         calls_left=open_session.summary_calls_left(rules),
@@ -382,9 +381,8 @@ def _by_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: Comp
     request = _asked_of_provider(open_session, ports, plan, case)
     if isinstance(request, str):
         return request
-    effect, limit_s = Complete(request), case.rules.summary_timeout_s
     try:
-        reply = yield from (effect if limit_s is None else Deadline(effect, limit_s))
+        reply = yield from limited(Complete(request), case.rules.summary_timeout_s)
     except CtxError as error:
         return str(error)
     usage = reply.billed or reply.usage or Usage()

@@ -28,7 +28,7 @@ from ctxfold.compaction.verify import (
     looks_wrong,
     repaired,
 )
-from ctxfold.effects import All, Complete, Deadline, Flow, off_loop
+from ctxfold.effects import All, Complete, Flow, limited, off_loop
 from ctxfold.errors import CtxError, SummarizationFailedError
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry
@@ -307,9 +307,7 @@ def _asked(task: _Task, requests: Sequence[Request]) -> Flow[list[str]]:
 
 
 def _answer(task: _Task, request: Request) -> Flow[str]:
-    effect = Complete(request, summarizer=True)
-    limit_s = task.rules.summary_timeout_s
-    reply = yield from (effect if limit_s is None else Deadline(effect, limit_s))
+    reply = yield from limited(Complete(request, summarizer=True), task.rules.summary_timeout_s)
     task.usage += reply.usage or Usage()
     task.live = False if request.live_prefix else task.live  # until its text has passed
     if reply.message.tool_calls:

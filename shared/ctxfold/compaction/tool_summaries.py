@@ -142,7 +142,7 @@ def _summarised(open_session: OpenSession, rules: Policy, ports: Ports, pair: _P
             update={"summary_tokens": SUMMARY_TOKENS, "summary_prompt": INSTRUCTIONS, "references": False}
         ),
         counter=ports.counter,
-        window_tokens=None if ports.summarizer is None else ports.summarizer.context_window or rules.context_window,
+        window_tokens=ports.summary_window(rules.context_window),
         calls_left=None if calls_left is None else max(0, calls_left - pairs.calls),
         lead=pair.calls,
     )

@@ -13,7 +13,7 @@ from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, content_key, without_calls
 from ctxfold.protocols import Store
-from ctxfold.session_state import OpenSession, record_chains, record_name
+from ctxfold.session_state import OpenSession, originals, record_chains, record_name
 
 __all__ = ["dropped_calls", "new_record_ids", "open_turn_starts", "with_stored_results"]
 
@@ -128,10 +128,8 @@ def with_stored_results(open_session: OpenSession, messages: Sequence[Message]) 
         newest += _results_before(live, len(live))
         newest += [e for entries in (*open_turns, live) for e in _results_before_reply(entries)]
     newest = [e for e in newest if any(r.call_id in calls for r in e.message.tool_results)]
-    excerpts = {e.seq: e.id for e in newest if e.shown_seq}
-    records = (yield from StoreCall(Store.fetch, open_session.key, tuple(excerpts))) if excerpts else ()
-    originals = {r.seq: m for r in records if (m := message_in(r, excerpts[r.seq])) is not None}
-    known = {content_key(m): m for e in newest for m in (originals.get(e.seq, e.message),)}
+    whole = yield from originals(open_session, newest)
+    known = {content_key(m): m for e in newest for m in (whole.get(e.seq, e.message),)}
     return (*(known.get(content_key(m), m) for m in leading), *messages[len(leading) :])
 
 

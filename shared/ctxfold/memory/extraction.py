@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ctxfold.compaction.summarize import own_words, summarize
 from ctxfold.compaction.transcript import pieces
 from ctxfold.compaction.verify import check
-from ctxfold.effects import Complete, Deadline, Flow, StoreCall, off_loop
+from ctxfold.effects import Complete, Flow, StoreCall, limited, off_loop
 from ctxfold.errors import ConfigError, CtxError, SummarizationFailedError
 from ctxfold.events import MemoryLearnt
 from ctxfold.history.memory_items import MemoryItem
@@ -102,8 +102,8 @@ def extract_items(
     messages = _numbered(entries, kinds)
     if not messages or not kinds:
         return [], 0
-    window = ports.summarizer.context_window if ports.summarizer is not None else None
-    room = max(512, (window or open_session.rules().context_window) - 2 * ANSWER_TOKENS)
+    own_window = open_session.rules().context_window
+    room = max(512, (ports.summary_window(own_window) or own_window) - 2 * ANSWER_TOKENS)
     items: list[MemoryItem] = []
     dropped = 0
     for part in pieces(_blocks(messages), room, ports.counter):
@@ -123,8 +123,7 @@ def _ask(part: str, open_session: OpenSession, ports: Ports, kinds: Sequence[str
     content = f"<transcript>\n{part}\n</transcript>"
     messages = (system(prompt, id="memory-instructions"), user(content, id="memory-source"))
     effect = Complete(Request(messages, max_tokens=ANSWER_TOKENS, thinking=False), summarizer=True)
-    limit_s = open_session.rules().summary_timeout_s
-    reply = yield from (effect if limit_s is None else Deadline(effect, limit_s))
+    reply = yield from limited(effect, open_session.rules().summary_timeout_s)
     try:
         answer = _Reply.model_validate_json(_FENCE.sub("", reply.message.text.strip()))
     except ValueError as error:
@@ -228,13 +227,9 @@ def _add_parents(open_session: OpenSession, ports: Ports) -> Flow[None]:
 
 def _parent(nodes: Sequence[MemoryItem], level: int, open_session: OpenSession, ports: Ports) -> Flow[MemoryItem]:
     entries = [Entry(n.id, 0, user(n.text, id=n.id), ports.counter.count_text(n.text)) for n in nodes]
-    window = ports.summarizer.context_window if ports.summarizer is not None else None
-    summary = yield from summarize(
-        entries,
-        rules=open_session.rules(),
-        counter=ports.counter,
-        window_tokens=None if ports.summarizer is None else window or open_session.rules().context_window,
-    )
+    rules = open_session.rules()
+    window = ports.summary_window(rules.context_window)
+    summary = yield from summarize(entries, rules=rules, counter=ports.counter, window_tokens=window)
     sources = tuple(dict.fromkeys(s for n in nodes for s in n.sources))
     data = {"level": str(level), "children": " ".join(n.id for n in nodes)}
     return new_item(open_session.key, ports, "tree", own_words(summary.text)[:MAX_CHARS], sources=sources, data=data)
