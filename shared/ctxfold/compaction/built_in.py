@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ctxfold.compaction.facts import flat
 from ctxfold.compaction.plan import Decision, Plan, Skip, reason_for
 from ctxfold.compaction.scoring import relevance
-from ctxfold.compaction.selection import with_their_answers
+from ctxfold.compaction.selection import newest_round, with_their_answers
 from ctxfold.compaction.steps import (
     ClearToolOutputs,
     ShortenArguments,
@@ -247,8 +247,8 @@ class BetweenRounds:
             return Skip("outputs of this turn have given way already")
         if case.used_tokens <= rules.soft_ratio * rules.budget_tokens:
             return Skip(f"{case.used_tokens} of {rules.budget_tokens} tokens used: below the soft ratio")
-        newest = max((i for i, e in enumerate(own) if e.message.role == "assistant"), default=0)
-        keep = case.facts.kept(own) | frozenset(e.id for e in own[newest:]) | outputs_of(rules.exclude_tools, own)
+        unseen = frozenset(e.id for e in own[newest_round(own) :])
+        keep = case.facts.kept(own) | unseen | outputs_of(rules.exclude_tools, own)
         reason = f"between rounds: {case.used_tokens} of {rules.budget_tokens} tokens used"
         plans: list[Plan] = []
         for entries, turn_id in ((own[: len(own) - len(view.turn)], None), (view.turn, case.facts.turn_id)):

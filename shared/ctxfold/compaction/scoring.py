@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, assert_never
 
+from ctxfold.history.cuts import answered_calls
 from ctxfold.history.records import Subgoal
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
@@ -95,15 +96,12 @@ def _subgoal_scores(entries: Sequence[Entry], tools: Sequence[int], subgoals: It
 
 def _vectors(entries: Sequence[Entry]) -> list[Vector]:
     """Returns the TF-IDF vector, of length 1, of each tool message with the calls that it answers."""
-    calls_by_id: dict[str, str] = {}  # filled in order: providers reuse call ids within a session
-    counts: list[Counter[str]] = []
-    for entry in entries:
-        message = entry.message
-        calls_by_id.update((c.id, f"{c.name} {c.arguments}") for c in message.tool_calls)
-        if message.role == "tool":
-            calls = (calls_by_id.get(r.call_id, "") for r in message.tool_results)
-            counts.append(term_counts("\n".join([message.text, *calls])))
-    return _weighted(counts)
+    texts = (
+        "\n".join([entry.message.text, *(f"{c.name} {c.arguments}" for c in calls)])
+        for entry, calls in answered_calls(entries)
+        if entry.message.role == "tool"
+    )
+    return _weighted(list(map(term_counts, texts)))
 
 
 def relevance(texts: Sequence[str], topic: str) -> list[float]:

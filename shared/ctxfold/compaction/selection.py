@@ -14,6 +14,7 @@ __all__ = [
     "choose_cut",
     "ids_outside_turn",
     "newest_results",
+    "newest_round",
     "orphaned_answers",
     "rounds_before_newest",
     "span_to_summarize",
@@ -103,7 +104,7 @@ def widest_spans(
 
 def rounds_before_newest(own: Sequence[Entry], facts: SessionFacts) -> tuple[Entry, ...]:
     """Returns the entries of a turn that may be covered, without its newest round, which the model has not seen."""
-    newest = max((i for i, e in enumerate(own) if e.message.role == "assistant"), default=0)
+    newest = newest_round(own)
     keep = facts.kept(own)
     cut = max((c for c in legal_cuts(own) if c <= newest), default=0)
     return tuple(e for e in own[:cut] if e.id not in keep)
@@ -134,5 +135,9 @@ def ids_outside_turn(entries: Sequence[Entry], view: View) -> frozenset[str]:
 
 def newest_results(entries: Sequence[Entry]) -> frozenset[str]:
     """Returns the ids of the tool results after the last assistant message, which the model has not seen."""
-    newest = max((i for i, e in enumerate(entries) if e.message.role == "assistant"), default=0)
-    return frozenset(e.id for e in entries[newest:] if e.message.role == "tool")
+    return frozenset(e.id for e in entries[newest_round(entries) :] if e.message.role == "tool")
+
+
+def newest_round(entries: Sequence[Entry]) -> int:
+    """Returns the index of the newest assistant message, with which the newest round begins; 0 where there is none."""
+    return max((i for i, e in enumerate(entries) if e.message.role == "assistant"), default=0)

@@ -208,11 +208,8 @@ class ShortenArguments:
         needed = max(limits.min_freed_tokens, ARGUMENT_RATIO * case.rules.budget_tokens)
         reason = reason_for(case.facts.occasion, "arguments of earlier calls")
         plans: list[Plan] = []
-        past, own = view.parted()
-        live_part = (*past, *own[: len(own) - len(view.turn)])
-        scopes = (_Scope(live_part, None, 0), _Scope(view.turn, case.facts.turn_id, 0))
         newest = _newest_caller(view)
-        for scope in scopes:
+        for scope in (_Scope(view.live, None, 0), _Scope(view.turn, case.facts.turn_id, 0)):
             keep = _unchangeable(scope, case) | sign_bound(scope.entries, view) | {newest}
             excluded = case.rules.exclude_tools
             shown, saved = shortened_calls(scope.entries, keep=keep, counter=case.counter, excluded=excluded)

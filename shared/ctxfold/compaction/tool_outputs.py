@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, cast
 
 from ctxfold.compaction.excerpts import Focus, excerpt_of
-from ctxfold.history.cuts import round_tokens
+from ctxfold.history.cuts import answered_calls, round_tokens
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import OWN_REFERENCE, with_own_reference
 from ctxfold.history.view import Entry, View
@@ -72,13 +72,7 @@ def outputs_of(tools: Collection[str], entries: Iterable[Entry]) -> frozenset[st
     """Returns the ids of the tool messages that hold an output of one of these tools."""
     if not tools:
         return frozenset()
-    names: dict[str, str] = {}  # filled in order: providers reuse call ids within a session
-    ids: set[str] = set()
-    for entry in entries:
-        names.update((c.id, c.name) for c in entry.message.tool_calls)
-        if any(names.get(r.call_id) in tools for r in entry.message.tool_results):
-            ids.add(entry.id)
-    return frozenset(ids)
+    return frozenset(e.id for e, calls in answered_calls(entries) if any(c.name in tools for c in calls))
 
 
 def clear_tools(
@@ -148,13 +142,10 @@ def _shorter(entry: Entry, parts: int, focus: Focus) -> Message:
 
 def repeated_outputs(entries: Sequence[Entry]) -> frozenset[str]:
     """Returns the ids of the newest outputs of calls that, name and arguments alike, had an earlier output cut to an excerpt."""
-    calls: dict[str, tuple[str, str]] = {}  # filled in order: providers reuse call ids within a session
     cut: set[tuple[str, str]] = set()
     newest: dict[tuple[str, str], str] = {}
-    for entry in entries:
-        for call in entry.message.tool_calls:
-            calls[call.id] = (call.name, _canonical(call.arguments))
-        answered = {calls[r.call_id] for r in entry.message.tool_results if r.call_id in calls}
+    for entry, calls in answered_calls(entries):
+        answered = set(map(_asked, calls))
         if entry.shown_seq:
             cut |= answered
         elif answered & cut:
@@ -162,11 +153,12 @@ def repeated_outputs(entries: Sequence[Entry]) -> frozenset[str]:
     return frozenset(newest.values())
 
 
-def _canonical(arguments: str) -> str:
+def _asked(call: ToolCallPart) -> tuple[str, str]:
+    """Returns what two calls for the same share: the name, and the arguments in whatever order they stand."""
     try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
+        return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
     except (ValueError, RecursionError):
-        return arguments
+        return call.name, call.arguments
 
 
 class _Calls:
@@ -176,19 +168,15 @@ class _Calls:
         self._entries = entries
         self._answered: dict[int, tuple[ToolCallPart, ...]] = {}
         self._asked: dict[int, int] = {}
-        calls: dict[str, ToolCallPart] = {}  # filled in order: providers reuse call ids within a session
         newest: dict[tuple[tuple[str, str], ...], str] = {}
         superseded: set[str] = set()
         question_index = -1
-        for index, entry in enumerate(entries):
-            message = entry.message
-            calls.update((c.id, c) for c in message.tool_calls)
-            if is_question(message):
+        for index, (entry, answered) in enumerate(answered_calls(entries)):
+            if is_question(entry.message):
                 question_index = index
-            elif message.role == "tool":
-                answered = tuple(calls[r.call_id] for r in message.tool_results if r.call_id in calls)
+            elif entry.message.role == "tool":
                 self._answered[index], self._asked[index] = answered, question_index
-                same = tuple((c.name, _canonical(c.arguments)) for c in answered)
+                same = tuple(map(_asked, answered))
                 if same and same in newest:
                     superseded.add(newest[same])
                 newest[same] = entry.id

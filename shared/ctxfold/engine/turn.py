@@ -39,6 +39,7 @@ from ctxfold.errors import (
 )
 from ctxfold.events import Appended, PromptTruncated, RulesChanged
 from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_truncated
+from ctxfold.history.diff import finished_count
 from ctxfold.history.edits import prompted
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
@@ -263,8 +264,7 @@ def _ingest_finished_turns(engine: Engine, attempt: TurnAttempt, turn_input: Tur
             if last_id not in (turn_input.given_ids or ()):  # the list went back behind this turn
                 yield from engine.close(open_session, turn_id, "discarded")
     new = yield from _new_messages(engine, attempt, turn_input)
-    finished = next((i + 1 for i in range(len(new.messages) - 1, -1, -1) if is_final(new.messages[i])), 0)
-    if finished:
+    if finished := finished_count(new.messages):
         yield from engine.add(
             open_session,
             new.messages[:finished],

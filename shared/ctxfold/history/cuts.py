@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, takewhile
 from typing import TypeAlias
@@ -15,6 +15,7 @@ from ctxfold.messages import Message, ToolCallPart, ToolResultPart, is_question,
 
 __all__ = [
     "CutRule",
+    "answered_calls",
     "asked_before",
     "check_sequence",
     "complete_prefix",
@@ -104,6 +105,17 @@ def round_of(entries: Sequence[Entry], index: int) -> tuple[int, int]:
     while end < len(entries) and entries[end].message.role == "tool":
         end += 1
     return (start, end)
+
+
+def answered_calls(entries: Iterable[Entry]) -> Iterator[tuple[Entry, tuple[ToolCallPart, ...]]]:
+    """Yields each entry with the calls that its results answer.
+
+    A result answers the newest call of its id before it, as providers reuse call ids within a session.
+    """
+    calls: dict[str, ToolCallPart] = {}
+    for entry in entries:
+        calls.update((c.id, c) for c in entry.message.tool_calls)
+        yield entry, tuple(calls[r.call_id] for r in entry.message.tool_results if r.call_id in calls)
 
 
 def open_calls(entries: Sequence[Entry]) -> Counter[str]:

@@ -27,6 +27,7 @@ __all__ = [
     "continues",
     "conversation",
     "cursor_of_view",
+    "finished_count",
     "first_in_view",
     "ids_digest",
     "is_contiguous",
@@ -348,7 +349,12 @@ def is_contiguous(ids: Sequence[str], known: Collection[str]) -> bool:
 
 def open_turn(messages: Sequence[Message]) -> Sequence[Message]:
     """Returns the messages after the newest final answer."""
-    return messages[next((i + 1 for i in range(len(messages) - 1, -1, -1) if is_final(messages[i])), 0) :]
+    return messages[finished_count(messages) :]
+
+
+def finished_count(messages: Sequence[Message]) -> int:
+    """Returns how many messages a list has up to its newest final answer."""
+    return next((count for count in range(len(messages), 0, -1) if is_final(messages[count - 1])), 0)
 
 
 def split_settled(
@@ -365,9 +371,9 @@ def split_settled(
         incoming = [*incoming[:1], *whole_rounds(incoming[1:])]
     else:
         incoming = [*whole_rounds(incoming, waiting=())]
-    final = next((i for i in range(len(incoming) - 1, -1, -1) if is_final(incoming[i])), -1)
-    settled = incoming[1 if continues_known else 0 : final + 1]
-    return tuple(settled) if final < len(incoming) - 1 else (), tuple(incoming)
+    finished = finished_count(incoming)
+    settled = incoming[1 if continues_known else 0 : finished]
+    return tuple(settled) if finished < len(incoming) else (), tuple(incoming)
 
 
 def repeated_count(messages: Sequence[Message], given_ids: Collection[str], shown: Sequence[Message] | None) -> int:

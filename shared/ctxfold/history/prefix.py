@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Opaque
@@ -135,24 +136,16 @@ def _compare(before: _Sent, now: _Sent) -> tuple[str | None, int]:
 
 def _round_reasoning(view: View) -> tuple[Entry, ...]:
     """Returns the entries since the newest user message whose reasoning is sent."""
-    with_reasoning: list[Entry] = []
-    for entries in (view.turn, view.live):
-        for index in range(len(entries) - 1, -1, -1):
-            entry = entries[index]
-            if entry.message.role == "user":
-                return tuple(reversed(with_reasoning))
-            if entry.message.reasoning:
-                with_reasoning.append(entry)
-    return tuple(reversed(with_reasoning))
+    since = takewhile(lambda e: e.message.role != "user", view.newest_first())
+    return tuple(reversed([e for e in since if e.message.reasoning]))
 
 
 def _tokens_before(view: View, entry: Entry) -> int:
     rest = 0
-    for entries in (view.turn, view.live):
-        for index in range(len(entries) - 1, -1, -1):
-            rest += entries[index].tokens
-            if entries[index].version == entry.version:
-                return view.tokens - rest
+    for later in view.newest_first():
+        rest += later.tokens
+        if later.version == entry.version:
+            return view.tokens - rest
     return 0
 
 
