@@ -29,7 +29,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.terms import sentences, term_counts
-from ctxfold.history.view import Entry
+from ctxfold.history.view import Entry, View
 from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, Role
 from ctxfold.protocols import Document, Ports, Store
@@ -47,7 +47,7 @@ from ctxfold.session_state import (
     searchable_chars,
 )
 
-__all__ = ["Hit", "documents_of", "excerpt_of", "fork", "origins_of", "restore", "search"]
+__all__ = ["Hit", "copy_log", "documents_of", "fork", "hit_of", "live_documents", "origins_of", "restore", "search"]
 
 EXCERPT_CHARS = 240
 PROBE = 4_096  # hits of each term: somebody waits for this answer, and it may take longer than what each turn recalls
@@ -78,27 +78,35 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
     query_terms = term_counts(query)
     if not query_terms or limit < 1:
         return ()
-    shown = [(e.seq, e.message) for e in open_session.view().live if not e.shown_seq and e.message.kind == "message"]
-    # live messages as documents: the index gets them when they leave; excerpts it has already, by their originals
-    visible = yield from index_entries(shown)
+    visible = yield from live_documents(open_session.view())
     ranking, weights = yield from ranked(open_session.key, tuple(query_terms), beside=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
     for start in range(0, len(ranking), 4 * limit):
         scores = dict(ranking[start : start + 4 * limit])
         records = yield from StoreCall(Store.fetch, open_session.key, tuple(scores))
-        stored_messages = {r.seq: (r, m) for r in records if (m := stored_message(r)) is not None}
+        by_seq = {r.seq: r for r in records}
         for seq, score in scores.items():
-            if seq in stored_messages and (message := stored_messages[seq][1]).id not in hits:
-                excerpt = yield from off_loop(partial(excerpt_of, message, weights), searchable_chars(message))
-                reference, at_s = f"#{stored_messages[seq][0].number}", stored_messages[seq][0].at_s
-                session = open_session.key.session
-                hits[message.id] = Hit(message.id, reference, message.role, score, excerpt, session, at_s)
+            message = stored_message(by_seq[seq]) if seq in by_seq else None
+            if message is not None and message.id not in hits:
+                hits[message.id] = yield from hit_of(by_seq[seq], message, score, weights, open_session.key.session)
         if len(hits) >= limit:
             break
     return tuple(hits.values())[:limit]
 
 
-def excerpt_of(message: Message, weights: Mapping[str, float]) -> str:
+def live_documents(view: View) -> Flow[tuple[Document, ...]]:
+    """Returns the live messages as documents: the index gets them when they leave; excerpts it has already, by their originals."""
+    shown = [(e.seq, e.message) for e in view.live if not e.shown_seq and e.message.kind == "message"]
+    return (yield from index_entries(shown))
+
+
+def hit_of(record: Record, message: Message, score: float, weights: Mapping[str, float], session: str) -> Flow[Hit]:
+    """Returns the hit of a record's message, with an excerpt by the weights of the query's terms."""
+    excerpt = yield from off_loop(partial(_excerpt_of, message, weights), searchable_chars(message))
+    return Hit(message.id, f"#{record.number}", message.role, score, excerpt, session, record.at_s)
+
+
+def _excerpt_of(message: Message, weights: Mapping[str, float]) -> str:
     """Returns the sentence (or the tool call) that holds most of the query, cut to fit a line."""
     texts = [*sentences(message.text), *(f"{c.name}({c.arguments})" for c in message.tool_calls)]
     best = max(texts, key=lambda text: sum(weights.get(t, 0.0) for t in term_counts(text)), default="")
@@ -257,20 +265,27 @@ def _forked(engine: Engine, open_session: OpenSession, session: str, *, at: str 
         record, message = yield from original_record(open_session, at)
         upto = record.seq if at.startswith("#") else (yield from _added(open_session, message.id))
     records = yield from StoreCall(Store.read, open_session.key, upto=upto)
-    state = SessionState(key, lambda _: 0)
-    state.undone = {r.body.record_id for r in records if isinstance(r.body, Undone)}
+    state = _empty_fold(key, records)
     state.apply(records)
-    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
+    endings: list[Draft] = []
     for name in state.open:  # the turn of `at` ends with it; the others have shown nothing yet
         shown = at is None or name == records[-1].turn_id
-        drafts.append(closing_draft(engine.ports, name, "aborted" if shown else "discarded"))
+        endings.append(closing_draft(engine.ports, name, "aborted" if shown else "discarded"))
     partial_round = state.live[complete_prefix(state.live) :]
     if partial_round:
-        drafts.append(draft(engine.ports, MessageRemoved(tuple(e.id for e in partial_round))))
-    origins = (open_session.key.session, *(yield from origins_of(open_session.key)))
-    drafts.append(draft(engine.ports, Forked(origins), record_id=f"forked:{session}"))
-    yield from StoreCall(Store.append, key, drafts, expect=0, documents=documents_of(key, records))
+        endings.append(draft(engine.ports, MessageRemoved(tuple(e.id for e in partial_round))))
+    yield from copy_log(engine.ports, open_session.key, key, records, endings)
     return key
+
+
+def copy_log(
+    ports: Ports, source: SessionKey, key: SessionKey, records: Sequence[Record], endings: Sequence[Draft] = ()
+) -> Flow[None]:
+    """Makes the session `key` of records of another one, and of the `endings` of what was under way there."""
+    origins = (source.session, *(yield from origins_of(source)))
+    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
+    drafts += [*endings, draft(ports, Forked(origins), record_id=f"forked:{key.session}")]
+    yield from StoreCall(Store.append, key, drafts, expect=0, documents=documents_of(key, records))
 
 
 def origins_of(key: SessionKey) -> Flow[tuple[str, ...]]:
@@ -281,8 +296,7 @@ def origins_of(key: SessionKey) -> Flow[tuple[str, ...]]:
 
 def documents_of(key: SessionKey, records: Sequence[Record]) -> tuple[Document, ...]:
     """Returns the index of a log with these records: each original that is not in the view, or only as an excerpt."""
-    state = SessionState(key, lambda _: 0)
-    state.undone = {r.body.record_id for r in records if isinstance(r.body, Undone)}
+    state = _empty_fold(key, records)
     by_seq, by_id = {r.seq: r for r in records}, {r.id: r.body for r in records}
     documents_by_seq: dict[int, Document] = {}
     for record in records:
@@ -300,6 +314,13 @@ def documents_of(key: SessionKey, records: Sequence[Record]) -> tuple[Document, 
             documents_by_seq |= {d.seq: d for d in removed}
         state.apply((record,))
     return tuple(documents_by_seq.values())
+
+
+def _empty_fold(key: SessionKey, records: Iterable[Record]) -> SessionState:
+    """Returns a fold without counts that knows which of the records were undone, and to which they can be applied."""
+    state = SessionState(key, lambda _: 0)
+    state.undone = {r.body.record_id for r in records if isinstance(r.body, Undone)}
+    return state
 
 
 def _replacements(by_id: Mapping[str, Body], body: Cleared | MessageRemoved) -> frozenset[str]:

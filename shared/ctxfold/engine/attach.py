@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ctxfold.effects import Flow, StoreCall
-from ctxfold.engine.archive import documents_of, origins_of
+from ctxfold.engine.archive import copy_log
 from ctxfold.engine.edit import remove_ids, update
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import MessageError, OrphanToolResultError
@@ -27,7 +27,7 @@ from ctxfold.history.diff import (
     kept_positions,
     rewound_turn,
 )
-from ctxfold.history.records import Draft, Forked, MessageRemoved, SessionKey
+from ctxfold.history.records import MessageRemoved, SessionKey
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 from ctxfold.protocols import Store
@@ -194,10 +194,7 @@ def _branch(engine: Engine, open_session: OpenSession, root: SessionKey, cursor:
     free = cursor.root != root.session and (yield from StoreCall(Store.head, root)) is None
     key = root if free else new_branch(engine, root)
     records = yield from StoreCall(Store.read, open_session.key, upto=cursor.head)
-    origins = (open_session.key.session, *(yield from origins_of(open_session.key)))
-    drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
-    drafts.append(draft(engine.ports, Forked(origins), record_id=f"forked:{key.session}"))
-    yield from StoreCall(Store.append, key, drafts, expect=0, documents=documents_of(key, records))
+    yield from copy_log(engine.ports, open_session.key, key, records)
     return (yield from engine.open(key))
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from ctxfold.effects import ArchiveRead, Flow, StoreCall, StoreQuery, off_loop
-from ctxfold.engine.archive import PROBE, Hit, excerpt_of
+from ctxfold.effects import ArchiveRead, Flow, StoreCall, StoreQuery
+from ctxfold.engine.archive import PROBE, Hit, hit_of, live_documents
 from ctxfold.engine.erase import Age
 from ctxfold.errors import SessionNotFoundError
 from ctxfold.history.posting_cache import Hit as Posting
@@ -17,7 +16,7 @@ from ctxfold.history.terms import term_counts
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.protocols import Document, OwnerIndex, Ports, Postings, Store, Uncounted
 from ctxfold.retrieval.bm25 import bm25, frequencies, idf
-from ctxfold.session_state import index_entries, load, searchable_chars
+from ctxfold.session_state import load
 from ctxfold.validation import all_of, moment, whole_number
 
 __all__ = ["SearchScope", "scope_of", "search_owner"]
@@ -110,14 +109,13 @@ def _archives(
 def _live(key: SessionKey, ports: Ports) -> Flow[tuple[Document, ...]]:
     """Returns the live messages of a session as documents; reads the log and writes nothing.
 
-    Empty for a session that was erased meanwhile. Excerpts are in the archive by their originals.
+    Empty for a session that was erased meanwhile.
     """
     try:
         state = yield from load(key, ports, counter=Uncounted())
     except SessionNotFoundError:
         return ()
-    shown = [(e.seq, e.message) for e in state.view().live if not e.shown_seq and e.message.kind == "message"]
-    return (yield from index_entries(shown))
+    return (yield from live_documents(state.view()))
 
 
 def _joined(
@@ -168,11 +166,7 @@ def _hits(
                 continue
             same = (message.id, message.text, record.at_s)
             if same not in hits:
-                excerpt = yield from off_loop(partial(excerpt_of, message, weights), searchable_chars(message))
-                session = names[number >> SESSION_SHIFT]
-                hits[same] = Hit(
-                    message.id, f"#{record.number}", message.role, score, excerpt, session=session, at_s=record.at_s
-                )
+                hits[same] = yield from hit_of(record, message, score, weights, names[number >> SESSION_SHIFT])
         if len(hits) >= limit:
             break
     return tuple(hits.values())[:limit]
