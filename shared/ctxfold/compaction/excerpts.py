@@ -582,28 +582,24 @@ class _Selection:
                     break
         elif line.startswith("E  ") or _TEST_HEADER.match(line):
             places += self._next_place(index)
-            places += self._header_before(index) if line.startswith("E  ") else []
+            places += self._line_before(index, _TEST_HEADER) if line.startswith("E  ") else []
         if "panicked at" in line or line.lstrip().startswith("panic:"):
             places += [i for i in (index + 1,) if i < len(source)]
         if not places and not _HAS_PLACE.search(line):
             places += self._next_place(index, 4)
             if not places and line[:1].isspace():
-                places += self._file_before(index)
+                places += self._line_before(index, _FILE_ALONE)
         elif not places and re.match(r"\s+\d+:\d+\s", line):
-            places += self._file_before(index)
+            places += self._line_before(index, _FILE_ALONE)
         return places
 
     def _next_place(self, index: int, lines: int = LOOK_AHEAD_LINES) -> list[int]:
         ahead = range(index + 1, min(len(self.source), index + 1 + lines))
         return next(([i] for i in ahead if _PLACE_AFTER.match(self.source.unit(i))), list[int]())
 
-    def _header_before(self, index: int) -> list[int]:
+    def _line_before(self, index: int, form: re.Pattern[str]) -> list[int]:
         back = range(index - 1, max(-1, index - LOOK_BACK_LINES), -1)
-        return next(([i] for i in back if _TEST_HEADER.match(self.source.unit(i).rstrip())), list[int]())
-
-    def _file_before(self, index: int) -> list[int]:
-        back = range(index - 1, max(-1, index - LOOK_BACK_LINES), -1)
-        return next(([i] for i in back if _FILE_ALONE.match(self.source.unit(i).rstrip())), list[int]())
+        return next(([i] for i in back if form.match(self.source.unit(i).rstrip())), list[int]())
 
     def _parents(self, index: int) -> list[int]:
         """Returns the units under which this one stands: the hunk and the file of a diff, a heading, the header of a table."""

@@ -414,16 +414,13 @@ def _kept_line(message: Message, number: int) -> Iterator[_Said]:
     if not speeches:
         return
     speech, line = speeches[0], Line(message.text, number, message.id)
-    role = (
-        1.0
-        if message.role == "tool"
-        else _ROLE_WEIGHT["assistant" if speech.speaker.startswith("assistant") else "user"]
-    )
     if message.role == "tool":
-        speech = replace(speech, text=message.text)
-    # what was a fragment is one still: a better line takes its place
-    whole = message.role == "tool" or is_whole(speech.text)
-    statement = Statement(speech.text, message.text, speech.speaker, speech.named, whole)
+        role, text, whole = 1.0, message.text, True
+    else:
+        role = _ROLE_WEIGHT["assistant" if speech.speaker.startswith("assistant") else "user"]
+        # what was a fragment is one still: a better line takes its place
+        text, whole = speech.text, is_whole(speech.text)
+    statement = Statement(text, message.text, speech.speaker, speech.named, whole)
     yield from _said(statement, _literals(statement, message), line, message, role)
 
 
@@ -450,10 +447,7 @@ def _records(leaves: Iterable[_Leaf], source: str, number: int, message_id: str,
     """Yields the values of a document, each as part of a line that names its source and its record."""
     for place, leaf in enumerate(leaves):
         line = Line(leaf.entry, number, message_id, place, source, leaf.record)
-        facts = tuple(
-            f._replace(number=number, message_id=message_id, line=line, weight=f.weight * role) for f in leaf.facts
-        )
-        yield _Said(line, facts)
+        yield _Said(line, _placed(((f, 1.0) for f in leaf.facts), line, role))
 
 
 def _lines(
@@ -595,8 +589,7 @@ def _fragments(speech: Speech, seen: set[str], message: Message, number: int, ro
             seen.add(fact.value)
             around = " ".join(_around(raw, fact.text).split())
             line = Line(f"{speech.speaker}: {around}" if speech.speaker else around, number, message.id, 10_000)
-            weight = fact.weight * role * FRAGMENT / 2
-            yield _Said(line, (fact._replace(number=number, message_id=message.id, line=line, weight=weight),))
+            yield _Said(line, _placed(((fact, FRAGMENT / 2),), line, role))
 
 
 def _around(raw: str, text: str) -> str:

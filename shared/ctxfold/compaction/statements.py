@@ -544,13 +544,9 @@ def _plain(sentence: str) -> str:
 def _bare(text: str) -> str:
     """Returns a sentence without the words that only lead up to it."""
     bare = _DASHES.sub("", _OPENER.sub("", text))
-    return (
-        bare[:1].upper() + bare[1:]
-        if is_whole(bare) and bare != text and text[:1].isupper()
-        else bare
-        if is_whole(bare)
-        else text
-    )
+    if bare == text or not is_whole(bare):
+        return text
+    return bare[:1].upper() + bare[1:] if text[:1].isupper() else bare
 
 
 @lru_cache(maxsize=16_384)

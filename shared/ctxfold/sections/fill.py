@@ -202,35 +202,32 @@ def fill(
     ones come before them and take up to `required_tokens`; WindowTooSmallError is raised for one that does not fit and may not be
     cut. A section put in `by_hand` repeats items that are in the window, if it has new ones.
     """
-    budget = stage.rules.budget_tokens
+    key, budget = open_session.key, stage.rules.budget_tokens
     free = room_tokens / budget
     standing = _standing(stage.view)
     queries: list[tuple[Section, Query]] = []
     events: list[Event] = []
     for each in sorted(sections, key=lambda s: (not s.whole, not s.required)):
+        reason = ""
         if each.required:
-            share = budget if each.whole else min(int(each.share_ratio * budget), required_tokens)
-            queries.append(
-                (each, Query(question, max(0, share), open_session.key.session, open_session.key.owner, stage.turn_id))
-            )
-            continue
-        if free < each.least_free_ratio:
-            reason = f"{max(0.0, free):.0%} of the budget is free, it wants {each.least_free_ratio:.0%}"
-            events.append(SectionSkipped(open_session.key.session, each.kind, reason))
-            continue
-        used = sum(tokens for _, tokens in standing.get(each.kind, ()))
-        share = min(int(each.share_ratio * budget) - used, room_tokens)
-        if share < LEAST_TOKENS:
-            reason = f"its share of the budget is used up: {max(0, share)} tokens are left for it"
-            events.append(SectionSkipped(open_session.key.session, each.kind, reason))
-            continue
-        queries.append((each, Query(question, share, open_session.key.session, open_session.key.owner, stage.turn_id)))
+            share = max(0, budget if each.whole else min(int(each.share_ratio * budget), required_tokens))
+        else:
+            used = sum(tokens for _, tokens in standing.get(each.kind, ()))
+            share = min(int(each.share_ratio * budget) - used, room_tokens)
+            if free < each.least_free_ratio:
+                reason = f"{max(0.0, free):.0%} of the budget is free, it wants {each.least_free_ratio:.0%}"
+            elif share < LEAST_TOKENS:
+                reason = f"its share of the budget is used up: {max(0, share)} tokens are left for it"
+        if reason:
+            events.append(SectionSkipped(key.session, each.kind, reason))
+        else:
+            queries.append((each, Query(question, share, key.session, key.owner, stage.turn_id)))
     results = yield from sources.ask(queries, open_session, ports)
     filled: list[Filled] = []
     tokens_left, required_left = room_tokens, required_tokens
     for (each, query), result in zip(queries, results, strict=True):
         if result.failure is not None:
-            events.append(SectionSkipped(open_session.key.session, each.kind, result.failure))
+            events.append(SectionSkipped(key.session, each.kind, result.failure))
             continue
         before = [note for note, _ in standing.get(each.kind, ())]
         room = None if each.whole else min(query.budget_tokens, required_left if each.required else tokens_left)
@@ -240,7 +237,7 @@ def fill(
             required_left -= section_or_reason.tokens
             filled.append(section_or_reason)
         elif section_or_reason:
-            events.append(SectionSkipped(open_session.key.session, each.kind, section_or_reason))
+            events.append(SectionSkipped(key.session, each.kind, section_or_reason))
     _check_whole(stage.rules, [f for f in filled if f.section.whole], required_tokens)
     return tuple(filled), tuple(events)
 
@@ -333,33 +330,28 @@ def _chosen(
 
 
 def _shown(item: Item, room_tokens: int | None, counter: TokenCounter) -> tuple[str, int, int] | None:
-    """Returns the item's text as data, its tokens, and how many characters are cut; None when too little of it fits."""
+    """Returns the item's text as data, its tokens, and how many characters are cut; None when next to nothing of it fits.
+
+    A text that had to be cut by tokens takes all of the room.
+    """
     text = item.text.strip()
     if room_tokens is None:
         return as_quoted_data(text), 0, 0
-    chars = _chars(room_tokens)
-    shown = as_quoted_data(text, max_chars=chars)
-    cost = counter.count_text(_line(item.source, shown)) + 1
-    if cost <= room_tokens:
-        return shown, cost, max(0, len(text) - chars)
-    shown = _cut(item, room_tokens, counter)
-    return (shown, room_tokens, max(1, len(text) - len(shown))) if shown else None
+    chars = most = _chars(room_tokens)
+    while chars >= CHARS_PER_TOKEN * LEAST_TOKENS // 2:
+        shown = as_quoted_data(text, max_chars=chars)
+        cost = counter.count_text(_line(item.source, shown)) + 1
+        if cost > room_tokens:
+            chars = min(chars * 3 // 4, chars * room_tokens // cost)
+        elif chars == most:
+            return shown, cost, max(0, len(text) - chars)
+        else:
+            return (shown, room_tokens, max(1, len(text) - len(shown))) if shown else None
+    return None
 
 
 def _chars(tokens: int) -> int:
     return CHARS_PER_TOKEN * max(0, tokens)
-
-
-def _cut(item: Item, room_tokens: int, counter: TokenCounter) -> str:
-    """Returns as much of the item's text as fits, "" when that is next to nothing."""
-    chars = CHARS_PER_TOKEN * room_tokens
-    while chars >= CHARS_PER_TOKEN * LEAST_TOKENS // 2:
-        shown = as_quoted_data(item.text.strip(), max_chars=chars)
-        cost = counter.count_text(_line(item.source, shown)) + 1
-        if cost <= room_tokens:
-            return shown
-        chars = min(chars * 3 // 4, chars * room_tokens // cost)
-    return ""
 
 
 def _heading(kind: str) -> str:

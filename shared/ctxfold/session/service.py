@@ -12,7 +12,7 @@ from ctxfold.compaction.built_in import BetweenRounds, Focus, Newest, Trim
 from ctxfold.compaction.commit import Outcome
 from ctxfold.compaction.goal import refresh_goal
 from ctxfold.compaction.tool_summaries import flush_pairs, summarise_pairs
-from ctxfold.effects import Complete, Deadline, Flow, FlowMethods, arun, async_method, run, sync_method
+from ctxfold.effects import Complete, Deadline, Flow, FlowMethods, async_method, sync_method
 from ctxfold.engine import edit as editing
 from ctxfold.engine import section_placement as injection
 from ctxfold.engine.engine import Engine
@@ -301,12 +301,12 @@ class ContextService(FlowMethods):
 
     amaybe_refresh_subgoal = async_method(maybe_refresh_subgoal)
 
-    def disambiguate_skills(self, question: str, skills: Mapping[str, str]) -> tuple[str, ...] | None:
+    @sync_method
+    def disambiguate_skills(self, question: str, skills: Mapping[str, str]) -> Flow[tuple[str, ...] | None]:
         """Returns the names of skills, relevant ones first by a model's judgement; None when it fails: keep your own order."""
-        return run(ranked_skills(question, skills), self._engine.ports)
+        return ranked_skills(question, skills)
 
-    async def adisambiguate_skills(self, question: str, skills: Mapping[str, str]) -> tuple[str, ...] | None:
-        return await arun(ranked_skills(question, skills), self._engine.ports)
+    adisambiguate_skills = async_method(disambiguate_skills)
 
     # driving
 
