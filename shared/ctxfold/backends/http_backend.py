@@ -22,6 +22,7 @@ from pydantic import SecretStr
 from ctxfold._lifecycle import Closing
 from ctxfold.backends.jsonl import from_line, to_line
 from ctxfold.backends.profile import Profile, Wire, counter_for, load_profile
+from ctxfold.backends.response_parser import AnswerParser
 from ctxfold.backends.transport import (
     AsyncChannel,
     Channel,
@@ -171,6 +172,7 @@ class HttpBackend(ABC, Closing):
     """
 
     wire: Wire
+    _parser_class: type[AnswerParser]
     default_provider = "generic"
     stream_type = "text/event-stream"
 
@@ -221,9 +223,9 @@ class HttpBackend(ABC, Closing):
     def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
         """Returns the JSON body of a request whose settings are complete; some wires send the same for a stream."""
 
-    @abstractmethod
     def _parser(self, profile: Profile, request: Request) -> Parser:
         """Returns a new parser for one reply."""
+        return self._parser_class(profile, hide=self._hide)
 
     def request_body(self, request: Request, *, stream: bool) -> dict[str, Any]:
         """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""

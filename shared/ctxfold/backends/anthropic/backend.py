@@ -10,7 +10,6 @@ from ctxfold.backends.anthropic.request import canonical_lines, compacts, projec
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.backends.profile import Profile, counter_for
 from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
-from ctxfold.backends.transport import Parser
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request
 
@@ -26,6 +25,7 @@ class AnthropicBackend(HttpBackend):
     """A model service with the Messages API; the profile holds how each model thinks and what is sent back."""
 
     wire = "anthropic_messages"
+    _parser_class = MessagesParser
     default_provider = "anthropic"
 
     def to_request_messages(
@@ -53,9 +53,6 @@ class AnthropicBackend(HttpBackend):
 
     def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
         return request_body(profile, request, model=model, stream=stream)
-
-    def _parser(self, profile: Profile, request: Request) -> Parser:
-        return MessagesParser(profile, hide=self._hide)
 
     def _headers_for(self, profile: Profile, body: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, str]:
         """Returns the header that names the beta features of the edits of `context_management`, and of compaction blocks."""

@@ -14,7 +14,6 @@ from ctxfold.backends.converse.parse import ConverseParser
 from ctxfold.backends.converse.request import canonical_lines, project, request_body
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.backends.profile import Profile, load_profile
-from ctxfold.backends.transport import Parser
 from ctxfold.errors import ConfigError
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Ids, Request
@@ -52,6 +51,7 @@ class BedrockBackend(HttpBackend):
     """
 
     wire = "bedrock_converse"
+    _parser_class = ConverseParser
     default_provider = "bedrock"
     stream_type = "application/vnd.amazon.eventstream"
 
@@ -98,9 +98,6 @@ class BedrockBackend(HttpBackend):
 
     def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
         return request_body(profile, request, model=model)
-
-    def _parser(self, profile: Profile, request: Request) -> Parser:
-        return ConverseParser(profile, hide=self._hide)
 
     def _hide(self, text: str) -> str:
         hidden = super()._hide(text)

@@ -9,7 +9,6 @@ from ctxfold.backends.gemini.parse import GeminiParser
 from ctxfold.backends.gemini.request import canonical_lines, project, request_body
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.transport import Parser
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Request
 
@@ -25,6 +24,7 @@ class GeminiBackend(HttpBackend):
     """
 
     wire = "gemini"
+    _parser_class = GeminiParser
     default_provider = "gemini"
 
     def to_request_messages(
@@ -48,9 +48,6 @@ class GeminiBackend(HttpBackend):
 
     def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
         return request_body(profile, request, model=model)
-
-    def _parser(self, profile: Profile, request: Request) -> Parser:
-        return GeminiParser(profile, hide=self._hide)
 
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from ctxfold.backends.openai_responses.parse import ResponsesParser
 from ctxfold.backends.openai_responses.request import canonical_lines, project, request_body
 from ctxfold.backends.profile import Profile, counter_for
 from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
-from ctxfold.backends.transport import Parser
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request
 from ctxfold.tokens import MESSAGE_OVERHEAD_TOKENS
@@ -31,6 +30,7 @@ class OpenAIResponsesBackend(HttpBackend):
     """
 
     wire = "openai_responses"
+    _parser_class = ResponsesParser
     default_provider = "openai"
 
     def to_request_messages(
@@ -57,9 +57,6 @@ class OpenAIResponsesBackend(HttpBackend):
 
     def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
         return request_body(profile, request, model=model, stream=stream)
-
-    def _parser(self, profile: Profile, request: Request) -> Parser:
-        return ResponsesParser(profile, hide=self._hide)
 
 
 def _told(item: Item) -> str:
