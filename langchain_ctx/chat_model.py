@@ -622,11 +622,12 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         """Returns the call's arguments with its session and window, because `_generate` does not receive the config."""
         if SESSION in kwargs:
             return kwargs
-        configurable = ensure_config(config).get("configurable", {})
+        config = ensure_config(config)
+        configurable = config.get("configurable", {})
         kwargs = with_window(configurable, kwargs)
         if self._sessions is None:
             return kwargs
-        address = called(configurable, self.session, self.owner, prompt, kwargs)
+        address = called(config, self.session, self.owner, prompt, kwargs)
         if address is None:
             self._sessions.expect_name(configurable)
             return kwargs

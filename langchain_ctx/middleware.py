@@ -110,12 +110,11 @@ def root_of(
 
     In a sub-graph the first message of its `state` counts too: what middleware adds to a request has another id each time.
     """
-    configurable = config.get("configurable", {})
-    name = configurable.get("thread_id") if session is None else session
+    name = config.get("configurable", {}).get("thread_id") if session is None else session
     anonymous = name is None
     if anonymous:
         name = f"{MADE_FROM}{first_id(messages)}"
-    root = placed(name, configurable, owner, first_id(state.get("messages")))
+    root = placed(name, config, owner, first_id(state.get("messages")))
     key, cursor = root.key, kept_cursor(state)
     if cursor is not None and root.place and cursor.root.startswith(f"{key.session}{BRANCH}"):
         key = SessionKey(key.owner, cursor.root)

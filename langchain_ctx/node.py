@@ -198,9 +198,9 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
                 'config={"configurable": {"thread_id": ...}}'
             )
         if name is not None:
-            return placed(name, configurable, self._owner, first)
+            return placed(name, config, self._owner, first)
         # a graph without checkpointer: its messages have ids that nobody else has
-        return replace(placed(f"{MADE_FROM}{first}", configurable, self._owner, first), made_up=True)
+        return replace(placed(f"{MADE_FROM}{first}", config, self._owner, first), made_up=True)
 
     @contextmanager
     def _exclusive(self, address: Address) -> Generator[Address, None, None]:

@@ -96,14 +96,15 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         check_name("owner", fields["owner"])
 
 
-def placed(name: object, configurable: Mapping[str, Any], owner: str, first: str | None = None) -> Address:
+def placed(name: object, config: RunnableConfig, owner: str, first: str | None = None) -> Address:
     """Returns the address of a graph's session; `configurable["owner"]` takes precedence over `owner`.
 
-    A sub-graph runs on its caller's thread: what names its session is its place there, less the node that is running. LangGraph
-    names such a place anew for each run, unless it has a memory of its own. So the id of the conversation's `first` message
-    stands for the run: messages that the caller shares keep theirs, and what is asked of an isolated sub-agent gets a new one.
+    A sub-graph runs on its caller's thread: what names its session is its place there. LangGraph names such a place anew for each
+    run, unless it has a memory of its own. So the id of the conversation's `first` message stands for the run: messages that the
+    caller shares keep theirs, and what is asked of an isolated sub-agent gets a new one.
     """
-    place = str(configurable.get("checkpoint_ns") or "").rpartition(WITHIN)[0]
+    configurable = config.get("configurable", {})
+    place = _place_of_graph(config)
     of_a_run = RUN in place
     if first and of_a_run:
         place = WITHIN.join([*(part.partition(RUN)[0] for part in place.split(WITHIN)), first])
@@ -113,16 +114,30 @@ def placed(name: object, configurable: Mapping[str, Any], owner: str, first: str
     return Address(key, made_up=of_a_run, place=of_a_run and first is not None)
 
 
+def _place_of_graph(config: RunnableConfig) -> str:
+    """Returns the place in its thread of the graph that is running, "" for the outermost one.
+
+    LangGraph's name of a place ends with the node that runs, and with each `@task` that the node has called: they are no
+    sub-graphs. Such a task says so at the end of its path, in the metadata of the run.
+    """
+    place = str(config.get("configurable", {}).get("checkpoint_ns") or "").rpartition(WITHIN)[0]
+    path: Any = config.get("metadata", {}).get("langgraph_path")
+    while isinstance(path, tuple) and path[-1] is True:
+        place, path = place.rpartition(WITHIN)[0], path[1]
+    return place
+
+
 def called(
-    configurable: Mapping[str, Any], session: str | None, owner: str, prompt: object, kwargs: Mapping[str, Any]
+    config: RunnableConfig, session: str | None, owner: str, prompt: object, kwargs: Mapping[str, Any]
 ) -> Address | None:
     """Returns the session that the call or the model's field names. A thread's name is followed by its place in the graph.
 
     `kwargs` are the arguments of the call: those of `with_structured_output` say who reads the reply.
     """
+    configurable = config.get("configurable", {})
     if "session_id" not in configurable and "thread_id" in configurable:
         thread = configurable["thread_id"]
-        address = None if thread is None else placed(thread, configurable, owner, first_id(prompt))
+        address = None if thread is None else placed(thread, config, owner, first_id(prompt))
     else:
         name = configurable.get("session_id", session)
         address = None if name is None else Address(session_key(name, configurable.get("owner", owner)))

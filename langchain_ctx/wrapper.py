@@ -328,8 +328,9 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
     ) -> builtins.dict[str, Any]:
         if SESSION in kwargs:
             return kwargs
-        configurable = ensure_config(config).get("configurable", {})
-        address = called(configurable, self.session, self.owner, prompt, kwargs)
+        config = ensure_config(config)
+        configurable = config.get("configurable", {})
+        address = called(config, self.session, self.owner, prompt, kwargs)
         if address is None:
             if self.sessions is not None:
                 self.sessions.expect_name(configurable)

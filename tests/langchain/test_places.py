@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
 
@@ -257,3 +258,57 @@ def test_a_fixed_session_has_its_places_too() -> None:
         assert store.sessions("default") == ("fixed|ag|q0",)
         assert on.middleware.context("fixed|ag|q0").usage().turns == 4
         on.close()
+
+
+@pytest.mark.parametrize("kind", ["with_context", "ChatCtx"])
+def test_a_task_of_a_workflow_is_no_sub_graph(kind: str) -> None:
+    """LangGraph's functional API: a model that a task asks keeps the thread's session, also in a task of a task."""
+    with ModelServer(model="m", script=lambda body: Scripted(f"Answer {len(body['messages'])}.")) as server:
+        store = MemoryStore()
+        model = model_on(kind, server.base_url, store)
+
+        @task
+        def ask(question: str) -> str:
+            return str(model.invoke(question).text)
+
+        @task
+        def ask_further(question: str) -> str:
+            return ask(question).result()
+
+        @entrypoint(checkpointer=InMemorySaver())
+        def workflow(question: str) -> list[str]:
+            return [
+                ask(f"{question}1").result(),
+                ask_further(f"{question}2").result(),
+                model.invoke(f"{question}3").text,
+            ]
+
+        workflow.invoke("A", T)
+        assert workflow.invoke("B", T) == ["Answer 7.", "Answer 9.", "Answer 11."]
+        assert store.sessions("default") == ("t",)
+        assert [m.text for m in model.context("t").messages() if m.role == "user"] == [
+            "A1",
+            "A2",
+            "A3",
+            "B1",
+            "B2",
+            "B3",
+        ]
+
+
+def test_a_sub_graph_that_a_task_runs_keeps_its_own_session() -> None:
+    with ModelServer(model="m", script=lambda body: Scripted("Found it.")) as server:
+        store = MemoryStore()
+        model = model_on("with_context", server.base_url, store)
+        helper: Any = create_agent(model, [])
+
+        @task
+        def research(question: str) -> str:
+            return str(helper.invoke({"messages": [HumanMessage(question, id="q1")]})["messages"][-1].text)
+
+        @entrypoint(checkpointer=InMemorySaver())
+        def workflow(question: str) -> str:
+            return research(question).result()
+
+        workflow.invoke("Private question.", T)
+        assert store.sessions("default") == ("t|workflow|research|q1",)
