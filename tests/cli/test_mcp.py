@@ -73,6 +73,8 @@ async def test_what_was_replaced_is_read_as_it_is_now(store: str) -> None:
             read = await told(client, "read", session="edited", reference=reference)
             assert "Mail [REDACTED]." in read
             assert "ann@example.com" not in read
+        whole = await told(client, "read", session="edited", reference="#1-#9")
+        assert whole == "#1 user: Who?\n\n#2 assistant: Mail [REDACTED]."
 
 
 async def test_search_then_read(store: str) -> None:
@@ -121,6 +123,16 @@ async def test_sessions_are_listed_newest_first(store: str) -> None:
         assert (await told(client, "list_sessions", limit=1)).splitlines()[1].startswith("1 more")
         assert (await told(client, "list_sessions", containing="AN")).startswith("- ann")
         assert await told(client, "list_sessions", containing="eve") == "There is no session."
+
+
+async def test_a_session_without_messages_is_listed(store: str) -> None:
+    with context(store=store, session_id="new"):
+        pass
+    async with connected(store) as client:
+        lines = (await told(client, "list_sessions")).splitlines()
+        assert [line.split(",")[0] for line in lines] == ["- new", "- bob", "- ann"]
+        assert lines[0].endswith("0 turns, 0 compactions: ")
+        assert "'#1' is not in session 'new'" in await refused(client, "read", session="new", reference="#1-#2")
 
 
 async def test_what_is_remembered_is_found(store: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -182,9 +183,10 @@ class OwnerTools:
 
     def _line(self, name: str, at_s: float) -> str:
         with self._opened(name, counter=Uncounted()) as context:
-            used = context.usage()
-            said = (message for _, message in _messages(context, 1, OPENING) if isinstance(message, Message))
-            opening = next((m.text for m in said if m.role == "user" and m.visibility != "user"), "")
+            used, opening = context.usage(), ""
+            with suppress(MessageNotFoundError):  # a session that has no messages yet
+                said = (message for _, message in _messages(context, 1, OPENING) if isinstance(message, Message))
+                opening = next((m.text for m in said if m.role == "user" and m.visibility != "user"), "")
         return (
             f"- {strip_control_chars(name)}, {_when(at_s)}, {used.turns} turns, {used.compactions} compactions: "
             f"{as_quoted_data(' '.join(opening.split()), max_chars=OPENING_CHARS)}"
@@ -192,17 +194,25 @@ class OwnerTools:
 
 
 def _messages(context: AgentContext, first: int, last: int) -> Iterator[tuple[str, Message | str]]:
-    """Returns reference and message of a range, a note in place of an erased one; MessageNotFoundError when none is there."""
+    """Returns reference and message of a range, a note in place of an erased one; MessageNotFoundError when none is there.
+
+    A message that was replaced has a reference for each version, and stands in the range once.
+    """
+    ids: set[str] = set()
     for number in range(first, last + 1):
         reference = f"#{number}"
         try:
-            yield reference, context.get(reference, newest=True)
+            message = context.get(reference, newest=True)
         except MessageErasedError:
             yield reference, "[erased]"
+            continue
         except MessageNotFoundError:
             if number == first:
                 raise
             return
+        if message.id not in ids:
+            ids.add(message.id)
+            yield reference, message
 
 
 def _text(message: Message | str) -> str:
