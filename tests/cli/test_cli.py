@@ -158,6 +158,12 @@ def test_compact_with_a_model(ctxfold: Run, model: str, rest: tuple[str, ...]) -
         assert server.requests[-1].body["model"] == "lookup"
 
 
+def test_a_model_that_does_not_answer_is_named(ctxfold: Run) -> None:
+    done = ctxfold("compact", "ann", "--model", "m", "--base-url", "http://127.0.0.1:9/v1")
+    assert (done.code, "(extractive)" in done.out) == (0, True)
+    assert done.err.startswith("model: generic (connect): cannot connect to http://127.0.0.1:9")
+
+
 def test_a_wire_that_the_provider_does_not_speak(ctxfold: Run) -> None:
     refused = ctxfold("compact", "ann", "--model", "lookup", "--wire", "gemini")
     assert refused.code != 0
@@ -202,6 +208,8 @@ def test_import_of_bare_messages(ctxfold: Run, tmp_path: Path) -> None:
     file.write_text('{"role": "user", "content": "hi"}\nnonsense\n', encoding="utf-8")
     bad = ctxfold("import", "new", str(file))
     assert (bad.code, "line 2" in bad.err, "nothing was imported" in bad.err) == (1, True, True)
+    assert ctxfold("import", "newer", str(file), "--context-window", "4000").err == bad.err
+    assert "newer" not in ctxfold("sessions").out
 
 
 def test_import_makes_a_new_store(tmp_path: Path) -> None:

@@ -29,14 +29,14 @@ from ctxfold.cli.common import (
     shown,
     within,
 )
-from ctxfold.connect import named_provider, open_backend
+from ctxfold.connect import LineCodec, named_provider, open_backend
 from ctxfold.engine.erase import Erasure
 from ctxfold.engine.retention import Pruned, Retention
 from ctxfold.errors import ConfigError, SessionNotFoundError
 from ctxfold.history.records import OFFLOADED
 from ctxfold.history.view import View
-from ctxfold.io.session_files import Zone, file_rules
-from ctxfold.protocols import Store, Wire
+from ctxfold.io.session_files import Zone, file_rules, parse_lines
+from ctxfold.protocols import Store, UuidIds, Wire
 
 if TYPE_CHECKING:
     from ctxfold.stores.sql import SqlStore
@@ -79,6 +79,8 @@ def compact(
                 f"{event.strategy} ({event.fallback_level or 'no summary'}): {event.tokens_before} -> {event.tokens_after} tokens, "
                 f"{event.archived} messages archived"
             )
+            for problem in event.problems:
+                progress().print(shown(problem), markup=False, soft_wrap=True)
 
 
 def undo(name: Name, store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = False) -> None:
@@ -147,6 +149,8 @@ def import_(
             rules["context_window"] = context_window
         if new and "context_window" not in rules:
             raise ConfigError(f"session {name!r} is new and {file} has no rules: give --context-window")
+        if new:  # a bad line leaves no empty session
+            parse_lines(file, LineCodec(), UuidIds().new)
         with session(store, name, owner, create=new, **rules) as context:
             with progress().status("reading"):
                 count = context.import_jsonl(file)
