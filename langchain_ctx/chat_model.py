@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
@@ -395,7 +396,8 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         `provider` is the name of a provider ("deepseek", "openai", "anthropic", ...); `model="deepseek:deepseek-chat"` does the
         same without `provider`. Its profile sets the wire format, and `wire` selects another one that the provider speaks:
         "openai_chat", "openai_responses", "anthropic_messages", "gemini" or "bedrock_converse". `session` is another name for
-        `session_id`, and `policy` is a dict of the settings that the other classes take as keywords.
+        `session_id`, and `policy` is a dict of the settings that the other classes take as keywords. `extra_body` holds further
+        parameters of the provider: `extra_body={"top_p": 0.9}`.
 
         Without `session_id` and `store` it is a plain chat model. With `store`, each call may name its session and owner:
         `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (or `thread_id`); these take precedence over the fields.
@@ -500,6 +502,22 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
             )
         settings = {name: getattr(self, name) for name in self.model_fields_set - self._derived}
         return _made_again, (type(self), settings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_unknown_field(cls, fields: Any) -> Any:
+        """Says where a keyword belongs that is no field, in pydantic's own error."""
+        unknown = next((name for name in fields if name not in cls.model_fields), None)
+        if unknown is None:
+            return fields
+        near = get_close_matches(unknown, cls.model_fields, n=1, cutoff=0.75)
+        if unknown in ContextSettings.__optional_keys__:
+            advice = f"give policy={{{unknown!r}: ...}}"
+        elif near:
+            advice = f"did you mean {near[0]}?"
+        else:
+            advice = f"a parameter of the provider goes into extra_body={{{unknown!r}: ...}}"
+        raise ValueError(f"ChatCtx has no field {unknown!r}: {advice}")
 
     @model_validator(mode="after")
     def _set_ctxfold_version(self) -> Self:

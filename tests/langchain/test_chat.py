@@ -314,6 +314,20 @@ def test_bad_settings_are_told_at_once(settings: dict[str, Any], error: type[Exc
         ChatCtx(**{"base_url": "http://127.0.0.1:9/v1", **settings})
 
 
+@pytest.mark.parametrize(
+    ("field", "advice"),
+    [
+        ("contxt_window", r"has no field 'contxt_window': did you mean context_window\?"),
+        ("keep_last", r"give policy=\{'keep_last': \.\.\.\}"),
+        ("top_p", r"goes into extra_body=\{'top_p': \.\.\.\}"),
+        ("reasoning_effort", r"goes into extra_body=\{'reasoning_effort'"),
+    ],
+)
+def test_an_unknown_field_is_told_its_place(field: str, advice: str) -> None:
+    with pytest.raises(ValidationError, match=advice):
+        ChatCtx(model="m", base_url="http://127.0.0.1:9/v1", **{field: 4})  # type: ignore[arg-type]
+
+
 def test_the_key_comes_from_the_rows_variable_and_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEEPSEEK_API_KEY", "sk-very-secret")
     with ChatCtx(model="deepseek-chat", provider="deepseek") as chat:

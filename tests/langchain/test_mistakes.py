@@ -11,6 +11,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import ConfigurableField
 
 from ctxfold import ConfigError, CtxError, MessageError
 from ctxfold.testing import ModelServer
@@ -49,6 +50,11 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
         "with tools",
         "is a .*Binding: give the chat model itself, and bind tools",
         lambda m: with_context(m.bind_tools([]), context_window=8_000),
+    ),
+    (
+        "with fields of each call",
+        r"is a RunnableConfigurableFields: .* init_chat_model\(\.\.\., configurable_fields=\.\.\.\)",
+        lambda m: with_context(m.configurable_fields(temperature=ConfigurableField("t")), context_window=8_000),
     ),
     ("thinks", "model of with_reasoning is a str", lambda m: with_reasoning("gpt-4o")),
     ("thinks, with tools", "give the chat model itself", lambda m: with_reasoning(m.bind_tools([]))),
