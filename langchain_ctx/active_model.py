@@ -29,6 +29,7 @@ __all__ = [
     "CallersSummarizer",
     "called_model",
     "calling",
+    "check_sends_window",
     "keeps_sessions",
     "model_name",
 ]
@@ -181,6 +182,15 @@ def keeps_sessions(model: BaseChatModel) -> bool:
     return any(
         setting is not None and not isinstance(setting, bool) for setting in settings
     )  # `store=False` of ChatOpenAI is about its service
+
+
+def check_sends_window(model: BaseChatModel) -> None:
+    """Raises ConfigError for a model that sends the newest messages alone, because its service keeps the conversation."""
+    if getattr(model, "use_previous_response_id", None) is True:
+        raise ConfigError(
+            f"this {type(model).__name__} has use_previous_response_id=True: the service keeps the conversation and gets "
+            "no window of it; leave that out"
+        )
 
 
 def _needed(way: Callable[[Request], T] | None) -> Callable[[Request], T]:

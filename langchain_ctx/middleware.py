@@ -49,6 +49,7 @@ from langchain_ctx.active_model import (
     CallersModel,
     CallersSummarizer,
     calling,
+    check_sends_window,
     keeps_sessions,
 )
 from langchain_ctx.chat_model import WINDOW
@@ -546,6 +547,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
                 f"the agent's {type(model).__name__} keeps sessions of its own: leave out its session and store, "
                 "or leave out ContextMiddleware"
             )
+        check_sends_window(model)
         self._writer.seen(model)
         return returning(model)
 

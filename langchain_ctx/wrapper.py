@@ -42,6 +42,7 @@ from langchain_ctx.active_model import (
     CallersModel,
     CallersSummarizer,
     calling,
+    check_sends_window,
     keeps_sessions,
     model_name,
 )
@@ -227,6 +228,7 @@ def _check(model: object) -> None:
     check_model("with_context", model)
     chat = cast("BaseChatModel", model)
     check_reasoning(chat)
+    check_sends_window(chat)
     if keeps_sessions(chat):
         raise ConfigError(f"this {type(chat).__name__} keeps sessions of its own: use it as it is, or leave those out")
 

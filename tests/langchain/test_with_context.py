@@ -451,3 +451,15 @@ def test_a_model_with_sessions_of_its_own_and_an_unknown_window_are_refused() ->
         with_context(twice, session_id="s", context_window=8_000)
     with pytest.raises(ConfigError, match="context_window"):
         with_context(FakeListChatModel(responses=["a"]), session_id="s")
+
+
+def test_a_model_whose_service_keeps_the_conversation_is_refused() -> None:
+    """It would send the newest messages alone, whatever the window is."""
+    with ModelServer(model="m", script=steps) as server:
+        model = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", use_previous_response_id=True)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"use_previous_response_id=True: the service keeps .* leave that out"):
+            with_context(model, context_window=8_000)
+        agent: Any = create_agent(model, middleware=[ContextMiddleware(context_window=8_000)])
+        with pytest.raises(ConfigError, match="leave that out"):
+            agent.invoke({"messages": [HumanMessage("Hi")]})
+        assert not server.requests
