@@ -28,6 +28,7 @@ from ctxfold import (
     NotEnoughHistoryError,
     OpenAIChatBackend,
     PinBudgetError,
+    ScriptedBackend,
     Section,
     TextPart,
     TokensTrigger,
@@ -185,6 +186,19 @@ def test_options() -> None:
             assert ctx.messages() == ()
             ctx.send("Hello.", stop="END", tools=(ToolSpec("look"),))  # type: ignore[arg-type]
             assert server.requests[-1].body["stop"] == ["END"], "one text to stop at, not its letters"
+
+
+@pytest.mark.parametrize(
+    "content", [{"role": "user", "content": "Hi"}, [{"role": "user"}], None, 5, ["Hi"], ("user", "Hi")]
+)
+async def test_what_is_sent(content: Any) -> None:
+    with made(backend=ScriptedBackend(["Good morning."])) as ctx:
+        for send in (ctx.send, lambda given: list(ctx.send_stream(given))):
+            with pytest.raises(MessageError, match=r"a message is .*context.user_message\('...'\)"):
+                send(content)
+        with pytest.raises(MessageError, match="give text, or"):
+            await ctx.asend(content)
+        assert ctx.messages() == ()
 
 
 def test_services_that_cannot_be_used() -> None:

@@ -35,7 +35,7 @@ from ctxfold.inspect.explain import (
     original,
 )
 from ctxfold.inspect.report import Inspection, inspect
-from ctxfold.messages import Message, Role, Usage, by_role
+from ctxfold.messages import Message, Role, Usage, by_role, validated
 from ctxfold.policy import CostLine, Policy, PolicyFields, Prices
 from ctxfold.protocols import (
     AsyncChunkStream,
@@ -309,9 +309,8 @@ class AgentContext(SessionFiles, SharesSessions):
     arequest_for = async_method(request_for)
 
     def _question(self, content: Input, options: Mapping[str, Any]) -> TurnInput:
-        return TurnInput(
-            self._key, self._messages(content), options_from(options), self._prompts, not isinstance(content, str)
-        )
+        messages = tuple(map(validated, self._messages(content)))
+        return TurnInput(self._key, messages, options_from(options), self._prompts, not isinstance(content, str))
 
     # looking
 
