@@ -180,7 +180,9 @@ def test_a_session_keeps_its_rules(ctxfold: Run, store: str) -> None:
 def test_fork(ctxfold: Run) -> None:
     assert ctxfold("fork", "ann", "new", "--at", "u3", "--json").json["messages"] == 10
     assert [m["id"] for m in ctxfold("show", "new", "--json").json][-1] == "u3"
-    assert ctxfold("sessions", "--json").json[0]["forks"] == ["new"]
+    sessions = {row["session"]: row for row in ctxfold("sessions", "--json").json}
+    assert sessions["ann"]["forks"] == ["new"]
+    assert sessions["new"]["budget"] == sessions["ann"]["budget"]  # its rules come along, the command's are not stored
     taken = ctxfold("fork", "ann", "bob")
     assert (taken.code, "exists already" in taken.err) == (1, True)
 

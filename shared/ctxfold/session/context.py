@@ -202,7 +202,7 @@ class AgentContext(SessionFiles, SharesSessions):
         """
         check_name("session name", session)
         key = yield from self._edit(lambda e, j: archive.fork(e, j, session, at=at))
-        return self.at(key.session)
+        return self.at(key.session, create=self._create)
 
     afork = async_method(fork)
 
