@@ -121,8 +121,8 @@ def _place_of_graph(config: RunnableConfig) -> str:
     sub-graphs. Such a task says so at the end of its path, in the metadata of the run.
     """
     place = str(config.get("configurable", {}).get("checkpoint_ns") or "").rpartition(WITHIN)[0]
-    path: Any = config.get("metadata", {}).get("langgraph_path")
-    while isinstance(path, tuple) and path[-1] is True:
+    path = cast("Sequence[Any]", config.get("metadata", {}).get("langgraph_path") or ())
+    while path and path[-1] is True:
         place, path = place.rpartition(WITHIN)[0], path[1]
     return place
 

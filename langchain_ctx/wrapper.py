@@ -36,7 +36,7 @@ from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.tokens import TextCounter
-from ctxfold.validation import kind_of
+from ctxfold.validation import is_a, kind_of
 from langchain_ctx.active_model import (
     Caller,
     CallersModel,
@@ -220,7 +220,7 @@ def with_context(
 
 def _check(model: object) -> None:
     """Raises ConfigError for what is no chat model, and for one whose context cannot be managed."""
-    if isinstance(model, DynamicRunnable):
+    if is_a(model, DynamicRunnable):
         raise ConfigError(
             f"the model of with_context is {kind_of(model)}: give the chat model itself or, for what each call's config sets, "
             "init_chat_model(..., configurable_fields=...)"
