@@ -51,6 +51,7 @@ __all__ = [
     "RatioCounter",
     "TextCounter",
     "TiktokenCounter",
+    "described",
     "encoding_name",
     "medium_of",
     "medium_tokens",
@@ -442,6 +443,12 @@ class Medium:
         words += [f"{self.size:,} bytes"] if self.size is not None else []
         words += [self.url[:200]] if self.url else []
         return ", ".join(word for word in words if word)
+
+
+def described(part: MediaPart) -> str:
+    """Returns the properties of a medium in brackets, and below them the text that it holds."""
+    medium = medium_of(part)
+    return f"[{medium}]\n{medium.text}" if medium.text else f"[{medium}]"
 
 
 def medium_of(part: MediaPart) -> Medium:

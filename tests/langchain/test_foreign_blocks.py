@@ -12,16 +12,18 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold import AgentContext, MemoryStore, Prices, Usage
-from ctxfold.testing import ModelServer, Scripted
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import (
     ContextMiddleware,
     CtxChatMessageHistory,
     LangChainBackend,
     from_langchain,
+    history_tools,
     to_langchain,
     with_context,
 )
@@ -336,3 +338,46 @@ async def test_our_counts_are_measured_by_all_of_the_input(how: str) -> None:
         if how.startswith("a"):
             await inner.root_async_client.close()
         inner.root_client.close()
+
+
+LINES = "\n".join(f"Line {n}: value {7 * n}." for n in range(4_000))
+DOCUMENTS: list[dict[str, Any]] = [
+    {"type": "search_result", "source": "http://e.x", "title": "T", "content": [{"type": "text", "text": LINES}]},
+    {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": LINES}},
+]
+
+
+@pytest.mark.parametrize("block", DOCUMENTS, ids=[str(b["type"]) for b in DOCUMENTS])
+def test_a_document_of_a_tool_that_is_too_large_is_an_excerpt(block: dict[str, Any]) -> None:
+    """The model sees the beginning and how to read on; what fits goes to the service as the tool gave it."""
+
+    @tool
+    def fetch(whole: bool) -> list[dict[str, Any]]:
+        """Fetches."""
+        if whole:
+            return [block]
+        text = json.dumps(block).replace(json.dumps(LINES)[1:-1], "Line 0.")
+        return [dict(json.loads(text))]
+
+    def play(body: Any) -> Scripted:
+        newest = body["messages"][-1]
+        if newest["role"] == "user":
+            return Scripted(tool_calls=(ScriptedCall("fetch", json.dumps({"whole": newest["content"] == "whole"})),))
+        return Scripted("Done.")
+
+    with ModelServer(model="m", script=play, strict="anthropic") as server:
+        url = server.base_url.removesuffix("/v1")
+        model = ChatAnthropic(model="m", base_url=url, api_key="x", max_retries=0, max_tokens=500)  # type: ignore[call-arg, arg-type]
+        middleware = ContextMiddleware(context_window=8_000)
+        agent: Any = create_agent(model, [fetch], middleware=[middleware], checkpointer=InMemorySaver())
+        agent.invoke({"messages": [HumanMessage("part")]}, T)
+        (small,) = server.requests[-1].body["messages"][-1]["content"]
+        assert small["content"] == [json.loads(json.dumps(block).replace(json.dumps(LINES)[1:-1], "Line 0."))]
+        agent.invoke({"messages": [HumanMessage("whole")]}, T)
+        (large,) = server.requests[-1].body["messages"][-1]["content"]
+        assert "Line 1: value 7." in large["content"]
+        assert "#7" in large["content"]
+        assert len(large["content"]) < 8_000
+        read = next(each for each in history_tools(middleware.context("t")) if each.name == "read_message")
+        assert "Line 2000: value 14000." in read.invoke({"reference": "#7", "offset": LINES.index("Line 2000")})
+        middleware.close()

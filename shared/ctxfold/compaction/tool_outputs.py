@@ -14,9 +14,10 @@ from ctxfold.history.cuts import answered_calls, round_tokens
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import OWN_REFERENCE, with_own_reference
 from ctxfold.history.view import Entry, View
-from ctxfold.messages import Message, Opaque, Part, ReasoningPart, ToolCallPart, ToolResultPart, is_question
+from ctxfold.messages import MediaPart, Message, Opaque, Part, ReasoningPart, ToolCallPart, ToolResultPart, is_question
 from ctxfold.policy import EXCERPT_TOKENS, Policy
 from ctxfold.protocols import TokenCounter
+from ctxfold.tokens import medium_of
 
 __all__ = [
     "Sizing",
@@ -133,11 +134,25 @@ def clear_tools(
 
 def _shorter(entry: Entry, parts: int, focus: Focus) -> Message:
     """Returns the output with one of so many parts of what is shown of it; with 0, with as little as an excerpt has."""
-    longest = max((len(r.content) for r in entry.message.tool_results), default=0)
+    message = _with_texts(entry.message)
+    longest = max((len(r.content) for r in message.tool_results), default=0)
     most = max(EXCERPT_CHARS, longest // parts if parts else 0)
     if entry.shown_seq and longest <= most + 2 * EXCERPT_CHARS:
         return entry.message
-    return excerpt(entry.message, reference=entry.reference, max_chars=most, focus=focus, again=bool(entry.shown_seq))
+    return excerpt(message, reference=entry.reference, max_chars=most, focus=focus, again=bool(entry.shown_seq))
+
+
+def _with_texts(message: Message) -> Message:
+    """Returns the output with the texts of its documents and search results in its result, where they can be shortened."""
+    texts = {i: medium_of(p).text for i, p in enumerate(message.parts) if isinstance(p, MediaPart)}
+    found = [text for text in texts.values() if text]
+    if not found:
+        return message
+    parts = [part for i, part in enumerate(message.parts) if not texts.get(i)]
+    at = next(i for i, part in enumerate(parts) if isinstance(part, ToolResultPart))
+    result = cast("ToolResultPart", parts[at])
+    content = "\n".join([result.content, *found] if result.content else found)
+    return replace(message, parts=(*parts[:at], replace(result, content=content), *parts[at + 1 :]))
 
 
 def repeated_outputs(entries: Sequence[Entry]) -> frozenset[str]:
@@ -423,6 +438,7 @@ class _Arrivals:
         return self._fitting(message, tokens, target, self._focus(message, before), most=most)
 
     def _fitting(self, message: Message, tokens: int, target: int, focus: Focus, *, most: float) -> Message:
+        message = _with_texts(message)
         most_chars = max(80, _chars(message, tokens, target - NOTE_TOKENS))
         shown = excerpt(message, reference=OWN_REFERENCE, max_chars=most_chars, focus=focus)
         needed = self._count(shown)

@@ -20,7 +20,7 @@ from ctxfold.inspect.html import window_html
 from ctxfold.messages import MediaPart, Message, ProviderSummary
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession, known_records
-from ctxfold.tokens import medium_of
+from ctxfold.tokens import described
 from ctxfold.validation import kind_of
 
 __all__ = [
@@ -270,7 +270,7 @@ def conversation(
 
 def readable_text(message: Message) -> str:
     """Returns what a message holds as text for a model that reads it back: its words, its media by type, and its calls."""
-    media = [f"[{medium_of(part)}]" for part in message.parts if isinstance(part, MediaPart)]
+    media = [described(part) for part in message.parts if isinstance(part, MediaPart)]
     calls = [f"calls {c.name}({c.arguments})" for c in message.tool_calls]
     return strip_control_chars("\n".join([message.text, *media, *calls]).strip("\n"))
 
