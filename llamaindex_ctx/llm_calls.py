@@ -15,7 +15,7 @@ from llama_index.core.tools.types import BaseTool
 
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.engine.turn import Options
-from ctxfold.messages import ToolSpec
+from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
 from llamaindex_ctx.messages import with_distinct_call_ids
@@ -23,13 +23,23 @@ from llamaindex_ctx.metadata import ID_KEY, mark
 from llamaindex_ctx.replies import whole_reply
 from llamaindex_ctx.summarizer import LlmSummarizer
 
-__all__ = ["ONE_CALL", "PARSED", "WINDOW", "CallersBackend", "CallersSummarizer", "LlmCall", "is_output_class"]
+__all__ = [
+    "ONE_CALL",
+    "PARSED",
+    "REPLIES",
+    "WINDOW",
+    "CallersBackend",
+    "CallersSummarizer",
+    "LlmCall",
+    "is_output_class",
+]
 
 
 _CALL = "ctxfold_call"  # among the options of a request
 # among the arguments of `chat`
 ONE_CALL = "ctxfold_one_call"
 PARSED = "ctxfold_parsed"
+REPLIES = "ctxfold_replies"
 WINDOW = "context_window"
 
 
@@ -44,13 +54,14 @@ class LlmCall:
     )
     context_window: int | None = None  # of this call alone
     parsed: bool = False  # a program reads the calls of the reply: no result of them will come
+    replies: list[Message] = field(default_factory=list[Message])  # what the engine has stored, for a caller of ours
     waiting: deque[ChatResponse] = field(default_factory=deque[ChatResponse])
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> LlmCall:
-        sent = {name: value for name, value in arguments.items() if name not in (ONE_CALL, WINDOW, PARSED)}
+        sent = {name: value for name, value in arguments.items() if name not in (ONE_CALL, WINDOW, PARSED, REPLIES)}
         one_call, parsed = bool(arguments.get(ONE_CALL)), bool(arguments.get(PARSED))
-        return cls(uuid.uuid4().hex, sent, one_call, arguments.get(WINDOW), parsed)
+        return cls(uuid.uuid4().hex, sent, one_call, arguments.get(WINDOW), parsed, arguments.get(REPLIES, []))
 
     def options(self, scratch: str) -> Options:
         """Returns the options for the engine: the arguments that take room in the request."""

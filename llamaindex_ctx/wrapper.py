@@ -23,6 +23,7 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
+from llama_index.core.chat_engine.types import AgentChatResponse
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM, ToolSelection
 from llama_index.core.tools.types import BaseTool
@@ -40,13 +41,21 @@ from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
-from ctxfold.messages import Message, content_key, tool_result
+from ctxfold.messages import Message, assistant, content_key, tool_result
 from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens import TextCounter
 from ctxfold.validation import check_name, name_or_own
 from llamaindex_ctx.instrumentation import tell
-from llamaindex_ctx.llm_calls import ONE_CALL, PARSED, CallersBackend, CallersSummarizer, LlmCall, is_output_class
+from llamaindex_ctx.llm_calls import (
+    ONE_CALL,
+    PARSED,
+    REPLIES,
+    CallersBackend,
+    CallersSummarizer,
+    LlmCall,
+    is_output_class,
+)
 from llamaindex_ctx.messages import chat_messages, from_chat_messages
 from llamaindex_ctx.metadata import ID_KEY, mark
 from llamaindex_ctx.reasoning import check_reasoning, returning
@@ -445,8 +454,35 @@ class ContextLLM(FunctionCallingLLM, Closing):
     def _note_reply(self, call_in_session: _SessionCall, reply: Reply) -> None:
         incoming = call_in_session.incoming
         self._pool().keep_rounds(incoming.run_key, incoming.listed, incoming.caller_ids, reply.message)
+        if not call_in_session.call.parsed:  # "Received." is the result else
+            call_in_session.call.replies.append(reply.message)
         if self.session_id is None:
             self._pool().keep_run(call_in_session.context, incoming.listed, reply.message)
+
+    def predict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
+        """Returns the outputs of the tools that the LLM calls. A session stores them as results, and the response as its answer."""
+        if self.session_id is None:
+            return super().predict_and_call(*args, **kwargs)
+        replies: list[Message] = []
+        response: AgentChatResponse | None = None
+        try:
+            response = super().predict_and_call(*args, **{**kwargs, REPLIES: replies})
+            return response
+        finally:
+            if results := _results(replies, response):
+                self.context().add(results)
+
+    async def apredict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
+        if self.session_id is None:
+            return await super().apredict_and_call(*args, **kwargs)
+        replies: list[Message] = []
+        response: AgentChatResponse | None = None
+        try:
+            response = await super().apredict_and_call(*args, **{**kwargs, REPLIES: replies})
+            return response
+        finally:
+            if results := _results(replies, response):
+                await self.context().aadd(results)
 
     # what belongs to the inner LLM
 
@@ -473,6 +509,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
         tool_required: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        replies = kwargs.pop(REPLIES, [])
         inner: Any = self._calling()
         prepared: dict[str, Any] = inner._prepare_chat_with_tools_compat(
             tools,
@@ -483,7 +520,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
             tool_required=tool_required,
             **kwargs,
         )
-        return {**prepared, ONE_CALL: not allow_parallel_tool_calls, PARSED: any(map(is_output_class, tools))}
+        ours = {ONE_CALL: not allow_parallel_tool_calls, PARSED: any(map(is_output_class, tools)), REPLIES: replies}
+        return {**prepared, **ours}
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
@@ -496,6 +534,27 @@ class ContextLLM(FunctionCallingLLM, Closing):
         raise ConfigError(
             f"{type(self.inner).__name__} does not support function calls: leave tools out, or use another LLM"
         )
+
+
+def _results(replies: Sequence[Message], response: AgentChatResponse | None) -> list[Message]:
+    """Returns what follows the calls of the newest reply: their outputs in order, a note where there is none, and the answer.
+
+    The answer repeats the outputs, as that of an agent with a tool that returns directly: callers keep it in lists of their own.
+    """
+    calls = replies[-1].tool_calls if replies else ()
+    if not calls:
+        return []
+    outputs = () if response is None else response.sources
+    told = [
+        ChatMessage(role=MessageRole.TOOL, blocks=output.blocks, additional_kwargs={"tool_call_id": call.id})
+        for call, output in zip(calls, outputs, strict=False)
+    ]
+    results = answered([replies[-1], *from_chat_messages(told)], UuidIds().new)[1:]
+    return (
+        results
+        if response is None or not response.response
+        else [*results, assistant(response.response, id=UuidIds().new())]
+    )
 
 
 @dataclass(frozen=True, slots=True)
