@@ -21,7 +21,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from pydantic import TypeAdapter
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError, SchemaValidator, core_schema, to_jsonable_python
 
 from ctxfold.adapters.part_order import arranged, bound, order_note
 from ctxfold.errors import ConfigError, MessageConflictError, MessageError, UnknownRoleError
@@ -75,8 +75,11 @@ __all__ = [
 
 _LLAMAINDEX_ROLES: Final[dict[str, MessageRole]] = {role.value: role for role in MessageRole}
 _block: TypeAdapter[ContentBlock] = TypeAdapter(ContentBlock)
-_texts: TypeAdapter[list[TextBlock]] = TypeAdapter(list[TextBlock])
-_set: Final = object.__setattr__
+# `ChatMessage(...)` takes five times as long as this, for fields that are valid already
+_valid: Final = core_schema.model_field(core_schema.any_schema())
+_blocks: Final = core_schema.model_field(core_schema.list_schema(TextBlock.__pydantic_core_schema__))
+_fields: Final = {"role": _valid, "additional_kwargs": _valid, "blocks": _blocks}
+_text_message: Final = SchemaValidator(core_schema.model_schema(ChatMessage, core_schema.model_fields_schema(_fields)))
 
 
 def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
@@ -85,13 +88,10 @@ def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
     Calls and results have the ids that pair them: a call that came without an id, or with that of another call of its reply,
     has an id of its own.
     """
-    shown = list(messages)
-    texts = [_only_text(m) for m in shown]
-    blocks = iter(_texts.validate_python([{"text": text} for text in texts if text is not None]))
     converted: list[ChatMessage] = []
-    for message, text in zip(shown, texts, strict=True):
-        if text is not None:
-            converted.append(_of_text(message, next(blocks)))
+    for message in messages:
+        if (text := _only_text(message)) is not None:
+            converted.append(_of_text(message, text))
         elif len(results := message.tool_results) > 1:
             converted += [to_chat_message(replace(message, parts=(result,))) for result in results]
         else:
@@ -143,7 +143,7 @@ def to_chat_message(message: Message) -> ChatMessage:
     In its `additional_kwargs`, "ctxfold_id" holds the id, and "ctxfold_preserve_reasoning" the value of `preserve_reasoning`.
     """
     if (text := _only_text(message)) is not None:
-        return _of_text(message, TextBlock(text=text))
+        return _of_text(message, text)
     original: Json | None = message.opaque(NAMESPACE)
     parts = [p for p in message.parts if not isinstance(p, Opaque)]
     marks: Json = {ID_KEY: message.id}
@@ -157,7 +157,9 @@ def to_chat_message(message: Message) -> ChatMessage:
     if original is None or blocks is None:
         made = _plain(message, parts)
     else:
-        made = ChatMessage(role=MessageRole(original["role"]), blocks=blocks, additional_kwargs=original["kwargs"])
+        made = ChatMessage(
+            role=_LLAMAINDEX_ROLES[original["role"]], blocks=blocks, additional_kwargs=original["kwargs"]
+        )
     made.additional_kwargs = Noted(made.additional_kwargs, marks)
     return made
 
@@ -193,18 +195,13 @@ def _with_texts_joined(parts: Iterable[Part]) -> list[Part]:
     return joined
 
 
-def _of_text(message: Message, block: TextBlock) -> ChatMessage:
-    """Creates a message without validation, as unpickling does; validation would take three times as long."""
-    made = ChatMessage.__new__(ChatMessage)
+def _of_text(message: Message, text: str) -> ChatMessage:
     fields = {
         "role": _LLAMAINDEX_ROLES[message.role],
         "additional_kwargs": Noted({}, {ID_KEY: message.id}),
-        "blocks": [block],
+        "blocks": [{"text": text}],
     }
-    _set(made, "__dict__", fields)
-    _set(made, "__pydantic_fields_set__", set(fields))
-    _set(made, "__pydantic_extra__", None)
-    _set(made, "__pydantic_private__", None)
+    made: ChatMessage = _text_message.validate_python(fields)
     return made
 
 
@@ -220,7 +217,7 @@ def _plain(message: Message, parts: Sequence[Part]) -> ChatMessage:
         # streaming chat engines keep one text block and the kwargs, nothing else
         kwargs[REASONING_KEY] = message.reasoning
     blocks = [b for p in _with_texts_joined(parts) if (b := _plain_block(p)) is not None]
-    return ChatMessage(role=MessageRole(message.role), blocks=blocks, additional_kwargs=kwargs)
+    return ChatMessage(role=_LLAMAINDEX_ROLES[message.role], blocks=blocks, additional_kwargs=kwargs)
 
 
 def _plain_block(part: Part) -> ContentBlock | None:
@@ -472,7 +469,7 @@ def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
         preserve_reasoning=preserve,
     )
     has_media = any(isinstance(p, MediaPart) for p in plain.parts)
-    if not has_media and _seen(to_chat_message(plain)) == _seen(message):
+    if not has_media and _is_whole(to_chat_message(plain), message, kwargs):
         return plain
     original = json.dumps({"role": message.role.value, "kwargs": kwargs, "blocks": reading.spec})
     return replace(plain, parts=(*plain.parts, Opaque(NAMESPACE, original)))
@@ -514,16 +511,15 @@ def _kwargs(message: ChatMessage) -> Json:
         return {}
     own_kwargs = {k: v for k, v in message.additional_kwargs.items() if k not in _DROPPED}
     # objects of a provider's library and the like: as LlamaIndex itself would write them down
-    return cast(
-        "Json",
-        to_jsonable_python(
-            message.model_copy(update={"additional_kwargs": own_kwargs}).model_dump()["additional_kwargs"], fallback=str
-        ),
-    )
+    dumped = message.model_copy(update={"additional_kwargs": own_kwargs}).model_dump(include={"additional_kwargs"})
+    return cast("Json", to_jsonable_python(dumped["additional_kwargs"], fallback=str))
 
 
-def _seen(message: ChatMessage) -> tuple[str, Json, list[Json]]:
-    return message.role.value, _kwargs(message), [b.model_dump() for b in message.blocks]
+def _is_whole(converted: ChatMessage, message: ChatMessage, kwargs: Json) -> bool:
+    """Returns True if the message came back from its parts as it was; `kwargs` are its own, in plain values."""
+    if converted.role != message.role or dict(converted.additional_kwargs) != kwargs:
+        return False
+    return [b.model_dump() for b in converted.blocks] == [b.model_dump() for b in message.blocks]
 
 
 @dataclass(slots=True)

@@ -45,8 +45,9 @@ class Noted(dict[str, Any]):
     __slots__ = ("_marks",)
 
     def __init__(self, kwargs: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
-        super().__init__(kwargs)
-        self._marks = dict(marks)
+        if kwargs:
+            self.update(kwargs)
+        self._marks = marks
 
     @property
     def marks(self) -> Json:
