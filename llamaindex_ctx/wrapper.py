@@ -10,6 +10,7 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, Unpack, cast
 
+from llama_index.core.agent.utils import messages_to_xml_format
 from llama_index.core.agent.workflow.prompts import DEFAULT_EARLY_STOPPING_PROMPT
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import (
@@ -22,6 +23,7 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
+    TextBlock,
 )
 from llama_index.core.chat_engine.types import AgentChatResponse
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -79,6 +81,9 @@ _TAKEN = (
 )
 MAX_RUNS = 256  # those that may be gone on with, newest ones
 _RUN_TAG = "llamaindex.run_id"  # on whatever happens in a workflow's run; older releases do without
+_TRANSCRIPT = [
+    b.text for b in messages_to_xml_format([])[0].blocks if isinstance(b, TextBlock)
+]  # how an agent with an output class asks for its output
 _STOP_BEGINS, _STOP_ENDS = DEFAULT_EARLY_STOPPING_PROMPT.split("{max_iterations}")
 
 
@@ -187,6 +192,15 @@ def _stops_early(messages: Sequence[Message]) -> bool:
     """Returns True for a list that ends with the prompt of `early_stopping_method="generate"`, at an agent's last iteration."""
     text = messages[-1].text if messages and messages[-1].role == "system" else ""
     return text.startswith(_STOP_BEGINS) and text.endswith(_STOP_ENDS)
+
+
+def _is_transcript(messages: Sequence[ChatMessage]) -> bool:
+    """Returns True for the whole conversation as one text, which an agent sends for the output of its `output_cls`.
+
+    A session that stored it would have each message twice, and show the agent twice as much in each run.
+    """
+    texts = [block.text for block in messages[-1].blocks if isinstance(block, TextBlock)] if messages else []
+    return bool(texts) and texts[0] == _TRANSCRIPT[0] and texts[-1].startswith(_TRANSCRIPT[-1])
 
 
 def _after_question(rounds: _Rounds, run_key: RunKey, *, over: bool) -> _Rounds:
@@ -426,8 +440,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
 
     def _begin(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> _SessionCall:
         call, incoming = LlmCall.of(kwargs), self._incoming(messages)
-        if self.session_id is not None:
-            return incoming.in_session(self._pool().at(self.session_id, self.owner), call)
+        if (session_id := incoming.run_key.session) is not None:
+            return incoming.in_session(self._pool().at(session_id, self.owner), call)
         run = self._pool().take_run(incoming.listed)
         if run.earlier:
             run.context.add(run.earlier)
@@ -435,15 +449,17 @@ class ContextLLM(FunctionCallingLLM, Closing):
 
     async def _abegin(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> _SessionCall:
         call, incoming = LlmCall.of(kwargs), self._incoming(messages)
-        if self.session_id is not None:
-            return incoming.in_session(await self._pool().aat(self.session_id, self.owner), call)
+        if (session_id := incoming.run_key.session) is not None:
+            return incoming.in_session(await self._pool().aat(session_id, self.owner), call)
         run = self._pool().take_run(incoming.listed)
         if run.earlier:
             await run.context.aadd(run.earlier)
         return incoming.in_run(run, call)
 
     def _incoming(self, messages: Sequence[ChatMessage]) -> _IncomingMessages:
-        return _IncomingMessages.of(messages, RunKey.here(self.owner, self.session_id)).with_rounds(self._pool())
+        messages = chat_messages(messages)
+        session_id = None if _is_transcript(messages) else self.session_id
+        return _IncomingMessages.of(messages, RunKey.here(self.owner, session_id)).with_rounds(self._pool())
 
     def _response(self, call_in_session: _SessionCall, reply: Reply) -> ChatResponse:
         self._note_reply(call_in_session, reply)
@@ -456,7 +472,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
         self._pool().keep_rounds(incoming.run_key, incoming.listed, incoming.caller_ids, reply.message)
         if not call_in_session.call.parsed:  # "Received." is the result else
             call_in_session.call.replies.append(reply.message)
-        if self.session_id is None:
+        if incoming.run_key.session is None:
             self._pool().keep_run(call_in_session.context, incoming.listed, reply.message)
 
     def predict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
@@ -569,7 +585,6 @@ class _IncomingMessages:
 
     @classmethod
     def of(cls, messages: Sequence[ChatMessage], run_key: RunKey) -> _IncomingMessages:
-        messages = chat_messages(messages)
         caller_ids = frozenset(str(m.additional_kwargs[ID_KEY]) for m in messages if m.additional_kwargs.get(ID_KEY))
         for message in messages:
             if message.role == MessageRole.TOOL and ID_KEY not in message.additional_kwargs:
