@@ -21,6 +21,7 @@ from pydantic import Field, PrivateAttr
 from ctxfold import Section
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing
+from ctxfold.adapters.sessions import check_settings
 from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallError
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.protocols import Embedder, Store, TokenCounter
@@ -414,6 +415,9 @@ class CtxMemory(BaseMemory, Closing):
         """
         if "chat_store" in data or "chat_history" in data:
             return cls.from_defaults(**{**_of_buffer(data), **kwargs})
+        missing = [name for name in ("session_id", "owner", "rules") if name not in data]
+        if missing:
+            raise ConfigError(f"the dict has no {missing[0]!r}: give what to_dict() of a CtxMemory returned")
         live = find_live(str(data.get("engine", "")))
         if live is not None and not kwargs:
             return cls(live, recall=bool(data.get("recall", True)))
@@ -468,6 +472,7 @@ class CtxMemory(BaseMemory, Closing):
 
 def _opened(settings: Mapping[str, Any], *, recall: bool) -> tuple[Live, Sequence[ChatMessage | str] | None]:
     """Opens the engine that the keywords of a memory describe. Returns it with the messages that replace the session's."""
+    check_settings(settings, StockSettings.__optional_keys__, CtxMemory.from_defaults)
     rules = dict(settings)
     session_id, history = rules.pop("session_id", None), rules.pop("chat_history", None)
     if session_id is not None and not isinstance(session_id, str):

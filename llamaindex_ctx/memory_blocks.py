@@ -127,7 +127,7 @@ class Blocks:
     A block belongs to one session, because it may keep what it was given: asked for another one, it says nothing.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
     side: SideLoop = field(default_factory=SideLoop)
     _session: tuple[str, str] | None = None
     _covered: deque[str] = field(default_factory=deque[str])
@@ -136,7 +136,9 @@ class Blocks:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        all_of("memory_blocks", self.blocks, BaseMemoryBlock, "give a list of LlamaIndex's memory blocks")
+        self.blocks = all_of(
+            "memory_blocks", self.blocks, BaseMemoryBlock, "each has to be a memory block of LlamaIndex"
+        )
         names = [_kind(block.name) for block in self.blocks]
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice is not None:

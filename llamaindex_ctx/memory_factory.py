@@ -132,7 +132,7 @@ def open_live(  # noqa: PLR0913 - one keyword per independent setting
     rules: dict[str, Any],
 ) -> Live:
     """Opens the engine of a session, which is kept for as long as a memory uses it."""
-    block_section = Blocks(tuple(blocks)) if blocks else None
+    block_section = Blocks(blocks) if blocks else None
     # a memory makes no requests: whatever stands beside the conversation travels with the messages that it gives out
     all_sections = [
         replace(s, lifetime="request")

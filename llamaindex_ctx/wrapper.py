@@ -37,7 +37,7 @@ from ctxfold._deprecated import KEYWORDS, renamed_keywords, warn_renamed
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.model_calls import original_error
 from ctxfold.adapters.retrieval import checked_sections
-from ctxfold.adapters.sessions import EngineSettings, SessionPool
+from ctxfold.adapters.sessions import EngineSettings, SessionPool, check_settings
 from ctxfold.connect import message_counter, session_rules
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
@@ -261,6 +261,7 @@ def with_context(
             `max_tokens`), `strategy` and `prices`.
     """
     _check_names(session_id, owner)
+    check_settings(settings, EngineSettings.__optional_keys__, with_context)
     check_llm("the LLM of with_context", llm)
     if summarizer is not None:
         check_llm("summarizer", summarizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypedDict, Unpack, assert_never, cast
@@ -55,6 +55,7 @@ __all__ = [
     "policy_from",
     "resized",
     "session_limit",
+    "unknown_setting",
     "with_prices",
 ]
 
@@ -761,10 +762,16 @@ def _config_error(error: ValidationError) -> ConfigError:
         hint = f", such as {_EXAMPLES[name]}" if name in _EXAMPLES and first["type"] != "value_error" else ""
         problem = first["msg"].removeprefix("Value error, ")
         return ConfigError(f"policy setting {name} is {repr(first['input'])[:80]}: {problem}{hint}")
+    return unknown_setting(name)
+
+
+def unknown_setting(name: str, parameters: Sequence[str] = ()) -> ConfigError:
+    """Returns the error for a setting that neither a policy nor a constructor with these parameters has."""
     if name in _FOREIGN_NAMES:
         return ConfigError(f"there is no setting {name!r}: ctxfold calls it {_FOREIGN_NAMES[name]}")
-    near = get_close_matches(name, Policy.model_fields, cutoff=0.65)
-    known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(Policy.model_fields)}"
+    names = tuple(dict.fromkeys((*Policy.model_fields, *parameters)))
+    near = get_close_matches(name, names, cutoff=0.65)
+    known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
     return ConfigError(f"there is no setting {name!r}: {known}")
 
 

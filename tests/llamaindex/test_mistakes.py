@@ -10,6 +10,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 from llama_index.core.llms import ChatMessage
 from llama_index.core.llms.mock import MockLLM
+from llama_index.core.memory import StaticMemoryBlock
 
 from ctxfold import ConfigError, CtxError, MessageError
 from ctxfold.testing import ModelServer
@@ -25,6 +26,9 @@ from llamaindex_ctx import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
+
+
+STATIC = StaticMemoryBlock(static_content="x")
 
 
 def opened(session: Any = "s", **settings: Any) -> CtxMemory:
@@ -60,6 +64,13 @@ MADE: list[tuple[str, str, Callable[[], object]]] = [
     ("a tokenizer's name", "tokenizer_fn is a str", lambda: opened(tokenizer_fn="cl100k_base")),
     ("what counts", "tokenizer_fn returned an int: .*counter=", lambda: opened(tokenizer_fn=len)),
     ("blocks", "memory_blocks hold a str", lambda: opened(memory_blocks=["facts"])),
+    ("one block", "memory_blocks is a StaticMemoryBlock: give a list", lambda: opened(memory_blocks=STATIC)),
+    ("a misspelt limit", "setting 'token_limt': did you mean token_limit", lambda: opened(token_limt=900)),
+    ("a misspelt session", "setting 'sesion_id': did you mean session_id", lambda: CtxMemory(sesion_id="s")),
+    ("misspelt blocks", "setting 'memory_block': did you mean memory_blocks", lambda: opened(memory_block=[])),
+    ("an LLM's misspelt session", "setting 'sesion_id': did you mean session_id", lambda: with_context(MockLLM(), sesion_id="s")),
+    ("another's dict", "the dict has no 'owner': give what to_dict", lambda: CtxMemory.from_dict({"session_id": "s"})),
+    ("another's text", "the dict has no 'session_id'", lambda: CtxMemory.from_string("{}")),
     ("sections", r"sections hold a MockLLM: make a section of it, section_from", lambda: opened(sections=[MockLLM()])),
     ("one section", "sections is a MockLLM: give a list", lambda: opened(sections=MockLLM())),
     ("embedder", "embedder is a str: give a LlamaIndex embedding", lambda: opened(embedder="bge")),

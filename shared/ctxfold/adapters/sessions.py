@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -15,12 +15,12 @@ from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.connect import open_store
 from ctxfold.effects import in_thread
 from ctxfold.events import Subscriber
-from ctxfold.policy import Policy, PolicyFields, Prices
+from ctxfold.policy import Policy, PolicyFields, Prices, unknown_setting
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens import CtxWarning
 
-__all__ = ["EngineSettings", "SessionPool", "warn_caller"]
+__all__ = ["EngineSettings", "SessionPool", "check_settings", "warn_caller"]
 
 _NOT_THE_CALLER = ("ctxfold", "langchain_ctx", "langchain_core", "llamaindex_ctx")
 
@@ -33,6 +33,16 @@ class EngineSettings(PolicyFields, total=False):
     strategy: str | Strategy | Summarizer | None
     prices: Prices | None
     max_sessions: int | None
+
+
+def check_settings(names: Iterable[str], known: Container[str], constructor: Callable[..., object]) -> None:
+    """Raises ConfigError for a keyword that is neither a known setting nor a parameter of the constructor."""
+    for name in names:
+        if name not in known:
+            parameters = inspect.signature(constructor).parameters.values()
+            own = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+            if name not in own:
+                raise unknown_setting(name, own)
 
 
 def warn_caller(message: str) -> None:
