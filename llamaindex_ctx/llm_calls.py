@@ -20,7 +20,7 @@ from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, Chun
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
 from llamaindex_ctx.messages import with_distinct_call_ids
 from llamaindex_ctx.metadata import ID_KEY, mark
-from llamaindex_ctx.replies import whole_reply
+from llamaindex_ctx.replies import field_of, whole_reply
 from llamaindex_ctx.summarizer import LlmSummarizer
 
 __all__ = [
@@ -183,7 +183,7 @@ def _forget_other_calls(response: ChatResponse) -> None:
     tool_calls: object = message.additional_kwargs.get("tool_calls")
     if call_ids and isinstance(tool_calls, list):
         calls = cast("list[object]", tool_calls)
-        message.additional_kwargs["tool_calls"] = [c for c in calls if getattr(c, "id", None) in call_ids]
+        message.additional_kwargs["tool_calls"] = [c for c in calls if field_of(c, "id") in call_ids]
 
 
 def is_output_class(tool: BaseTool) -> bool:

@@ -306,11 +306,12 @@ class _Calls:
 
     def _find(self, delta: ToolCallDelta) -> _PartialCall | None:
         """Returns the call that a delta continues; None when it opens one."""
+        at_index = None if delta.index is None else self._by_index.get(delta.index)
         if delta.id:
-            same_id = self._by_id.get(delta.id)
+            same_id = at_index if at_index is not None and at_index.id == delta.id else self._by_id.get(delta.id)
             if same_id is not None:
-                return same_id
-            at_index = None if delta.index is None else self._by_index.get(delta.index)
+                new_index = delta.index is not None and at_index is None
+                return None if _shares_id(same_id, delta, new_index=new_index) else same_id
             return (
                 at_index
                 if at_index is not None and at_index.id is None and not (at_index.name and delta.name)
@@ -319,7 +320,7 @@ class _Calls:
         last = self._calls[-1] if self._calls else None
         if delta.index is not None:
             # an index never seen, with neither id nor name, is the tail of the call last opened
-            call = self._by_index.get(delta.index) or (None if delta.name else last)
+            call = at_index or (None if delta.name else last)
         else:
             call = last
         return None if call is None or _starts_another(call, delta) else call
@@ -327,6 +328,7 @@ class _Calls:
     def close(self, message_id: str, *, cut_short: bool) -> tuple[tuple[int, ToolCallPart], ...]:
         """Returns the calls, each with the number of segments before it."""
         parts: list[tuple[int, ToolCallPart]] = []
+        known_ids: set[str] = set()
         for call in self._calls:
             arguments = call.arguments()
             if cut_short and not (call.name and _is_object(arguments)):
@@ -337,7 +339,8 @@ class _Calls:
                     "retry, or report it to the server's maintainers",
                     kind="protocol",
                 )
-            identity = call.id or f"call_{message_id}_{call.number}"
+            identity = call.id if call.id and call.id not in known_ids else f"call_{message_id}_{call.number}"
+            known_ids.add(identity)
             parts.append((call.after, ToolCallPart(identity, call.name, arguments or "{}", call.extra)))
         return tuple(parts)
 
@@ -349,6 +352,12 @@ def _starts_another(call: _PartialCall, delta: ToolCallDelta) -> bool:
     if delta.name != call.name:
         return True
     return delta.arguments.lstrip().startswith("{") and _is_object(call.arguments())
+
+
+def _shares_id(call: _PartialCall, delta: ToolCallDelta, *, new_index: bool) -> bool:
+    """Returns True when a delta opens a new call under the id of one that is whole: a server may name calls by their tool."""
+    begins = delta.arguments.lstrip().startswith("{") or (new_index and not delta.arguments)
+    return bool(delta.name) and begins and _is_object(call.arguments())
 
 
 def _is_object(text: str) -> bool:

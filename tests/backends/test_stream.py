@@ -120,6 +120,19 @@ def test_signatures_end_their_reasoning_block() -> None:
         ([D(0, None, "f", '{"a":'), D(0, None, "f", '{"b":1}}')], [("call_a1_0", "f", '{"a":{"b":1}}')]),
         ([D(0, "a", "f")], [("a", "f", "{}")]),
         ([D(3, "a", "f", "{}"), D(1, "b", "g", "{}")], [("a", "f", "{}"), ("b", "g", "{}")]),
+        ([D(0, "f", "f", '{"a":'), D(0, "f", "f", '{"b":1}}')], [("f", "f", '{"a":{"b":1}}')]),
+        (
+            [D(None, "f", "f", '{"x":1}'), D(None, "f", "f", '{"x":2}'), D(None, "f", "f", '{"x":1}')],
+            [("f", "f", '{"x":1}'), ("call_a1_1", "f", '{"x":2}'), ("call_a1_2", "f", '{"x":1}')],
+        ),
+        (
+            [D(0, "f", "f"), D(0, arguments="{}"), D(1, "f", "f"), D(1, "f", None, '{"x"'), D(1, arguments=":2}")],
+            [("f", "f", "{}"), ("call_a1_1", "f", '{"x":2}')],
+        ),
+        (
+            [D(0, "f", "f", "{}"), D(1, "f", "f", '{"x":'), D(0, "f", arguments=""), D(1, "f", arguments="2}")],
+            [("f", "f", "{}"), ("call_a1_1", "f", '{"x":2}')],
+        ),
     ],
     ids=[
         "no index",
@@ -136,6 +149,10 @@ def test_signatures_end_their_reasoning_block() -> None:
         "name repeated without id",
         "no arguments",
         "indices out of order",
+        "one id, an object inside",
+        "one id for whole calls",
+        "one id, arguments later",
+        "one id, interleaved",
     ],
 )
 def test_tool_call_quirks(deltas: list[ToolCallDelta], expected: list[tuple[str, str, str]]) -> None:

@@ -14,7 +14,7 @@ from llama_index.core.tools import FunctionTool
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxChatStore, CtxMemory, with_context
 from tests.llamaindex.scripted_agents import selecting
-from tests.llamaindex.served_llm import stock_llm
+from tests.llamaindex.served_llm import served, stock_llm
 from tests.llamaindex.talk import bot, result, user
 from tests.llamaindex.twins import Driver
 
@@ -73,6 +73,19 @@ async def test_an_agent_whose_service_names_calls_by_their_tool(
         [(a.replace('":"', '": "'), text) for a, text in rounds(body)] for body in (bodies if wrapped else bodies[3:])
     ]
     assert told == ([[], one_round, one_round * 2, one_round * 2] if wrapped else [one_round * 2])
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_an_llm_of_ours_tells_the_calls_of_such_a_service_apart(streaming: bool) -> None:
+    """Results arrive in whichever order the tools take: only ids bind them, with any memory."""
+    async with served(Scripted(tool_calls=TWICE), Scripted("Sunny."), Scripted("Yes.")) as (llm, server):
+        agent = FunctionAgent(llm=llm, tools=[FunctionTool.from_defaults(weather)], streaming=streaming)
+        memory = CtxMemory.from_defaults("a", context_window=8_000)
+        await agent.run("Bonn and Rome?", memory=memory)
+        await agent.run("Sure?", memory=memory)
+        told = [rounds(r.body) for r in server.requests]
+    one_round = [('{"city": "Bonn"}', "sunny in Bonn"), ('{"city": "Rome"}', "sunny in Rome")]
+    assert told == [[], one_round, one_round]
 
 
 def in_blocks(*ids: str | None) -> ChatMessage:

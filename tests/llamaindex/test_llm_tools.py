@@ -22,7 +22,7 @@ from ctxfold import (
     ToolCallPart,
 )
 from ctxfold.testing import RawReply, Scripted, ScriptedCall
-from llamaindex_ctx import CtxLLM
+from llamaindex_ctx import CtxLLM, with_context
 from tests.llamaindex.served_llm import ADD, HELLO, LOOK, WAYS, ask, kinds, served
 
 
@@ -95,6 +95,14 @@ async def test_without_parallel_calls_only_the_first_is_kept(way: str) -> None:
         responses = await ask(llm, way, given.pop("messages"), **given)
     assert [c.tool_kwargs for c in llm.get_tool_calls_from_response(responses[-1])] == [{"a": 1, "b": 2}]
     assert max(len(llm.get_tool_calls_from_response(r, error_on_no_tool_call=False)) for r in responses) == 1
+
+
+async def test_the_first_call_stays_beside_the_blocks_of_a_wrapped_llm() -> None:
+    calls = (ScriptedCall("add", '{"a": 1, "b": 2}'), ScriptedCall("add", '{"a": 3, "b": 4}'))
+    async with served(Scripted("", tool_calls=calls)) as (llm, _):
+        response = await with_context(llm).achat_with_tools([ADD], user_msg="Go.")
+    (beside,) = response.message.additional_kwargs["tool_calls"]
+    assert beside["function"] == {"name": "add", "arguments": '{"a": 1, "b": 2}'}
 
 
 @pytest.mark.parametrize(
