@@ -120,6 +120,10 @@ def test_signatures_end_their_reasoning_block() -> None:
         ([D(0, None, "f", '{"a":'), D(0, None, "f", '{"b":1}}')], [("call_a1_0", "f", '{"a":{"b":1}}')]),
         ([D(0, "a", "f")], [("a", "f", "{}")]),
         ([D(3, "a", "f", "{}"), D(1, "b", "g", "{}")], [("a", "f", "{}"), ("b", "g", "{}")]),
+        (
+            [D(None, "a", "f", '{"x":'), D(None, "b", "g", "{}"), D(None, "a", arguments="1}")],
+            [("a", "f", '{"x":1}'), ("b", "g", "{}")],
+        ),
         ([D(0, "f", "f", '{"a":'), D(0, "f", "f", '{"b":1}}')], [("f", "f", '{"a":{"b":1}}')]),
         (
             [D(None, "f", "f", '{"x":1}'), D(None, "f", "f", '{"x":2}'), D(None, "f", "f", '{"x":1}')],
@@ -149,6 +153,7 @@ def test_signatures_end_their_reasoning_block() -> None:
         "name repeated without id",
         "no arguments",
         "indices out of order",
+        "no index, pieces by id",
         "one id, an object inside",
         "one id for whole calls",
         "one id, arguments later",
