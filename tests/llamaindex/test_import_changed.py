@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from llama_index.core import MockEmbedding
 from llama_index.core.base.llms.types import ChatMessage, LLMMetadata
+from llama_index.core.memory import Memory
 
 from tests.llamaindex.scripted_agents import Script, selecting
 from tests.llamaindex.talk import bot
@@ -182,7 +183,11 @@ async def run(code: str, name: str, **more: Any) -> Ran:
     made: Any = eval(compile(code, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True), names)
     if inspect.iscoroutine(made):
         await made
-    return Ran(names, llm)
+    ran = Ran(names, llm)
+    if isinstance(stock := names.get("memory"), Memory):
+        # left to the collector, the thread of its connection may find the event loop closed in the middle of a later test
+        await stock.sql_store._async_engine.dispose()
+    return ran
 
 
 def with_our_import(code: str) -> str:
