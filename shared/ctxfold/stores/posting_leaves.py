@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from math import ceil
 
 from ctxfold.errors import StoreCorruptError
@@ -57,11 +57,11 @@ def leaf_key(term: bytes, seq: int) -> bytes:
     return b"%b\0%b" % (term, seq.to_bytes(8, "big"))
 
 
-def hits_of(data: bytes, term: bytes) -> list[Hit]:
-    """Returns the hits of a term in a leaf, as they stand."""
+def hits_of(data: bytes, term: bytes, wanted: Sequence[int] | None = None) -> list[Hit]:
+    """Returns the hits of a term in a leaf, as they stand; with `wanted`, seqs in order, only those in these documents."""
     if data.find(bytes((len(term),)) + term) < 0:  # most leaves that are read have it; this is quick in the others
         return []
-    return [hit for name, hits in _runs(data, term) if name == term for hit in hits]
+    return [hit for _, hits in _runs(data, term, wanted) for hit in hits]
 
 
 def all_hits(data: bytes) -> dict[bytes, list[Hit]]:
@@ -182,8 +182,10 @@ def _encoded(term: bytes, hits: Sequence[Hit]) -> bytes:
     return head + term + _columns(widths, size).pack(first, *distances, *counts, *[hit[2] for hit in hits])
 
 
-def _runs(data: bytes, only: bytes | None = None) -> Iterator[tuple[bytes, list[Hit]]]:
-    """Yields the term and the hits of each run, without the hits of other terms than `only`."""
+def _runs(
+    data: bytes, only: bytes | None = None, wanted: Sequence[int] | None = None
+) -> Iterator[tuple[bytes, list[Hit]]]:
+    """Yields the term and the hits of each run; of the term `only`, and in the documents `wanted`, where these are given."""
     at, end = 0, len(data)
     try:
         while at < end:
@@ -192,7 +194,9 @@ def _runs(data: bytes, only: bytes | None = None) -> Iterator[tuple[bytes, list[
             term = data[at - length : at]
             columns = _columns(widths, size)
             if only is None or only == term:
-                yield term, _decoded(columns.unpack_from(data, at), size, bool(term), bool(widths & 0x30))
+                values = columns.unpack_from(data, at)
+                decoded = _decoded if wanted is None else partial(_decoded_among, wanted)
+                yield term, decoded(values, size, bool(term), bool(widths & 0x30))
             at += columns.size
         if at > end:
             raise IndexError
@@ -207,3 +211,19 @@ def _decoded(values: tuple[int, ...], size: int, counted: bool, many: bool) -> l
     seqs = [first, *[first + distance for distance in values[1:size]]]
     counts = values[size : 2 * size] if many else (int(counted),) * size
     return list(zip(seqs, counts, values[-size:], strict=True))
+
+
+def _decoded_among(wanted: Sequence[int], values: tuple[int, ...], size: int, counted: bool, many: bool) -> list[Hit]:
+    """Returns the hits of a run in these documents: few of its 64, which are looked up in its columns."""
+    first, at = values[0], 1
+    last = first + values[size - 1] if size > 1 else first
+    found: list[Hit] = []
+    for seq in wanted[bisect_left(wanted, first) : bisect_right(wanted, last)]:
+        if seq == first:
+            place = 0
+        else:
+            place = at = bisect_left(values, seq - first, at, size)
+            if at == size or values[at] != seq - first:
+                continue
+        found.append((seq, values[size + place] if many else int(counted), values[place - size]))
+    return found

@@ -87,13 +87,13 @@ class Index:
         self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]
     ) -> dict[str, tuple[Hit, ...]]:
         """Returns the hits of each term in these documents."""
-        wanted = frozenset(seqs)
+        wanted = sorted(set(seqs))
         old: dict[str, list[Any]] = {}
         if self.old_rows:
             sql = self.rows.sql.hits_among_in
-            old = {t: self.rows.listed(connection, sql, (*key, indexed_term(t)), sorted(wanted)) for t in terms}
+            old = {t: self.rows.listed(connection, sql, (*key, indexed_term(t)), wanted) for t in terms}
         names = {term: stored_term(term) for term in terms}
-        stretches = _stretches(sorted(wanted))
+        stretches = _stretches(wanted)
         ranges = [(leaf_key(n, low), leaf_key(n, high)) for n in names.values() for low, high in stretches]
         leaves = self._leaves(connection, key, ranges, _ALL)
         found: dict[str, tuple[Hit, ...]] = {}
@@ -300,23 +300,26 @@ def _data(leaves: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def _joined(
-    old: Iterable[Sequence[int]], leaves: Iterable[bytes], term: bytes, wanted: frozenset[int] | None = None
+    old: Iterable[Sequence[int]], leaves: Iterable[bytes], term: bytes, wanted: Sequence[int] | None = None
 ) -> tuple[Hit, ...]:
     """Returns the hits of a term in rows of format 2 and in leaves, in order, those that are in both once.
 
-    With `wanted`, only those in these documents.
+    With `wanted`, seqs in order, only those in these documents.
     """
     found: dict[int, Hit] = {hit[0]: (hit[0], hit[1], hit[2]) for hit in old}
     for data in leaves:
-        hits = hits_of(data, term) if term else _documents_of(data)
-        found.update({hit[0]: hit for hit in hits if wanted is None or hit[0] in wanted})
+        if term or wanted is None:
+            found.update({hit[0]: hit for hit in hits_of(data, term, wanted)})
+        else:
+            lengths = _documents_of(data)
+            found.update({seq: lengths[seq] for seq in wanted if seq in lengths})
     return tuple([found[seq] for seq in sorted(found)])
 
 
 @lru_cache(maxsize=64)
-def _documents_of(data: bytes) -> tuple[Hit, ...]:
+def _documents_of(data: bytes) -> dict[int, Hit]:
     """Returns the lengths of documents that a leaf holds: each question reads them again, and those of older ones rarely change."""
-    return tuple(hits_of(data, b""))
+    return {hit[0]: hit for hit in hits_of(data, b"")}
 
 
 def _leaves_for(newest: int) -> int:
