@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ctxfold import (
 )
 from ctxfold.effects import Flow, run
 from ctxfold.history.passage_cache import PassageCache
+from ctxfold.history.posting_cache import LiveIndex
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
@@ -94,24 +95,30 @@ def test_old_rare_hits_are_found_and_common_terms_still_tell_them_apart(store: A
     assert found[0][1] > found[1][1]
 
 
+def live(documents: Sequence[Document]) -> LiveIndex:
+    return LiveIndex().with_messages((d.seq, d.terms) for d in documents)
+
+
 def test_documents_beside_the_index_are_ranked_as_if_they_stood_in_it(store: Any) -> None:
     texts = ["red box", "a red red door", "green box and more words", "nothing", "a red box on a red floor"]
     documents = [index_entry(n, user(text, id=f"m{n}")) for n, text in enumerate(texts, 1)]
     store.append(KEY, [], documents=documents[:3])
     ports = Ports(store, MessageCounter(COUNTER))
-    mixed = run(ranked(KEY, ("red", "box"), beside=documents[3:]), ports)
+    mixed = run(ranked(KEY, ("red", "box"), beside=live(documents[3:])), ports)
     whole = MemoryStore()
     whole.append(KEY, [], documents=documents)
     assert mixed == run(ranked(KEY, ("red", "box")), Ports(whole, MessageCounter(COUNTER)))
     # one that was indexed by a compaction that was undone has its place once
-    twice = run(ranked(KEY, ("red", "box"), beside=documents[2:]), ports)[0]
+    twice = run(ranked(KEY, ("red", "box"), beside=live(documents[2:])), ports)[0]
     assert [seq for seq, _ in twice] == [seq for seq, _ in mixed[0]]
 
 
 def test_a_rare_word_beside_a_large_index_is_found_first(store: Any) -> None:
     filled(store)
-    live = Document(MANY + 1, {"common": 1, "rare": 1}, 4)
-    found = run(ranked(KEY, ("common", "half", "rare"), beside=[live]), Ports(store, MessageCounter(COUNTER)))[0]
+    newest = Document(MANY + 1, {"common": 1, "rare": 1, "other": 2}, 4)
+    found = run(ranked(KEY, ("common", "half", "rare"), beside=live([newest])), Ports(store, MessageCounter(COUNTER)))[
+        0
+    ]
     assert {seq for seq, _ in found[:3]} == {5, 8, MANY + 1}
 
 

@@ -12,6 +12,7 @@ from ctxfold.errors import ContextOverflowError, MessageError, SessionExistsErro
 from ctxfold.events import MessagesRestored
 from ctxfold.history.cuts import complete_prefix
 from ctxfold.history.log import SessionState
+from ctxfold.history.posting_cache import LiveIndex
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import (
     Body,
@@ -78,7 +79,8 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
     query_terms = term_counts(query)
     if not query_terms or limit < 1:
         return ()
-    visible = yield from live_documents(open_session.view())
+    documents = yield from live_documents(open_session.view())
+    visible = LiveIndex().with_messages((document.seq, document.terms) for document in documents)
     ranking, weights = yield from ranked(open_session.key, tuple(query_terms), beside=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
     for start in range(0, len(ranking), 4 * limit):

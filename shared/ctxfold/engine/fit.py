@@ -535,9 +535,9 @@ def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> li
     enough = max(ENOUGH * share_tokens, min(ENOUGH_TOKENS, share_tokens))
     if room_tokens >= enough or rules.budget_tokens > GIVES_WAY_TOKENS:
         return []
-    entries, _ = view.parted()
+    entries = [*view.parted()[0]]
     cuts = legal_cuts(entries)
-    starts = [at for at in sorted(cuts) if at < len(entries) and entries[at].message.role == "user"]
+    starts = [at for at, entry in enumerate(entries) if entry.message.role == "user" and at in cuts]
     tokens = list(accumulate((e.tokens for e in reversed(entries)), initial=0))[::-1]  # from each place to the end
     end = next((at for at in starts if tokens[at] <= _kept_tokens(rules)), len(entries))
     if starts and tokens[starts[-1]] <= rules.budget_tokens // 2:

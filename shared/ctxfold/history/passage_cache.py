@@ -8,7 +8,7 @@ import struct
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -17,7 +17,7 @@ from operator import mul
 from typing import Any
 
 from ctxfold.errors import StoreCorruptError
-from ctxfold.history.posting_cache import Hits
+from ctxfold.history.posting_cache import Hits, LiveIndex
 from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Record
 from ctxfold.history.snapshot import stored_message
@@ -61,36 +61,8 @@ class Reading:
         return self._sentences
 
 
-class PackedTerms(Mapping[str, int]):
-    """Counts of terms in one string: a tenth of the memory of a dict of strings, for a few look-ups. `total` is their sum."""
-
-    __slots__ = ("_text", "total")
-
-    def __init__(self, counts: Mapping[str, int]) -> None:
-        self.total = sum(counts.values())
-        self._text = "".join(f"\0{term}\1" * count for term, count in counts.items())
-
-    def __getitem__(self, term: str) -> int:
-        count = self._text.count(f"\0{term}\1")
-        if not count:
-            raise KeyError(term)
-        return count
-
-    def __contains__(self, term: object) -> bool:
-        return f"\0{term}\1" in self._text
-
-    def get(self, key: str, default: Any = None, /) -> Any:
-        return self._text.count(f"\0{key}\1") or default
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(self._text[1:-1].split("\1\0") if self._text else ()))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 class PassageCache:
-    """Holds what questions of one session read last: readings by seq, `hits` of its index, and the terms of messages of the tail.
+    """Holds what questions of one session read last: readings by seq, `hits` of its index, and the index of messages of the tail.
 
     Safe across threads.
     """
@@ -98,7 +70,7 @@ class PassageCache:
     def __init__(self, size: int = SIZE) -> None:
         self.hits = Hits()
         self._by_seq: LruCache[int, Reading] = LruCache(size)
-        self._tail: Mapping[int, tuple[Message, PackedTerms]] = {}
+        self._live: tuple[Mapping[int, Message], LiveIndex] = {}, LiveIndex()
 
     def known(self, seqs: Iterable[int]) -> dict[int, Reading]:
         return self._by_seq.get_many(seqs)
@@ -109,16 +81,15 @@ class PassageCache:
         self._by_seq.update(readings)
         return readings
 
-    def terms(
-        self, messages: Iterable[tuple[int, Message]], counts: Callable[[Message], Mapping[str, int]]
-    ) -> dict[int, PackedTerms]:
-        """Returns the terms of these messages (seq, message), found by `counts`, by seq; keeps them for the next call alone."""
-        last, tail = self._tail, dict[int, tuple[Message, PackedTerms]]()
-        for seq, message in messages:
-            known = last.get(seq)
-            tail[seq] = known if known and known[0] is message else (message, PackedTerms(counts(message)))
-        self._tail = tail
-        return {seq: terms for seq, (_, terms) in tail.items()}
+    def live_index(self, messages: Mapping[int, Message], counts: Callable[[Message], Mapping[str, int]]) -> LiveIndex:
+        """Returns the index of these messages, by seq, whose terms `counts` finds; those of the last call are not read again."""
+        last, index = self._live
+        if changed := [seq for seq, message in last.items() if messages.get(seq) is not message]:
+            index = index.without(frozenset(changed))
+        if new := [seq for seq in messages if seq not in index.lengths]:
+            index = index.with_messages((seq, counts(messages[seq])) for seq in new)
+        self._live = messages, index
+        return index
 
 
 def reading(record: Record) -> Reading | None:

@@ -1,14 +1,15 @@
-"""Caches the posting lists that the archive's index read last, since a question often repeats words of the one before."""
+"""Holds posting lists in memory: those of the archive's index that were read last, and those of messages in the view."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ctxfold.lru import LruCache
 
-__all__ = ["Hit", "Hits"]
+__all__ = ["Hit", "Hits", "LiveIndex"]
 
 Hit: TypeAlias = tuple[int, int, int]  # seq, count of the term in it, its length
 TERMS, SINGLE = 256, 512  # that are kept: terms, and single hits of each
@@ -80,3 +81,28 @@ class Hits:
                 new = {seq: by_seq.get(seq) for seq in seqs}
                 both = (self._single.get(term) or {}) | new
                 self._single.put(term, both if len(both) <= SINGLE else new)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveIndex:
+    """Indexes messages of the view as the archive's index would: the hits of each term in order of seq, and lengths by seq."""
+
+    hits: Mapping[str, tuple[Hit, ...]] = field(default_factory=dict[str, tuple[Hit, ...]])
+    lengths: Mapping[int, int] = field(default_factory=dict[int, int])
+
+    def without(self, seqs: Collection[int]) -> LiveIndex:
+        """Returns the index without these messages."""
+        left = {term: tuple([hit for hit in hits if hit[0] not in seqs]) for term, hits in self.hits.items()}
+        lengths = {seq: length for seq, length in self.lengths.items() if seq not in seqs}
+        return LiveIndex({term: hits for term, hits in left.items() if hits}, lengths)
+
+    def with_messages(self, messages: Iterable[tuple[int, Mapping[str, int]]]) -> LiveIndex:
+        """Returns the index with these messages too, each the seq of its record and how often it has each term."""
+        hits, lengths = dict(self.hits), dict(self.lengths)
+        newest, in_order = max(lengths, default=0), True
+        for seq, counts in messages:
+            lengths[seq] = length = sum(counts.values())
+            in_order, newest = in_order and seq > newest, max(seq, newest)
+            for term, count in counts.items():
+                hits[term] = (*hits.get(term, ()), (seq, count, length))
+        return LiveIndex(hits if in_order else {term: tuple(sorted(each)) for term, each in hits.items()}, lengths)

@@ -65,7 +65,9 @@ def lasting_sections(entries: Sequence[Entry], question: str | None) -> frozense
 
 
 def _with_question(entries: Sequence[Entry], question: str | None) -> Iterable[str]:
-    at = next((i for i in range(len(entries) - 1, -1, -1) if entries[i].id == question), 0)
+    at = 0
+    if question is not None:
+        at = next((i for i in range(len(entries) - 1, -1, -1) if entries[i].id == question), 0)
     while at > 0 and entries[at - 1].message.kind == "section":
         at -= 1
         yield entries[at].id

@@ -10,9 +10,9 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from ctxfold.effects import Flow, StoreCall
-from ctxfold.history.posting_cache import Hit, Hits
+from ctxfold.history.posting_cache import Hit, Hits, LiveIndex
 from ctxfold.history.records import SessionKey
-from ctxfold.protocols import Document, Postings, Store
+from ctxfold.protocols import Postings, Store
 
 __all__ = ["bm25", "frequencies", "idf", "ranked", "sizes"]
 
@@ -32,23 +32,22 @@ def ranked(
     key: SessionKey,
     terms: Sequence[str],
     *,
-    beside: Sequence[Document] = (),
+    beside: LiveIndex | None = None,
     probe: int | None = None,
     hits: Hits | None = None,
 ) -> Flow[tuple[Ranking, Mapping[str, float]]]:
     """Returns (seq, score) of the documents with a term, best first, and the weight of each term.
 
-    `beside` are documents that count as if they were indexed. `probe` is how many hits of each term are read first, and `hits` are
-    cached ones of the session. The result is exact while no term has more than `probe` hits; otherwise a term too common to be
+    Messages `beside` the archive count as if they were archived. `probe` is how many hits of each term are read first, and `hits`
+    are cached ones of the session. The result is exact while no term has more than `probe` hits; otherwise a term too common to be
     read in full counts only in the best documents of the other terms, and the most common ones do not count.
     """
     probe = probe or max(LEAST_PROBE, min(PROBE, PROBED // max(1, len(terms))))
-    known_hits = hits or Hits()
+    known_hits, beside = hits or Hits(), beside or LiveIndex()
     first = yield from _newest(key, terms, probe, known_hits)
-    beside_hits = {t: sorted([(d.seq, count, d.length) for d in beside if (count := d.terms.get(t, 0))]) for t in terms}
     common = [t for t in terms if len(first.by_term[t]) >= probe]
     if not common:
-        joined = _joined(first, first.by_term, beside, beside_hits)
+        joined = _joined(first, first.by_term, beside)
         weights = idf(joined, frequencies(joined))
         return bm25(joined, weights), weights
     guessed = frequencies(first, at_most=probe)
@@ -60,9 +59,9 @@ def ranked(
     read = Postings(first.documents, first.total_length, by_term)
     known = guessed | frequencies(read, at_most=HITS, terms=rare)
     unread = [t for t in common if t not in rare]
-    newest = _joined(first, {t: by_term.pop(t) for t in unread}, beside, beside_hits)
-    in_full = _joined(first, by_term, beside, beside_hits)
-    weights = idf(in_full, {t: n + len(beside_hits[t]) for t, n in known.items()})
+    newest = _joined(first, {t: by_term.pop(t) for t in unread}, beside)
+    in_full = _joined(first, by_term, beside)
+    weights = idf(in_full, {t: n + len(beside.hits.get(t, ())) for t, n in known.items()})
     exact = bm25(in_full, weights)
     best = bm25(newest, weights, onto=exact)
     floor = MIN_GAIN * best[0][1]
@@ -70,9 +69,7 @@ def ranked(
     if looked_up:
         seqs = [seq for seq, _ in best[:LOOKED_UP]]
         hits_by_term = yield from _among(key, looked_up, sorted(seqs), known_hits)
-        best = bm25(
-            _joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside, beside_hits), weights, onto=exact
-        )
+        best = bm25(_joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside), weights, onto=exact)
     return best, weights
 
 
@@ -109,21 +106,17 @@ def sizes(key: SessionKey, seqs: AbstractSet[int], hits: Hits) -> Flow[tuple[tup
     return size, {seq: length for seq, length in known.items() if length is not None}
 
 
-def _joined(
-    size: Postings,
-    by_term: Mapping[str, tuple[Hit, ...]],
-    beside: Sequence[Document],
-    beside_hits: Mapping[str, Sequence[Hit]],
-) -> Postings:
-    """Returns the hits with `beside_hits`, those in the documents `beside`; one that is indexed as well counts once."""
-    if not beside:
+def _joined(size: Postings, by_term: Mapping[str, tuple[Hit, ...]], beside: LiveIndex) -> Postings:
+    """Returns the hits with those of the messages `beside`; one that is archived as well counts once."""
+    if not beside.lengths:
         return Postings(size.documents, size.total_length, by_term)
     joined: dict[str, tuple[Hit, ...]] = {}
     for term, hits in by_term.items():
-        new = beside_hits[term]
+        new = beside.hits.get(term, ())
         newer = not (new and hits) or hits[-1][0] < new[0][0]  # nearly always: what is beside the archive is newer
         joined[term] = (*hits, *new) if newer else tuple(sorted({*hits, *new}))
-    return Postings(size.documents + len(beside), size.total_length + sum(d.length for d in beside), joined)
+    documents, total_length = size.documents + len(beside.lengths), size.total_length + sum(beside.lengths.values())
+    return Postings(documents, total_length, joined)
 
 
 def _worth_reading(common: Sequence[str], guessed: Mapping[str, int], documents: int, *, alone: bool) -> list[str]:

@@ -150,23 +150,22 @@ def search(
     if budget_tokens <= 0 or not (query_terms or likeness):
         return Matches({}, {}, {}, {})
     readings = readings or PassageCache()
-    originals = ((e.seq, e.message) for e in older if not e.shown_seq and e.message.kind == "message")
-    tail = [Document(seq, terms, terms.total) for seq, terms in readings.terms(originals, index_terms).items()]
-    in_tail = {d.seq for d in tail}
+    originals = {e.seq: e.message for e in older if not e.shown_seq and e.message.kind == "message"}
+    tail = readings.live_index(originals, index_terms)
     ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=tail)
-    if tail:
-        best_in_tail = max((score for seq, score in ranking if seq in in_tail), default=0.0)
-        best_in_archive = max((score for seq, score in ranking if seq not in in_tail), default=0.0)
+    if originals:
+        best_in_tail = next((score for seq, score in ranking if seq in originals), 0.0)
+        best_in_archive = next((score for seq, score in ranking if seq not in originals), 0.0)
         if best_in_archive < AS_WELL * best_in_tail:
             return Matches({}, {}, weights, {})
-        visible = frozenset(visible) - in_tail
+        visible = frozenset(visible) - originals.keys()
     own = _mixed([(seq, score) for seq, score in ranking if seq not in visible], likeness)
     if not own:
         return Matches({}, {}, weights, {})
-    best_score = max((score for _, score in ranking), default=0.0)
+    best_score = ranking[0][1] if ranking else 0.0
     age_weight = RECENCY * (fsum(weights.values()) / best_score if best_score else 1.0)
     size, lengths = yield from sizes(key, _around(own), readings.hits)
-    lengths |= {d.seq: d.length for d in tail}
+    lengths |= tail.lengths
     scores, before = _with_neighbours(own, size, lengths, budget_tokens, visible, age_weight)
     seqs = scores.keys() | before.keys()
     known = readings.known(seqs)
