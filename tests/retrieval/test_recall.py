@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ctxfold import (
     AgentContext,
@@ -21,6 +23,7 @@ from ctxfold import (
     SessionKey,
     SqlStore,
     TextPart,
+    TiktokenCounter,
     ToolCallPart,
     assistant,
     tool_result,
@@ -32,7 +35,7 @@ from ctxfold.history.posting_cache import LiveIndex
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
-from ctxfold.retrieval.recall import chosen, render, search, sentence_scores
+from ctxfold.retrieval.recall import SHORT_CHARS, Passage, chosen, render, search, sentence_scores, tokens_of
 from ctxfold.session_state import index_entry
 from tests.support.driven import COUNTER
 from tests.support.postgres_schema import fresh_schema
@@ -410,3 +413,48 @@ def test_of_a_long_message_the_sentences_near_in_meaning_come_before_a_word_of_t
         near = shown({(1, 0): 0.7, (1, 12): 0.8})
         assert "one ear is torn" in near
         assert "zebra is striped" not in near
+
+
+ENDS = (
+    "",
+    ".",
+    "!",
+    "?",
+    "...",
+    ":",
+    ")",
+    '."',
+    "\n",
+    "\n\n",
+    " ",
+    " -",
+    "`",
+    "。",
+    "…",
+    "# ",
+    "1",
+    ".\n- ",
+    "'s",
+    "\t",
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(ENDS), st.integers(1, 90)), min_size=1, max_size=30), st.integers(60, 1_200))
+def test_the_lines_shown_are_counted_as_the_whole_text_is(texts: list[tuple[str, int]], budget_tokens: int) -> None:
+    counter = MessageCounter(TiktokenCounter())
+    messages = [
+        user(f"The zebra no {n} {'stood there ' * length}{end}", id=f"m{n}") for n, (end, length) in enumerate(texts)
+    ]
+    with MemoryStore() as store:
+        documents = [index_entry(n, m) for n, m in enumerate(messages, 1)]
+        store.append(KEY, [Draft(f"m:{m.id}", MessageAdded(m)) for m in messages], documents=documents)
+
+        def asked() -> Flow[tuple[Passage, ...]]:
+            matches = yield from search(KEY, "zebra", budget_tokens=budget_tokens, visible=())
+            return (yield from chosen(matches, budget_tokens, counter))
+
+        passages = run(asked(), Ports(store, counter))
+    tokens = counter.count_text(render(passages))
+    assert tokens <= tokens_of(passages, counter) <= budget_tokens
+    if passages and all(len(message.text) <= SHORT_CHARS for message in messages):  # each is shown whole
+        assert tokens_of(passages, counter) - tokens <= 9, "only the heading has some to spare"

@@ -28,7 +28,7 @@ from ctxfold.messages import Message, is_final, user
 from ctxfold.policy import Policy, needs_goal, needs_tool_summaries
 from ctxfold.protocols import Ports, capabilities_of
 from ctxfold.retrieval.embeddings import near_chunks
-from ctxfold.retrieval.recall import Passage, chosen, render, search
+from ctxfold.retrieval.recall import Passage, chosen, render, search, tokens_of
 from ctxfold.sections.fill import Filled, Sources, fill
 from ctxfold.sections.section import Section
 from ctxfold.session_state import CompactionPause, OpenSession, RequestText, Stage
@@ -204,7 +204,7 @@ class WindowFitter:
                 open_session, stage, question, share, [e for turn in older for e in turn]
             )
             if passages:
-                staying = [e for turn in _fitting(older, room - count(render(passages))) for e in turn]
+                staying = [e for turn in _fitting(older, room - tokens_of(passages, self.ports.counter)) for e in turn]
                 hidden = frozenset(e.seq for turn in older for e in turn) - {e.seq for e in staying}
                 numbers = {e.number for e in staying if not e.shown_seq}
                 text = render(p for p in passages if p.number not in numbers)

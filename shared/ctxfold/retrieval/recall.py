@@ -36,6 +36,7 @@ __all__ = [
     "search",
     "sentence_scores",
     "taken_out",
+    "tokens_of",
 ]
 
 
@@ -90,7 +91,7 @@ class Passage(NamedTuple):
     """What is shown of an archived message, in one line, and how well it answers the query.
 
     `name` is the speaker's, where the message has one; `day` the date on which it was stored, where that is another than the day
-    of the line before.
+    of the line before. `tokens` are those of the line, or some more.
     """
 
     number: int
@@ -100,6 +101,7 @@ class Passage(NamedTuple):
     score: float
     name: str = ""
     day: str = ""
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +311,7 @@ def _chosen(
     days = {today}
     left = budget_tokens - _heading_cost(count)
     picks: dict[int, frozenset[int]] = {}
+    costs: dict[int, int] = {}
     texts: set[str] = set()
     candidates = deque(_candidates(matches, budget_tokens))
     while candidates and left >= LEAST_LINE:
@@ -333,6 +336,7 @@ def _chosen(
                 candidates.appendleft((score, seq, (values.index(max(values)),)))
             continue
         left -= cost
+        costs[seq] = costs.get(seq, 0) + cost
         days.add(day)
         texts.add(text)
         picks[seq] = known.union(new) if new else known
@@ -342,7 +346,10 @@ def _chosen(
         each = readings[seq]
         day = today if today is None else each.at_s // DAY_S
         dated = "" if day is None or day == last else _date(int(day))
-        passages.append(_passage(each, picks[seq], matches.scores[seq], dated))
+        text = _passage_text(each, picks[seq])
+        passages.append(
+            Passage(each.number, each.message_id, each.role, text, matches.scores[seq], each.name, dated, costs[seq])
+        )
         last = day
     return tuple(passages)
 
@@ -398,10 +405,10 @@ def _most_whole_tokens(budget_tokens: int) -> float:
     return max(LEAST_WHOLE_TOKENS, LEAST_WHOLE_RATIO * budget_tokens, WHOLE_RATIO * budget_tokens - OTHERS_TOKENS)
 
 
-def _passage(each: Reading, places: Collection[int], score: float, day: str) -> Passage:
+def _passage_text(each: Reading, places: Collection[int]) -> str:
     """Returns what is shown of a message: all of it, or the sentences at these places, with speaker and time in front."""
     if not places or len(places) == len(each.sentences):
-        return Passage(each.number, each.message_id, each.role, each.text.strip(), score, each.name, day)
+        return each.text.strip()
     pieces: list[str] = []
     last = -1
     header = ""
@@ -419,7 +426,7 @@ def _passage(each: Reading, places: Collection[int], score: float, day: str) -> 
         pieces[0] = f"{_stamp(each.text)}{GAP}"
     if last < len(each.sentences) - 1:
         pieces.append(GAP)
-    return Passage(each.number, each.message_id, each.role, "\n".join(pieces), score, each.name, day)
+    return "\n".join(pieces)
 
 
 def _stamp(text: str) -> str:
@@ -456,6 +463,11 @@ def _neighbour_score(scores: Sequence[float], place: int) -> float:
     return best
 
 
+def tokens_of(recalled: Sequence[Passage], counter: TokenCounter) -> int:
+    """Returns the tokens of the passages as `render` shows them, or some more; 0 without any."""
+    return _heading_cost(counter.count_text) + sum(p.tokens for p in recalled) if recalled else 0
+
+
 def render(recalled: Iterable[Passage]) -> str:
     """Returns the passages as one text that marks them as data, each with a reference to its message; "" without any.
 
@@ -488,7 +500,7 @@ def _joined(line: str, following: str) -> str:
 
 @lru_cache(maxsize=4_096)
 def _line_cost(number: int, role: str, name: str, text: str, count: Callable[[str], int]) -> int:
-    return count(_line(number, role, name, text)) + 1
+    return count(f"{_line(number, role, name, text)}\n")  # a tokenizer joins the end of a sentence and of its line
 
 
 @lru_cache(maxsize=64)
