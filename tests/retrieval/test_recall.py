@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxfold import (
@@ -439,6 +439,8 @@ ENDS = (
 )
 
 
+@example([("", 1)] * 30, 1_200)
+@example([(".", 1)] * 30, 1_200)
 @given(st.lists(st.tuples(st.sampled_from(ENDS), st.integers(1, 90)), min_size=1, max_size=30), st.integers(60, 1_200))
 def test_the_lines_shown_are_counted_as_the_whole_text_is(texts: list[tuple[str, int]], budget_tokens: int) -> None:
     counter = MessageCounter(TiktokenCounter())
