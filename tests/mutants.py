@@ -1353,6 +1353,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "if ranked is not None:",
             "retrieval/test_semantic.py::test_the_nearest_of_those_behind_many_visible_ones",
         ),
+        (
+            "a_changed_message_of_the_tail_is_found_by_its_old_words",
+            "if messages.get(seq) is not message]:",
+            "if seq not in messages]:",
+            "retrieval/test_live_index.py",
+        ),
     ),
     *_of(
         "stores/posting_leaves.py",
@@ -1367,6 +1373,39 @@ MUTANTS: tuple[Mutant, ...] = (
             "    return (first_key and leaf_key(term, hits[0][0])), with_hits",
             "    return first_key, with_hits",
             "stores/test_search_index.py::test_no_erased_term_stays_as_the_key_of_a_leaf",
+        ),
+        (
+            "the_first_hit_of_a_run_is_not_looked_up",
+            "        if seq == first:\n            place = 0",
+            "        if seq == first:\n            continue",
+            "stores/test_search_index.py::test_wanted_hits_are_those_of_all",
+        ),
+        (
+            "a_wanted_hit_has_the_count_of_another",
+            "values[size + place] if many",
+            "values[size] if many",
+            "stores/test_search_index.py::test_wanted_hits_are_those_of_all",
+        ),
+        (
+            "a_document_near_a_wanted_one_is_a_hit",
+            "if at == size or values[at] != seq - first:",
+            "if at == size:",
+            "stores/test_search_index.py::test_wanted_hits_are_those_of_all",
+        ),
+    ),
+    *_of(
+        "history/posting_cache.py",
+        (
+            "hits_of_messages_that_come_late_are_out_of_order",
+            "LiveIndex(hits if in_order else",
+            "LiveIndex(hits if hits else",
+            "retrieval/test_live_index.py",
+        ),
+        (
+            "a_message_that_left_the_view_keeps_its_length",
+            "for seq, length in self.lengths.items() if seq not in seqs}",
+            "for seq, length in self.lengths.items()}",
+            "retrieval/test_live_index.py",
         ),
     ),
     *_of(

@@ -23,7 +23,7 @@ from ctxfold.effects import run
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports, Rewrite
 from ctxfold.retrieval.bm25 import ranked
-from ctxfold.stores.posting_leaves import FIRST_KEY, MAX_COUNT, leaf_key, placed
+from ctxfold.stores.posting_leaves import FIRST_KEY, MAX_COUNT, hits_of, leaf_key, placed, with_hits
 from tests.support.driven import COUNTER
 from tests.support.postgres_schema import fresh_schema
 from tests.support.processes import CONTEXT, import_once, start
@@ -292,6 +292,17 @@ def test_a_count_beyond_all_texts_is_kept_as_the_highest_one() -> None:
     with SqlStore("sqlite://") as store:
         store.append(LONG, (), documents=[Document(1, {"a": MAX_COUNT + 1}, 9), Document(2, {"a": 2}, 9)])
         assert store.postings(LONG, ["a"]).by_term["a"] == ((1, MAX_COUNT, 9), (2, 2, 9))
+
+
+@given(
+    st.dictionaries(st.integers(1, 400), st.tuples(st.integers(1, 3), st.integers(1, 900)), min_size=1, max_size=150),
+    st.sets(st.integers(1, 420), max_size=40),
+)
+def test_wanted_hits_are_those_of_all(documents: dict[int, tuple[int, int]], wanted: set[int]) -> None:
+    hits = [(seq, *documents[seq]) for seq in sorted(documents)]
+    leaf = with_hits(b"", {b"box": hits, b"hall": [(1, 2, 3)]})
+    assert hits_of(leaf, b"box") == hits
+    assert hits_of(leaf, b"box", sorted(wanted)) == [hit for hit in hits if hit[0] in wanted]
 
 
 def test_hits_go_into_the_leaf_of_their_key() -> None:
