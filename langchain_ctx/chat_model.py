@@ -510,7 +510,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         unknown = next((name for name in fields if name not in cls.model_fields), None)
         if unknown is None:
             return fields
-        near = get_close_matches(unknown, cls.model_fields, n=1, cutoff=0.75)
+        near = get_close_matches(str(unknown), [*cls.model_fields], n=1, cutoff=0.75)
         if unknown in ContextSettings.__optional_keys__:
             advice = f"give policy={{{unknown!r}: ...}}"
         elif near:
