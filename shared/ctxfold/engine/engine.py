@@ -312,15 +312,17 @@ class Engine:
         """Returns the messages that can follow the open turn which they answer, or `turn_id`; an event names the rest.
 
         When none can follow, all are returned, to be refused later: nothing would be asked or stored otherwise.
-        With `asks` the model is asked now, so calls at the very end were left by a run that failed and are left out.
+        With `asks` the model is asked now, so calls at the very end were left by a run that failed and are left out. So are
+        results of calls that the turn has results for: a request that is under way told the model that there are none.
         """
         turns = open_session.open_turns()
         answered = {r.call_id for m in takewhile(lambda m: m.role == "tool", messages) for r in m.tool_results}
         open_turn = next((t for t in reversed(list(turns)) if answered & open_calls(turns[t]).keys()), turn_id)
         legal = whole_rounds(messages, waiting=open_calls(turns.get(open_turn or "", ())))
-        if not legal:
+        in_turn = {r.call_id for e in turns.get(open_turn or "", ()) for r in e.message.tool_results}
+        if not legal and not (asks and in_turn and all(m.role == "tool" for m in messages) and answered <= in_turn):
             return messages
-        if asks and legal[-1].tool_calls and (legal[1:] or open_turn in turns):
+        if asks and legal and legal[-1].tool_calls and (legal[1:] or open_turn in turns):
             legal = legal[:-1]
         kept = {m.id for m in legal}
         if left_out := tuple(m.id for m in messages if m.id not in kept):

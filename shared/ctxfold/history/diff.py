@@ -295,12 +295,13 @@ def _superseded(live: Sequence[Entry], message: Message, session: str) -> tuple[
 
 
 def rewound_turn(
-    entries: Sequence[Entry], messages: Sequence[Message], new_messages: Sequence[Message]
+    entries: Sequence[Entry], messages: Sequence[Message], new_messages: Sequence[Message], *, in_flight: bool
 ) -> tuple[Message, ...] | None:
     """Returns the open turn as the list has it, with the new messages, where the turn cannot go on as it is; else None.
 
     A failed run of an agent leaves its newest round in the session, and its list is asked again without it; or the list ends
-    with calls that nobody will answer any more; or a question came in before that round, which a cancelled run had begun.
+    with calls that nobody will answer any more, or has results for them in place of the notes that a failed request got; or a
+    question came in before that round, which a cancelled run had begun. A turn that is `in_flight` keeps its notes.
     """
     in_common = messages[: len(messages) - len(new_messages)]
     newest = in_common[-1]
@@ -311,7 +312,9 @@ def rewound_turn(
         last = next(i for i, e in enumerate(entries) if e.message.role == "assistant") - 1
     elif not new_messages and newest.tool_calls:
         last -= 1
-    if last < 0 or not any(e.message.role == "assistant" for e in entries[last + 1 :]):
+    later = [e.message.role for e in entries[last + 1 :]]
+    has_other_results = not in_flight and "tool" in later and any(m.role == "tool" for m in new_messages[:1])
+    if last < 0 or not ("assistant" in later or has_other_results):
         return None
     in_full = {m.id: m for m in messages}  # an entry may hold an excerpt
     kept = (*(in_full.get(e.id, e.message) for e in entries[: last + 1]), *inserted)
