@@ -3,12 +3,12 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/.setup-stamp
 SOURCES := shared langchain_ctx llamaindex_ctx examples
-WORKERS ?= 2
+WORKERS ?= 3
 # where this variable is set, each process that tests start would compile the packages anew, and each run the tests
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest test-newest lint types bench notebooks docs dist sbom audit clean
+.PHONY: help setup demo test test-oldest test-oldest-llamaindex test-newest lint types bench notebooks docs dist sbom audit clean
 
 help:  ## show this list
 	@grep -hE '^[a-z%-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -43,6 +43,16 @@ test-oldest: setup  ## the LangChain tests on the oldest LangChain allowed
 
 test-newest: setup  ## the LangChain tests on the newest LangChain that exists
 	@$(MAKE) --no-print-directory langchain-on NAME=newest ON="langchain-core langchain langgraph" BEYOND="langchain-core langchain langgraph"
+
+LLAMAINDEX_TESTS := llama-index-llms-openai llama-index-llms-openai-like llama-index-llms-deepseek hypothesis pytest pytest-asyncio pytest-xdist
+
+test-oldest-llamaindex: setup  ## tests of sessions, agents and memories on the oldest LlamaIndex allowed
+	@# stock memories and engines of that release differ, so the tests that compare with them are left out
+	@test -x .venv/$@/bin/python || $(PYTHON) -m venv .venv/$@
+	.venv/$@/bin/python -m pip install --quiet --upgrade -e ".[llamaindex,postgres]" llama-index-core==0.14.13 $(LLAMAINDEX_TESTS)
+	@.venv/$@/bin/python -m pip list 2>/dev/null | grep -E "^llama-index-core "
+	@.venv/$@/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/llamaindex/test_llm_agents.py tests/llamaindex/test_wrapped.py \
+		tests/llamaindex/test_whole_lists.py $(ARGS)
 
 .PHONY: langchain-on
 langchain-on:
