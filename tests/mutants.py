@@ -556,6 +556,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "history/diff.py",
         (
+            "a_result_never_takes_the_place_of_a_note",
+            "has_other_results = not in_flight and",
+            "has_other_results = False and",
+            "llamaindex/test_llm_agents.py::test_a_result_takes_the_place_of_its_note_when_the_request_failed",
+        ),
+        (
+            "a_turn_under_way_is_discarded_for_a_result",
+            "has_other_results = not in_flight and",
+            "has_other_results =",
+            "llamaindex/test_llm_agents.py::test_a_result_comes_while_the_note_in_its_place_is_asked",
+        ),
+        (
             "white_space_around_an_answer_makes_it_another",
             "    if text == text.strip():\n        return content_key(message)",
             "    if text:\n        return content_key(message)",
@@ -762,6 +774,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "engine/engine.py",
+        (
+            "a_result_in_place_of_a_note_is_refused",
+            "if not legal and not (asks and in_turn and",
+            "if not legal and not (False and",
+            "llamaindex/test_llm_agents.py::test_a_result_comes_while_the_note_in_its_place_is_asked",
+        ),
         (
             "a_later_step_of_a_call_reads_the_log_again",
             "if open_session is not None and reread:",
