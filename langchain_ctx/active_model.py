@@ -31,7 +31,6 @@ __all__ = [
     "calling",
     "check_sends_window",
     "keeps_sessions",
-    "model_name",
 ]
 
 T = TypeVar("T")

@@ -44,7 +44,6 @@ from langchain_ctx.active_model import (
     calling,
     check_sends_window,
     keeps_sessions,
-    model_name,
 )
 from langchain_ctx.chat_model import SESSION, WINDOW, no_session, with_window
 from langchain_ctx.conversation import Conversation
@@ -52,7 +51,7 @@ from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import Pieces, asked, inner_stream
 from langchain_ctx.message_lists import name_refusals, prompt_text
 from langchain_ctx.messages import from_langchain, given_ids
-from langchain_ctx.models import chosen_model, is_configurable, model_window, unknown_window
+from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, check_reasoning, returning
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
 from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions

@@ -471,7 +471,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
     def _note_reply(self, call_in_session: _SessionCall, reply: Reply) -> None:
         incoming = call_in_session.incoming
         self._pool().keep_rounds(incoming.run_key, incoming.listed, incoming.caller_ids, reply.message)
-        if not call_in_session.call.parsed:  # "Received." is the result else
+        if not call_in_session.call.parsed:  # the result of a parsed call is "Received."
             call_in_session.call.replies.append(reply.message)
         if incoming.run_key.session is None:
             self._pool().keep_run(call_in_session.context, incoming.listed, reply.message)
@@ -562,16 +562,13 @@ def _results(replies: Sequence[Message], response: AgentChatResponse | None) -> 
     if not calls:
         return []
     outputs = () if response is None else response.sources
-    told = [
+    outputs_as_messages = [
         ChatMessage(role=MessageRole.TOOL, blocks=output.blocks, additional_kwargs={"tool_call_id": call.id})
         for call, output in zip(calls, outputs, strict=False)
     ]
-    results = answered([replies[-1], *from_chat_messages(told)], UuidIds().new)[1:]
-    return (
-        results
-        if response is None or not response.response
-        else [*results, assistant(response.response, id=UuidIds().new())]
-    )
+    results = answered([replies[-1], *from_chat_messages(outputs_as_messages)], UuidIds().new)[1:]
+    answer = response.response if response is not None else ""
+    return [*results, assistant(answer, id=UuidIds().new())] if answer else results
 
 
 @dataclass(frozen=True, slots=True)

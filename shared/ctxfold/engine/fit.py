@@ -24,7 +24,7 @@ from ctxfold.history.cuts import kept, legal_cuts
 from ctxfold.history.passage_cache import Chunk
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.memory.extraction import EXTRACTED, learn, remember_summary
-from ctxfold.messages import Message, is_final, user
+from ctxfold.messages import Message, is_final, is_question, user
 from ctxfold.policy import Policy, needs_goal, needs_tool_summaries
 from ctxfold.protocols import Ports, capabilities_of
 from ctxfold.retrieval.embeddings import near_chunks
@@ -151,7 +151,8 @@ class WindowFitter:
         overhead: int,
     ) -> Flow[str]:
         """Returns the required sections as text, within the budget that the system prompts and the question leave."""
-        question = coming or newest_user(stage.view) or user("", id=_question_id(open_session))
+        newest = stage.view.newest_user()
+        question = coming or (newest.message if newest else user("", id=_question_id(open_session)))
         room = stage.rules.budget_tokens - sum(e.tokens for e in stage.view.system) - overhead - FRAME_TOKENS
         room -= self.ports.counter.count(question)
         return (yield from self._section_text(open_session, stage, sections, question, room))
@@ -582,18 +583,8 @@ def _without(view: View, seqs: Collection[int]) -> View:
 
 def newest_question(view: View) -> Message | None:
     """Returns the newest user message that has no final answer yet; None when the view ends with a reply."""
-    last = view.last()
-    return None if last is not None and is_final(last.message) else newest_user(view)
-
-
-def newest_user(view: View) -> Message | None:
-    """Returns the newest user message of the view."""
-    for entries in (view.turn, view.live):
-        for index in range(len(entries) - 1, -1, -1):
-            message = entries[index].message
-            if message.role == "user" and message.kind == "message":
-                return message
-    return None
+    last, newest = view.last(), view.newest_user()
+    return None if newest is None or (last is not None and is_final(last.message)) else newest.message
 
 
 def _coming_message(open_session: OpenSession, view: View, question: str) -> Message | None:
@@ -629,14 +620,12 @@ def _near(
 def _rounds_after(question: Message, view: View) -> int:
     """Returns how many tool rounds follow the question, at most RECALL_ROUNDS; 0 when it is not the newest or not stored."""
     rounds = 0
-    for entries in (view.turn, view.live):
-        for index in range(len(entries) - 1, -1, -1):
-            message = entries[index].message
-            if message.role == "user" and message.kind == "message":
-                return rounds if message.id == question.id else 0
-            rounds += bool(message.tool_calls)
-            if rounds == RECALL_ROUNDS:
-                return rounds
+    for entry in view.newest_first():
+        if is_question(entry.message):
+            return rounds if entry.id == question.id else 0
+        rounds += bool(entry.message.tool_calls)
+        if rounds == RECALL_ROUNDS:
+            break
     return rounds
 
 
@@ -665,8 +654,7 @@ def _answered_too_large(view: View, extra: int, rules: Policy) -> str:
 
 def _beside_newest_user(view: View, extra: int) -> tuple[Entry | None, int]:
     """Returns the entry of the newest user message, and the tokens of a request that holds nothing else of the conversation."""
-    question = newest_user(view)
-    newest = next((e for e in view if question is not None and e.id == question.id), None)
+    newest = view.newest_user()
     return newest, sum(e.tokens for e in view.system) + extra + (newest.tokens if newest else 0)
 
 
