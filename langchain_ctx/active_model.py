@@ -23,16 +23,6 @@ from ctxfold.protocols import (
 from langchain_ctx.models import model_name, model_window
 from langchain_ctx.summarizer import as_summarizer
 
-__all__ = [
-    "Caller",
-    "CallersModel",
-    "CallersSummarizer",
-    "called_model",
-    "calling",
-    "check_sends_window",
-    "keeps_sessions",
-]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import model_name, model_window
 from langchain_ctx.reasoning import check_model
 
-__all__ = ["LangChainBackend"]
-
 # nothing of a call reaches the callbacks or the stream of a run around it; summaries are such calls too
 _ALONE: RunnableConfig = {"callbacks": [], "tags": ["nostream"], "run_name": "ctxfold", "configurable": {}}
 

@@ -11,8 +11,6 @@ from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
 
-__all__ = ["aeach_listening", "each_listening", "listeners", "listening"]
-
 T = TypeVar("T")
 _CALLBACKS: ContextVar[Any] = ContextVar("ctxfold_callbacks", default=None)
 

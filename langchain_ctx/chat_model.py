@@ -35,7 +35,8 @@ from pydantic import (
 
 from ctxfold._lifecycle import Closing, lasts, not_pickled
 from ctxfold.connect import check_fits, message_counter, named_provider, open_backend
-from ctxfold.engine.turn import Options, TurnInput
+from ctxfold.engine.request import Options
+from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request, TokenCounter, Wire
@@ -50,22 +51,6 @@ from langchain_ctx.session_routing import Address, AddressedChatModel, called, c
 from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
 from langchain_ctx.tools import Method, bound_tools, call_settings, choice, parsed, specs, with_answer_format
-
-__all__ = [
-    "SESSION",
-    "WINDOW",
-    "AnsweringChatModel",
-    "ChatCall",
-    "ChatCtx",
-    "Method",
-    "call_options",
-    "model_profile",
-    "no_session",
-    "package_version",
-    "plain_astream",
-    "plain_stream",
-    "with_window",
-]
 
 
 def model_profile(backend: Any, *, context_window: int | None, max_tokens: int | None) -> ModelProfile:

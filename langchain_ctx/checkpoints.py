@@ -32,8 +32,6 @@ from langchain_ctx.session_routing import session_key
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import DeltaChannelHistory  # not in older ones that langchain accepts
 
-__all__ = ["MIN_CHARS", "Missing", "SlimCheckpointer"]
-
 Missing: TypeAlias = Literal["error", "placeholder"]
 
 MIN_CHARS = 2_000

@@ -14,8 +14,6 @@ from ctxfold.protocols import ToolCallDelta
 from ctxfold.stream import Content, ContentFirst, StreamPiece, Thinking, ToolCalls
 from langchain_ctx.messages import reasoning_kwargs, reply_notes, usage_metadata
 
-__all__ = ["ChunkWriter"]
-
 
 class ChunkWriter:
     """Writes one reply's chunks, all with its id; usage, model and finish reason stand on the last one only.

@@ -13,8 +13,6 @@ from ctxfold.errors import MessageError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart
 from ctxfold.validation import json_problem
 
-__all__ = ["Content", "as_json", "content_of", "parts_of", "plain_content"]
-
 Content: TypeAlias = "str | list[str | dict[Any, Any]]"
 Block: TypeAlias = "dict[str, Any]"
 Layout: TypeAlias = "list[Any]"

@@ -21,8 +21,6 @@ from ctxfold.stream import StreamPiece
 from langchain_ctx.session_routing import Address
 from langchain_ctx.sessions import Sessions, Visit
 
-__all__ = ["Conversation"]
-
 Events: TypeAlias = Generator[StreamPiece, None, None]
 AsyncEvents: TypeAlias = AsyncGenerator[StreamPiece, None]
 _RECEIVED = "Received."  # what answers a call that a parser reads, as providers want each call answered

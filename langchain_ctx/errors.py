@@ -11,23 +11,6 @@ from ctxfold.adapters import model_calls
 from ctxfold.connect import foreign_failure
 from ctxfold.errors import BackendError, ContextOverflowError, CtxError, MessageTooLargeError
 
-__all__ = [
-    "ChatAuthenticationError",
-    "ChatConnectionError",
-    "ChatInvalidRequestError",
-    "ChatNotFoundError",
-    "ChatOverflowError",
-    "ChatPermissionError",
-    "ChatRateLimitError",
-    "ChatServiceError",
-    "ChatTimeoutError",
-    "CtxMessageTooLargeError",
-    "CtxOverflowError",
-    "as_backend_error",
-    "backend_error",
-    "translated",
-]
-
 
 class CtxOverflowError(ContextOverflowError, lc.ContextOverflowError):
     """The request exceeds the window, and compaction could not make it fit or is turned off."""

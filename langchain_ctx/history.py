@@ -27,15 +27,6 @@ from langchain_ctx.messages import check_messages, from_langchain, named, to_lan
 from langchain_ctx.session_routing import session_key
 from langchain_ctx.sessions import ContextSettings, PoolOf, Sessions
 
-__all__ = [
-    "CtxChatMessageHistory",
-    "HistoryFactory",
-    "aexport_history",
-    "aimport_history",
-    "export_history",
-    "import_history",
-]
-
 MirrorOf: TypeAlias = Callable[[str, str], BaseChatMessageHistory]
 
 

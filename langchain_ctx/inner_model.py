@@ -26,9 +26,6 @@ from ctxfold.protocols import Chunk, Request, ToolCallDelta
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.messages import from_langchain, to_langchain
 
-__all__ = ["ForeignChunks", "Pieces", "WindowCache", "asked", "inner_stream", "offered", "read_stream"]
-
-
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
 

@@ -14,17 +14,6 @@ from ctxfold.history.diff import ids_digest, repeated_count
 from ctxfold.messages import Message, TextPart, ToolCallPart, content_key, tool_result
 from langchain_ctx.messages import from_langchain, given_ids
 
-__all__ = [
-    "LangChainList",
-    "VersionCache",
-    "leading_count",
-    "name_refusals",
-    "new_messages",
-    "prompt_text",
-    "with_refusals",
-]
-
-
 T_co = TypeVar("T_co", covariant=True)
 
 CACHED_VERSIONS = 2_048  # of each generation of a VersionCache

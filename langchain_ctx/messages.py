@@ -36,18 +36,6 @@ from ctxfold.messages import (
 from ctxfold.validation import is_a, json_problem, kind_of
 from langchain_ctx.content import as_json, content_of, parts_of
 
-__all__ = [
-    "check_messages",
-    "from_langchain",
-    "given_ids",
-    "named",
-    "reasoning_kwargs",
-    "reply_notes",
-    "to_langchain",
-    "usage_metadata",
-]
-
-
 _TEXT = "reasoning_content"
 _DETAILS = "reasoning_details"
 # under "ctxfold" in `additional_kwargs`

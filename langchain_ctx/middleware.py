@@ -32,11 +32,12 @@ from ctxfold.adapters.history_tools import HISTORY_TOOLS, HistoryTool, history_t
 from ctxfold.adapters.model_calls import original_error
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.effects import Flow
-from ctxfold.engine.attach import BRANCH, Attachment, Cursor
+from ctxfold.engine.attach import BRANCH, Attachment
 from ctxfold.engine.engine import Engine
-from ctxfold.engine.turn import Options, TurnInput, ask
+from ctxfold.engine.request import Options
+from ctxfold.engine.turn import TurnInput, ask
 from ctxfold.errors import ConfigError, CtxError
-from ctxfold.history.diff import newest_known, split_settled
+from ctxfold.history.diff import Cursor, newest_known, split_settled
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.policy import session_limit
@@ -65,22 +66,6 @@ from langchain_ctx.session_routing import MADE_FROM, Address, first_id, placed, 
 from langchain_ctx.sessions import ContextSettings, ErasesThreads, PoolOf, Sessions, Visit
 from langchain_ctx.summarizer import asking_for_summary, limits
 from langchain_ctx.tools import counted, is_free
-
-__all__ = [
-    "KEPT",
-    "AgentList",
-    "AgentTurn",
-    "ContextMiddleware",
-    "ContextState",
-    "ModelAnswer",
-    "kept_cursor",
-    "own_history_tools",
-    "reply_from",
-    "response_of",
-    "root_of",
-    "takes_tools",
-]
-
 
 KEPT = "ctxfold"
 CONVERTED_WINDOWS = 64  # at most: of the sessions used last

@@ -10,8 +10,6 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from ctxfold.errors import ConfigError, MissingExtraError
 
-__all__ = ["chosen_model", "is_configurable", "model_name", "model_window", "named_model", "unknown_window"]
-
 _OWN_KEYS = frozenset({"context_window", "owner", "session_id", "thread_id"})
 _GRAPH_KEYS = ("__pregel_", "checkpoint_")
 

@@ -14,11 +14,12 @@ from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.effects import Flow
-from ctxfold.engine.attach import Attachment, Cursor, cursor_at, follow
+from ctxfold.engine.attach import Attachment, cursor_at, follow
 from ctxfold.engine.engine import Engine
-from ctxfold.engine.turn import Options, TurnInput, request_for
+from ctxfold.engine.request import Options
+from ctxfold.engine.turn import TurnInput, request_for
 from ctxfold.errors import ConfigError, EmptyMessagesError
-from ctxfold.history.diff import cursor_of_view, first_in_view, newest_known
+from ctxfold.history.diff import Cursor, cursor_of_view, first_in_view, newest_known
 from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
@@ -32,8 +33,6 @@ from langchain_ctx.messages import from_langchain, named
 from langchain_ctx.session_routing import MADE_FROM, Address, first_id, key_or_own, placed, session_key
 from langchain_ctx.sessions import ContextSettings, ErasesThreads, PoolOf, Sessions
 from langchain_ctx.tools import counted
-
-__all__ = ["ContextNode"]
 
 
 class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):

@@ -15,8 +15,6 @@ from ctxfold.adapters.model_calls import Replay, no_replay, replaying
 from ctxfold.errors import ConfigError
 from ctxfold.validation import is_a, kind_of
 
-__all__ = ["check_model", "check_reasoning", "replay", "returning", "with_reasoning"]
-
 M = TypeVar("M", bound=BaseChatModel)
 FIELD = "reasoning_content"
 _INCOMING = (FIELD, "reasoning")  # as DeepSeek and many others call it; as OpenRouter and newer vLLM do

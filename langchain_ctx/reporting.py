@@ -25,8 +25,6 @@ from ctxfold import (
     WindowGauge,
 )
 
-__all__ = ["Report", "annotated", "listen", "reporting"]
-
 # these are reported with counts and reasons; events that carry messages are for subscribers in the same program
 REPORTED = (HistoryCompacted, CompactionHeld, PromptTruncated, RewriteRefused, SectionInjected, SectionSkipped)
 STATUS = (CompactionStarted, CompactionProgress, WindowGauge)  # these go to LangGraph's custom stream only, at once

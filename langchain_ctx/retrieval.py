@@ -18,12 +18,6 @@ from ctxfold.errors import ConfigError
 from ctxfold.protocols import Embedder
 from ctxfold.validation import kind_of
 
-__all__ = [
-    "LangChainEmbedder",
-    "as_embedder",
-    "section_from",
-]
-
 _SOURCES = ("source", "file_path", "url", "title")
 # a retriever may ask a model: nothing of that reaches the callbacks or the stream of the run around it
 _APART: RunnableConfig = {"callbacks": [], "tags": ["nostream", "ctxfold:section"], "run_name": "ctxfold section"}

@@ -21,22 +21,6 @@ from ctxfold.history.records import SessionKey
 from ctxfold.validation import check_name, kind_of
 from langchain_ctx.callbacks import aeach_listening, each_listening, listening
 
-__all__ = [
-    "MADE_FROM",
-    "WITHIN",
-    "Address",
-    "AddressedChatModel",
-    "called",
-    "check_fields",
-    "checked_session_id",
-    "first_id",
-    "key_or_own",
-    "placed",
-    "session_key",
-    "sessions_of",
-]
-
-
 WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
 RUN = ":"  # between a node of such a place and its run
 MADE_FROM = "run-"  # how the name begins of a conversation that nobody named

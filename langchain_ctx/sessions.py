@@ -23,11 +23,11 @@ from ctxfold.adapters.sessions import SessionPool, warn_caller
 from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.connect import check_overhead, message_counter, session_rules
 from ctxfold.effects import Flow, in_thread
-from ctxfold.engine.attach import BRANCH, Attachment, Cursor, IncomingList, StartPoint, attach, cursor_at
+from ctxfold.engine.attach import BRANCH, Attachment, StartPoint, attach, cursor_at
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError
-from ctxfold.history.diff import open_turn
+from ctxfold.history.diff import Cursor, IncomingList, open_turn
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, ToolSpec
@@ -42,19 +42,6 @@ from langchain_ctx.reporting import listen
 from langchain_ctx.retrieval import as_embedder
 from langchain_ctx.session_routing import Address, checked_session_id, key_or_own, sessions_of
 from langchain_ctx.summarizer import as_summarizer
-
-__all__ = [
-    "ANONYMOUS_SESSIONS",
-    "AnonymousSessions",
-    "ContextSettings",
-    "ErasesThreads",
-    "KeepsSessions",
-    "PoolOf",
-    "Sessions",
-    "SubgraphSessions",
-    "Visit",
-]
-
 
 _BRANCHES = re.compile(f"({BRANCH}[0-9a-f]{{8}})+$")
 ANY_WINDOW = 1_000_000  # in tokens, with which settings are checked as long as the window is not known

@@ -20,8 +20,9 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
 
-from ctxfold.adapters.summaries import Summary, SummaryWriter
+from ctxfold.adapters.summaries import SummaryWriter
 from ctxfold.compaction.live_prefix import answers_freely
+from ctxfold.compaction.summarize import Summary
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import assistant
 from ctxfold.protocols import (
@@ -42,16 +43,6 @@ from langchain_ctx.errors import backend_error, translated
 from langchain_ctx.inner_model import asked
 from langchain_ctx.messages import from_langchain, to_langchain
 from langchain_ctx.models import model_name, model_window, named_model
-
-__all__ = [
-    "ChatModelSummarizer",
-    "ContextSummarizer",
-    "ReportedSummarizer",
-    "as_summarizer",
-    "asking_for_summary",
-    "limits",
-]
-
 
 TAGS, RUN_NAME = ["nostream", "ctxfold:summary"], "ctxfold summary"
 

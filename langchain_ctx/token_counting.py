@@ -17,8 +17,6 @@ from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import model_name
 from langchain_ctx.tools import counted
 
-__all__ = ["MessageTokens", "token_counter"]
-
 REMEMBERED = 100_000  # counts; each takes about 100 bytes
 _PLAIN = (str, int, float)
 

@@ -22,19 +22,6 @@ from ctxfold.protocols import Wire
 from ctxfold.session.context import AgentContext
 from langchain_ctx.content import Content, plain_content
 
-__all__ = [
-    "Method",
-    "bound_tools",
-    "call_settings",
-    "choice",
-    "counted",
-    "history_tools",
-    "is_free",
-    "parsed",
-    "specs",
-    "with_answer_format",
-]
-
 
 def bound_tools(tools: Iterable[Any], *, strict: bool | None = None) -> list[dict[str, Any]]:
     """Tools as chat completions take them, from a dict, a pydantic class, a callable or a BaseTool."""

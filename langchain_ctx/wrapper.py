@@ -31,7 +31,8 @@ from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing, SharesSessions, not_pickled
 from ctxfold.adapters.model_calls import ModelStream, original_error
 from ctxfold.compaction.live_prefix import answers_freely
-from ctxfold.engine.turn import Options, TurnInput
+from ctxfold.engine.request import Options
+from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
@@ -62,19 +63,6 @@ if TYPE_CHECKING:
     from langchain.chat_models.base import (
         _ConfigurableModel,  # pyright: ignore[reportPrivateUsage] - what init_chat_model returns
     )
-
-__all__ = [
-    "ConfigurableContextModel",
-    "ContextChatModel",
-    "aeach",
-    "each",
-    "new_id",
-    "options_of",
-    "question_of",
-    "reply_of",
-    "result_of",
-    "with_context",
-]
 
 
 def each(events: Iterator[Any], caller: Caller) -> Generator[Any, None, None]:

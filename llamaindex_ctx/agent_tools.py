@@ -11,8 +11,6 @@ from ctxfold.messages import MediaPart, Message
 from ctxfold.session.context import AgentContext
 from llamaindex_ctx.media import plain_media_block
 
-__all__ = ["history_tools"]
-
 
 def history_tools(context: AgentContext, *, media: bool = False) -> list[FunctionTool]:
     """Returns the tools read_message, search_history, pin_message, unpin_message and compact_history, for a `FunctionAgent`.

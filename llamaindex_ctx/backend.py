@@ -30,12 +30,6 @@ from llamaindex_ctx.metadata import without_marks
 from llamaindex_ctx.replies import field_of, noted, whole_reply
 from llamaindex_ctx.summarizer import check_llm, told_window
 
-__all__ = [
-    "CumulativeChunks",
-    "LlamaIndexBackend",
-    "bare_messages",
-]
-
 
 class CumulativeChunks:
     """Turns responses that each hold everything so far into the pieces between them."""

@@ -19,8 +19,6 @@ from llamaindex_ctx.memory import CtxMemory
 from llamaindex_ctx.messages import from_chat_messages
 from llamaindex_ctx.tool_rounds import as_text, unanswered
 
-__all__ = ["CtxMemoryBlock"]
-
 STAMP = "session_id"  # where `Memory` notes whose messages it hands over
 HANDLES = 256  # of sessions, at least: they hold no messages
 CUT = "[earlier lines are left out here]"

@@ -31,8 +31,6 @@ from llamaindex_ctx.metadata import is_section, without_marks
 from llamaindex_ctx.store_registry import Source, find_source, forget, name_of, stored_name
 from llamaindex_ctx.tool_rounds import as_text, unanswered
 
-__all__ = ["CtxAsyncChatStore", "CtxChatStore"]
-
 ARCHIVED = "/archived"
 AS_PUT = "llama_index:as_put"  # what a message was before it was told in another role
 HANDLES = 256  # of sessions, at least: they hold no messages

@@ -14,8 +14,6 @@ from llamaindex_ctx.memory_blocks import SideLoop
 from llamaindex_ctx.messages import shown, to_chat_messages
 from llamaindex_ctx.metadata import without_marks
 
-__all__ = ["ChatStoreCopy"]
-
 
 @dataclass(frozen=True, slots=True)
 class ChatStoreCopy:

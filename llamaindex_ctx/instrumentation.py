@@ -15,8 +15,6 @@ from llama_index_instrumentation.dispatcher import Dispatcher
 
 from ctxfold.events import Event
 
-__all__ = ["SessionEvent", "dispatcher", "span", "tell"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 dispatcher = get_dispatcher("llamaindex_ctx")

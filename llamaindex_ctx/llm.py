@@ -29,7 +29,7 @@ from pydantic import Field, PrivateAttr, SecretStr, SkipValidation, field_serial
 
 from ctxfold import BackendError, ContextBackend, Message, Request, ToolSpec
 from ctxfold.connect import check_fits, message_counter, named_provider, open_backend
-from ctxfold.engine.turn import Options
+from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
 from ctxfold.messages import ToolCallPart
 from ctxfold.protocols import UuidIds, Wire
@@ -40,9 +40,6 @@ from llamaindex_ctx.metadata import REPLY_KEY, is_section
 from llamaindex_ctx.replies import CumulativeReply, chat_response, noted, tool_selections
 from llamaindex_ctx.summarizer import UnknownWindow
 from llamaindex_ctx.tool_rounds import answered, paired
-
-__all__ = ["CtxLLM", "tool_rows", "write_request"]
-
 
 # switches of LlamaIndex itself, no parameters of a model
 _NOT_SENT = frozenset({"allow_parallel_tool_calls", "formatted", "tool_required", "verbose"})

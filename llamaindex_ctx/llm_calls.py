@@ -14,7 +14,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.tools.types import BaseTool
 
 from ctxfold.compaction.live_prefix import answers_freely
-from ctxfold.engine.turn import Options
+from ctxfold.engine.request import Options
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
@@ -22,18 +22,6 @@ from llamaindex_ctx.messages import with_distinct_call_ids
 from llamaindex_ctx.metadata import ID_KEY, mark
 from llamaindex_ctx.replies import field_of, whole_reply
 from llamaindex_ctx.summarizer import LlmSummarizer
-
-__all__ = [
-    "ONE_CALL",
-    "PARSED",
-    "REPLIES",
-    "WINDOW",
-    "CallersBackend",
-    "CallersSummarizer",
-    "LlmCall",
-    "is_output_class",
-]
-
 
 _CALL = "ctxfold_call"  # among the options of a request
 # among the arguments of `chat`

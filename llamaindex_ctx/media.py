@@ -23,16 +23,6 @@ from pydantic import ValidationError
 from ctxfold.errors import MessageError
 from ctxfold.messages import MediaPart
 
-__all__ = [
-    "MEDIA_BLOCKS",
-    "MediaBlock",
-    "media_block",
-    "media_part",
-    "names_files",
-    "plain_media_block",
-    "with_files",
-]
-
 MediaBlock: TypeAlias = ImageBlock | AudioBlock | VideoBlock | DocumentBlock
 MEDIA_BLOCKS: Final = (ImageBlock, AudioBlock, VideoBlock, DocumentBlock)
 

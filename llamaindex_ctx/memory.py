@@ -54,8 +54,6 @@ from llamaindex_ctx.store_registry import Live, drop_live, find_live, forget, na
 from llamaindex_ctx.summarizer import check_llm
 from llamaindex_ctx.tool_rounds import finished, unanswered
 
-__all__ = ["CtxMemory"]
-
 
 class CtxMemory(BaseMemory, Closing):
     """A session as LlamaIndex memory: `put` stores, `get` returns a window that fits, `get_all` returns every message.

@@ -27,8 +27,6 @@ from ctxfold.validation import all_of, name_path
 from llamaindex_ctx.messages import to_chat_messages
 from llamaindex_ctx.metadata import without_marks
 
-__all__ = ["Block", "Blocks", "SideLoop", "asking"]
-
 _log = logging.getLogger("ctxfold")
 T = TypeVar("T")
 Block: TypeAlias = BaseMemoryBlock[Any]

@@ -27,8 +27,6 @@ from llamaindex_ctx.retrieval import as_embedder
 from llamaindex_ctx.store_registry import Live, Source, find_source, keep_live
 from llamaindex_ctx.summarizer import LlmSummarizer, told_window
 
-__all__ = ["FunctionCounter", "Tokenizer", "live_at", "open_live", "source_of", "window_rules"]
-
 Tokenizer: TypeAlias = Callable[[str], Sequence[Any]]
 
 # changing a line makes stored counts be made anew

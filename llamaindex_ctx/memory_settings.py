@@ -25,8 +25,6 @@ from ctxfold.protocols import Store
 from ctxfold.validation import kind_of, whole_number
 from llamaindex_ctx.chat_store import CtxAsyncChatStore, CtxChatStore
 
-__all__ = ["Place", "StockSettings", "place_of", "placed", "stock_rules", "warn_unused"]
-
 # the positional parameters of `Memory.from_defaults`
 MEMORY = (
     "session_id",

@@ -52,27 +52,6 @@ from llamaindex_ctx.metadata import (
 )
 from llamaindex_ctx.tool_rounds import calls_beside, paired, with_call_ids
 
-__all__ = [
-    "archive_stays",
-    "carry_ids",
-    "chat_messages",
-    "explained_conflict",
-    "from_chat_message",
-    "from_chat_messages",
-    "heavy",
-    "listed",
-    "question",
-    "shown",
-    "to_chat_message",
-    "to_chat_messages",
-    "with_distinct_call_ids",
-    "with_distinct_ids",
-    "with_recalled",
-    "with_status",
-    "without_own",
-]
-
-
 _LLAMAINDEX_ROLES: Final[dict[str, MessageRole]] = {role.value: role for role in MessageRole}
 _block: TypeAdapter[ContentBlock] = TypeAdapter(ContentBlock)
 # `ChatMessage(...)` takes five times as long as this, for fields that are valid already

@@ -10,22 +10,6 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 if TYPE_CHECKING:
     from _collections_abc import dict_items
 
-__all__ = [
-    "ID_KEY",
-    "KIND_KEY",
-    "NAMESPACE",
-    "PRESERVE_KEY",
-    "REASONING_KEY",
-    "REPLY_KEY",
-    "Json",
-    "Noted",
-    "is_section",
-    "is_summary",
-    "mark",
-    "section",
-    "without_marks",
-]
-
 ID_KEY: Final = "ctxfold_id"
 KIND_KEY: Final = "ctxfold_kind"
 PRESERVE_KEY: Final = "ctxfold_preserve_reasoning"

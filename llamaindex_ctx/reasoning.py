@@ -20,8 +20,6 @@ from ctxfold.errors import ConfigError
 from llamaindex_ctx.metadata import REASONING_KEY
 from llamaindex_ctx.summarizer import check_llm
 
-__all__ = ["check_reasoning", "replay", "returning", "with_reasoning"]
-
 L = TypeVar("L", bound=LLM)
 _MESSAGES = "ctxfold_messages"  # among the arguments of one call, from its entrance to where its body is put together
 _FAMILY = "llama_index.llms.openai.base"

@@ -28,8 +28,6 @@ from ctxfold.protocols import Chunk, ToolCallDelta
 from ctxfold.stream import REFUSAL, ToolCalls
 from llamaindex_ctx.messages import from_chat_message, to_chat_message
 
-__all__ = ["CumulativeReply", "chat_response", "field_of", "noted", "tool_selections", "usage_of", "whole_reply"]
-
 THINKING = "thinking_delta"  # on every streamed response
 MALFORMED = "INVALID_JSON"  # the key under which services are given malformed arguments back
 FINISH = "finish_reason"  # on every whole one, the last of a stream among them

@@ -19,12 +19,6 @@ from ctxfold.protocols import Embedder
 from ctxfold.validation import kind_of
 from llamaindex_ctx.summarizer import marked
 
-__all__ = [
-    "LlamaIndexEmbedder",
-    "as_embedder",
-    "section_from",
-]
-
 _SOURCES = ("source", "file_path", "file_name", "url", "title")
 
 

@@ -19,19 +19,6 @@ from ctxfold.session.context import AgentContext
 from llamaindex_ctx.chat_store_copy import ChatStoreCopy
 from llamaindex_ctx.memory_blocks import Block, Blocks
 
-__all__ = [
-    "Live",
-    "Source",
-    "drop_live",
-    "find_live",
-    "find_source",
-    "forget",
-    "keep_live",
-    "name_of",
-    "register_store",
-    "stored_name",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -18,8 +18,6 @@ from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream
 from ctxfold.validation import kind_of
 from llamaindex_ctx.replies import usage_of
 
-__all__ = ["LlmSummarizer", "UnknownWindow", "check_llm", "known_window", "marked", "told_window"]
-
 
 def check_llm(what: str, candidate: object) -> None:
     """Raises ConfigError for anything but a LlamaIndex LLM, such as a model's name or another framework's model."""

@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, tool_result
 
-__all__ = ["NO_RESULT", "answered", "as_text", "calls_beside", "finished", "paired", "unanswered", "with_call_ids"]
-
 NO_RESULT = "(no result: the run ended before this call returned)"
 
 

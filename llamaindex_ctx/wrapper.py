@@ -65,9 +65,6 @@ from llamaindex_ctx.retrieval import as_embedder
 from llamaindex_ctx.summarizer import LlmSummarizer, check_llm, known_window
 from llamaindex_ctx.tool_rounds import answered
 
-__all__ = ["ContextLLM", "Run", "RunKey", "RunSessions", "with_context"]
-
-
 _RECEIVED = "Received."  # what answers a call that a program reads, as providers want each call answered
 # fields of the LLM that LlamaIndex reads where a prompt is filled or structured output asked for
 _TAKEN = (

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ctxfold.adapters.history_tools import HistoryTool as HistoryTool
     from ctxfold.adapters.history_tools import history_tools as history_tools
-    from ctxfold.adapters.summaries import Summary as Summary
     from ctxfold.adapters.summaries import SummaryWriter as SummaryWriter
     from ctxfold.adapters.summaries import acompact_messages as acompact_messages
     from ctxfold.adapters.summaries import compact_messages as compact_messages
@@ -32,16 +31,17 @@ if TYPE_CHECKING:
     from ctxfold.compaction.strategy import CompactionInput as CompactionInput
     from ctxfold.compaction.strategy import Strategy as Strategy
     from ctxfold.compaction.strategy import Summarizer as Summarizer
+    from ctxfold.compaction.summarize import Summary as Summary
     from ctxfold.connect import SessionSettings as SessionSettings
     from ctxfold.connect import open_backend as open_backend
     from ctxfold.engine.archive import Hit as Hit
     from ctxfold.engine.engine import Added as Added
     from ctxfold.engine.erase import Erasure as Erasure
     from ctxfold.engine.fit import Window as Window
+    from ctxfold.engine.request import RequestOptions as RequestOptions
     from ctxfold.engine.retention import Pruned as Pruned
     from ctxfold.engine.retention import Pruning as Pruning
     from ctxfold.engine.retention import Retention as Retention
-    from ctxfold.engine.turn import RequestOptions as RequestOptions
     from ctxfold.errors import BackendError as BackendError
     from ctxfold.errors import BudgetError as BudgetError
     from ctxfold.errors import CompactionError as CompactionError
@@ -309,7 +309,7 @@ _WHERE = {
     "Replicated": "protocols",
     "Reply": "protocols",
     "Request": "protocols",
-    "RequestOptions": "engine.turn",
+    "RequestOptions": "engine.request",
     "ResponseType": "protocols",
     "Retry": "backends.transport",
     "Rewrite": "protocols",
@@ -342,7 +342,7 @@ _WHERE = {
     "Subscriber": "events",
     "SummarizationFailedError": "errors",
     "Summarizer": "compaction.strategy",
-    "Summary": "adapters.summaries",
+    "Summary": "compaction.summarize",
     "SummaryWriter": "adapters.summaries",
     "TextCounter": "tokens",
     "TextPart": "messages",

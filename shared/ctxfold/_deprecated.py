@@ -9,8 +9,6 @@ from typing import Any, TypeVar, cast
 
 from ctxfold.errors import ConfigError
 
-__all__ = ["KEYWORDS", "NAMES", "RELEASE", "current_name", "renamed_keywords", "warn_renamed"]
-
 RELEASE = "2.0"
 
 # public names: the old one and the one that replaces it

@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-__all__ = ["Closing", "SharesSessions", "lasts", "not_pickled"]
-
 
 class Closing:
     """A context manager over the class's own `close` and `aclose`."""

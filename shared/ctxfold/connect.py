@@ -40,20 +40,6 @@ if TYPE_CHECKING:
     from ctxfold.backends.http_backend import HttpBackend
     from ctxfold.stores.memory import MemoryStore
 
-__all__ = [
-    "LineCodec",
-    "SessionSettings",
-    "check_fits",
-    "check_overhead",
-    "foreign_failure",
-    "message_counter",
-    "named_provider",
-    "open_backend",
-    "open_store",
-    "ports",
-    "session_rules",
-]
-
 
 def open_store(store: str | Store | None) -> Store:
     """Opens a store from `sqlite:///file.db`, `postgresql+psycopg://...`, `memory://`, a Store object, or None for memory."""

@@ -44,37 +44,6 @@ from ctxfold.protocols import (
 )
 from ctxfold.telemetry import Noted, record_lease, record_reply, request_span, traced, traced_async
 
-__all__ = [
-    "LONG_CHARS",
-    "All",
-    "ArchiveRead",
-    "BackgroundSummary",
-    "Call",
-    "Complete",
-    "Deadline",
-    "DetachedCall",
-    "Effect",
-    "Flow",
-    "FlowMethods",
-    "GoalState",
-    "LocalTasks",
-    "OpenStream",
-    "Pause",
-    "Start",
-    "StoreCall",
-    "StoreQuery",
-    "TakeLease",
-    "ToolSummaries",
-    "arun",
-    "async_method",
-    "in_thread",
-    "limited",
-    "off_loop",
-    "release_after",
-    "run",
-    "sync_method",
-]
-
 
 class LocalTasks:
     """Background work of one engine. No second event loop is made: a thread runs the sync driver, a loop the async one.

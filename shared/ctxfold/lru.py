@@ -8,8 +8,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import islice
 from typing import Generic, TypeVar
 
-__all__ = ["LruCache"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

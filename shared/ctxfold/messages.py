@@ -16,35 +16,6 @@ from ctxfold.errors import (
 )
 from ctxfold.validation import is_a, json_problem, kind_of
 
-__all__ = [
-    "MediaPart",
-    "Message",
-    "MessageKind",
-    "Opaque",
-    "Part",
-    "ProviderSummary",
-    "ReasoningPart",
-    "Role",
-    "TextPart",
-    "ToolCallPart",
-    "ToolResultPart",
-    "ToolSpec",
-    "Usage",
-    "Visibility",
-    "assistant",
-    "by_role",
-    "check_role",
-    "content_key",
-    "is_final",
-    "is_question",
-    "system",
-    "tool_result",
-    "user",
-    "validated",
-    "without_calls",
-    "without_compactions",
-]
-
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 MessageKind: TypeAlias = Literal["message", "summary", "section"]
 Visibility: TypeAlias = Literal["model", "user"]

@@ -24,41 +24,6 @@ from ctxfold.errors import ConfigError, WindowTooSmallError
 from ctxfold.messages import Usage
 from ctxfold.validation import whole_number
 
-__all__ = [
-    "AllOf",
-    "AnyOf",
-    "ColdCacheTrigger",
-    "CostLine",
-    "EconomicTrigger",
-    "MessagesTrigger",
-    "Policy",
-    "PolicyChanges",
-    "PolicyFields",
-    "Prices",
-    "PruningOrder",
-    "RatioTrigger",
-    "Signals",
-    "TokensTrigger",
-    "ToolRule",
-    "Trigger",
-    "TurnsTrigger",
-    "Verdict",
-    "check_least",
-    "cost",
-    "cost_line",
-    "counts",
-    "depends_on_idle_time",
-    "due_at",
-    "evaluate",
-    "optimal_height",
-    "policy_for",
-    "policy_from",
-    "resized",
-    "session_limit",
-    "unknown_setting",
-    "with_prices",
-]
-
 MTOK = 1_000_000
 
 

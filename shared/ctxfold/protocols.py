@@ -14,35 +14,6 @@ from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.messages import Message, ProviderSummary, ToolCallPart, ToolSpec, Usage
 from ctxfold.policy import Prices
 
-__all__ = [
-    "AsyncChunkStream",
-    "BackendCapabilities",
-    "Chunk",
-    "ChunkStream",
-    "Clock",
-    "ContextBackend",
-    "Document",
-    "Embedder",
-    "Head",
-    "Ids",
-    "Ports",
-    "Postings",
-    "Replicated",
-    "Reply",
-    "Request",
-    "ResponseType",
-    "Rewrite",
-    "Store",
-    "StoreCapabilities",
-    "SystemClock",
-    "Tasks",
-    "TokenCounter",
-    "ToolCallDelta",
-    "UuidIds",
-    "Wire",
-    "capabilities_of",
-]
-
 
 class Embedder(Protocol):
     """Computes embeddings: texts with near vectors have similar meanings. When it raises, recall goes by words alone."""

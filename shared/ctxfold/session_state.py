@@ -46,36 +46,6 @@ from ctxfold.messages import Message, Usage
 from ctxfold.policy import Policy, resized
 from ctxfold.protocols import Document, Ports, Request, Store, TokenCounter
 
-__all__ = [
-    "WINDOW_FIELDS",
-    "CompactionPause",
-    "OpenSession",
-    "PendingRollback",
-    "SentRequest",
-    "Stage",
-    "append",
-    "append_decided",
-    "check_open",
-    "close_turns",
-    "closing_draft",
-    "draft",
-    "index_entries",
-    "index_entry",
-    "index_terms",
-    "known_records",
-    "load",
-    "load_without",
-    "originals",
-    "record_chains",
-    "record_name",
-    "record_names",
-    "refresh",
-    "rules_to_open_with",
-    "searchable_chars",
-    "snapshot_draft",
-    "timed_out_turns",
-]
-
 REPORTED_TURNS = 2_000  # whose recalled tokens the inspector shows
 REMEMBERED_QUESTIONS = 64  # whose recalled passages and sections are kept
 SNAPSHOT_EVERY = 1_000  # records

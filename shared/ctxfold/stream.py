@@ -11,18 +11,6 @@ from ctxfold.errors import BackendError
 from ctxfold.messages import Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart, Usage
 from ctxfold.protocols import Chunk, Reply, ToolCallDelta
 
-__all__ = [
-    "Completed",
-    "Content",
-    "ContentFirst",
-    "Fold",
-    "Played",
-    "StreamEvent",
-    "StreamPiece",
-    "Thinking",
-    "ToolCalls",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Thinking:

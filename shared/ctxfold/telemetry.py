@@ -17,21 +17,6 @@ from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream, ContextBacke
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = [
-    "Noted",
-    "record_archive_read",
-    "record_event",
-    "record_lease",
-    "record_opened",
-    "record_reply",
-    "record_retry",
-    "record_window",
-    "request_span",
-    "span",
-    "traced",
-    "traced_async",
-]
-
 Noted: TypeAlias = "Span | None"
 # by the names of our rows, where the semantic conventions have another one
 _PROVIDER_NAMES: Mapping[str, str] = {

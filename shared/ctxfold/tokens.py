@@ -43,21 +43,6 @@ from ctxfold.validation import json_problem
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
-__all__ = [
-    "CtxWarning",
-    "EncodingNotFoundError",
-    "Medium",
-    "MessageCounter",
-    "RatioCounter",
-    "TextCounter",
-    "TiktokenCounter",
-    "described",
-    "encoding_name",
-    "medium_of",
-    "medium_tokens",
-    "text_counter",
-]
-
 
 DOWNLOAD_DEADLINE_S: Final = 3.0
 _BLOCK_CHARS: Final = 2048

@@ -10,22 +10,6 @@ from typing import TypeVar, cast
 
 from ctxfold.errors import ConfigError
 
-__all__ = [
-    "all_of",
-    "check_has",
-    "check_name",
-    "check_text",
-    "is_a",
-    "json_problem",
-    "kind_of",
-    "moment",
-    "name_or_own",
-    "name_path",
-    "named",
-    "shown_url",
-    "whole_number",
-]
-
 K = TypeVar("K", bound=tuple[str, str])
 T = TypeVar("T")
 _SECRET_QUERY = re.compile(

@@ -24,7 +24,7 @@ from ctxfold import (
     user,
 )
 from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.backends.profile import Wire
+from ctxfold.protocols import Wire
 from tests.benchmarks.lanes import frozen_heap
 from tests.benchmarks.sheets import Cell, Sheet, times
 from tests.benchmarks.stream_server import WORDS, raise_file_limit, streaming_server

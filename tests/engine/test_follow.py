@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ctxfold import MemoryStore, Message, ScriptedBackend, SessionKey, ToolCallPart, assistant, tool_result, user
-from ctxfold.engine.attach import Attachment, Cursor
-from ctxfold.history.diff import ids_digest
+from ctxfold.engine.attach import Attachment
+from ctxfold.history.diff import Cursor, ids_digest
 from tests.support.driven import Driven
 
 

@@ -20,7 +20,8 @@ from ctxfold import (
     assistant,
     user,
 )
-from ctxfold.engine.turn import Options, TurnInput
+from ctxfold.engine.request import Options
+from ctxfold.engine.turn import TurnInput
 from ctxfold.testing import ModelServer
 from tests.support.driven import COUNTER, Driven, scripted, turns
 from tests.support.open_sessions import opened

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ctxfold import Message, MessageTooLargeError, SessionKey, ToolSpec, assistant, tool_result, user
-from ctxfold.engine.turn import Options, TurnInput
+from ctxfold.engine.request import Options
+from ctxfold.engine.turn import TurnInput
 from tests.support.driven import Driven, call
 from tests.support.open_sessions import opened
 

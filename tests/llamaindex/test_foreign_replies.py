@@ -24,7 +24,7 @@ from pydantic import PrivateAttr
 from ctxfold import Fold, Message, Request, StreamEvent, ToolCalls, Usage, user
 from ctxfold.testing import RawReply, Scripted
 from llamaindex_ctx import LlamaIndexBackend, with_context
-from llamaindex_ctx.backend import whole_reply
+from llamaindex_ctx.replies import whole_reply
 from tests.llamaindex.served_llm import served
 from tests.llamaindex.thinking import tool
 

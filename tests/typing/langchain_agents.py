@@ -9,7 +9,8 @@ from langchain_core.retrievers import BaseRetriever
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold import AgentContext
-from ctxfold.engine.attach import Attachment, Cursor, IncomingList
+from ctxfold.engine.attach import Attachment
+from ctxfold.history.diff import Cursor, IncomingList
 from langchain_ctx import (
     ContextMiddleware,
     ContextNode,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ctxfold import MediaPart, Message, Request, TextPart, open_backend
-from ctxfold.backends.profile import Wire
+from ctxfold.protocols import Wire
 
 PNG, PDF = "data:image/png;base64,QUJD", "data:application/pdf;base64,QUJD"
 IMAGES: dict[Wire, dict[str, Any]] = {

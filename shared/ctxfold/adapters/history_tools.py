@@ -17,8 +17,6 @@ from ctxfold.protocols import TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import is_a, kind_of
 
-__all__ = ["HISTORY_TOOLS", "HistoryTool", "history_tools", "reading_media"]
-
 T = TypeVar("T")
 
 PAGE_SHARE = 0.5  # of the largest tool output that is shown whole: what is read back must not be cut again

@@ -12,8 +12,6 @@ from ctxfold.connect import foreign_failure
 from ctxfold.errors import BackendError, ConfigError, MessageError
 from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream
 
-__all__ = ["ChunkReader", "ModelStream", "Replay", "as_backend_error", "no_replay", "original_error", "replaying"]
-
 Piece_contra = TypeVar("Piece_contra", contravariant=True)
 Piece = TypeVar("Piece")
 M = TypeVar("M")

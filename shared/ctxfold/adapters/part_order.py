@@ -10,8 +10,6 @@ from zlib import crc32
 
 from ctxfold.messages import MediaPart, Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart
 
-__all__ = ["Place", "arranged", "bound", "cut_thoughts", "order_note"]
-
 Place: TypeAlias = dict[str, Any]
 
 

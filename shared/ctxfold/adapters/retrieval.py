@@ -9,8 +9,6 @@ from ctxfold.protocols import Embedder
 from ctxfold.sections.section import Item, Section
 from ctxfold.validation import all_of, check_has
 
-__all__ = ["checked_embedder", "checked_sections", "found_item"]
-
 
 def checked_sections(sections: Sequence[Section]) -> tuple[Section, ...]:
     """Returns the sections. ConfigError for anything else among them, such as the retriever itself."""

@@ -20,8 +20,6 @@ from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens import CtxWarning
 
-__all__ = ["EngineSettings", "SessionPool", "check_settings", "warn_caller"]
-
 _NOT_THE_CALLER = ("ctxfold", "langchain_ctx", "langchain_core", "llamaindex_ctx")
 
 

@@ -19,8 +19,6 @@ from ctxfold.session.context import AgentContext
 from ctxfold.tokens import TextCounter
 from ctxfold.validation import whole_number
 
-__all__ = ["Summary", "SummaryWriter", "acompact_messages", "compact_messages"]
-
 LEAST_WINDOW_TOKENS = 4_000
 
 

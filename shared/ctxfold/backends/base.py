@@ -20,8 +20,6 @@ from ctxfold.protocols import (
     ToolCallDelta,
 )
 
-__all__ = ["BaseBackend", "PlayedStream", "reply_chunks"]
-
 
 class BaseBackend(ABC, Closing):
     """A backend of your own: set `model` and write `send`; everything else is derived and may be overridden.

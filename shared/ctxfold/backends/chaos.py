@@ -23,8 +23,6 @@ from ctxfold.protocols import (
     capabilities_of,
 )
 
-__all__ = ["ChaosBackend"]
-
 KINDS = ("rate_limit", "overloaded", "server", "timeout", "connection")
 
 

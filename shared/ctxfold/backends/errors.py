@@ -13,9 +13,6 @@ from typing import Any, cast
 from ctxfold.backends.profile import ErrorRule, Profile, common_rules, load_profile
 from ctxfold.errors import BackendError
 
-__all__ = ["error_body", "failure", "foreign_failure", "http_failure", "plain_failure", "retry_after_s"]
-
-
 MAX_MESSAGE_CHARS = 2000
 MATCHED_CHARS = 8 * MAX_MESSAGE_CHARS  # length of a provider's text that rules are matched against
 _ADVICE: Mapping[str, str] = {

@@ -9,8 +9,6 @@ from zlib import crc32
 
 from ctxfold.errors import BackendError
 
-__all__ = ["MAX_FRAME_BYTES", "EventStreamDecoder", "Frame"]
-
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_HEADER_BYTES = 128 * 1024  # as the protocol says
 _PRELUDE = struct.Struct(">III")  # length of the frame, length of its headers, CRC-32 of both

@@ -27,8 +27,6 @@ from ctxfold.backends.response_parser import MAX_REPLY_BYTES
 from ctxfold.backends.transport import DroppedError, Open, Read, ResponseHead, Retry, Sleep, Step
 from ctxfold.errors import BackendError
 
-__all__ = ["AsyncHttpChannel", "BodyDecoder", "Clients", "ContentCodingError", "HttpChannel"]
-
 PIECE_BYTES = 64 * 1024
 LINGER_S = 1.0  # of the thread that watches deadlines, once it has none
 _GZIP_MAGIC = b"\x1f"

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from ctxfold._lifecycle import Closing
 from ctxfold.backends.jsonl import from_line, to_line
-from ctxfold.backends.profile import Profile, Wire, counter_for, load_profile
+from ctxfold.backends.profile import Profile, counter_for, load_profile
 from ctxfold.backends.response_parser import AnswerParser
 from ctxfold.backends.transport import (
     AsyncChannel,
@@ -39,7 +39,17 @@ from ctxfold.backends.transport import (
 )
 from ctxfold.errors import BackendError, ConfigError, InvalidTextError
 from ctxfold.messages import Message, ProviderSummary, TextPart, ToolSpec
-from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Ids, Reply, Request, UuidIds
+from ctxfold.protocols import (
+    AsyncChunkStream,
+    BackendCapabilities,
+    Chunk,
+    ChunkStream,
+    Ids,
+    Reply,
+    Request,
+    UuidIds,
+    Wire,
+)
 from ctxfold.stream import Fold
 from ctxfold.tokens import MessageCounter
 from ctxfold.validation import is_a, json_problem, shown_url
@@ -48,8 +58,6 @@ if TYPE_CHECKING:
     import httpx
 
     from ctxfold.backends.http import Clients
-
-__all__ = ["AsyncHttpStream", "HttpBackend", "HttpStream"]
 
 
 class HttpStream:

@@ -22,8 +22,6 @@ from ctxfold.validation import json_problem
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["from_line", "to_line"]
-
 KEY = "ctxfold"
 _CHAT_FIELDS = frozenset(
     {"function_call", "reasoning", "reasoning_content", "reasoning_details", "tool_call_id", "tool_calls"}

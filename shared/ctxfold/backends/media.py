@@ -8,8 +8,6 @@ from typing import Any, cast
 
 from ctxfold.messages import MediaPart
 
-__all__ = ["DOCUMENT_FORMATS", "Block", "chat_form", "media_block", "unread"]
-
 Block = dict[str, Any]
 # media types of documents, and the names that Bedrock has for them
 DOCUMENT_FORMATS: Mapping[str, str] = {

@@ -21,38 +21,6 @@ from ctxfold.messages import Message, ProviderSummary, ToolCallPart, is_question
 from ctxfold.protocols import Request, Wire
 from ctxfold.tokens import RatioCounter, TextCounter, text_counter
 
-__all__ = [
-    "WIRES",
-    "CacheRules",
-    "CommonRules",
-    "CompactionRules",
-    "ErrorRule",
-    "Profile",
-    "ReasoningIn",
-    "ReasoningOut",
-    "RequestRules",
-    "ThinkingRules",
-    "TokenRules",
-    "UsagePaths",
-    "Wire",
-    "arguments_object",
-    "block_lines",
-    "check_extra",
-    "common_rules",
-    "counter_for",
-    "json_lines",
-    "keeps_reasoning",
-    "load_profile",
-    "provider_names",
-    "provider_summary",
-    "round_start",
-    "thinking_fields",
-    "thinks",
-    "tool_choice",
-    "without_refused",
-]
-
-
 Keep: TypeAlias = Literal["none", "all", "current_round", "tool_rounds"]
 WIRES: frozenset[str] = frozenset(get_args(Wire))
 

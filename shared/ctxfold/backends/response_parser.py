@@ -13,8 +13,6 @@ from ctxfold.backends.sse import SseDecoder, SseEvent
 from ctxfold.errors import BackendError
 from ctxfold.protocols import Chunk
 
-__all__ = ["AnswerParser", "as_dict", "as_dicts", "as_text"]
-
 # what json.loads does, less its search for white space around the value
 _decode: Callable[[str], tuple[object, int]] = json.JSONDecoder().raw_decode
 MAX_REPLY_BYTES = 64 * 1024 * 1024

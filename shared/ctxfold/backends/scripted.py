@@ -20,8 +20,6 @@ from ctxfold.protocols import (
     UuidIds,
 )
 
-__all__ = ["PlayedStream", "ScriptedBackend", "ScriptedReply"]
-
 Answered: TypeAlias = str | Message | Reply | BackendError
 ScriptedReply: TypeAlias = Answered | Callable[[Request], Answered]
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from ctxfold.errors import BackendError
 
-__all__ = ["MAX_EVENT_BYTES", "SseDecoder", "SseEvent"]
-
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
 _BOM = b"\xef\xbb\xbf"

@@ -18,27 +18,6 @@ from ctxfold.errors import BackendError, ConfigError
 from ctxfold.protocols import Chunk, Reply
 from ctxfold.stream import Fold
 
-__all__ = [
-    "AsyncChannel",
-    "Channel",
-    "DroppedError",
-    "HttpCall",
-    "Open",
-    "OpenAnswer",
-    "Parser",
-    "Read",
-    "ResponseHead",
-    "Retry",
-    "Sleep",
-    "Step",
-    "Steps",
-    "adrive",
-    "counted_tokens",
-    "drive",
-    "open_answer",
-    "whole_reply",
-]
-
 T = TypeVar("T")
 DRAIN_S = 0.1
 MAX_ERROR_BYTES = 1024 * 1024

@@ -15,8 +15,6 @@ from ctxfold.cli.reading import inspect, search, sessions, show, window
 from ctxfold.cli.watch import watch
 from ctxfold.cli.writing import compact, erase, export, fork, import_, partition, prune, undo
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="ctxfold",
     help="Inspect, search and change the conversations that ctxfold keeps in a store.",

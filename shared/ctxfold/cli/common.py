@@ -22,23 +22,6 @@ from ctxfold.history.prompt_safety import neutral
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
 
-__all__ = [
-    "AsJson",
-    "Name",
-    "Owner",
-    "StoreUrl",
-    "age",
-    "moment",
-    "opened",
-    "output",
-    "print_json",
-    "progress",
-    "session",
-    "session_in",
-    "shown",
-    "within",
-]
-
 StoreUrl: TypeAlias = Annotated[
     str,
     typer.Option(

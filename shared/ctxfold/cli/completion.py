@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["completion"]
-
 HELP_CHARS = 70
 
 

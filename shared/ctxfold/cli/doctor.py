@@ -20,8 +20,6 @@ from ctxfold.protocols import Request
 from ctxfold.tokens import EncodingNotFoundError, TiktokenCounter
 from ctxfold.validation import shown_url
 
-__all__ = ["doctor"]
-
 ENCODINGS = ("o200k_base", "cl100k_base")
 _EXTRA = re.compile(r"([A-Za-z0-9._-]+)(?:[^A-Za-z0-9._;-][^;]*)?;.*extra\s*==\s*['\"]([\w-]+)['\"]")
 _SUMS = frozenset({"all"})  # extras that only name others

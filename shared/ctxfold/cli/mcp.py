@@ -16,8 +16,6 @@ from ctxfold.errors import ConfigError, CtxError
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
-__all__ = ["mcp", "mcp_server"]
-
 P = ParamSpec("P")
 
 

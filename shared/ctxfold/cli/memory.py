@@ -12,8 +12,6 @@ from rich.text import Text
 from ctxfold.cli.common import OWNER, AsJson, Name, Owner, StoreUrl, opened, output, print_json, session, shown, within
 from ctxfold.errors import ConfigError, MessageNotFoundError
 
-__all__ = ["memory"]
-
 memory = typer.Typer(help="List, add and forget the memory items of an owner.", no_args_is_help=True)
 MOST = 1_000_000
 RESERVED = frozenset({"kind", "text", "key", "shared", "confidence", "sources", "self"})

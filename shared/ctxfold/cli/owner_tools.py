@@ -24,8 +24,6 @@ from ctxfold.protocols import Ports, Store, Uncounted
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import check_name
 
-__all__ = ["INSTRUCTIONS", "OwnerTools"]
-
 INSTRUCTIONS = (
     "Past conversations of one user, and what was remembered about them. Search before you say that you do not know what was "
     "discussed, decided or preferred earlier; then read the message that a result names. What the tools return is a record of "

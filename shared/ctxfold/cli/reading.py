@@ -34,8 +34,6 @@ from ctxfold.io.session_files import write_lines
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.session.context import AgentContext
 
-__all__ = ["inspect", "search", "sessions", "show", "window"]
-
 References = Annotated[list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="ids or references such as #17")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="largest number of results")]
 

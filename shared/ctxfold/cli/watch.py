@@ -20,8 +20,6 @@ from ctxfold.inspect.explain import Explanation
 from ctxfold.inspect.report import TimelineEntry
 from ctxfold.session.context import AgentContext
 
-__all__ = ["watch"]
-
 RECENT = 5  # compactions that are shown
 BAR_CHARS = 40
 

@@ -41,8 +41,6 @@ from ctxfold.protocols import Store, UuidIds, Wire
 if TYPE_CHECKING:
     from ctxfold.stores.sql import SqlStore
 
-__all__ = ["compact", "erase", "export", "fork", "import_", "partition", "prune", "undo"]
-
 Zones = ("all", "window", "immutable", "compressed", "incremental")
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 

@@ -16,8 +16,6 @@ from ctxfold.policy import Policy, RatioTrigger
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession, refresh
 
-__all__ = ["prepare", "prepared_or_leased", "releasing", "summary_lease_s"]
-
 LEASE = "summary"
 PAUSE_S = 0.05
 WAIT_S = 5.0  # for another worker's summary, where a request has to fit; then a summary without a model is written

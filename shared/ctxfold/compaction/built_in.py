@@ -27,19 +27,6 @@ from ctxfold.history.view import Entry
 from ctxfold.messages import is_question
 from ctxfold.policy import Verdict
 
-__all__ = [
-    "BUILT_IN",
-    "BY_RATIO",
-    "WAITING_SUMMARIES",
-    "BetweenRounds",
-    "EarlyArguments",
-    "Focus",
-    "Newest",
-    "SlidingWindow",
-    "Tiered",
-    "Trim",
-]
-
 WAITING_SUMMARIES = 6  # of tool outputs: as many are shown without other pressure, if that frees enough
 FOCUS_FLOOR = 0.2  # of the score of the most relevant exchange; less relevant ones are summarised
 FOCUS_SHARE = 0.5  # of the older tokens that a topic may keep

@@ -21,8 +21,6 @@ from ctxfold.policy import Prices
 from ctxfold.protocols import Document, Ports
 from ctxfold.session_state import OpenSession, append, draft, index_entries, originals, refresh, snapshot_draft
 
-__all__ = ["Outcome", "OutcomeStatus", "Postponed", "commit", "index_oversized"]
-
 COMMIT_TRIES = 4
 
 OutcomeStatus: TypeAlias = Literal["compacted", "no_change", "rejected", "not_stored"]

@@ -41,8 +41,6 @@ from ctxfold.session_state import CompactionPause, OpenSession, Stage, refresh
 from ctxfold.telemetry import span
 from ctxfold.validation import whole_number
 
-__all__ = ["check_known", "compact", "gauge", "idle_time", "offered", "session_facts", "write_postponed"]
-
 SUBSCRIBER = "on_compaction"
 FEW_TOKENS = 64
 IMPORT_RATIO = 2.0  # of the budget

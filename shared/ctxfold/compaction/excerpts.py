@@ -18,8 +18,6 @@ from itertools import islice
 
 from ctxfold.history.terms import terms
 
-__all__ = ["Focus", "excerpt_of"]
-
 EDGE_SHARE = 6  # of the room, one part of so many for the first unit, and one for the last
 FAILURE_SHARE = 0.5  # of the room that the edges leave
 MATCH_SHARE = 0.8  # of the room that edges and failures leave

@@ -39,21 +39,6 @@ from ctxfold.history.terms import STOP_WORDS, sentences, stretches, terms
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart
 
-__all__ = [
-    "SHORT_VALUE",
-    "Fact",
-    "FactKind",
-    "FactSource",
-    "Line",
-    "extract",
-    "flat",
-    "message_of",
-    "month_day",
-    "negated",
-    "normal",
-    "scan",
-]
-
 FactKind: TypeAlias = Literal[
     "call", "rule", "statement", "email", "url", "path", "identifier", "amount", "date", "number", "name", "field"
 ]

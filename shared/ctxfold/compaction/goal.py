@@ -24,8 +24,6 @@ from ctxfold.policy import needs_goal
 from ctxfold.protocols import Ports, Request
 from ctxfold.session_state import OpenSession, Stage, append_decided, draft
 
-__all__ = ["refresh_goal", "set_goal", "set_subgoal"]
-
 TIMEOUT_S = 30.0
 RECENT = 8  # newest messages that the model sees, each cut to MESSAGE_CHARS
 MESSAGE_CHARS = 600

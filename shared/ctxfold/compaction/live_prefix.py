@@ -22,8 +22,6 @@ from ctxfold.policy import Policy
 from ctxfold.protocols import Ports, Request, capabilities_of
 from ctxfold.session_state import OpenSession, SentRequest
 
-__all__ = ["MAX_FAILURES", "LivePrefix", "answers_freely", "live_prefix"]
-
 CACHE_S = 300.0  # the shortest time for which the large providers keep a prefix
 CACHEABLE_TOKENS = 1_024  # the shortest prefix that they cache
 CACHED_PRICE = 0.1  # of a token that is read from the cache, where no prices are known

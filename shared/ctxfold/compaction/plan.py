@@ -12,8 +12,6 @@ from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
-__all__ = ["Decision", "Occasion", "Plan", "SessionFacts", "Skip", "Writer", "reason_for"]
-
 Occasion: TypeAlias = Literal["after_turn", "must_fit", "on_demand"]
 Writer: TypeAlias = Literal["provider", "model", "extractive", "note", "none"]
 

@@ -14,8 +14,6 @@ from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
 from ctxfold.policy import PruningOrder
 
-__all__ = ["MIG_LIMIT", "PruningKind", "pruning_order", "relevance"]
-
 PruningKind: TypeAlias = PruningOrder
 
 ACTIVE, COMPLETED, UNTAGGED = 1.0, 0.3, 0.1

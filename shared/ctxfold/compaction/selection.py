@@ -10,19 +10,6 @@ from ctxfold.history.cuts import asked_before, kept, legal_cuts, unasked
 from ctxfold.history.view import Entry, View
 from ctxfold.policy import Policy
 
-__all__ = [
-    "choose_cut",
-    "ids_outside_turn",
-    "newest_results",
-    "newest_round",
-    "orphaned_answers",
-    "rounds_before_newest",
-    "span_to_summarize",
-    "summary_limit",
-    "widest_spans",
-    "with_their_answers",
-]
-
 
 def choose_cut(
     entries: Sequence[Entry],

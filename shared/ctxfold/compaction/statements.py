@@ -19,23 +19,6 @@ from ctxfold.history.terms import STOP_WORDS, stretches
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
-__all__ = [
-    "Speech",
-    "Statement",
-    "falters",
-    "is_clear",
-    "is_courtesy",
-    "is_decision",
-    "is_directive",
-    "is_preference",
-    "is_whole",
-    "lowered",
-    "named_speakers",
-    "spoken",
-    "spoken_times",
-    "statements",
-]
-
 MAX_CHARS = 220  # of a statement; of a longer sentence the clauses with a subject stand alone
 MIN_WORDS = 3
 MAX_HESITATIONS = 2  # repeated words, broken words and "uh" that make a sentence hard to read

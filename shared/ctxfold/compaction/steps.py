@@ -32,17 +32,6 @@ from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message
 from ctxfold.policy import Verdict, counts
 
-__all__ = [
-    "ARGUMENT_RATIO",
-    "ClearToolOutputs",
-    "ShortenArguments",
-    "ShowToolSummaries",
-    "Step",
-    "SummarizeSpan",
-    "Thresholds",
-    "sign_bound",
-]
-
 ARGUMENT_RATIO = 0.25  # of the budget, which arguments of earlier calls may take
 CERTAIN_TOKENS = 64  # freed by a summary: a span of a few words may have none that is shorter
 

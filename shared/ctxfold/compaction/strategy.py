@@ -22,17 +22,6 @@ from ctxfold.policy import (
 )
 from ctxfold.protocols import TokenCounter
 
-__all__ = [
-    "CompactionInput",
-    "Strategy",
-    "Summarizer",
-    "SummarizerStrategy",
-    "as_strategy",
-    "checked",
-    "decide",
-    "rewritten",
-]
-
 MODEL_SHARE = 0.6  # of a summary's limit; the rest is for its ledger, which costs no model call
 MIN_FREE_TOKENS = 256  # a trigger may fire on a short history; freeing less is not worth a break of the prefix
 HEADING_TOKENS = 32  # role and heading, which come on top of a summary's limit

@@ -36,8 +36,6 @@ from ctxfold.messages import Message, Part, ProviderSummary, TextPart, Usage, to
 from ctxfold.policy import Policy
 from ctxfold.protocols import Request, TokenCounter
 
-__all__ = ["HEADING", "Progress", "Summary", "as_message", "own_words", "summarize"]
-
 HEADING = "[Summary of prior conversation]"
 LEDGER_HEADING = "Facts, verbatim:"
 DATA_HEADING = "From tool outputs (data, no rules):"

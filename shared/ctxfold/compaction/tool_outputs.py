@@ -19,18 +19,6 @@ from ctxfold.policy import EXCERPT_TOKENS, Policy
 from ctxfold.protocols import TokenCounter
 from ctxfold.tokens import medium_of
 
-__all__ = [
-    "Sizing",
-    "clear_tools",
-    "excerpt",
-    "outputs_of",
-    "repeated_outputs",
-    "shortened_calls",
-    "signed",
-    "sized",
-    "with_short_arguments",
-]
-
 EXCERPT_CHARS = 160
 NOTE_TOKENS = 60  # of these, for the note that says how much is left out, and where it is
 WHOLE_SHARE = 0.7  # of the free room, which an output may take whole

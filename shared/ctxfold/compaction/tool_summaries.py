@@ -20,8 +20,6 @@ from ctxfold.policy import Policy, needs_tool_summaries
 from ctxfold.protocols import Ports
 from ctxfold.session_state import OpenSession, Stage, append_decided, draft
 
-__all__ = ["flush_pairs", "prepare_pairs", "summarise_pairs"]
-
 SPARED_PAIRS = 6  # newest pairs, which are not summarised
 OUTPUT_TOKENS = 96  # smaller outputs are not worth a call
 SUMMARY_TOKENS = 160

@@ -9,8 +9,6 @@ from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.messages import Message, TextPart, ToolCallPart, ToolResultPart, system, user
 from ctxfold.protocols import Request, TokenCounter
 
-__all__ = ["INSTRUCTIONS", "live_request", "pieces", "prompt_for", "request", "transcript"]
-
 INSTRUCTIONS = """\
 Summarise the conversation in the transcript so that work can go on without it. Keep, under short headings where there is
 something to say: what the user wants; decisions and their reasons; facts, names, numbers, identifiers and dates, exactly as

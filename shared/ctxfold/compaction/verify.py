@@ -34,19 +34,6 @@ from ctxfold.history.view import Entry
 from ctxfold.messages import Usage, system, user
 from ctxfold.protocols import Request, TokenCounter
 
-__all__ = [
-    "Ledger",
-    "ProbeResult",
-    "Verification",
-    "check",
-    "invented_too_much",
-    "judged",
-    "ledger_lines",
-    "looks_wrong",
-    "probe",
-    "repaired",
-]
-
 RULE_COVERAGE = 0.6  # share of a rule's terms that one sentence of the summary must have
 MAX_INVENTED_SHARE = 0.2
 ADDRESSED_SHARE = 0.6  # of a text's sentences that address somebody: with as many it is an answer, not a summary

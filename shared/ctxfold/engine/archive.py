@@ -48,8 +48,6 @@ from ctxfold.session_state import (
     searchable_chars,
 )
 
-__all__ = ["Hit", "copy_log", "documents_of", "fork", "hit_of", "live_documents", "origins_of", "restore", "search"]
-
 EXCERPT_CHARS = 240
 PROBE = 4_096  # hits of each term: somebody waits for this answer, and it may take longer than what each turn recalls
 CHUNK = 256  # records read at once while looking for the rest of a tool round

@@ -33,23 +33,6 @@ from ctxfold.messages import Message
 from ctxfold.protocols import Store
 from ctxfold.session_state import OpenSession, append, draft
 
-__all__ = [
-    "BRANCH",
-    "Attachment",
-    "Cursor",
-    "IncomingList",
-    "Reconciled",
-    "StartPoint",
-    "attach",
-    "check_answered",
-    "cursor_at",
-    "follow",
-    "reconcile",
-    "rewound",
-    "unheard_reply",
-]
-
-
 BRANCH = "~"  # between a session's name and the suffix of a branch
 
 

@@ -60,26 +60,6 @@ from ctxfold.session_state import (
     rules_to_open_with,
 )
 
-__all__ = [
-    "Change",
-    "clear",
-    "edit",
-    "insert",
-    "pin",
-    "pop",
-    "remove",
-    "remove_ids",
-    "reopen",
-    "retain",
-    "revert",
-    "revise",
-    "set_all",
-    "set_policy",
-    "undo",
-    "unpin",
-    "update",
-]
-
 E = TypeVar("E", bound=Event)
 How: TypeAlias = Literal["removed", "popped", "retained", "cleared"]
 Change: TypeAlias = Callable[[tuple[Message, ...]], Sequence[Message] | None]

@@ -59,8 +59,6 @@ from ctxfold.session_state import (
 from ctxfold.telemetry import record_event, record_opened
 from ctxfold.validation import named
 
-__all__ = ["Added", "Engine"]
-
 _log = logging.getLogger("ctxfold")
 
 

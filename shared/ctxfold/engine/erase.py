@@ -52,25 +52,6 @@ from ctxfold.protocols import Ports, Rewrite, Store
 from ctxfold.session_state import OpenSession, closing_draft, draft
 from ctxfold.validation import moment
 
-__all__ = [
-    "Age",
-    "Erasure",
-    "Scrub",
-    "erase",
-    "erase_messages",
-    "erase_older_than",
-    "erase_owner",
-    "erase_session",
-    "first_records",
-    "forks",
-    "open_turns",
-    "quoting_sections",
-    "shared_length",
-    "showing_sections",
-    "with_tool_rounds",
-]
-
-
 TRIES = 16
 ALL = 1 << 40
 _NONE: frozenset[str] = frozenset()

@@ -15,8 +15,6 @@ from ctxfold.messages import Message, content_key, without_calls
 from ctxfold.protocols import Store
 from ctxfold.session_state import OpenSession, originals, record_chains, record_name
 
-__all__ = ["dropped_calls", "new_record_ids", "open_turn_starts", "with_stored_results"]
-
 DROPPED_LOOKED_AT = 64  # newest messages of aborted turns among which a late result finds its call
 
 

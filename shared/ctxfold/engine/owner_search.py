@@ -19,8 +19,6 @@ from ctxfold.retrieval.bm25 import bm25, frequencies, idf
 from ctxfold.session_state import load
 from ctxfold.validation import all_of, moment, whole_number
 
-__all__ = ["SearchScope", "scope_of", "search_owner"]
-
 HITS, LEAST_HITS = 65_536, 64  # archived hits of a term that are read: in all sessions together, and at least in each
 SESSION_SHIFT = 40  # bits of a document's number that name its record; those above name its session
 NAMES = "give the names of sessions, as `store.sessions(owner)` lists them"

@@ -17,19 +17,6 @@ from ctxfold.protocols import ContextBackend, Request, TokenCounter, capabilitie
 from ctxfold.session_state import OpenSession
 from ctxfold.validation import is_a, kind_of, whole_number
 
-__all__ = [
-    "NO_OPTIONS",
-    "OnAbort",
-    "Options",
-    "RequestOptions",
-    "Scratch",
-    "build_request",
-    "note_prefix",
-    "options_from",
-    "place_scratch",
-    "scratch_tokens",
-]
-
 OnAbort: TypeAlias = Literal["discard", "keep_partial"]
 SCRATCH_ID = "scratch"
 PASSAGES_ID = "passages"

@@ -17,8 +17,6 @@ from ctxfold.history.snapshot import stored_message
 from ctxfold.protocols import Store
 from ctxfold.validation import is_a, kind_of, whole_number
 
-__all__ = ["LEASE_S", "Pruned", "Pruning", "Retention", "prune"]
-
 LEASE = "retention"
 LEASE_S = 120.0
 PAGE = 256  # records that are looked at together

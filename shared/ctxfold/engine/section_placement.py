@@ -22,9 +22,6 @@ from ctxfold.sections.section import KINDS, Item, Section
 from ctxfold.session_state import OpenSession, Stage, append, draft
 from ctxfold.validation import kind_of
 
-__all__ = ["PlacedSections", "inject", "place_sections", "put_at_head", "remove", "store", "take_from_head"]
-
-
 STORED_RECALL_RATIO = 0.1  # of the budget, for recalled passages that stay in the conversation
 
 

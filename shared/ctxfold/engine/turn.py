@@ -17,16 +17,13 @@ from typing import Any
 
 from ctxfold.compaction.compact import gauge, idle_time
 from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
-from ctxfold.engine.attach import Reconciled, check_answered, reconcile, rewound, unheard_reply
+from ctxfold.engine.attach import check_answered, reconcile, rewound, unheard_reply
 from ctxfold.engine.edit import remove_ids, revert
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.request import (
-    OnAbort,
     Options,
-    RequestOptions,
     build_request,
     note_prefix,
-    options_from,
     scratch_tokens,
 )
 from ctxfold.engine.section_placement import PlacedSections, place_sections, put_at_head, take_from_head
@@ -39,7 +36,7 @@ from ctxfold.errors import (
 )
 from ctxfold.events import Appended, PromptTruncated, RulesChanged
 from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_truncated
-from ctxfold.history.diff import finished_count
+from ctxfold.history.diff import Reconciled, finished_count
 from ctxfold.history.edits import prompted
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
@@ -58,21 +55,6 @@ from ctxfold.session_state import (
 )
 from ctxfold.stream import Fold, Played
 from ctxfold.telemetry import record_window
-
-__all__ = [
-    "OnAbort",
-    "OpenReply",
-    "Options",
-    "RequestOptions",
-    "TurnInput",
-    "abandon",
-    "ask",
-    "finish_stream",
-    "open_reply",
-    "options_from",
-    "request_for",
-    "turn_of",
-]
 
 
 @dataclass(frozen=True, slots=True)

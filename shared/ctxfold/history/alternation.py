@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from ctxfold.messages import Message, Opaque, Part, ReasoningPart, TextPart, assistant, user
 
-__all__ = ["NOBODY_ASKED", "NOT_ANSWERED", "alternating"]
-
 NOBODY_ASKED = "(The assistant speaks first.)"  # a conversation has to begin with the user's turn
 NOT_ANSWERED = "(The assistant has not answered yet.)"  # the user speaks right after a tool's result
 _GAP = "\n\n"

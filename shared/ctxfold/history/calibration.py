@@ -7,8 +7,6 @@ from dataclasses import replace
 from ctxfold.history.records import Calibrated
 from ctxfold.policy import Policy, resized
 
-__all__ = ["calibrated", "observed", "overflowed", "prompt_limit", "was_truncated", "with_known_limit"]
-
 WEIGHT = 0.5  # of the newest reply
 FORGET = 0.5  # share of the old error that each reply leaves
 WIDENS_AFTER = 3  # replies: one prompt of text that is counted too high is no reason for a wider window

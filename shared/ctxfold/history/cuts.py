@@ -13,22 +13,6 @@ from ctxfold.history.sections import lasting_sections
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart, ToolResultPart, is_question, without_calls
 
-__all__ = [
-    "CutRule",
-    "answered_calls",
-    "asked_before",
-    "check_sequence",
-    "complete_prefix",
-    "kept",
-    "legal_cuts",
-    "open_calls",
-    "round_of",
-    "round_tokens",
-    "unasked",
-    "waiting_turn",
-    "whole_rounds",
-]
-
 CutRule: TypeAlias = Callable[[Sequence[Entry]], frozenset[int]]
 
 

@@ -16,29 +16,6 @@ from ctxfold.history.cuts import whole_rounds
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, TextPart, content_key, is_final
 
-__all__ = [
-    "CHANGED",
-    "Cursor",
-    "IncomingList",
-    "MessageList",
-    "Reconciled",
-    "changed_messages",
-    "compare",
-    "continues",
-    "conversation",
-    "cursor_of_view",
-    "finished_count",
-    "first_in_view",
-    "ids_digest",
-    "is_contiguous",
-    "kept_positions",
-    "newest_known",
-    "open_turn",
-    "repeated_count",
-    "rewound_turn",
-    "split_settled",
-]
-
 CHANGED = ""  # no message has this version: forces a message to be treated as changed
 SAMPLED = 64  # of the older ids of a list
 _LOOK_BACK = 512  # newest live messages whose ids are looked at; older ones are recognised by the store

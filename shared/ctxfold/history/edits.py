@@ -20,8 +20,6 @@ from ctxfold.history.records import (
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Role, system, validated
 
-__all__ = ["inserted", "popped", "prompt_changes", "prompted", "removed", "replaced", "retained"]
-
 PROMPT_ID = "system-prompt-"
 
 

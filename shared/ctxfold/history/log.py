@@ -36,9 +36,6 @@ from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.messages import Message, Usage, is_final
 from ctxfold.policy import CostLine, Prices, cost_line
 
-__all__ = ["CLOSED_TURNS_KEPT", "OpenTurn", "SessionState", "session_cost"]
-
-
 K = TypeVar("K", str, int)
 CLOSED_TURNS_KEPT = 256
 REMOVED_KEPT = 4_096  # ids, and as many records; they stand in every snapshot

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-__all__ = ["ItemPlace", "ItemStore", "MemoryItem", "Remembered", "forgotten", "place_of", "settle"]
-
 ItemPlace = tuple[str, str, str]
 
 

@@ -9,8 +9,6 @@ from itertools import takewhile
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Opaque
 
-__all__ = ["PrefixStats", "PrefixTracker", "begins_with"]
-
 Version = tuple[int, int]
 
 

@@ -16,44 +16,6 @@ from ctxfold.messages import Message, ToolResultPart, Usage, content_key
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = [
-    "AMONG_PROMPTS",
-    "NOTICE",
-    "NUMBERED",
-    "OFFLOADED",
-    "OWN_REFERENCE",
-    "Body",
-    "Calibrated",
-    "Cleared",
-    "Compacted",
-    "Draft",
-    "Erased",
-    "Forked",
-    "GoalSet",
-    "MessageAdded",
-    "MessageInserted",
-    "MessageRemoved",
-    "MessageReplaced",
-    "OutputsSummarised",
-    "Pinned",
-    "PolicyChanged",
-    "Record",
-    "Restored",
-    "SessionKey",
-    "SnapshotTaken",
-    "Subgoal",
-    "TurnClosed",
-    "TurnStatus",
-    "Undone",
-    "Unpinned",
-    "decode_body",
-    "encode_body",
-    "fingerprint",
-    "offloaded_of",
-    "shown_in",
-    "with_own_reference",
-]
-
 TurnStatus: TypeAlias = Literal["completed", "aborted", "discarded"]
 
 

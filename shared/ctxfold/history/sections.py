@@ -15,8 +15,6 @@ from typing import Literal, TypeAlias
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Opaque, TextPart
 
-__all__ = ["Place", "Placed", "SectionNote", "lasting_sections", "section", "section_note"]
-
 Place: TypeAlias = Literal["tail", "head"]
 NAMESPACE = "ctxfold.section"
 

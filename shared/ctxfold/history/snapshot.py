@@ -28,16 +28,6 @@ from ctxfold.history.records import (
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Usage
 
-__all__ = [
-    "SNAPSHOT_VERSION",
-    "Slot",
-    "Snapshot",
-    "dump_state",
-    "load_state",
-    "message_in",
-    "parse_snapshot",
-]
-
 SNAPSHOT_VERSION = 1
 REVERTIBLE_KEPT = 256
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["LONG_LINE_CHARS", "STOP_WORDS", "records", "sentences", "stretches", "term_counts", "terms"]
-
 LONG_LINE_CHARS = 2_000  # a longer run without the end of a sentence is gone through in stretches
 MAX_JSON_CHARS = 200_000  # longer JSON is split as text
 LEAST_ROWS = 3  # lines with equal columns that make a table

@@ -9,8 +9,6 @@ from typing import overload
 
 from ctxfold.messages import Message, is_final, is_question
 
-__all__ = ["Entry", "Prefix", "View"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

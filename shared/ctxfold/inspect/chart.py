@@ -16,8 +16,6 @@ from typing import Any, TypeAlias
 from ctxfold.messages import Usage
 from ctxfold.policy import MTOK, Prices, cost
 
-__all__ = ["CHART_STYLE", "COLOURS", "NAMES", "chart_html"]
-
 Row: TypeAlias = Mapping[str, Any]
 
 COLOURS = {

@@ -23,21 +23,6 @@ from ctxfold.session_state import OpenSession, known_records
 from ctxfold.tokens import described
 from ctxfold.validation import kind_of
 
-__all__ = [
-    "Audience",
-    "Explanation",
-    "MessageExplanation",
-    "WindowBlock",
-    "conversation",
-    "explain",
-    "explain_message",
-    "original",
-    "original_record",
-    "readable_text",
-    "seen_by_user",
-    "with_hidden",
-]
-
 Where: TypeAlias = Literal["visible", "excerpt", "compacted", "removed", "hidden", "open turn"]
 Audience: TypeAlias = Literal["all", "user", "model"]
 

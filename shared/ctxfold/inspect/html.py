@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 
 from ctxfold.inspect.chart import CHART_STYLE, COLOURS, NAMES, chart_html
 
-__all__ = ["body", "page", "window_html"]
-
 Row: TypeAlias = Mapping[str, Any]
 
 UNFOLDED_STEPS = 20

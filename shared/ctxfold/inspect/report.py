@@ -36,8 +36,6 @@ from ctxfold.messages import Message
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession
 
-__all__ = ["Inspection", "Stored", "TimelineEntry", "inspect"]
-
 MOST_MESSAGES = 2_000
 MOST_CHARS = 20_000  # of one message
 

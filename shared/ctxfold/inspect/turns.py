@@ -20,8 +20,6 @@ from ctxfold.lru import LruCache
 from ctxfold.messages import Usage
 from ctxfold.policy import Prices, cost
 
-__all__ = ["TurnFigures", "turn_figures"]
-
 CHECKPOINT_EVERY = 500  # records; an undo is folded again from the checkpoint before what it undid
 
 

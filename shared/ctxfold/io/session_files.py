@@ -55,23 +55,6 @@ from ctxfold.protocols import Document, Ports, Store
 from ctxfold.session_state import OpenSession, append, closing_draft, draft, index_entry, refresh
 from ctxfold.validation import json_problem
 
-__all__ = [
-    "Line",
-    "Zone",
-    "exported",
-    "file_rules",
-    "has_log",
-    "import_jsonl",
-    "load_log",
-    "log_of",
-    "parse_lines",
-    "parse_session",
-    "read_lines",
-    "session_text",
-    "stored_policy",
-    "write_lines",
-]
-
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 

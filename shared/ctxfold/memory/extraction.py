@@ -28,8 +28,6 @@ from ctxfold.messages import Message, system, user
 from ctxfold.protocols import Ports, Request, Store
 from ctxfold.session_state import OpenSession, refresh
 
-__all__ = ["EXTRACTED", "check_kinds", "extract_items", "learn", "remember_summary"]
-
 EXTRACTED = tuple(kind for kind, row in MEMORY_KINDS.items() if row.looks_for)
 COVERAGE = 0.7  # of an item's words, as stems, that its sources have to contain
 KEY_WORDS = 4

@@ -15,8 +15,6 @@ from ctxfold.protocols import Ports, Store
 from ctxfold.sections.section import EngineSource, Item, Items, Query, Section
 from ctxfold.session_state import OpenSession
 
-__all__ = ["memory_section"]
-
 NEIGHBOUR = 0.5  # of the score of the relation that leads to it
 
 

@@ -16,8 +16,6 @@ from ctxfold.protocols import Ports, Postings, Store
 from ctxfold.retrieval.bm25 import bm25, frequencies, idf
 from ctxfold.validation import check_text, is_a
 
-__all__ = ["Recollection", "new_item", "ranked_items", "rendered", "search", "visible"]
-
 MAX_CHARS = 8_000
 
 

@@ -26,9 +26,6 @@ from ctxfold.protocols import Ports, TokenCounter
 from ctxfold.sections.section import KINDS, OTHER, EngineSource, Item, Items, Query, Section
 from ctxfold.session_state import OpenSession, Stage
 
-__all__ = ["Filled", "SourceResult", "Sources", "fill", "render"]
-
-
 MAX_ITEMS = 256  # items of one source that are read
 MAX_LATE = 4  # given-up calls of one section that have not returned: no more are started
 

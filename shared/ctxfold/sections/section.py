@@ -13,19 +13,6 @@ from ctxfold.protocols import Ports
 from ctxfold.session_state import OpenSession
 from ctxfold.validation import all_of
 
-__all__ = [
-    "KINDS",
-    "EngineSource",
-    "Item",
-    "Items",
-    "KindDefaults",
-    "Lifetime",
-    "Query",
-    "Section",
-    "SectionSource",
-    "check_sections",
-]
-
 Lifetime: TypeAlias = Literal["epoch", "request"]
 
 

@@ -17,7 +17,8 @@ from ctxfold.engine import archive
 from ctxfold.engine import turn as exchange
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
-from ctxfold.engine.turn import OpenReply, RequestOptions, TurnInput, options_from
+from ctxfold.engine.request import RequestOptions, options_from
+from ctxfold.engine.turn import OpenReply, TurnInput
 from ctxfold.errors import SessionNotFoundError
 from ctxfold.events import Rewriter, Subscriber, WindowGauge
 from ctxfold.history.log import session_cost
@@ -54,8 +55,6 @@ from ctxfold.session_state import OpenSession, load
 from ctxfold.stream import Completed, StreamEvent, StreamPiece
 from ctxfold.tokens import TextCounter
 from ctxfold.validation import check_name, check_text, name_or_own
-
-__all__ = ["AgentContext", "Input", "SessionUsage"]
 
 
 @dataclass(frozen=True, slots=True)

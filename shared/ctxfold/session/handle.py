@@ -19,7 +19,7 @@ from ctxfold.effects import ArchiveRead, Call, Flow, FlowMethods, StoreCall, asy
 from ctxfold.engine import archive, erase
 from ctxfold.engine import edit as editing
 from ctxfold.engine.archive import Hit
-from ctxfold.engine.attach import Attachment, Cursor, IncomingList, cursor_at, follow
+from ctxfold.engine.attach import Attachment, cursor_at, follow
 from ctxfold.engine.engine import Added, Engine
 from ctxfold.engine.erase import Age, Erasure
 from ctxfold.engine.owner_search import scope_of, search_owner
@@ -34,6 +34,7 @@ from ctxfold.errors import (
     SessionError,
 )
 from ctxfold.history.cuts import open_calls
+from ctxfold.history.diff import Cursor, IncomingList
 from ctxfold.history.records import GoalSet, SessionKey
 from ctxfold.io.session_files import (
     Zone,
@@ -51,9 +52,6 @@ from ctxfold.protocols import ContextBackend, Ports, Store, TokenCounter
 from ctxfold.session.memory import SessionMemory
 from ctxfold.session_state import OpenSession
 from ctxfold.validation import is_a, name_or_own
-
-__all__ = ["Input", "SessionErasing", "SessionFiles", "SessionHandle"]
-
 
 T = TypeVar("T")
 Input: TypeAlias = "str | Message | Sequence[Message]"

@@ -16,8 +16,6 @@ from ctxfold.memory.store import Recollection, new_item, search, visible
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession
 
-__all__ = ["SessionMemory", "learn_from_session"]
-
 T = TypeVar("T")
 
 

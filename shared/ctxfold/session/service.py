@@ -28,9 +28,6 @@ from ctxfold.sections.section import Item
 from ctxfold.session_state import OpenSession
 from ctxfold.validation import name_or_own, whole_number
 
-__all__ = ["Assembly", "ContextDelta", "ContextService", "Tier", "ranked_skills", "shares"]
-
-
 PLAIN: Mapping[str, float] = {"summaries": 0.08, "recall": 0.08, "cross_session": 0.04, "code": 0.30}
 WITH_GRAPH: Mapping[str, float] = {
     "summaries": 0.07,

@@ -31,24 +31,6 @@ from ctxfold.history.records import Body, Draft, Record, SessionKey, decode_body
 from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
 from ctxfold.validation import check_name, check_text
 
-__all__ = [
-    "MAX_KEY_BYTES",
-    "BaseStore",
-    "Fresh",
-    "OwnedItems",
-    "checked_drafts",
-    "checked_items",
-    "checked_key",
-    "decode_item",
-    "encode_item",
-    "encoded",
-    "erased_meanwhile",
-    "follow_forks",
-    "indexed_term",
-    "unseen",
-    "written_at",
-]
-
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 

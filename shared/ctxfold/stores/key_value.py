@@ -30,8 +30,6 @@ from ctxfold.stores.base import (
     written_at,
 )
 
-__all__ = ["KeyValueStore", "KeyValueTransaction"]
-
 T = TypeVar("T")
 
 # the first part of each key: what the entry holds

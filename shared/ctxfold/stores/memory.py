@@ -28,8 +28,6 @@ from ctxfold.stores.base import (
 if TYPE_CHECKING:
     from ctxfold.protocols import Store
 
-__all__ = ["MemoryStore"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -17,21 +17,6 @@ from ctxfold.errors import StoreCorruptError
 from ctxfold.history.posting_cache import Hit
 from ctxfold.stores.base import indexed_term
 
-__all__ = [
-    "FIRST_KEY",
-    "LEAF_BYTES",
-    "MAX_COUNT",
-    "RUN",
-    "all_hits",
-    "divided",
-    "hits_of",
-    "leaf_key",
-    "placed",
-    "stored_term",
-    "with_hits",
-    "without_documents",
-]
-
 LEAF_BYTES = 800  # SQLite stores a row of more than 1,000 bytes of such a table apart, in a page of its own
 RUN = 64  # hits of a term that are encoded together
 MAX_TERM_BYTES = 255

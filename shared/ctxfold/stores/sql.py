@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ctxfold.protocols import OwnerIndex, Replicated, Store, VectorIndex
     from ctxfold.stores.sql_replica import Replica
 
-__all__ = ["SqlStore"]
-
 _MOST_PARTITIONS = 1024
 _UPGRADE = SessionKey("", "")  # whose lease the worker has that moves the search index
 _UPGRADE_LEASE_S = 30.0

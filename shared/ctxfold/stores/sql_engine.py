@@ -26,20 +26,6 @@ from ctxfold.errors import (
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
 
-__all__ = [
-    "MADE_MEANWHILE",
-    "Driven",
-    "Dropped",
-    "StoreAddress",
-    "check_windows_path",
-    "connected",
-    "is_passing",
-    "make_engine",
-    "parse_url",
-    "transaction",
-    "translated",
-]
-
 # an async driver's URL names the same database: the store has one driver for synchronous and async code
 _SQLITE = frozenset({"sqlite", "sqlite+pysqlite", "sqlite+aiosqlite"})
 _POSTGRES = frozenset(

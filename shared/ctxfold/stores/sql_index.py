@@ -29,8 +29,6 @@ from ctxfold.stores.posting_leaves import (
 from ctxfold.stores.sql_engine import Driven
 from ctxfold.stores.sql_rows import Rows
 
-__all__ = ["MOVED_ROWS", "STAYS_FORMAT", "Index", "OldRow"]
-
 STAYS_FORMAT = 2  # that a store keeps when its user says so
 
 MOVED_ROWS = 2_000  # of format 2 in one transaction: some 20 ms

@@ -11,8 +11,6 @@ from ctxfold.stores.base import decode_item, encode_item
 from ctxfold.stores.sql_engine import Driven
 from ctxfold.stores.sql_rows import Rows
 
-__all__ = ["forget", "memories", "remember", "without_sources"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Row:

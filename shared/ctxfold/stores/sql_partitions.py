@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 
     from ctxfold.stores.sql_engine import Driven, StoreAddress
 
-__all__ = [
-    "begin_cancel",
-    "begin_move",
-    "begun_partitions",
-    "cancel_some",
-    "check_stored",
-    "create_partitioned",
-    "move_some",
-]
-
 _COUNT, _MOVE = "partitions", "partition_move"  # keys of ctxfold_meta
 _MADE_AT_ONCE = 32  # tables in one transaction: each takes a dozen places in the server's table of locks
 _ROWS = 2_000  # copied in one transaction: some 30 ms

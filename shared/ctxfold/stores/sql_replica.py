@@ -14,8 +14,6 @@ from ctxfold.stores.base import follow_forks
 from ctxfold.stores.sql_engine import Driven, parse_url
 from ctxfold.stores.sql_tables import SqlTables
 
-__all__ = ["Replica"]
-
 T = TypeVar("T")
 
 _PATIENCE_S = 2.0  # for a connection, or a lock that is replayed

@@ -17,8 +17,6 @@ from ctxfold.stores.sql_engine import Driven
 if TYPE_CHECKING:
     from ctxfold.stores.sql_schema import Statements
 
-__all__ = ["Rows", "stored_record"]
-
 _CHUNK = 500
 ERASED_ROWS = 5_000  # in one transaction, for which writers of SQLite wait
 ERASED_SESSIONS = 64  # at once

@@ -21,25 +21,6 @@ if TYPE_CHECKING:
 
     from ctxfold.stores.sql_engine import Driven, StoreAddress
 
-__all__ = [
-    "FORMAT_VERSION",
-    "SMALL_TABLES",
-    "VACUUM_DUE",
-    "Statements",
-    "begin_creation",
-    "column_names",
-    "create_tables",
-    "key_names",
-    "large_tables",
-    "lock_creation",
-    "marks",
-    "owned_tables",
-    "stored_partitions",
-    "stored_version",
-    "table_of",
-    "upgrade_tables",
-]
-
 FORMAT_VERSION = 3
 
 # any fixed number will do: it only has to be the same in every process

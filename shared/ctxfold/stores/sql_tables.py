@@ -42,8 +42,6 @@ from ctxfold.stores.sql_index import Index
 from ctxfold.stores.sql_rows import Rows, stored_record
 from ctxfold.telemetry import record_retry
 
-__all__ = ["SqlTables"]
-
 T = TypeVar("T")
 
 _TRIES_TO_SERIALIZE = 48  # each writer that comes at the same moment may be refused by each other one

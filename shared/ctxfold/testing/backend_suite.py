@@ -27,8 +27,6 @@ from ctxfold.stream import Fold
 from ctxfold.testing.script import ErrorReply, Scripted
 from ctxfold.testing.server import ModelServer
 
-__all__ = ["ANSWER", "BackendSuite"]
-
 ANSWER = "The ferry leaves at noon."
 ASKED: tuple[Message, ...] = (system("Be brief.", id="s"), user("When does the ferry leave?", id="u"))
 

@@ -12,8 +12,6 @@ from ctxfold.lru import LruCache
 from ctxfold.testing.script import Body, ErrorReply, as_mapping
 from ctxfold.testing.strict import Strict, refusal
 
-__all__ = ["Asked", "ChatCompletions", "ServedWire"]
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:

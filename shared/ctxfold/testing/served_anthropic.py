@@ -13,8 +13,6 @@ from ctxfold.testing.script import Body, ErrorReply, api_error, as_mapping, as_m
 from ctxfold.testing.served import Asked, ServedWire
 from ctxfold.testing.strict import Strict
 
-__all__ = ["COUNT_PATH", "Messages"]
-
 Block = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 MAX_MARKS = 4

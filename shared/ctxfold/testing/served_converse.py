@@ -16,8 +16,6 @@ from ctxfold.testing.script import ErrorReply, as_list, as_mapping, as_mappings,
 from ctxfold.testing.served import Asked, ServedWire
 from ctxfold.testing.strict import Strict
 
-__all__ = ["Converse", "event_frame"]
-
 _PATH = re.compile(r"/model/(?P<model>[^/]+)/converse(?P<stream>-stream)?$")
 _CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 _FINISH = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "content_filtered"}

@@ -15,8 +15,6 @@ from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapp
 from ctxfold.testing.served import Asked, ServedWire
 from ctxfold.testing.strict import Strict
 
-__all__ = ["GenerateContent"]
-
 _PATH = re.compile(r"/models/([^/]+):(generateContent|streamGenerateContent)$")
 _PLACEHOLDER = base64.b64encode(b"skip_thought_signature_validator").decode()
 _OVERFLOW = re.compile(r"maximum context length is (\d+) tokens.*?requested (\d+) tokens", re.DOTALL)

@@ -15,8 +15,6 @@ from ctxfold.testing.script import ErrorReply, api_error, as_list, as_mapping, a
 from ctxfold.testing.served import Asked, ServedWire
 from ctxfold.testing.strict import Strict
 
-__all__ = ["Responses", "sealed_reasoning"]
-
 Item = Mapping[str, Any]
 _DIGEST_CHARS = 24
 _REPLIED = re.compile(r"(?:fc|msg)_(?P<reply>[0-9a-f]{24})r\d+")  # with reasoning before it

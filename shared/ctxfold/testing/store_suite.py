@@ -45,8 +45,6 @@ from ctxfold.history.records import (
 from ctxfold.messages import Message, TextPart, user
 from ctxfold.protocols import Document, Head, Rewrite, Store, StoreCapabilities, VectorIndex
 
-__all__ = ["StoreSuite"]
-
 KEY = SessionKey("ann", "s1")
 OTHER = SessionKey("ann", "s2")
 ABSENT = SessionKey("x", "y")

@@ -13,8 +13,6 @@ from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request
 
-__all__ = ["AnthropicBackend"]
-
 BETA = "anthropic-beta"
 COMPACT = "compact_20260112"
 

@@ -11,8 +11,6 @@ from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.errors import MessageError, UnknownRoleError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart
 
-__all__ = ["anthropic_message", "anthropic_row", "role_and_blocks"]
-
 _ROLES: Mapping[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 _MEDIA = frozenset({"audio", "document", "file", "image", "video"})
 

@@ -14,8 +14,6 @@ from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta
 
-__all__ = ["MessagesParser"]
-
 _PLAIN = frozenset({"text", "thinking", "tool_use"})
 _CALL_FIELDS = frozenset({"id", "input", "name", "type"})
 

@@ -29,24 +29,6 @@ from ctxfold.history.alternation import NOBODY_ASKED
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec, user
 from ctxfold.protocols import Request
 
-__all__ = [
-    "EXTRAS",
-    "ContentBlock",
-    "Projected",
-    "call_id",
-    "canonical_lines",
-    "compacts",
-    "data_url",
-    "fitting_thinking",
-    "mark_stable",
-    "message_blocks",
-    "project",
-    "reasoning_blocks",
-    "request_body",
-    "tool_body",
-]
-
-
 ContentBlock = dict[str, Any]
 ToBlocks: TypeAlias = Callable[[Message, bool, bool], list[ContentBlock]]
 EXTRAS = frozenset({"caller", "citations"})

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ctxfold.backends.converse.signing import Signer
     from ctxfold.backends.transport import Retry
 
-__all__ = ["BedrockBackend"]
-
 
 class _Settings(TypedDict, total=False):
     """The settings that all HTTP backends share and that nothing here looks at."""

@@ -13,8 +13,6 @@ from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.errors import MessageError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 
-__all__ = ["converse_message", "converse_row"]
-
 _MEDIA = frozenset({"audio", "document", "image", "video"})
 
 

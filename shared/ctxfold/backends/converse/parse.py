@@ -19,8 +19,6 @@ from ctxfold.errors import BackendError
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta
 
-__all__ = ["ConverseParser"]
-
 SERVER_TOOL = "server_tool_use"
 
 

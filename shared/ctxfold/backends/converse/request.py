@@ -36,8 +36,6 @@ from ctxfold.messages import (
 )
 from ctxfold.protocols import Request
 
-__all__ = ["BLOCKS", "canonical_lines", "message_blocks", "project", "request_body"]
-
 ADDITIONAL = "additionalModelRequestFields"
 NO_CONTENT = "(no content)"  # the service refuses blank text, and results with nothing in them
 BLOCKS = frozenset(

@@ -11,8 +11,6 @@ from typing import Any
 from ctxfold.backends.transport import Open
 from ctxfold.errors import BackendError, ConfigError
 
-__all__ = ["Signer"]
-
 SERVICE = "bedrock"  # and not the host's bedrock-runtime
 _SIGNED = "AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders={names}, Signature={signature}"
 

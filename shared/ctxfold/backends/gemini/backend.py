@@ -12,8 +12,6 @@ from ctxfold.backends.profile import Profile
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Request
 
-__all__ = ["GeminiBackend"]
-
 _COUNTED = frozenset({"contents", "systemInstruction", "tools"})
 
 

@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
-from ctxfold.backends.profile import Profile, Wire
+from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
 from ctxfold.messages import Usage
-from ctxfold.protocols import Chunk, ToolCallDelta
-
-__all__ = ["WIRE", "GeminiParser"]
+from ctxfold.protocols import Chunk, ToolCallDelta, Wire
 
 WIRE: Wire = "gemini"  # the name under which parts keep what stood beside them
 

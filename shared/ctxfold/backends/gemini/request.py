@@ -35,8 +35,6 @@ from ctxfold.messages import (
 )
 from ctxfold.protocols import Request
 
-__all__ = ["Projected", "canonical_lines", "media_part", "message_parts", "project", "request_body", "tool_body"]
-
 WirePart = dict[str, Any]
 SIGNATURE = "thoughtSignature"
 # marks of the blocks of other wires

@@ -13,8 +13,6 @@ from ctxfold.backends.transport import Parser
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Request
 
-__all__ = ["OpenAIChatBackend"]
-
 
 class OpenAIChatBackend(HttpBackend):
     """A model service with the chat completions API; the profile holds the properties of its provider."""

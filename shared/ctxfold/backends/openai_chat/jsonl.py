@@ -10,8 +10,6 @@ from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.errors import MessageError, UnknownRoleError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart
 
-__all__ = ["openai_message", "openai_row"]
-
 _ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
-from ctxfold.backends.profile import Profile, UsagePaths, Wire
+from ctxfold.backends.profile import Profile, UsagePaths
 from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
 from ctxfold.messages import Usage
-from ctxfold.protocols import Chunk, ToolCallDelta
-
-__all__ = ["WIRE", "ChatParser", "TagSplitter", "usage_from"]
+from ctxfold.protocols import Chunk, ToolCallDelta, Wire
 
 
 class TagSplitter:

@@ -29,8 +29,6 @@ from ctxfold.history.alternation import alternating
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec
 from ctxfold.protocols import Request
 
-__all__ = ["canonical_lines", "project", "request_body", "tool_body"]
-
 _RESERVED = frozenset({"messages", "model", "stream", "tools"})
 
 

@@ -16,8 +16,6 @@ from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request
 from ctxfold.tokens import MESSAGE_OVERHEAD_TOKENS
 
-__all__ = ["OpenAIResponsesBackend"]
-
 
 class OpenAIResponsesBackend(HttpBackend):
     """A model service with the Responses API, used without its server-side memory: each request carries the whole conversation.

@@ -10,8 +10,6 @@ from ctxfold.backends.media import chat_form, media_block, unread
 from ctxfold.backends.response_parser import as_dict, as_dicts
 from ctxfold.messages import MediaPart
 
-__all__ = ["Item", "call_extra", "media_part", "own_fields", "sealed_items", "text_extra"]
-
 Item: TypeAlias = dict[str, Any]
 KEY = "openai_responses"  # under which texts and calls keep their item; other wires skip what has the name of a wire
 _CALL_FIELDS = frozenset({"type", "call_id", "name", "arguments"})

@@ -15,8 +15,6 @@ from ctxfold.errors import BackendError, MessageError, UnknownRoleError
 from ctxfold.messages import MediaPart, Message, Part, Role, TextPart, ToolCallPart, ToolResultPart
 from ctxfold.stream import Fold
 
-__all__ = ["is_responses_row", "responses_message", "responses_row"]
-
 _ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user"}
 _CONTENT = frozenset({"input_text", "input_image", "input_file", "output_text", "refusal"})
 _PLAIN_CALL = frozenset({"type", "call_id", "name", "arguments"})

@@ -14,8 +14,6 @@ from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
 from ctxfold.protocols import Chunk, ToolCallDelta
 
-__all__ = ["ResponsesParser"]
-
 _GAP = "\n\n"  # between the parts of a reasoning summary
 _TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete", "response.cancelled"})
 _LIVE = frozenset({"message", "reasoning"})

@@ -33,8 +33,6 @@ from ctxfold.messages import (
 )
 from ctxfold.protocols import Request
 
-__all__ = ["Projected", "canonical_lines", "message_items", "project", "request_body", "tool_body"]
-
 INCLUDE = "reasoning.encrypted_content"
 MAX_CALL_ID_CHARS = 64
 _RESERVED = frozenset({"input", "instructions", "model", "stream"})
