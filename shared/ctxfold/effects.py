@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import (
     Any,
     Concatenate,
@@ -28,9 +28,7 @@ from typing import (
 )
 
 from ctxfold.errors import BackendError, ConfigError
-from ctxfold.events import OutputsPrepared
 from ctxfold.history.records import SessionKey
-from ctxfold.messages import Message, Usage
 from ctxfold.protocols import (
     AsyncChunkStream,
     ChunkStream,
@@ -636,37 +634,3 @@ class Pause(Effect[None]):
 
     async def aperform(self, ports: Ports) -> None:
         await asyncio.sleep(self.seconds)
-
-
-@dataclass(slots=True)
-class BackgroundSummary:
-    """The work that is done ahead: `ready` is a plan with its summary, see `compaction.prepare`.
-
-    In an epoch in which it failed it is not tried again.
-    """
-
-    running: bool = False
-    ready: object = None
-    failed_epoch: int = -1
-
-
-@dataclass(slots=True)
-class GoalState:
-    """The state of the search for the goal: its user message, and the last result. See `compaction.goal`."""
-
-    running: bool = False
-    message_id: str = ""
-    ready: object = None
-
-
-@dataclass(slots=True)
-class ToolSummaries:
-    """Summaries of tool outputs on their way into the log, see `compaction.tool_summaries`; `left_out` are not worth one."""
-
-    running: bool = False
-    unwritten: list[Message] = field(default_factory=list[Message])
-    calls: int = 0
-    usage: Usage = field(default_factory=Usage)
-    problems: list[str] = field(default_factory=list[str])
-    left_out: set[str] = field(default_factory=set[str])
-    told: list[OutputsPrepared] = field(default_factory=list[OutputsPrepared])

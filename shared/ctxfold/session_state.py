@@ -8,14 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ctxfold.effects import (
-    BackgroundSummary,
-    Flow,
-    GoalState,
-    StoreCall,
-    ToolSummaries,
-    off_loop,
-)
+from ctxfold.effects import Flow, StoreCall, off_loop
 from ctxfold.errors import (
     HeadMovedError,
     SessionNotFoundError,
@@ -23,7 +16,7 @@ from ctxfold.errors import (
     StoreUnavailableError,
     TurnClosedError,
 )
-from ctxfold.events import Subscribers
+from ctxfold.events import OutputsPrepared, Subscribers
 from ctxfold.history.calibration import calibrated, with_known_limit
 from ctxfold.history.log import SessionState
 from ctxfold.history.passage_cache import PassageCache, Vectors
@@ -113,6 +106,40 @@ class RequestText:
     question: str
     text: str
     hidden: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class BackgroundSummary:
+    """The work that is done ahead: `ready` is a plan with its summary, see `compaction.background`.
+
+    In an epoch in which it failed it is not tried again.
+    """
+
+    running: bool = False
+    ready: object = None
+    failed_epoch: int = -1
+
+
+@dataclass(slots=True)
+class GoalState:
+    """The state of the search for the goal: its user message, and the last result. See `compaction.goal`."""
+
+    running: bool = False
+    message_id: str = ""
+    ready: object = None
+
+
+@dataclass(slots=True)
+class ToolSummaries:
+    """Summaries of tool outputs on their way into the log, see `compaction.tool_summaries`; `left_out` are not worth one."""
+
+    running: bool = False
+    unwritten: list[Message] = field(default_factory=list[Message])
+    calls: int = 0
+    usage: Usage = field(default_factory=Usage)
+    problems: list[str] = field(default_factory=list[str])
+    left_out: set[str] = field(default_factory=set[str])
+    unsent_events: list[OutputsPrepared] = field(default_factory=list[OutputsPrepared])
 
 
 @dataclass(slots=True)

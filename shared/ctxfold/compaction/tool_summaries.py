@@ -49,7 +49,7 @@ def prepare_pairs(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow
     if not needs_tool_summaries(stage.rules):
         return ()
     with open_session.lock:
-        events, pairs.told = tuple(pairs.told), []
+        events, pairs.unsent_events = tuple(pairs.unsent_events), []
     if pairs.running:
         return events
     yield from flush_pairs(open_session, ports)
@@ -119,7 +119,7 @@ def flush_pairs(open_session: OpenSession, ports: Ports) -> Flow[bool]:
 
 def _report(open_session: OpenSession, messages: int, *problems: str) -> None:
     with open_session.lock:
-        open_session.tool_summaries.told.append(OutputsPrepared(open_session.key.session, messages, problems))
+        open_session.tool_summaries.unsent_events.append(OutputsPrepared(open_session.key.session, messages, problems))
 
 
 def _work(open_session: OpenSession, ports: Ports, turn_id: str | None) -> Flow[None]:
