@@ -19,7 +19,7 @@ from ctxfold.history.view import View
 from ctxfold.messages import Message, is_final
 from ctxfold.protocols import Store, TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import CtxWarning, TextCounter
+from ctxfold.tokens.text import CtxWarning, TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals

@@ -43,7 +43,7 @@ from ctxfold.messages import Message, ToolSpec
 from ctxfold.policy import session_limit
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, name_or_own
 from langchain_ctx.active_model import (
     Caller,

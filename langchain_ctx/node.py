@@ -23,7 +23,7 @@ from ctxfold.history.diff import Cursor, cursor_of_view, first_in_view, newest_k
 from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name
 from langchain_ctx.chat_model import WINDOW
 from langchain_ctx.errors import translated

@@ -34,7 +34,7 @@ from ctxfold.messages import Message, ToolSpec
 from ctxfold.policy import Policy, PolicyFields, Prices
 from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemClock, TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import name_or_own
 from langchain_ctx.active_model import called_model
 from langchain_ctx.models import model_window, unknown_window

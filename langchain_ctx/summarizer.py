@@ -36,7 +36,7 @@ from ctxfold.protocols import (
     TokenCounter,
     capabilities_of,
 )
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.callbacks import listeners
 from langchain_ctx.errors import backend_error, translated

@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage, MessageLikeRepresent
 from ctxfold.connect import message_counter
 from ctxfold.errors import ConfigError, MessageError
 from ctxfold.protocols import TokenCounter
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import is_a, kind_of
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import model_name

@@ -36,7 +36,7 @@ from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import is_a, kind_of
 from langchain_ctx.active_model import (
     Caller,

@@ -26,7 +26,7 @@ from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallErro
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import is_a, json_problem, kind_of
 from llamaindex_ctx.chat_store import CtxChatStore
 from llamaindex_ctx.chat_store_copy import ChatStoreCopy

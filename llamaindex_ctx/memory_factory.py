@@ -19,7 +19,7 @@ from ctxfold.adapters.sessions import warn_caller
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of, whole_number
 from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_blocks import Block, Blocks

@@ -46,7 +46,7 @@ from ctxfold.lru import LruCache
 from ctxfold.messages import Message, assistant, content_key, tool_result
 from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, name_or_own
 from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.llm_calls import (

@@ -186,13 +186,13 @@ if TYPE_CHECKING:
     from ctxfold.stream import StreamEvent as StreamEvent
     from ctxfold.stream import Thinking as Thinking
     from ctxfold.stream import ToolCalls as ToolCalls
-    from ctxfold.tokens import CtxWarning as CtxWarning
-    from ctxfold.tokens import EncodingNotFoundError as EncodingNotFoundError
-    from ctxfold.tokens import MessageCounter as MessageCounter
-    from ctxfold.tokens import RatioCounter as RatioCounter
-    from ctxfold.tokens import TextCounter as TextCounter
-    from ctxfold.tokens import TiktokenCounter as TiktokenCounter
-    from ctxfold.tokens import text_counter as text_counter
+    from ctxfold.tokens.counter import MessageCounter as MessageCounter
+    from ctxfold.tokens.text import CtxWarning as CtxWarning
+    from ctxfold.tokens.text import EncodingNotFoundError as EncodingNotFoundError
+    from ctxfold.tokens.text import RatioCounter as RatioCounter
+    from ctxfold.tokens.text import TextCounter as TextCounter
+    from ctxfold.tokens.text import TiktokenCounter as TiktokenCounter
+    from ctxfold.tokens.text import text_counter as text_counter
 
 # fmt: off
 _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
@@ -263,10 +263,8 @@ _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
     "stores.memory": ("MemoryStore",),
     "stores.sql": ("SqlStore",),
     "stream": ("Completed", "Content", "ContentFirst", "Fold", "StreamEvent", "Thinking", "ToolCalls"),
-    "tokens": (
-        "CtxWarning", "EncodingNotFoundError", "MessageCounter", "RatioCounter", "TextCounter", "TiktokenCounter",
-        "text_counter",
-    ),
+    "tokens.counter": ("MessageCounter",),
+    "tokens.text": ("CtxWarning", "EncodingNotFoundError", "RatioCounter", "TextCounter", "TiktokenCounter", "text_counter"),
 }
 # fmt: on
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

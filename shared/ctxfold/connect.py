@@ -26,7 +26,8 @@ from ctxfold.policy import (
 )
 from ctxfold.protocols import ContextBackend, Embedder, Ports, Request, Store, TokenCounter, Wire
 from ctxfold.sections.section import Section
-from ctxfold.tokens import MessageCounter, TextCounter, text_counter
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import TextCounter, text_counter
 from ctxfold.validation import check_has, is_a, kind_of, whole_number
 
 OPENAI = "openai_chat"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ctxfold import MediaPart, Message, MessageCounter, RatioCounter, TextPart, history_tools, user
-from ctxfold.tokens import medium_of
+from ctxfold.tokens.media import medium_of
 from tests.support.driven import context, turns
 from tests.timing import cpu_s
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxfold import ConfigError, RatioCounter, TextCounter, TiktokenCounter, text_counter
-from ctxfold.tokens import encoding_name
+from ctxfold.tokens.text import encoding_name
 from tests.timing import cpu_s
 
 O200K_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
@@ -197,7 +197,7 @@ def run_isolated(code: str, folder: Path, **environment: str) -> subprocess.Comp
 FALL_BACK = """
 import warnings
 warnings.simplefilter("always")
-from ctxfold.tokens import text_counter
+from ctxfold.tokens.text import text_counter
 print(text_counter().id, text_counter("gpt-4").id, text_counter("gpt-4").count("a" * 400))
 """
 
@@ -249,7 +249,7 @@ def test_a_silent_network_costs_the_deadline_once(tmp_path: Path, black_hole: Bl
 def test_a_refused_network_fails_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    patient = "import ctxfold.tokens; ctxfold.tokens.DOWNLOAD_DEADLINE_S = 60\n"
+    patient = "import ctxfold.tokens.text; ctxfold.tokens.text.DOWNLOAD_DEADLINE_S = 60\n"
     done = run_isolated(patient + FALL_BACK, tmp_path, https_proxy=f"http://127.0.0.1:{port}")
     assert "the download failed" in done.stderr
     assert "refused" in done.stderr
@@ -259,7 +259,7 @@ def test_a_refused_network_fails_at_once(tmp_path: Path) -> None:
 def test_a_file_in_a_cache_folder_is_found(tmp_path: Path, variable: str) -> None:
     shutil.copy(bundled_folder() / O200K_FILE, tmp_path / O200K_FILE)
     done = run_isolated(
-        "from ctxfold.tokens import text_counter as c; print(c().id, c().count('hello world'))",
+        "from ctxfold.tokens.text import text_counter as c; print(c().id, c().count('hello world'))",
         tmp_path,
         CTXFOLD_OFFLINE="1",
         **{variable: str(tmp_path)},
@@ -288,7 +288,7 @@ class _Files(http.server.BaseHTTPRequestHandler):
 
 
 DOWNLOAD = """
-import ctxfold.tokens as tokens
+import ctxfold.tokens.text as tokens
 tokens.DOWNLOAD_DEADLINE_S = 60
 from dataclasses import replace
 from types import MappingProxyType
@@ -321,5 +321,5 @@ def test_a_download_is_verified_and_kept(tmp_path: Path, intact: bool) -> None:
 
 
 def test_importing_loads_nothing(tmp_path: Path) -> None:
-    code = "import sys, ctxfold.tokens\nprint(sorted({'tiktoken', 'httpx', 'sqlalchemy'} & set(sys.modules)))"
+    code = "import sys, ctxfold.tokens.counter\nprint(sorted({'tiktoken', 'httpx', 'sqlalchemy'} & set(sys.modules)))"
     assert run_isolated(code, tmp_path).stdout.strip() == "[]"

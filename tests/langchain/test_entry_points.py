@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from ctxfold import ConfigError, MissingExtraError, Policy, Section
 from ctxfold.policy import policy_for
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
-from ctxfold.tokens import text_counter
+from ctxfold.tokens.text import text_counter
 from langchain_ctx import (
     ChatCtx,
     ContextMiddleware,

@@ -49,8 +49,8 @@ ANCHORED = frozenset(
         "ctxfold.compaction.verify._REFUSAL",
         "ctxfold.compaction.verify._CHAT_OPENING",
         "ctxfold.compaction.verify._ROLE_LINE",
-        "ctxfold.tokens._TEXTUAL",
-        "ctxfold.tokens._LAST_SAFE_CUT",
+        "ctxfold.tokens.media._TEXTUAL",
+        "ctxfold.tokens.text._LAST_SAFE_CUT",
     }
 )
 MORE = (

@@ -18,7 +18,7 @@ from ctxfold.events import Subscriber
 from ctxfold.policy import Policy, PolicyFields, Prices, unknown_setting
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import CtxWarning
+from ctxfold.tokens.text import CtxWarning
 
 _NOT_THE_CALLER = ("ctxfold", "langchain_ctx", "langchain_core", "llamaindex_ctx")
 

@@ -16,7 +16,7 @@ from ctxfold.messages import Message, validated
 from ctxfold.policy import Policy
 from ctxfold.protocols import ContextBackend, TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import whole_number
 
 LEAST_WINDOW_TOKENS = 4_000

@@ -51,7 +51,7 @@ from ctxfold.protocols import (
     Wire,
 )
 from ctxfold.stream import Fold
-from ctxfold.tokens import MessageCounter
+from ctxfold.tokens.counter import MessageCounter
 from ctxfold.validation import is_a, json_problem, shown_url
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ctxfold.errors import ConfigError
 from ctxfold.messages import Message, ProviderSummary, ToolCallPart, is_question
 from ctxfold.protocols import Request, Wire
-from ctxfold.tokens import RatioCounter, TextCounter, text_counter
+from ctxfold.tokens.text import RatioCounter, TextCounter, text_counter
 
 Keep: TypeAlias = Literal["none", "all", "current_round", "tool_rounds"]
 WIRES: frozenset[str] = frozenset(get_args(Wire))

@@ -17,7 +17,7 @@ from ctxfold.connect import named_provider, open_backend
 from ctxfold.errors import CtxError
 from ctxfold.messages import user
 from ctxfold.protocols import Request
-from ctxfold.tokens import EncodingNotFoundError, TiktokenCounter
+from ctxfold.tokens.text import EncodingNotFoundError, TiktokenCounter
 from ctxfold.validation import shown_url
 
 ENCODINGS = ("o200k_base", "cl100k_base")

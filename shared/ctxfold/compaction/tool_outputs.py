@@ -17,7 +17,7 @@ from ctxfold.history.view import Entry, View
 from ctxfold.messages import MediaPart, Message, Opaque, Part, ReasoningPart, ToolCallPart, ToolResultPart, is_question
 from ctxfold.policy import EXCERPT_TOKENS, Policy
 from ctxfold.protocols import TokenCounter
-from ctxfold.tokens import medium_of
+from ctxfold.tokens.media import medium_of
 
 EXCERPT_CHARS = 160
 NOTE_TOKENS = 60  # of these, for the note that says how much is left out, and where it is

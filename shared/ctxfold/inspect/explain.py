@@ -20,7 +20,7 @@ from ctxfold.inspect.html import window_html
 from ctxfold.messages import MediaPart, Message, ProviderSummary
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession, known_records
-from ctxfold.tokens import described
+from ctxfold.tokens.media import described
 from ctxfold.validation import kind_of
 
 Where: TypeAlias = Literal["visible", "excerpt", "compacted", "removed", "hidden", "open turn"]

@@ -53,7 +53,7 @@ from ctxfold.session.handle import Input, SessionFiles
 from ctxfold.session.service import ContextService
 from ctxfold.session_state import OpenSession, load
 from ctxfold.stream import Completed, StreamEvent, StreamPiece
-from ctxfold.tokens import TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, check_text, name_or_own
 
 

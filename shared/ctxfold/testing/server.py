@@ -182,7 +182,7 @@ class ModelServer:
         loop = self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         if self._counter is None:
-            from ctxfold.tokens import text_counter
+            from ctxfold.tokens.text import text_counter
 
             self._counter = text_counter(encoding="o200k_base", allow_download=False)
         self._meter = Meter(self._counter)

@@ -14,7 +14,7 @@ from ctxfold.backends.profile import Profile, counter_for
 from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request
-from ctxfold.tokens import MESSAGE_OVERHEAD_TOKENS
+from ctxfold.tokens.counter import MESSAGE_OVERHEAD_TOKENS
 
 
 class OpenAIResponsesBackend(HttpBackend):

@@ -1,0 +1,1 @@
+"""Token counts: of text, of media, and of whole messages."""
