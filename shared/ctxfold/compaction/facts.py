@@ -2,8 +2,6 @@
 
 Each fact knows the line that states it whole, with who said it, which the ledger of a summary repeats word for word. A statement
 that a later one of another value replaces is no fact any more.
-
-`normal` returns the form in which equal values compare equal however they are written (1,250.00 and 1250, dates, numerals).
 """
 
 from __future__ import annotations
@@ -11,14 +9,24 @@ from __future__ import annotations
 import json
 import math
 import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from ctxfold.compaction.literals import (
+    CJK,
+    MAX_FIELD_CHARS,
+    WORD,
+    Fact,
+    FactKind,
+    Line,
+    key_around,
+    kind_of_literal,
+    new_fact,
+    scan,
+)
 from ctxfold.compaction.statements import (
     Speech,
     Statement,
@@ -35,57 +43,22 @@ from ctxfold.compaction.statements import (
     spoken_times,
     statements,
 )
-from ctxfold.history.terms import STOP_WORDS, sentences, stretches, terms
+from ctxfold.history.terms import STOP_WORDS, sentences, terms
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart
 
-FactKind: TypeAlias = Literal[
-    "call", "rule", "statement", "email", "url", "path", "identifier", "amount", "date", "number", "name", "field"
-]
 FactSource: TypeAlias = Entry | Message
 
-MAX_FIELD_CHARS = 80
 MAX_ITEM_CHARS = 40  # of an item of a list that counts as a value
 FRAGMENT = 0.15  # factor of what stands in no whole sentence
 MAX_FRAGMENT_CHARS = 120  # of a line around a literal that stands in no whole sentence
 SHORT_VALUE = 3  # characters; a value this short means nothing without its key
-SCANNED_CHARS = 8_000  # at once; a longer line is scanned in stretches
-MAX_LITERAL_CHARS = 300  # longer ones are data, which nobody repeats
-_KIND_WEIGHT: dict[FactKind, float] = {
-    "call": 12,
-    "rule": 10,
-    "statement": 2,
-    "email": 4,
-    "url": 4,
-    "path": 4,
-    "identifier": 4,
-    "amount": 3.5,
-    "date": 3,
-    "number": 2,
-    "name": 1,
-    "field": 1.5,
-}
 _ROLE_WEIGHT = {"user": 3.0, "system": 2.0, "assistant": 1.5, "tool": 1.0}
 _ARGUMENT_WEIGHT, _SUMMARY_WEIGHT = 2.5, 2.5
 _LOOKUP_WEIGHT = 1.0  # of the arguments of a call that only reads: they were in the conversation before
 _LOOKUP = re.compile(
     r"(?:get|list|search|find|read|fetch|look|query|view|show|describe|check|count|calculate|think)(?:_|\b|(?=[A-Z]))"
 )
-EXACT_DIGITS = 28
-NUMERAL = r"[一二两三四五六七八九十百千万亿零]{1,9}"
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_DIGITS = dict(zip("零一二三四五六七八九两", (*range(10), 2), strict=True))
-_UNITS = {"十": 10, "百": 100, "千": 1_000, "万": 10_000, "亿": 100_000_000}
-_NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)*")
-_TIMES = {"k": 1_000, "m": 1_000_000, "million": 1_000_000, "bn": 10**9, "billion": 10**9, "万": 10_000, "亿": 10**8}
-_TIMES_AFTER = re.compile(r"\s?(k|m|million|bn|billion|万|亿)(?![a-z])")
-_ISO = re.compile(r"(\d{4})[-/年](\d{1,2})(?:[-/月](\d{1,2}))?")
-_MONTH_DAY = re.compile(r"(\d{1,2})月(\d{1,2})")
-_WORDS = re.compile(r"([a-z]{3,9})\.?\s(\d{1,2})(?!\d)(?:st|nd|rd|th)?(?:,?\s(\d{4}))?")
-_WORDS_DAY_FIRST = re.compile(r"(\d{1,2})(?:st|nd|rd|th)?\s(?:of\s)?([a-z]{3,9})\.?(?:,?\s(\d{4}))?")
-_SLASHES = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})")
-_CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?(?::\d{2})?\s?([ap])?\.?(?:m\b)?")
-_CJK_CLOCK = re.compile(r"(上午|下午|晚上|早上|中午|凌晨)?(\d{1,2})[点时](?:(\d{1,2})分|(半))?")
 
 
 class _Wording:
@@ -102,42 +75,8 @@ class _Wording:
         return not (folded.isascii() and "'" not in folded) and bool(self._other.search(folded))
 
 
-_CJK = r"\u3040-\u30ff\u3400-\u9fff"
-_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
-_AMOUNT = r"\d[\d,]{0,24}(?:\.\d{1,12})?"
-# runs of plain words are skipped at once, as no literal begins in them; a match without a group is such a run
-_LITERAL = re.compile(
-    rf"""
-    (?:(?<![A-Za-z0-9_])|(?![A-Za-z_]))(?:
-    (?<!`)(?:\s|[a-z]++[\s,;!?)])++
-  | (?P<url>\bhttps?://[^\s"'<>()\[\]{{}}，。；、]+)
-  | (?P<email>(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{{1,64}}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)
-  | (?P<path>(?<![\w/<])(?:~|\.{{1,2}})?(?:/[\w.@+-]+){{2,}}/?|\b[A-Za-z]:\\[\w\\.-]+
-      |(?<![\w./-])[\w-]{{1,64}}(?:/[\w.-]{{1,64}}){{0,12}}\.(?:py|js|ts|go|rs|java|c|h|cpp|md|txt|csv|json|ya?ml|toml|sql|sh|pdf|html|ipynb|log|xlsx?|docx?)\b)
-  | (?P<date>(?<!\d)\d{{4}}-\d{{1,2}}-\d{{1,2}}(?:[T ]\d{{2}}:\d{{2}}(?::\d{{2}})?)?(?!\d)
-      |(?:\d{{4}}年)?\d{{1,2}}月\d{{1,2}}[日号]|\d{{4}}年\d{{1,2}}月
-      |\b{_MONTH}\s\d{{1,2}}(?:st|nd|rd|th)?(?:,?\s\d{{4}})?\b
-      |\b\d{{1,2}}(?:st|nd|rd|th)?\s(?:of\s)?{_MONTH}(?:,?\s\d{{4}})?\b
-      |(?<![\d/])\d{{1,4}}/\d{{1,2}}/\d{{1,4}}(?![\d/])
-      |(?<![\d:])\d{{1,2}}:\d{{2}}(?::\d{{2}})?(?:\s?[AaPp]\.?[Mm]\b\.?)?(?!\d)|\b\d{{1,2}}\s?[AaPp]\.?[Mm]\b\.?
-      |(?:上午|下午|晚上|早上|中午|凌晨)?\d{{1,2}}[点时](?:\d{{1,2}}分|半)?)
-  | (?P<amount>[$€£¥￥]\s?{_AMOUNT}(?:\s?(?:[kKM]\b|bn\b|million\b|billion\b|万|亿))?
-      |(?<![A-Za-z0-9_.]){_AMOUNT}\s?(?:(?:USD|EUR|GBP|CNY|RMB|JPY|CHF|dollars?|euros?|pounds?|yuan)\b|[万亿]?(?:美元|欧元|日元|港元|人民币|元|块)))
-  | (?P<code>(?<=`)[^`\n]{{2,{MAX_FIELD_CHARS}}}(?=`))
-  | (?P<phone>\+\d[\d -]{{6,18}}\d)
-  | (?P<number>(?<![A-Za-z0-9_.])[+-]?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)*
-      (?:\s?%|(?:st|nd|rd|th|[kKMGT]?i?B|ms|s|h|min|km|kg|cm|mm|x|px)\b|\s?[万亿]|(?=-[a-z]+\b))?(?![A-Za-z0-9_#]|-\d|[.:]\d)
-      |(?!一[个次点])(?<![周星期第]){NUMERAL}[元块个人天岁次年月点号张位件本间名])
-  | (?P<identifier>(?<![A-Za-z0-9_])(?:(?=[A-Za-z0-9][A-Za-z_.\#-]{{0,64}}\d|\d)[A-Za-z0-9]+(?:[-_.\#]+[A-Za-z0-9]+)*
-      |[A-Za-z]+(?:_[A-Za-z0-9]+)+|[A-Z]{{2,}}(?:-[A-Z0-9]+)*|[a-z]+(?:[A-Z][a-z0-9]+)+)(?![A-Za-z0-9_]))
-  | (?P<name>(?<=[a-z,;:\-–]\s)[A-Z][a-z]+(?:\s[A-Z][a-z]+)*)
-  | (?:我叫|名叫|叫做|名字[是叫])(?P<called>[\u4e00-\u9fff·]{{2,4}})
-    )""",
-    re.VERBOSE,
-)
-_KINDS: dict[str, FactKind] = {"code": "identifier", "phone": "identifier", "called": "name"}
 _LABELLED = re.compile(
-    rf"^[\s\-*•\d.)]*([A-Za-z{_CJK}][\w ()/{_CJK}-]{{0,30}}?)\**\s*[:：]\**\s*(\S.{{0,{MAX_FIELD_CHARS - 1}}})$"
+    rf"^[\s\-*•\d.)]*([A-Za-z{CJK}][\w ()/{CJK}-]{{0,30}}?)\**\s*[:：]\**\s*(\S.{{0,{MAX_FIELD_CHARS - 1}}})$"
 )
 _ITEM = re.compile(r"^\s*(?:[-*•]|\d{1,2}[.)、])\s*(\S.{0,39})$")
 _ORDINAL = re.compile(r"^\s*\d{1,2}[.)、]\s*(?=\D)")
@@ -186,49 +125,6 @@ _NAME_STARTS = STOP_WORDS | frozenset(
     june july august september october november december by heard code number
     """.split()  # noqa: SIM905 - a list would be ten times as long
 )
-_WORD = re.compile(rf"[A-Za-z_][\w-]*|[{_CJK}]+")
-_PARTICLES = "是为的约在到从共有我你您他她要把了"
-
-
-class Line(NamedTuple):
-    """The words that state a fact whole, and the message that has them.
-
-    `place` orders the lines of a message. A value of a document has a `source`, such as the name of a tool, and a `record`, such as
-    `flight_number HAT069`, which stand in front of the values of the same ones; a line of its own has neither.
-    """
-
-    text: str
-    number: int = 0
-    message_id: str = ""
-    place: int = 0
-    source: str = ""
-    record: str = ""
-
-
-class Fact(NamedTuple):
-    """A literal of a message, or a sentence that states something without one.
-
-    Args:
-        kind: what kind of literal it is.
-        text: the literal, verbatim.
-        value: its normal form, which equal literals share.
-        key: the words that it belongs to.
-        number: number of the newest message that has it, 0 for messages outside a session.
-        message_id: id of that message.
-        weight: its importance.
-        owner: the name of the person or thing that a value belongs to, in lower case; "" where the sentence names none.
-        line: the words that state it.
-    """
-
-    kind: FactKind
-    text: str
-    value: str
-    key: str = ""
-    number: int = 0
-    message_id: str = ""
-    weight: float = 1.0
-    owner: str = ""
-    line: Line | None = None
 
 
 def extract(sources: Iterable[FactSource]) -> tuple[Fact, ...]:
@@ -319,32 +215,6 @@ def _replaced(stated: Sequence[_Said]) -> frozenset[Line]:
         newest[topic.words, topic.kind] = said
         by_first_word[min(topic.words)].add(topic.words)
     return frozenset(replaced)
-
-
-def scan(text: str) -> tuple[Fact, ...]:
-    """Returns the literals of a line in order, each with the words that it belongs to; no rules and no labelled fields."""
-    if len(text) <= SCANNED_CHARS:
-        return _scanned(text)
-    return tuple(fact for part in stretches(text, SCANNED_CHARS) for fact in _scan(part))
-
-
-@lru_cache(maxsize=8_192)  # a compaction scans its sentences several times, and the next one scans the summary again
-def _scanned(text: str) -> tuple[Fact, ...]:
-    return tuple(_scan(text))
-
-
-def _scan(text: str) -> Iterator[Fact]:
-    previous, after = "", 0
-    for match in _LITERAL.finditer(text):
-        group = match.lastgroup
-        if group is None:
-            continue
-        literal = match[group].strip().rstrip(",:;.!?。，；")
-        kind: FactKind = _KINDS.get(group, group)  # type: ignore[arg-type]
-        if 1 < len(literal) <= MAX_LITERAL_CHARS or kind == "number":
-            start, end = match.span(group)
-            yield _fact(kind, literal, _key_around(text, after, start, end, kind) or previous)
-            previous, after = literal, end
 
 
 def flat(message: Message) -> str:
@@ -480,14 +350,14 @@ def _literals(statement: Statement, message: Message, speakers: Collection[str] 
     if not statement.whole or "; " in text:
         facts += [(f, max(factor, 0.7)) for f in _listed(text, message, speakers)]
     for quoted in _QUOTED.finditer(text):
-        facts += [(f, factor) for f in _field(quoted[1], _key_around(text, 0, *quoted.span(), "field"))]
+        facts += [(f, factor) for f in _field(quoted[1], key_around(text, 0, *quoted.span(), "field"))]
     return facts
 
 
 def _tells(fact: Fact, text: str) -> bool:
     """Tells whether a literal in a fragment says something: an address does, a time or a number only with a word beside it."""
     if fact.kind in ("number", "date", "amount"):
-        return _WORD.search(text.replace(fact.text, " ")) is not None
+        return WORD.search(text.replace(fact.text, " ")) is not None
     return not (fact.text.isascii() and fact.text.isalpha())
 
 
@@ -554,13 +424,13 @@ def _sentence(statement: Statement, message: Message, has_literal: bool) -> Iter
     clear = _clearness(statement)
     said_by_model = message.role == "assistant" or statement.speaker.startswith("assistant")
     if is_directive(text) and not said_by_model:
-        fact = _fact("rule", text, "")
+        fact = new_fact("rule", text, "")
         yield fact._replace(weight=fact.weight * (0.15 if statement.named else 1.0) * clear)
     elif is_decision(text) or (is_preference(text) and not said_by_model):
-        fact = _fact("rule", text, "")
+        fact = new_fact("rule", text, "")
         yield fact._replace(weight=fact.weight * 0.4 * clear)
     elif not has_literal and not falters(text) and len(frozenset(terms(text))) >= 3:
-        fact = _fact("statement", text, "")
+        fact = new_fact("statement", text, "")
         is_statement = _ownership(text) > 2 and _UNSURE.search(lowered(text)) is None and message.kind != "summary"
         yield fact._replace(weight=fact.weight * (1.0 if is_statement else 0.3) * clear)
 
@@ -611,8 +481,8 @@ def _topic(statement: Statement, facts: Sequence[Fact]) -> _Topic | None:
 def _field(text: str, key: str) -> Iterator[Fact]:
     """Yields a labelled or listed value, unless it is a literal of another kind, which `scan` finds."""
     value = text.strip("*#_ .")
-    if any(c.isalnum() for c in value) and _kind_of(value) is None:
-        yield _fact("field", value, key)
+    if any(c.isalnum() for c in value) and kind_of_literal(value) is None:
+        yield new_fact("field", value, key)
 
 
 class _Leaf(NamedTuple):
@@ -643,7 +513,7 @@ def _leaves(data: Any, key: str, subject: _Subject) -> Iterator[_Leaf]:
             for name, value in record.items():
                 keyed = isinstance(value, dict | list) and _is_id(name)  # a record by its identifier
                 if keyed:
-                    yield _Leaf((_fact("identifier", name, key),), name, "")
+                    yield _Leaf((new_fact("identifier", name, key),), name, "")
                 parent = key.rsplit(" ", maxsplit=1)[-1]
                 yield from _leaves(value, f"{parent} {name}".strip(), _Subject(name) if keyed else subject)
         case list():
@@ -652,7 +522,7 @@ def _leaves(data: Any, key: str, subject: _Subject) -> Iterator[_Leaf]:
         case bool() | None:
             return
         case int() | float():
-            fact = _fact("number", json.dumps(data), _with_subject(key, subject.value, str(data)))
+            fact = new_fact("number", json.dumps(data), _with_subject(key, subject.value, str(data)))
             yield _Leaf((fact,), subject.label, f"{key} {fact.text}".strip())
         case str() if text := data.strip():
             facts = tuple(_leaf_text(text, _with_subject(key, subject.value, text)))
@@ -664,9 +534,9 @@ def _leaves(data: Any, key: str, subject: _Subject) -> Iterator[_Leaf]:
 
 
 def _leaf_text(text: str, key: str) -> Iterator[Fact]:
-    whole = _kind_of(text) is not None
+    whole = kind_of_literal(text) is not None
     if not whole and 0 < len(text) <= MAX_FIELD_CHARS:
-        yield _fact("field", text, key)
+        yield new_fact("field", text, key)
     for fact in scan(text):
         yield fact._replace(key=key) if whole or not fact.key else fact
 
@@ -678,41 +548,12 @@ def _with_subject(key: str, subject: str, value: str) -> str:
 def _is_id(value: object) -> bool:
     if not isinstance(value, str) or not 3 <= len(value) <= 64:
         return False
-    return _kind_of(value) == "identifier" and any(c.isdigit() for c in value)
-
-
-def _kind_of(text: str) -> str | None:
-    """Returns which kind of literal the whole text is, None when it is not exactly one."""
-    return _whole_kind(text) if len(text) <= MAX_LITERAL_CHARS else None
-
-
-@lru_cache(maxsize=16_384)
-def _whole_kind(text: str) -> str | None:
-    match = _LITERAL.fullmatch(text)
-    return match and match.lastgroup
+    return kind_of_literal(value) == "identifier" and any(c.isdigit() for c in value)
 
 
 def _call(call: ToolCallPart) -> Fact:
-    fact = _fact("call", f"{call.name} {call.arguments}", "open tool call")
+    fact = new_fact("call", f"{call.name} {call.arguments}", "open tool call")
     return fact._replace(weight=fact.weight * _ROLE_WEIGHT["user"])
-
-
-def _fact(kind: FactKind, text: str, key: str) -> Fact:
-    plain = kind == "identifier" and text.isalpha()  # initials: often just a word in capitals
-    return Fact(kind, text, normal(kind, text), key, weight=_KIND_WEIGHT["name" if plain else kind])
-
-
-def _key_around(text: str, after: int, start: int, end: int, kind: FactKind) -> str:
-    """Returns the words just before a literal, back to `after`; for a number, the noun that follows it, if there is one."""
-    words = [w for w in _WORD.findall(text[max(after, start - 40) : start]) if w.casefold() not in STOP_WORDS]
-    before = " ".join(words[-2:])
-    if before and not words[-1].isascii():
-        before = words[-1][-6:].strip(_PARTICLES)[-4:]
-    following = _WORD.match(text, end + (text[end : end + 1] == " ")) if kind == "number" else None
-    if following is None or following[0].casefold() in STOP_WORDS:
-        return before
-    noun: str = following[0]
-    return noun if noun.isascii() else before or noun[:2]
 
 
 def _document(text: str) -> list[_Leaf] | None:
@@ -723,90 +564,3 @@ def _document(text: str) -> list[_Leaf] | None:
         return list(_leaves(json.loads(text), "", _Subject()))
     except (ValueError, RecursionError):
         return None
-
-
-# values in the form in which they are compared
-
-
-@lru_cache(maxsize=16_384)
-def normal(kind: str, text: str) -> str:
-    """Returns the form in which literals of a kind are compared; numbers and amounts share one, so that units may differ."""
-    folded = " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
-    match kind:
-        case "number" | "amount":
-            return _number(folded) or folded
-        case "date":
-            return _date(folded) or folded
-        case _:
-            return folded
-
-
-def month_day(value: str) -> str:
-    """Returns month and day of a normal date, "" for anything else, so that a date without its year matches one with it."""
-    if re.fullmatch(r"[\d-]{4}-\d\d-\d\d", value):
-        return value[-5:]
-    return value[2:] if re.fullmatch(r"--\d\d-\d\d", value) else ""
-
-
-def _number(folded: str) -> str:
-    match = _NUMBER.search(folded)
-    if match is None:
-        return _numeral(folded)
-    digits = match[0].replace(",", "").lstrip("+")
-    if digits.count(".") > 1 or len(digits) > EXACT_DIGITS:
-        return digits  # a version, or a number that decimals would round
-    value = Decimal(digits)
-    if times := _TIMES_AFTER.match(folded, match.end()):
-        value *= _TIMES[times[1]]
-    return f"{value.normalize():f}" if value else "0"
-
-
-def _numeral(folded: str) -> str:
-    total = section = digit = 0
-    match = re.search(NUMERAL, folded)
-    if match is None:
-        return ""
-    for sign in match[0]:
-        if sign in _DIGITS:
-            digit = _DIGITS[sign]
-        elif (unit := _UNITS[sign]) < 10_000:
-            section += (digit or 1) * unit
-            digit = 0
-        else:
-            total = (total + section + digit) * unit
-            section = digit = 0
-    return str(total + section + digit)
-
-
-def _date(folded: str) -> str:
-    if iso := _ISO.search(folded):
-        return _day(iso[1], iso[2], iso[3])
-    if zh := _MONTH_DAY.search(folded):
-        return _day("", zh[1], zh[2])
-    if slashes := _SLASHES.search(folded):
-        month, day = sorted((slashes[1], slashes[2]), key=lambda n: int(n) > 12)
-        return _day(slashes[3], month, day)
-    for pattern, month_group, day_group in ((_WORDS, 1, 2), (_WORDS_DAY_FIRST, 2, 1)):
-        match = pattern.search(folded)
-        if match and match[month_group][:3] in _MONTHS:
-            return _day(match[3] or "", str(_MONTHS.index(match[month_group][:3]) + 1), match[day_group])
-    return _clock(folded)
-
-
-def _day(year: str, month: str, day: str | None) -> str:
-    if day is None:
-        return f"{year}-{int(month):02}"
-    return f"{year}-{int(month):02}-{int(day):02}" if year else f"--{int(month):02}-{int(day):02}"
-
-
-def _clock(folded: str) -> str:
-    if zh := _CJK_CLOCK.search(folded):
-        hour = int(zh[2]) + (12 if zh[1] in ("下午", "晚上") and int(zh[2]) < 12 else 0)
-        return f"{hour:02}:{30 if zh[4] else int(zh[3] or 0):02}"
-    match = _CLOCK.search(folded)
-    if match is None:
-        return ""
-    hour = int(match[1])
-    if match[3]:
-        hour = hour % 12 + (12 if match[3] == "p" else 0)
-    return f"{hour:02}:{match[2] or '00'}"

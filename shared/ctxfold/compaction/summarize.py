@@ -13,7 +13,8 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from ctxfold._deprecated import warn_renamed
-from ctxfold.compaction.facts import Fact, FactSource, extract, message_of
+from ctxfold.compaction.facts import FactSource, extract, message_of
+from ctxfold.compaction.literals import Fact
 from ctxfold.compaction.live_prefix import LivePrefix
 from ctxfold.compaction.plan import Writer
 from ctxfold.compaction.selection import summary_limit

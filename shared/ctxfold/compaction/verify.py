@@ -15,18 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
-from ctxfold.compaction.facts import (
-    SHORT_VALUE,
-    Fact,
-    FactSource,
-    Line,
-    extract,
-    flat,
-    message_of,
-    month_day,
-    negated,
-    scan,
-)
+from ctxfold.compaction.facts import SHORT_VALUE, FactSource, extract, flat, message_of, negated
+from ctxfold.compaction.literals import Fact, Line, month_day, scan
 from ctxfold.effects import Complete, Deadline, Flow, off_loop
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.terms import STOP_WORDS, sentences, terms
