@@ -38,8 +38,8 @@ ANCHORED = frozenset(
     {
         "ctxfold.backends.anthropic.request._DATA_URL",
         "ctxfold.cli.doctor._EXTRA",
-        "ctxfold.compaction.excerpts._DOCTYPE",
-        "ctxfold.compaction.excerpts._KEY",
+        "ctxfold.compaction.text_units._DOCTYPE",
+        "ctxfold.compaction.text_units._KEY",
         "ctxfold.compaction.excerpts._NONE_AFTER",
         "ctxfold.compaction.statements._ROLE",
         "ctxfold.compaction.statements._STAMP",

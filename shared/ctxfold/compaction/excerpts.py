@@ -1,21 +1,26 @@
 """Makes excerpts of long texts: beginning and end, failures with their place, and what a task asks about. Pure.
 
-A text is cut into units: lines, JSON records, rows, or pieces of a line without breaks. Units are chosen by rank until the room is
-used, and shown in their order. Searching is left to regular expressions, so that the work per unit is small.
+Units of the text (`text_units.py`) are chosen by rank until the room is used, and shown in their order. Searching is left to
+regular expressions, so that the work per unit is small.
 """
 
 from __future__ import annotations
 
-import html
-import json
 import math
 import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from ctxfold.compaction.text_units import (
+    LONG_LINE_CHARS,
+    PIECE_CHARS,
+    WORD_CHARS,
+    TextUnits,
+    splits_word,
+    word_boundary,
+)
 from ctxfold.history.terms import terms
 
 EDGE_SHARE = 6  # of the room, one part of so many for the first unit, and one for the last
@@ -23,21 +28,15 @@ FAILURE_SHARE = 0.5  # of the room that the edges leave
 MATCH_SHARE = 0.8  # of the room that edges and failures leave
 PATH_SHARE = 0.25  # of the room that is left then
 MARKER_CHARS = 20  # of a gap
-PIECE_CHARS = 200  # of a line without a break
-LONG_LINE_CHARS = 400  # a longer one is cut into pieces
-RECORD_CHARS = 400  # a longer JSON value is taken apart
 TINY_CHARS = 360  # in less room the first line and the last one are cut for the sake of what stands between them
-MOST_DEPTH = 12  # levels of JSON that are taken apart
-SEARCHED_CHARS = 50_000  # at once: one call of a regular expression holds the interpreter
 MOST_HITS = 4_000  # lines that are looked at
 MOST_PATHS = 1_000  # lines with a path that are looked at
 MOST_TERMS = 48
 MOST_MISSES = 12  # units in a row that find no room
 OWNER_CHARS = 60  # of the beginning of a record whose middle is shown
 MOST_FOCUS_CHARS = 4_000
-WORD_CHARS = 24
 LOOK_BACK_LINES, LOOK_AHEAD_LINES = 60, 14
-HTML_TAGS = 6  # in its beginning, so that a text counts as HTML
+SURE, WEAK, WARNED = 3.0, 2.0, 1.0  # how surely a line reports a failure
 
 _FAILURE_WORDS = (
     "error", "err:", "exception", "traceback", "fail", "fatal", "panic", "critical", "severe", "emerg", "denied", "refused",
@@ -72,10 +71,6 @@ _HAS_PLACE = re.compile(r"(?<![\w./\\-])[\w./\\-]{1,200}\.\w{1,5}(?::\d+|\(\d+[,
 _TEST_HEADER = re.compile(r"^(?:_{3,} .+ _{3,}|={3,} .*\b(?:ERROR|FAIL).*|\s*--- FAIL: .+|(?:FAIL|ERROR): .+|\s*● .+)$")
 _FILE_ALONE = re.compile(r"^[\w./\\-]{1,200}(?<=[\w-])\.\w{1,5}:?$")
 _PATH = re.compile(r"(?<![\w.@/-])(?:[\w.@-]{1,80}/){1,12}[\w.@-]{1,80}\.\w{1,8}\b")
-_NOTE = re.compile(
-    r"^\[\.\.\. [\d,]+ of ([\d,]+) characters left out; .*?archived as (#\S+?)(?:; line (\d+))?\]$", re.M
-)
-_MARKER = re.compile(r"^\[\.\.\.(?: line (\d+))?\]$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,311 +90,9 @@ def excerpt_of(text: str, *, reference: str, max_chars: int, focus: Focus = NOTH
     Kept are beginning and end; lines that report a failure, with their place; and units that `focus` asks about. JSON is cut by
     record, HTML is shown as text. With `again`, the text is an excerpt with this reference, and a shorter one is made of it.
     """
-    source = _Source.of_excerpt(text, reference) if again else None
-    source = source or _Source.of(text)
+    source = TextUnits.of_excerpt(text, reference) if again else None
+    source = source or TextUnits.of(text)
     return _Selection(source, max_chars).filled(focus).rendered(reference)
-
-
-# units
-
-
-@dataclass(slots=True)
-class _Source:
-    """A text cut into units: unit i is `text[starts[i]:ends[i]]`, and `breaks` are units before which something is left out."""
-
-    text: str
-    starts: list[int]
-    ends: list[int]
-    whole_chars: int
-    kind: str = "lines"  # or "records", "markup", "diff"
-    numbers: list[int] | None = None  # of lines, where units are not counted from the first
-    breaks: frozenset[int] = frozenset()
-
-    @classmethod
-    def of(cls, text: str) -> _Source:
-        kind, shown = "lines", text
-        beginning = text[:4_096].lstrip()
-        if beginning[:1] in ("{", "["):
-            records = _records(text)
-            if records is not None:
-                kind, shown = "records", records
-        elif _is_html(beginning):
-            kind, shown = "markup", _html_text(text)
-        elif beginning.startswith(("diff --git ", "--- ", "Index: ")) or "\n@@ -" in beginning:
-            kind = "diff"
-        starts, ends, numbers = _units(shown)
-        return cls(shown, starts, ends, len(text), kind, numbers)
-
-    @classmethod
-    def of_excerpt(cls, text: str, reference: str) -> _Source | None:
-        """Returns the units of an excerpt without its markers; None where the text has no note with this reference."""
-        notes = [m for m in _NOTE.finditer(text) if m[2] == reference]
-        if not notes:
-            return None
-        note = notes[0]
-        markers = {m.start(): m for m in (*_MARKER.finditer(text), note)}
-        starts: list[int] = []
-        ends: list[int] = []
-        numbers: list[int] = []
-        breaks: set[int] = set()
-        at, number, numbered = 0, 1, True
-        for place in (*sorted(markers), len(text)):
-            some_starts, some_ends, some_numbers = _units(text[at:place])
-            starts += [at + s for s in some_starts]
-            ends += [at + e for e in some_ends]
-            numbers += [number + n - 1 for n in some_numbers or range(1, len(some_starts) + 1)]
-            if place in markers:
-                marker = markers[place]
-                line = marker[3] if marker is note else marker[1]
-                numbered = numbered and (line is not None or place == max(markers))
-                number = int(line) if line is not None else (numbers[-1] if numbers else 0) + 2
-                at = marker.end() + 1
-                breaks.add(len(starts))
-        kind = "lines" if numbered and "; line" in note[0] else "pieces"
-        whole = int(note[1].replace(",", ""))
-        return cls(text, starts, ends, whole, kind, numbers, frozenset(breaks))
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def unit(self, index: int) -> str:
-        return self.text[self.starts[index] : self.ends[index]]
-
-    def length(self, index: int) -> int:
-        return self.ends[index] - self.starts[index]
-
-    def index_at(self, offset: int) -> int:
-        return max(0, bisect_right(self.starts, offset) - 1)
-
-    def number(self, index: int) -> int:
-        return index + 1 if self.numbers is None else self.numbers[index]
-
-    @property
-    def folded(self) -> str:
-        """Returns the text in lower case, with its length unchanged."""
-        if self._folded is None:
-            lower = self.text.lower()
-            if len(lower) != len(self.text):
-                lower = "".join(c.lower() if len(c.lower()) == 1 else c for c in self.text)
-            self._folded = lower
-        return self._folded
-
-    _folded: str | None = None
-
-    def units_with(self, word: str, *, begins: bool = False, ends: bool = False) -> Iterator[tuple[int, int]]:
-        """Yields each unit that holds the word, in lower case, with the place of the first one.
-
-        With `begins` no letter or digit may stand before it, with `ends` none behind. Plain searches, as one call of a regular
-        expression would hold the interpreter for all of a long text.
-        """
-        text, at = self.folded, 0
-        while (at := text.find(word, at)) >= 0:
-            end = at + len(word)
-            if (begins and at and text[at - 1].isalnum()) or (ends and end < len(text) and text[end].isalnum()):
-                at = end
-                continue
-            index = self.index_at(at)
-            yield index, at
-            at = max(end, self.ends[index])
-
-
-def _units(text: str) -> tuple[list[int], list[int], list[int] | None]:
-    """Returns where the units of a text begin and end, and their line numbers where lines were cut into pieces."""
-    starts = [0, *(m.end() for m in re.finditer("\n", text))]
-    if starts[-1] == len(text):
-        starts.pop()
-    ends = [*starts[1:], len(text)] if starts else []
-    if all(e - s <= LONG_LINE_CHARS for s, e in zip(starts, ends, strict=True)):
-        return starts, ends, None
-    pieces: list[int] = []
-    numbers: list[int] = []
-    for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
-        at = start
-        while end - at > LONG_LINE_CHARS:
-            pieces.append(at)
-            numbers.append(number)
-            at = _piece_end(text, at)
-        pieces.append(at)
-        numbers.append(number)
-    return pieces, [*pieces[1:], len(text)], numbers
-
-
-def _piece_end(text: str, start: int) -> int:
-    """Returns where a piece of a long line ends: after a sentence, a comma or a space, if there is one."""
-    limit = start + PIECE_CHARS
-    for signs in ("。！？；", "\t,;|&", " "):
-        at = max(text.rfind(sign, start + PIECE_CHARS // 2, limit) for sign in signs)
-        while at > 0 and signs != "。！？；" and _joined(text, at + 1):
-            at = max(text.rfind(sign, start + PIECE_CHARS // 2, at) for sign in signs)
-        if at > 0:
-            return at + 1
-    return _word_boundary(text, limit)
-
-
-def _word_boundary(text: str, start: int) -> int:
-    """Returns the next index where no word or number is cut in two; `start` when there is none in 24 characters."""
-    return next((i for i in range(start, min(len(text), start + WORD_CHARS)) if not _joined(text, i)), start)
-
-
-def _joined(text: str, at: int) -> bool:
-    """Tells whether a cut here would split a word, a path or a number, such as 1,234.5."""
-    return 0 < at < len(text) and all(c.isalnum() or c in ".,_-/\\" for c in text[at - 1 : at + 1])
-
-
-# JSON and HTML as lines
-
-
-_KEY = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*')
-_DECODER = json.JSONDecoder(strict=False)
-
-
-def _lines_joined(text: str) -> str:
-    return " ".join(stripped for line in text.split("\n") if (stripped := line.strip()))
-
-
-def _records(text: str) -> str | None:
-    """Returns JSON with a record or a few fields on each line, each behind its path; None for a text that is no JSON.
-
-    Values stand there as they were written. What follows a break in the syntax, as in a cut output, follows as it is.
-    """
-    lines: list[str] = []
-    start = len(text) - len(text.lstrip())
-    try:
-        end = _take_apart(text, start, "", lines, MOST_DEPTH)
-    except RecursionError:
-        return None
-    rest = text[end:].strip()
-    if len(lines) < 2 or (rest and end - start < len(text) // 2):
-        return None
-    return "\n".join([*lines, rest] if rest else lines)
-
-
-def _take_apart(text: str, start: int, path: str, lines: list[str], depth: int) -> int:
-    """Adds the lines of the array or object that begins at `start`, and returns where it ends or its syntax breaks.
-
-    Values more than `depth` levels down are not taken apart.
-    """
-    is_array, at, count = text[start] == "[", start + 1, 0
-    fields: list[str] = []
-    size = 0
-
-    def flush() -> None:
-        nonlocal size
-        if fields:
-            lines.append(f"{path or '$'}: {{{', '.join(fields)}}}")
-        fields.clear()
-        size = 0
-
-    while True:
-        at = _skip(text, at, ",")
-        if at >= len(text) or text[at] in "]}":
-            flush()
-            return min(len(text), at + 1)
-        key = ""
-        if not is_array:
-            named = _KEY.match(text, at)
-            if named is None:
-                flush()
-                return at
-            key, at = named[1], named.end()
-        inner = f"{path}[{count}]" if is_array else f"{path}.{key[1:-1]}".removeprefix(".")
-        count += 1
-        try:
-            value, end = _DECODER.raw_decode(text, at)
-        except ValueError:
-            flush()
-            broken = depth > 0 and text[at : at + 1] in ("[", "{")
-            return _take_apart(text, at, inner, lines, depth - 1) if broken else at
-        if end - at > RECORD_CHARS and depth > 0 and isinstance(value, list | dict | str):
-            flush()
-            if isinstance(value, str):
-                lines.append(f"{inner}:")
-                lines.extend(value.splitlines())
-            else:
-                _take_apart(text, at, inner, lines, depth - 1)
-        elif is_array:
-            lines.append(f"{inner}: {_lines_joined(text[at:end])}")
-        else:
-            fields.append(f"{key}: {_lines_joined(text[at:end])}")
-            size += len(fields[-1])
-            if size > RECORD_CHARS:
-                flush()
-        at = end
-
-
-def _skip(text: str, at: int, sign: str) -> int:
-    while at < len(text) and (text[at].isspace() or text[at] == sign):
-        at += 1
-    return at
-
-
-_TAG = re.compile(r"<(/?)([a-zA-Z][\w-]{0,30})([^<>]{0,2000})>")
-_BLOCKS = frozenset((
-    "p", "div", "section", "article", "header", "footer", "main", "nav", "aside", "ul", "ol", "li", "table", "thead", "tbody",
-    "tr", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "dl", "dt", "dd", "pre", "blockquote", "form", "fieldset", "title",
-    "figure", "figcaption", "option", "select", "details", "summary", "body", "html", "head",
-))  # fmt: skip
-_HIDDEN = frozenset(["script", "style", "svg", "noscript", "template"])
-_DOCTYPE = re.compile(r"\s*<!doctype[^<>]{0,400}>", re.I)
-_HREF = re.compile(r"""\bhref\s*=\s*["']?([^"'\s>#][^"'\s>]{0,160})""", re.I)
-_ALT = re.compile(r"""\balt\s*=\s*"([^"]{3,160})\"""", re.I)
-
-
-def _is_html(beginning: str) -> bool:
-    folded = beginning[:400].lower()
-    if folded.startswith("<!doctype html") or "<html" in folded:
-        return True
-    return beginning.startswith("<") and len({m[2].lower() for m in _TAG.finditer(beginning)} & _BLOCKS) >= HTML_TAGS
-
-
-def _html_text(text: str) -> str:
-    """Returns the visible text of a page, a line for each block: headings behind #, cells behind |, links with their address."""
-    parts: list[str] = []
-    doctype = _DOCTYPE.match(text)
-    at, hidden, comment = doctype.end() if doctype else 0, "", 0
-    link = ""
-    while at < len(text):
-        if hidden:
-            closing = text.find(f"</{hidden}", at)
-            at = len(text) if closing < 0 else closing
-            hidden = ""
-        tag = _TAG.search(text, at, min(len(text), at + SEARCHED_CHARS))
-        comment = text.find("<!--", at, tag.start() if tag else min(len(text), at + SEARCHED_CHARS))
-        if comment >= 0:
-            parts.append(text[at:comment])
-            closing = text.find("-->", comment)
-            at = len(text) if closing < 0 else closing + 3
-            continue
-        if tag is None:
-            stop = min(len(text), at + SEARCHED_CHARS)
-            parts.append(text[at:stop])
-            at = stop
-            continue
-        parts.append(_one_line(text[at : tag.start()]))
-        at, name, closes = tag.end(), tag[2].lower(), bool(tag[1])
-        if name in _HIDDEN and not closes:
-            hidden = "" if tag[3].endswith("/") else tag[2]
-        elif name in _BLOCKS:
-            heading = len(name) == 2 and name[0] == "h" and name[1].isdigit()
-            parts.append("\n" + ("# " if heading and not closes else ""))
-        elif name in ("td", "th") and not closes:
-            parts.append(" | ")
-        elif name == "a":
-            if closes and link:
-                parts.append(f" ({link})")
-            attribute = None if closes else _HREF.search(tag[3])
-            link = attribute[1] if attribute and not attribute[1].startswith("javascript:") else ""
-        elif name == "img" and (attribute := _ALT.search(tag[3])):
-            parts.append(f"[{attribute[1]}]")
-    lines = (" ".join(line.split()).removeprefix("| ") for line in html.unescape("".join(parts)).split("\n"))
-    return "\n".join(line for line in lines if line and line != "#")
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", " ") if "\n" in text else text
-
-
-# choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +108,7 @@ class _Hit:
 class _Selection:
     """The units that are chosen, and the characters that are left."""
 
-    source: _Source
+    source: TextUnits
     max_chars: int
     chosen: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     used: int = 0
@@ -553,14 +246,14 @@ class _Selection:
         text = self.source.text
         if end - start > most:
             if around is None:
-                start = _word_boundary(text, end - most)
+                start = word_boundary(text, end - most)
                 start += len(text[start:end]) - len(text[start:end].lstrip())
             else:
                 if around - start > most // 4 and around > 0:
                     most -= min(most // 3, OWNER_CHARS) if self._is_record(index) else 0
-                start = _word_boundary(text, max(start, min(around - most // 4, end - most)))
+                start = word_boundary(text, max(start, min(around - most // 4, end - most)))
                 stop = min(end, start + most)
-                while stop > max(start + 1, start + most - WORD_CHARS) and _joined(text, stop):
+                while stop > max(start + 1, start + most - WORD_CHARS) and splits_word(text, stop):
                     stop -= 1
                 end = stop
         self.chosen[index] = (start, end)
@@ -636,7 +329,7 @@ class _Selection:
             piece = source.text[start:end]
             if start > source.starts[index] and self._is_record(index):
                 owner = source.starts[index] + OWNER_CHARS
-                while owner > source.starts[index] and _joined(source.text, owner):
+                while owner > source.starts[index] and splits_word(source.text, owner):
                     owner -= 1
                 piece = f"{source.text[source.starts[index] : min(owner, start)]} ... {piece}"
             joins = index == last + 1 and index not in source.breaks and last_end == start
@@ -666,10 +359,7 @@ class _Selection:
         return "\n".join(parts if len(groups) > 1 else [*parts, f"[... {note}]"])
 
 
-SURE, WEAK, WARNED = 3.0, 2.0, 1.0
-
-
-def _is_header(line: str, source: _Source, index: int) -> bool:
+def _is_header(line: str, source: TextUnits, index: int) -> bool:
     """Tells whether a line and the next ones have as many separators of a table."""
     for sign in ",\t;|":
         count = line.count(sign)
@@ -679,7 +369,7 @@ def _is_header(line: str, source: _Source, index: int) -> bool:
     return False
 
 
-def _failures(source: _Source) -> list[_Hit]:
+def _failures(source: TextUnits) -> list[_Hit]:
     """Returns the units that report a failure: the surest first, and of each kind of line one before any second."""
     hits: dict[int, _Hit] = {}
     known: dict[tuple[str, str], float] = {}  # by the form of a line and the word: a log has the same lines often
@@ -743,7 +433,7 @@ def _part_of_name(line: str, at: int, end: int) -> bool:
     return line[at - 1] in "_-" or not (line[at].isupper() and line[at + 1 : at + 2].islower())
 
 
-def _matches(source: _Source, focus: Focus) -> list[_Hit]:
+def _matches(source: TextUnits, focus: Focus) -> list[_Hit]:
     """Returns the units that hold words of the focus, the best first. A word counts more the fewer units hold it."""
     weights = _weights(source, focus)
     if not weights:
@@ -766,7 +456,7 @@ def _matches(source: _Source, focus: Focus) -> list[_Hit]:
     return sorted(hits, key=lambda h: (-h.score, h.index))
 
 
-def _weights(source: _Source, focus: Focus) -> dict[str, float]:
+def _weights(source: TextUnits, focus: Focus) -> dict[str, float]:
     """Returns the words to look for that the text has, with their weights; names and numbers weigh more than other words."""
     weights: dict[str, float] = {}
     for text, weight in ((focus.question, 1.0), (focus.call, 0.7)):
