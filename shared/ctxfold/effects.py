@@ -17,15 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import (
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    TypeAlias,
-    TypeVar,
-    cast,
-)
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.history.records import SessionKey
@@ -44,9 +36,9 @@ from ctxfold.telemetry import Noted, record_lease, record_reply, request_span, t
 
 
 class LocalTasks:
-    """Background work of one engine. No second event loop is made: a thread runs the sync driver, a loop the async one.
+    """Runs the background work of one engine: in threads with the sync driver, on an event loop with the async one.
 
-    A thread cannot be stopped from outside: it is told, stops before its next step, and what it had begun is dropped.
+    A thread cannot be stopped from outside: it stops before its next step once it is told to, and its unfinished work is dropped.
     """
 
     def __init__(self) -> None:
@@ -95,11 +87,11 @@ class LocalTasks:
         with self._lock:
             self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # told already; retrieved, so that the loop does not complain
+            task.exception()  # retrieved, so that the loop does not warn: the flow has reported it
 
     def close(self, *, wait: bool) -> None:
         """Ends all work: waits for threads, or tells them to stop, and cancels tasks of event loops."""
-        threads, tasks = self._taken(wait)
+        threads, tasks = self._running_work(stop=not wait)
         for task in tasks:
             loop = task.get_loop()
             if not loop.is_closed():
@@ -110,23 +102,23 @@ class LocalTasks:
 
     async def aclose(self, *, wait: bool) -> None:
         """Ends all work without blocking the loop; waits for the running loop's own tasks, or cancels them."""
-        threads, tasks = self._taken(wait)
+        threads, tasks = self._running_work(stop=not wait)
         here = asyncio.get_running_loop()
-        mine = [t for t in tasks if t.get_loop() is here]
+        tasks_here = [t for t in tasks if t.get_loop() is here]
         for task in tasks:
             if task.get_loop() is here:
                 if not wait:
                     task.cancel()
             elif not task.get_loop().is_closed():
                 task.get_loop().call_soon_threadsafe(task.cancel)
-        await asyncio.gather(*mine, return_exceptions=True)
+        await asyncio.gather(*tasks_here, return_exceptions=True)
         for thread in threads if wait else ():
             await asyncio.to_thread(thread.join)
         self._stop.set()
 
-    def _taken(self, wait: bool) -> tuple[list[threading.Thread], list[asyncio.Task[None]]]:
+    def _running_work(self, *, stop: bool) -> tuple[list[threading.Thread], list[asyncio.Task[None]]]:
         with self._lock:
-            if not wait:
+            if stop:
                 self._stop.set()
             return list(self._threads), list(self._tasks)
 
@@ -210,9 +202,8 @@ class FlowMethods(ABC):
 
 
 Owner = TypeVar("Owner", bound=FlowMethods)
-_FLOWS: dict[
-    Callable[..., Any], Callable[..., Any]
-] = {}  # the flow behind each sync method of a class, filled at import
+# the flow behind each sync method of a class, filled at import
+_FLOWS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def _describe(method: Callable[..., Any], flow: Callable[..., Any], name: str) -> None:
@@ -250,10 +241,10 @@ def async_method(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concate
 
 @dataclass(frozen=True, slots=True)
 class All(Effect[tuple[Any, ...]]):
-    """Several flows as one effect: gathered when driven on a loop, in order when driven synchronously.
+    """Runs several flows: concurrently when driven on a loop, one after the other when driven synchronously.
 
-    With `threads`, the latter at once too, each in a thread of its own. When one fails, those still under way are cancelled,
-    where they can be, and waited for.
+    With `threads`, they run concurrently there too, each in its own thread. When one fails, the others are cancelled where that
+    is possible, and awaited.
     """
 
     flows: tuple[Flow[Any], ...]
@@ -263,8 +254,8 @@ class All(Effect[tuple[Any, ...]]):
         if not self.threads or len(self.flows) < 2:
             return tuple(run(flow, ports) for flow in self.flows)
         with ThreadPoolExecutor(len(self.flows), "ctxfold-all") as pool:
-            begun = [pool.submit(copy_context().run, run, flow, ports) for flow in self.flows]
-        return tuple(future.result() for future in begun)
+            futures = [pool.submit(copy_context().run, run, flow, ports) for flow in self.flows]
+        return tuple(future.result() for future in futures)
 
     async def aperform(self, ports: Ports) -> tuple[Any, ...]:
         tasks = [asyncio.ensure_future(arun(flow, ports)) for flow in self.flows]
@@ -279,16 +270,17 @@ class All(Effect[tuple[Any, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class Deadline(Effect[T]):
-    """An effect that is given up after `timeout_s`: BackendError of kind "timeout" then.
+    """Performs an effect with a time limit; raises BackendError of kind "timeout" after `timeout_s`.
 
-    On a loop it is cancelled. A synchronous call cannot be: it runs in a worker thread, is left behind, and its result dropped.
+    On a loop the effect is cancelled then. A synchronous call cannot be cancelled: it goes on in a daemon thread, and its result
+    is dropped.
     """
 
     effect: Effect[T]
     timeout_s: float
 
     def perform(self, ports: Ports) -> T:
-        return _within(_left_alone(lambda: self.effect.perform(ports)), self.timeout_s)
+        return _result_within(_in_daemon_thread(lambda: self.effect.perform(ports)), self.timeout_s)
 
     async def aperform(self, ports: Ports) -> T:
         scope = asyncio.timeout(self.timeout_s)
@@ -308,12 +300,11 @@ def limited(effect: Effect[T], timeout_s: float | None) -> Effect[T]:
 
 @dataclass(frozen=True, slots=True)
 class DetachedCall(Effect[T]):
-    """A function that may never return, in a daemon thread of its own: neither the caller's loop nor the end of the program
-    waits for it. BackendError of kind "timeout" after `timeout_s`; None waits for ever.
+    """Calls a function that may never return, in a daemon thread: neither the caller's loop nor the end of the program waits
+    for it. Raises BackendError of kind "timeout" after `timeout_s`; None waits for ever.
 
-    What it returns is awaited where that is awaitable: on the loop, within the same time. Driven synchronously, with
-    `own_loop`, it is awaited on a loop that lives as long as this call, in its thread; without, that is a ConfigError, for a
-    coroutine function before it is called.
+    An awaitable result is awaited on the loop, within the same time. When driven synchronously it is awaited on a new loop in
+    the thread if `own_loop` is set; otherwise it is a ConfigError, raised before a coroutine function is called.
     """
 
     function: Callable[[], T | Awaitable[T]]
@@ -322,22 +313,22 @@ class DetachedCall(Effect[T]):
 
     def perform(self, ports: Ports) -> T:
         if self.own_loop:
-            return _within(_left_alone(self._whole), self.timeout_s)
+            return _result_within(_in_daemon_thread(self._call_and_await), self.timeout_s)
         if inspect.iscoroutinefunction(self.function):
-            raise self._only_async()
-        result = _within(_left_alone(self.function), self.timeout_s)
+            raise self._not_callable_sync()
+        result = _result_within(_in_daemon_thread(self.function), self.timeout_s)
         if not inspect.isawaitable(result):
             return result
         if inspect.iscoroutine(result):
             result.close()
-        raise self._only_async()
+        raise self._not_callable_sync()
 
     async def aperform(self, ports: Ports) -> T:
         scope = asyncio.timeout(self.timeout_s)
         try:
             async with scope:
                 plain = not inspect.iscoroutinefunction(self.function)
-                result: Any = await asyncio.wrap_future(_left_alone(self.function)) if plain else self.function()
+                result: Any = await asyncio.wrap_future(_in_daemon_thread(self.function)) if plain else self.function()
                 value: T = await result if inspect.isawaitable(result) else result
                 return value
         except TimeoutError:
@@ -345,7 +336,7 @@ class DetachedCall(Effect[T]):
                 raise
             raise _expired(self.timeout_s or 0.0) from None
 
-    def _whole(self) -> T:
+    def _call_and_await(self) -> T:
         result: Any = self.function()
         if not inspect.isawaitable(result):
             return cast("T", result)
@@ -356,15 +347,15 @@ class DetachedCall(Effect[T]):
 
         return asyncio.run(awaited())
 
-    def _only_async(self) -> ConfigError:
+    def _not_callable_sync(self) -> ConfigError:
         name = getattr(self.function, "__name__", type(self.function).__name__)
         return ConfigError(
             f"{name} is async: call the async methods (asend, ...), or give one that can be called plainly"
         )
 
 
-def _left_alone(function: Callable[[], T]) -> Future[T]:
-    """Returns the future of a call in a daemon thread, for which the end of the process does not wait."""
+def _in_daemon_thread(function: Callable[[], T]) -> Future[T]:
+    """Starts a call in a daemon thread, for which the end of the process does not wait; returns its future."""
     future: Future[T] = Future()
     context = copy_context()
 
@@ -375,16 +366,16 @@ def _left_alone(function: Callable[[], T]) -> Future[T]:
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
             future.set_exception(error)
 
-    threading.Thread(target=work, name="ctxfold-apart", daemon=True).start()
+    threading.Thread(target=work, name="ctxfold-detached", daemon=True).start()
     return future
 
 
-def _within(future: Future[T], timeout_s: float | None) -> T:
+def _result_within(future: Future[T], timeout_s: float | None) -> T:
     try:
         return future.result(timeout_s)
     except TimeoutError:
         if future.done():
-            raise  # the call's own
+            raise  # the call itself raised it
         raise _expired(timeout_s or 0.0) from None
 
 
@@ -394,7 +385,7 @@ def _expired(timeout_s: float) -> BackendError:
 
 @dataclass(frozen=True, slots=True)
 class Call(Effect[T]):
-    """A plain function that takes its time; driven on a loop it runs in a worker thread, so that the loop stays free."""
+    """Calls a plain function that takes long; when driven on a loop, in a worker thread, so that the loop stays free."""
 
     function: Callable[[], T]
 
@@ -406,8 +397,7 @@ class Call(Effect[T]):
 
 
 def off_loop(function: Callable[[], T], chars: int) -> Flow[T]:
-    """Returns the function's result; one that goes through at least `LONG_CHARS` characters runs in a worker thread when driven on
-    a loop."""
+    """Returns the function's result. Work on `LONG_CHARS` characters or more runs in a worker thread when driven on a loop."""
     if chars < LONG_CHARS:
         return function()
     return (yield from Call(function))
@@ -419,10 +409,10 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 
 class StoreCall(Effect[T]):
-    """A call of one method of the store: `records = yield from StoreCall(Store.read, key, after=seq)`.
+    """Calls one method of the store: `records = yield from StoreCall(Store.read, key, after=seq)`.
 
-    The method is named by the protocol, so that type checkers see its parameters and its result. On a loop the method's async form
-    is called.
+    The method is named by the protocol, so that type checkers see its parameters and its result. On a loop its async form is
+    called.
     """
 
     __slots__ = ("args", "kwargs", "method")
@@ -485,7 +475,7 @@ class ArchiveRead(Effect[T]):
         return replace(ports, store=cast("Replicated", ports.store).for_archive(self.owner, self.session))
 
 
-def _need(backend: ContextBackend | None) -> ContextBackend:
+def _required(backend: ContextBackend | None) -> ContextBackend:
     if backend is None:
         raise ConfigError("this session has no backend: give one (backend=OpenAIChatBackend(...)) to send messages")
     return backend
@@ -493,64 +483,64 @@ def _need(backend: ContextBackend | None) -> ContextBackend:
 
 @dataclass(frozen=True, slots=True)
 class Complete(Effect[Reply]):
-    """A whole answer from the backend, or from the summariser, which is asked as `sparing` makes it of its backend.
+    """Sends a request to the backend, or to the summariser, and returns the whole reply.
 
-    A request on the live prefix goes out as it is.
+    The summariser's request is changed by `sparing`, so that it answers briefly; a request on the live prefix is not, because
+    another thinking setting would lose the cached prefix.
     """
 
     request: Request
     summarizer: bool = False
 
     def _backend(self, ports: Ports) -> ContextBackend:
-        return _need(ports.summarizer if self.summarizer else ports.backend)
+        return _required(ports.summarizer if self.summarizer else ports.backend)
 
-    def _asked(self, backend: ContextBackend) -> Request:
-        spares = (
-            self.summarizer and not self.request.live_prefix
-        )  # another thinking setting would lose the cached prefix
-        sparing = capabilities_of(backend).sparing if spares else None
+    def _adapted(self, backend: ContextBackend) -> Request:
+        if not self.summarizer or self.request.live_prefix:
+            return self.request
+        sparing = capabilities_of(backend).sparing
         return self.request if sparing is None else sparing(self.request)
 
     def _span(self, backend: ContextBackend) -> AbstractContextManager[Noted]:
-        return request_span(
-            self.request,
-            backend,
-            "summarize" if self.summarizer else "compact" if self.request.compact else "chat",
-        )
+        operation = "summarize" if self.summarizer else "compact" if self.request.compact else "chat"
+        return request_span(self.request, backend, operation)
 
     def perform(self, ports: Ports) -> Reply:
         backend = self._backend(ports)
         with self._span(backend) as noted:
-            reply = backend.send(self._asked(backend))
+            reply = backend.send(self._adapted(backend))
             record_reply(noted, reply)
         return reply
 
     async def aperform(self, ports: Ports) -> Reply:
         backend = self._backend(ports)
         with self._span(backend) as noted:
-            reply = await backend.asend(self._asked(backend))
+            reply = await backend.asend(self._adapted(backend))
             record_reply(noted, reply)
         return reply
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream(Effect["ChunkStream | AsyncChunkStream"]):
-    """An open answer, once its first event is there: a ChunkStream, or an AsyncChunkStream when driven on a loop."""
+    """Opens a streamed reply once its first event has arrived: a ChunkStream, or an AsyncChunkStream when driven on a loop."""
 
     request: Request
 
     def perform(self, ports: Ports) -> ChunkStream:
-        backend = _need(ports.backend)
+        backend = _required(ports.backend)
         return traced(backend.open_stream, self.request, backend)
 
     async def aperform(self, ports: Ports) -> AsyncChunkStream:
-        backend = _need(ports.backend)
+        backend = _required(ports.backend)
         return await traced_async(backend.aopen_stream, self.request, backend)
 
 
 @dataclass(frozen=True, slots=True)
 class Start(Effect[bool]):
-    """Begin a flow in the background, by the driver that performs this; whether it began. The flow keeps its own errors."""
+    """Starts a flow in the background, with the driver that performs this effect; returns False where that is not possible.
+
+    The flow handles its own errors.
+    """
 
     flow: Flow[None]
 
@@ -625,7 +615,7 @@ def release_after(work: Flow[T], key: SessionKey, name: str, holder: str) -> Flo
 
 @dataclass(frozen=True, slots=True)
 class Pause(Effect[None]):
-    """Nothing, for a while; an event loop goes on meanwhile."""
+    """Waits for some seconds; an event loop goes on meanwhile."""
 
     seconds: float
 

@@ -403,7 +403,7 @@ def test_settings_that_cannot_be_meant() -> None:
 
 def apart() -> bool:
     """Whether a source's thread is still there."""
-    return any(t.name == "ctxfold-apart" for t in threading.enumerate())
+    return any(t.name == "ctxfold-detached" for t in threading.enumerate())
 
 
 @pytest.fixture(autouse=True)
