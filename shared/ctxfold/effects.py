@@ -228,9 +228,14 @@ def sync_method(flow: Callable[Concatenate[Owner, P], Flow[T]]) -> Callable[Conc
     return method
 
 
+def flow_of(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], Flow[T]]:
+    """Returns the flow behind a method that `sync_method` has made, for a flow that consists of several such calls."""
+    return cast("Callable[Concatenate[Owner, P], Flow[T]]", _FLOWS[method])
+
+
 def async_method(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:
     """Returns the coroutine form of a method that `sync_method` has made."""
-    flow = cast("Callable[Concatenate[Owner, P], Flow[T]]", _FLOWS[method])
+    flow = flow_of(method)
 
     async def coroutine(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await arun(flow(self, *args, **kwargs), self._ports)  # pyright: ignore[reportPrivateUsage]

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ctxfold.effects import Flow, FlowMethods, async_method, flow_of, sync_method
 from ctxfold.engine.archive import Hit
 from ctxfold.engine.fit import newest_question
 from ctxfold.errors import ConfigError, CtxError
@@ -13,7 +14,7 @@ from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.view import View
 from ctxfold.inspect.explain import readable_text
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.protocols import TokenCounter
+from ctxfold.protocols import Ports, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import is_a, kind_of
 
@@ -82,7 +83,7 @@ def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
         raise ConfigError(
             f"{kind_of(context)} is no session: give an AgentContext, as `.context` of a memory or history is one"
         )
-    bound = _Bound(context)
+    bound = _SessionTools(context)
     return tuple(
         HistoryTool(s.name, s.description, dict(s.parameters), getattr(bound, s.name), getattr(bound, f"a{s.name}"))
         for s in HISTORY_TOOLS
@@ -114,89 +115,78 @@ def reading_media(
     return read, aread
 
 
-class _Bound:
-    """The tools' functions on one context, sync and async."""
+class _SessionTools(FlowMethods):
+    """The functions of the tools on one session. A failure becomes text that a model can read."""
 
     def __init__(self, context: AgentContext) -> None:
-        self._ctx = context
+        self._context = context
 
-    def read_message(self, reference: str, offset: int = 0) -> str:
-        try:
-            return self._page(self._ctx.get(reference, newest=True), reference, offset)
-        except CtxError as error:
-            return _failed(error)
+    @property
+    def _ports(self) -> Ports:
+        return self._context._ports  # pyright: ignore[reportPrivateUsage] - its flows run on them
 
-    async def aread_message(self, reference: str, offset: int = 0) -> str:
-        try:
-            return self._page(await self._ctx.aget(reference, newest=True), reference, offset)
-        except CtxError as error:
-            return _failed(error)
+    @sync_method
+    def read_message(self, reference: str, offset: int = 0) -> Flow[str]:
+        return _or_error(self._page(reference, offset))
 
-    def search_history(self, query: str) -> str:
-        return _listed(self._ctx.search(query), self._ctx.view())
+    aread_message = async_method(read_message)
 
-    async def asearch_history(self, query: str) -> str:
-        return _listed(await self._ctx.asearch(query), await self._ctx.aview())
+    @sync_method
+    def search_history(self, query: str) -> Flow[str]:
+        hits = yield from flow_of(AgentContext.search)(self._context, query)
+        return _listed(hits, (yield from flow_of(AgentContext.view)(self._context)))
 
-    def pin_message(self, reference: str) -> str:
-        try:
-            message = self._ctx.get(reference)
-            self._ctx.pin(message.id)
-        except CtxError as error:
-            return _failed(error)
-        return f"Pinned {reference}."
+    asearch_history = async_method(search_history)
 
-    async def apin_message(self, reference: str) -> str:
-        try:
-            message = await self._ctx.aget(reference)
-            await self._ctx.apin(message.id)
-        except CtxError as error:
-            return _failed(error)
-        return f"Pinned {reference}."
+    @sync_method
+    def pin_message(self, reference: str) -> Flow[str]:
+        return _or_error(self._change(flow_of(AgentContext.pin), reference, "Pinned"))
 
-    def unpin_message(self, reference: str) -> str:
-        try:
-            message = self._ctx.get(reference)
-            self._ctx.unpin(message.id)
-        except CtxError as error:
-            return _failed(error)
-        return f"Unpinned {reference}."
+    apin_message = async_method(pin_message)
 
-    async def aunpin_message(self, reference: str) -> str:
-        try:
-            message = await self._ctx.aget(reference)
-            await self._ctx.aunpin(message.id)
-        except CtxError as error:
-            return _failed(error)
-        return f"Unpinned {reference}."
+    @sync_method
+    def unpin_message(self, reference: str) -> Flow[str]:
+        return _or_error(self._change(flow_of(AgentContext.unpin), reference, "Unpinned"))
 
-    def compact_history(self) -> str:
-        if self._ctx.compacted_in_turn():
+    aunpin_message = async_method(unpin_message)
+
+    @sync_method
+    def compact_history(self) -> Flow[str]:
+        if (yield from flow_of(AgentContext.compacted_in_turn)(self._context)):
             return TWICE
-        try:
-            return _done(self._ctx.compact().event)
-        except CtxError as error:
-            return _failed(error)
+        return (yield from _or_error(self._compact()))
 
-    async def acompact_history(self) -> str:
-        if await self._ctx.acompacted_in_turn():
-            return TWICE
-        try:
-            return _done((await self._ctx.acompact()).event)
-        except CtxError as error:
-            return _failed(error)
+    acompact_history = async_method(compact_history)
 
-    def _page(self, message: Message, reference: str, offset: int) -> str:
+    def _change(self, change: Callable[[AgentContext, str], Flow[None]], reference: str, done: str) -> Flow[str]:
+        message = yield from flow_of(AgentContext.get)(self._context, reference)
+        yield from change(self._context, message.id)
+        return f"{done} {reference}."
+
+    def _compact(self) -> Flow[str]:
+        outcome = yield from flow_of(AgentContext.compact)(self._context)
+        return _done(outcome.event)
+
+    def _page(self, reference: str, offset: int) -> Flow[str]:
+        message = yield from flow_of(AgentContext.get)(self._context, reference, newest=True)
         if message.visibility == "user":
             return f"Error: message {reference} is for the user only."
         text = readable_text(message)
-        rules = self._ctx.policy  # of the engine: no reading of the log for it
+        rules = self._context.policy  # of the engine: no reading of the log for it
         start = max(0, offset)
         limit_tokens = int(PAGE_SHARE * rules.tool_result_ratio * rules.budget_tokens)
-        end = start + _page_chars(text[start:], limit_tokens, self._ctx.counter)
+        end = start + _page_chars(text[start:], limit_tokens, self._context.counter)
         head = f"Message {reference} ({message.role}), characters {start} to {end} of {len(text)}"
         more = f"; go on with offset {end}" if end < len(text) else ""
         return f"{head}{more}:\n{text[start:end]}"
+
+
+def _or_error(work: Flow[str]) -> Flow[str]:
+    """Returns the text of the work, or that of its error."""
+    try:
+        return (yield from work)
+    except CtxError as error:
+        return f"Error: {error}"
 
 
 def _page_chars(text: str, limit_tokens: int, counter: TokenCounter) -> int:
@@ -208,10 +198,6 @@ def _page_chars(text: str, limit_tokens: int, counter: TokenCounter) -> int:
 
 
 TWICE = "Nothing was compacted: it was done in this turn already."
-
-
-def _failed(error: CtxError) -> str:
-    return f"Error: {error}"
 
 
 def _listed(hits: tuple[Hit, ...], view: View) -> str:

@@ -9,7 +9,7 @@ from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.compaction.summarize import HEADING, Summary, summarize
 from ctxfold.compaction.transcript import transcript
 from ctxfold.connect import message_counter, ports, session_rules
-from ctxfold.effects import Flow, arun, run
+from ctxfold.effects import Flow, arun, flow_of, run
 from ctxfold.errors import EmptyMessagesError, SummarizationFailedError
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, validated
@@ -109,12 +109,10 @@ def compact_messages(
         MessageNotFoundError: a pinned id is not in the list.
         StrategyError: a strategy of your own failed or broke its contract.
     """
-    with _holding(messages, preserve_n_last, strategy, summarizer, counter, context_window, summary_tokens) as context:
-        context.add(messages)
-        if pinned:
-            context.pin(*pinned)
-        context.compact()
-        return context.view().messages
+    with _session_for(
+        messages, preserve_n_last, strategy, summarizer, counter, context_window, summary_tokens
+    ) as context:
+        return context.run_flow(lambda _: _compacted(context, messages, pinned))
 
 
 async def acompact_messages(
@@ -129,15 +127,23 @@ async def acompact_messages(
     summary_tokens: int = 1_024,
 ) -> tuple[Message, ...]:
     """The async form of `compact_messages`."""
-    with _holding(messages, preserve_n_last, strategy, summarizer, counter, context_window, summary_tokens) as context:
-        await context.aadd(messages)
-        if pinned:
-            await context.apin(*pinned)
-        await context.acompact()
-        return (await context.aview()).messages
+    with _session_for(
+        messages, preserve_n_last, strategy, summarizer, counter, context_window, summary_tokens
+    ) as context:
+        return await context.arun_flow(lambda _: _compacted(context, messages, pinned))
 
 
-def _holding(
+def _compacted(
+    context: AgentContext, messages: Sequence[Message], pinned: Collection[str]
+) -> Flow[tuple[Message, ...]]:
+    yield from flow_of(AgentContext.add)(context, messages)
+    if pinned:
+        yield from flow_of(AgentContext.pin)(context, *pinned)
+    yield from flow_of(AgentContext.compact)(context)
+    return (yield from flow_of(AgentContext.view)(context)).messages
+
+
+def _session_for(
     messages: Sequence[Message],
     preserve_n_last: int,
     strategy: str | Strategy | Summarizer,
@@ -146,7 +152,7 @@ def _holding(
     context_window: int | None,
     summary_tokens: int,
 ) -> AgentContext:
-    """Returns an empty session in memory, which compacts only when it is asked to."""
+    """Returns an empty session in memory, which compacts only on demand."""
     count = message_counter(counter)
     if context_window is None:
         # pins may take a quarter of the budget, and the newest messages half of it
