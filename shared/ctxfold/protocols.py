@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 import warnings
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
@@ -339,12 +340,14 @@ class Store(ItemStore, Protocol):
     @property
     def capabilities(self) -> StoreCapabilities: ...
 
+    @abstractmethod
     def head(self, key: SessionKey) -> Head | None:
         """Returns where the session's log ends; None when there is no such session."""
         ...
 
     async def ahead(self, key: SessionKey) -> Head | None: ...
 
+    @abstractmethod
     def append(
         self,
         key: SessionKey,
@@ -375,36 +378,42 @@ class Store(ItemStore, Protocol):
         known_id: str | None = None,
     ) -> tuple[Record, ...]: ...
 
+    @abstractmethod
     def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
         """Returns the records with after < seq <= upto, in order."""
         ...
 
     async def aread(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]: ...
 
+    @abstractmethod
     def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
         """Returns the records with these seqs, in order of seq; missing ones are left out."""
         ...
 
     async def afetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]: ...
 
+    @abstractmethod
     def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
         """Returns the records with these record ids, in order of seq; missing ones are left out."""
         ...
 
     async def afind(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]: ...
 
+    @abstractmethod
     def numbered(self, key: SessionKey, number: int) -> Record | None:
         """Returns the record that added the message with that number; None when there is none."""
         ...
 
     async def anumbered(self, key: SessionKey, number: int) -> Record | None: ...
 
+    @abstractmethod
     def snapshot_before(self, key: SessionKey, seq: int) -> int:
         """Returns the seq of the newest snapshot before `seq`; 0 when there is none."""
         ...
 
     async def asnapshot_before(self, key: SessionKey, seq: int) -> int: ...
 
+    @abstractmethod
     def postings(
         self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
     ) -> Postings:
@@ -419,6 +428,7 @@ class Store(ItemStore, Protocol):
         self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
     ) -> Postings: ...
 
+    @abstractmethod
     def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
         """Takes the named lease of the session for `holder`, for `ttl_s` seconds or until `release`; returns True on success.
 
@@ -429,24 +439,28 @@ class Store(ItemStore, Protocol):
 
     async def alease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool: ...
 
+    @abstractmethod
     def release(self, key: SessionKey, name: str, holder: str) -> None:
         """Releases a lease; does nothing when another holder has it."""
         ...
 
     async def arelease(self, key: SessionKey, name: str, holder: str) -> None: ...
 
+    @abstractmethod
     def sessions(self, owner: str) -> tuple[str, ...]:
         """Returns the names of an owner's sessions, sorted."""
         ...
 
     async def asessions(self, owner: str) -> tuple[str, ...]: ...
 
+    @abstractmethod
     def copies(self, key: SessionKey) -> tuple[str, ...]:
         """Returns the owner's other sessions whose log begins with the same record: its forks, and those it was forked from."""
         ...
 
     async def acopies(self, key: SessionKey) -> tuple[str, ...]: ...
 
+    @abstractmethod
     def erase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool:
         """Rewrites logs, and removes the sessions `gone` with all their data, in one transaction.
 
@@ -457,12 +471,14 @@ class Store(ItemStore, Protocol):
 
     async def aerase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool: ...
 
+    @abstractmethod
     def erase_owner(self, owner: str) -> bool:
         """Removes everything that belongs to the owner, in one transaction; returns the same as `erase`."""
         ...
 
     async def aerase_owner(self, owner: str) -> bool: ...
 
+    @abstractmethod
     def close(self) -> None: ...
 
     async def aclose(self) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -59,6 +60,7 @@ class Remembered:
 class ItemStore(Protocol):
     """Stores memory items per owner. Async forms do the same without blocking the loop."""
 
+    @abstractmethod
     def remember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
         """Stores memory items in one transaction and returns what became of each, in order.
 
@@ -68,6 +70,7 @@ class ItemStore(Protocol):
 
     async def aremember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]: ...
 
+    @abstractmethod
     def memories(
         self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
     ) -> tuple[MemoryItem, ...]:
@@ -78,6 +81,7 @@ class ItemStore(Protocol):
         self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
     ) -> tuple[MemoryItem, ...]: ...
 
+    @abstractmethod
     def forget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
         """Removes all readable content of these items; returns those that existed, as they were."""
         ...

@@ -8,7 +8,6 @@ import json
 import os
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -28,7 +27,7 @@ from ctxfold.errors import (
 )
 from ctxfold.history.memory_items import ItemPlace, MemoryItem, Remembered, forgotten, settle
 from ctxfold.history.records import Body, Draft, Record, SessionKey, decode_body, encode_body, fingerprint
-from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
+from ctxfold.protocols import Document, Head, Postings, Rewrite, Store, StoreCapabilities
 from ctxfold.validation import check_name, check_text
 
 if TYPE_CHECKING:
@@ -81,14 +80,14 @@ class Fresh:
     fingerprint: str
 
 
-class BaseStore(ABC, Closing):
+class BaseStore(Store, Closing):
     """Derives the async forms and the context managers of a store from its sync methods.
 
-    A subclass implements the abstract methods, safe across threads; `Store` documents each. A store with async methods of its
+    A subclass implements the abstract methods of `Store`, safe across threads. A store with async methods of its
     own overrides the derived ones and declares `StoreCapabilities(blocking=False)`. `KeyValueStore` needs fewer methods.
     """
 
-    capabilities: StoreCapabilities = StoreCapabilities()
+    capabilities: StoreCapabilities = StoreCapabilities()  # pyright: ignore[reportIncompatibleMethodOverride] - not a property
 
     def before_fork(self) -> None:
         """Called before the process forks, for stores that were given to `follow_forks`."""
@@ -121,73 +120,6 @@ class BaseStore(ABC, Closing):
                     await asyncio.wait((done,))
             done.exception()  # marks it as retrieved: nobody else does
             raise
-
-    @abstractmethod
-    def head(self, key: SessionKey) -> Head | None: ...
-
-    @abstractmethod
-    def append(
-        self,
-        key: SessionKey,
-        drafts: Sequence[Draft],
-        *,
-        known: int = 0,
-        expect: int | None = None,
-        documents: Sequence[Document] = (),
-        known_id: str | None = None,
-    ) -> tuple[Record, ...]: ...
-
-    @abstractmethod
-    def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]: ...
-
-    @abstractmethod
-    def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]: ...
-
-    @abstractmethod
-    def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]: ...
-
-    @abstractmethod
-    def numbered(self, key: SessionKey, number: int) -> Record | None: ...
-
-    @abstractmethod
-    def snapshot_before(self, key: SessionKey, seq: int) -> int: ...
-
-    @abstractmethod
-    def postings(
-        self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
-    ) -> Postings: ...
-
-    @abstractmethod
-    def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool: ...
-
-    @abstractmethod
-    def release(self, key: SessionKey, name: str, holder: str) -> None: ...
-
-    @abstractmethod
-    def sessions(self, owner: str) -> tuple[str, ...]: ...
-
-    @abstractmethod
-    def copies(self, key: SessionKey) -> tuple[str, ...]: ...
-
-    @abstractmethod
-    def erase(self, rewrites: Sequence[Rewrite], *, gone: Sequence[SessionKey] = ()) -> bool: ...
-
-    @abstractmethod
-    def erase_owner(self, owner: str) -> bool: ...
-
-    @abstractmethod
-    def remember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]: ...
-
-    @abstractmethod
-    def memories(
-        self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
-    ) -> tuple[MemoryItem, ...]: ...
-
-    @abstractmethod
-    def forget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
 
     async def ahead(self, key: SessionKey) -> Head | None:
         return await self.offload(self.head, key)
