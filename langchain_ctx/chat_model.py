@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import builtins
 import os
-import uuid
 import weakref
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import LC_ID_PREFIX, AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.block_translators import get_translator
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
@@ -34,51 +32,33 @@ from pydantic import (
 )
 
 from ctxfold._lifecycle import Closing, lasts, not_pickled
-from ctxfold.connect import check_fits, message_counter, named_provider, open_backend
+from ctxfold.connect import message_counter, named_provider, open_backend
 from ctxfold.engine.request import Options
-from ctxfold.engine.turn import TurnInput
-from ctxfold.errors import ConfigError, EmptyMessagesError
-from ctxfold.messages import Message
-from ctxfold.protocols import ContextBackend, Reply, Request, TokenCounter, Wire
-from ctxfold.stream import Fold, StreamPiece
+from ctxfold.errors import ConfigError
+from ctxfold.protocols import ContextBackend, Reply, TokenCounter, Wire
+from ctxfold.stream import StreamPiece
 from ctxfold.validation import shown_url
+from langchain_ctx.chat_calls import (
+    SESSION,
+    WINDOW,
+    ChatCall,
+    call_options,
+    no_session,
+    plain_astream,
+    plain_stream,
+    question_of,
+    reply_id,
+    with_window,
+)
 from langchain_ctx.chunks import ChunkWriter
 from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import translated
-from langchain_ctx.message_lists import name_refusals, prompt_text
-from langchain_ctx.messages import from_langchain, given_ids, to_langchain
+from langchain_ctx.messages import from_langchain, to_langchain
+from langchain_ctx.models import model_profile
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
 from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
-from langchain_ctx.tools import Method, bound_tools, call_settings, choice, parsed, specs, with_answer_format
-
-
-def model_profile(backend: Any, *, context_window: int | None, max_tokens: int | None) -> ModelProfile:
-    """Returns the provider's profile as a LangChain profile; values that neither it nor the user sets are left out.
-
-    `context_window` and `max_tokens` are the user's values, which take precedence.
-    """
-    row = getattr(backend, "profile", None)
-    profile: dict[str, Any] = {
-        "name": backend.model,
-        "text_inputs": True,
-        "text_outputs": True,
-        "max_input_tokens": context_window or backend.context_window,
-        "max_output_tokens": max_tokens or getattr(row, "max_output", None),
-    }
-    if row is not None:
-        thinking, rules = row.thinking, row.request
-        profile |= {
-            "tool_calling": True,
-            "tool_call_streaming": True,
-            "tool_choice": rules.forced_tool_choice is not False,
-            "temperature": "temperature" not in rules.refuses,
-            "mid_conversation_system_messages": not rules.system_leads,
-            "reasoning_output": True if thinking.default_on or thinking.on else None,
-            "reasoning_effort_levels": list(thinking.effort) or None,
-        }
-    known = ModelProfile.__annotations__  # an older LangChain knows fewer
-    return cast("ModelProfile", {name: value for name, value in profile.items() if value is not None and name in known})
+from langchain_ctx.tools import Method, bound_tools, call_settings, choice, parsed, specs
 
 
 def package_version() -> str:
@@ -86,147 +66,6 @@ def package_version() -> str:
         return version("ctxfold")
     except PackageNotFoundError:  # run from its sources
         return "unknown"
-
-
-SESSION = "ctxfold_session"
-WINDOW = "context_window"
-_NOT_SENT = frozenset(
-    {SESSION, "extra_body", "ls_structured_output_format", "run_manager", "stream", "structured_output_format"}
-)
-_OPTIONS = frozenset(
-    {"max_completion_tokens", "max_tokens", "model", "stop", "temperature", "thinking", "tool_choice", "tools", WINDOW}
-)
-
-
-def with_window(configurable: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns a call's arguments with the window that its config sets; the call's own argument takes precedence."""
-    window = configurable.get(WINDOW)
-    return kwargs if window is None or kwargs.get(WINDOW) is not None else {**kwargs, WINDOW: window}
-
-
-def no_session() -> ConfigError:
-    return ConfigError("this ChatCtx keeps no sessions: give it session=... or store=..., and context_window=...")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatCall:
-    """The messages of one call, their original ids, and the options for the model."""
-
-    messages: tuple[Message, ...]
-    caller_ids: frozenset[str]
-    options: Options
-    session: Address | None
-    reply_id: str
-
-    @classmethod
-    def of(
-        cls,
-        messages: Sequence[BaseMessage],
-        options: Options,
-        *,
-        session: Sequence[str] | None = None,
-        run: uuid.UUID | None = None,
-    ) -> ChatCall:
-        """Creates the call. LangChain derives the id of an event stream's message from `run`, the id of its run."""
-        if not messages:
-            raise EmptyMessagesError("no message to send: give at least one")
-        name_refusals(messages)
-        return cls(
-            messages=tuple(from_langchain(m) for m in messages),
-            caller_ids=given_ids(messages),
-            options=options,
-            session=None if session is None else Address.of(session),
-            reply_id=uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run}",
-        )
-
-    def request(self, counter: Callable[[], TokenCounter]) -> Request:
-        """Returns the list as it is, for a plain chat model; ContextOverflowError where it exceeds the window asked for."""
-        options = self.options
-        request = Request(
-            messages=self.messages,
-            tools=options.tools,
-            tool_choice=options.tool_choice,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            stop=options.stop,
-            thinking=options.thinking,
-            model=options.model,
-            extra=options.extra,
-        )
-        if options.context_window is not None:
-            check_fits(request, options.context_window, counter())
-        return request
-
-    def question(self) -> TurnInput:
-        """Returns the input of a session: leading system messages are its prompts, and messages that it does not have are new."""
-        if self.session is None:
-            raise no_session()
-        lead = next((i for i, m in enumerate(self.messages) if m.role != "system"), len(self.messages))
-        rest = tuple(m for m in self.messages[lead:] if m.kind == "message")  # summaries are the session's own
-        if not rest:
-            raise EmptyMessagesError("a session needs more than system messages: add the user's message")
-        prompts = tuple(map(prompt_text, self.messages[:lead])) or None
-        return TurnInput(
-            self.session.key, rest, self.options, prompts, given_ids=self.caller_ids, reply_id=self.reply_id
-        )
-
-
-def call_options(defaults: Options, row: Any, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> Options:
-    """Returns what one call asks for: an argument of the call beats the model's field in `defaults`.
-
-    `row` is the provider's profile, None for a backend that the caller made.
-    """
-    forced = choice(kwargs.get("tool_choice"))
-    limit = kwargs.get("max_tokens", kwargs.get("max_completion_tokens"))
-    ends = stop or kwargs.get("stop") or defaults.stop
-    body = {name: v for name, v in kwargs.items() if name not in _NOT_SENT | _OPTIONS and v is not None}
-    if row is not None and "response_format" in body:
-        body = with_answer_format(row.wire, body)
-    return replace(
-        defaults,
-        max_tokens=defaults.max_tokens if limit is None else limit,
-        temperature=kwargs.get("temperature", defaults.temperature),
-        stop=(ends,) if isinstance(ends, str) else tuple(ends),
-        tools=specs(kwargs.get("tools")),
-        tool_choice=forced,
-        thinking=_thinking(row, kwargs.get("thinking", defaults.thinking), forced),
-        model=kwargs.get("model") or defaults.model,
-        context_window=kwargs.get(WINDOW),
-        extra={**defaults.extra, **body, **(kwargs.get("extra_body") or {})},
-    )
-
-
-def _thinking(row: Any, setting: bool | str | None, forced: str | None) -> bool | str | None:
-    """Returns the `thinking` setting; an unset one becomes False for a forced tool call where the provider cannot do both."""
-    if setting is not None or forced in (None, "auto", "none") or row is None:
-        return setting
-    exclusive = row.request.forced_tool_choice == "not_while_thinking" and row.thinking.default_on
-    return False if exclusive and row.thinking.off is not None else None
-
-
-def plain_stream(
-    backend: ContextBackend, request: Request, call: ChatCall, done: Callable[[Reply], None]
-) -> Generator[StreamPiece, None, None]:
-    """Events of an answer that no session keeps."""
-    fold = Fold(call.reply_id, call.options.model)
-    stream = backend.open_stream(request)
-    try:
-        for chunk in stream:
-            yield from fold.feed(chunk)
-    finally:
-        stream.close()
-    done(fold.close())
-
-
-async def plain_astream(
-    backend: ContextBackend, request: Request, call: ChatCall, done: Callable[[Reply], None]
-) -> AsyncGenerator[StreamPiece, None]:
-    fold = Fold(call.reply_id, call.options.model)
-    async with aclosing(await backend.aopen_stream(request)) as stream:
-        async for chunk in stream:
-            for event in fold.feed(chunk):
-                yield event
-    done(fold.close())
 
 
 class AnsweringChatModel(AddressedChatModel):
@@ -322,14 +161,16 @@ class AnsweringChatModel(AddressedChatModel):
         run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
     ) -> ChatCall:
         """Returns the call; for an event stream with its run, from which LangChain derives the id of the message."""
-        run_id: uuid.UUID | None = None if run is None else run.run_id
         kwargs = self._addressed(None, kwargs, messages)
-        return ChatCall.of(messages, self._options(stop, kwargs), session=kwargs.get(SESSION), run=run_id)
+        named = kwargs.get(SESSION)
+        address = None if named is None else Address.of(named)
+        return ChatCall(messages, self._options(stop, kwargs), address, reply_id(run))
 
     def _conversation(self, call: ChatCall) -> Conversation:
         if self._sessions is None or call.session is None:
             raise no_session()
-        return Conversation(self._sessions, call.session, call.question())
+        question = question_of(call.session.key, call.messages, call.options, call.reply_id)
+        return Conversation(self._sessions, call.session, question)
 
     def _writer(self, call: ChatCall) -> ChunkWriter:
         return ChunkWriter(call.reply_id, self._provider_name, blocks=self.output_version == "v1")

@@ -53,7 +53,7 @@ from langchain_ctx.active_model import (
     check_sends_window,
     keeps_sessions,
 )
-from langchain_ctx.chat_model import WINDOW
+from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.checkpoints import MIN_CHARS, Missing, SlimCheckpointer
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache

@@ -1,11 +1,11 @@
-"""Finds chat models that are named by a string or chosen per call, and the windows that their profiles state."""
+"""Finds chat models that are named by a string or chosen per call, and reads and makes the profiles of models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, cast
 
-from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models import BaseChatModel, ModelProfile
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from ctxfold.errors import ConfigError, MissingExtraError
@@ -77,3 +77,31 @@ def chosen_model(model: Any, config: RunnableConfig | None) -> Runnable[Any, Any
     }
     chosen: Runnable[Any, Any] = model._model({"configurable": configurable})
     return chosen
+
+
+def model_profile(backend: Any, *, context_window: int | None, max_tokens: int | None) -> ModelProfile:
+    """Returns the provider's profile as a LangChain profile; values that neither it nor the user sets are left out.
+
+    `context_window` and `max_tokens` are the user's values, which take precedence.
+    """
+    row = getattr(backend, "profile", None)
+    profile: dict[str, Any] = {
+        "name": backend.model,
+        "text_inputs": True,
+        "text_outputs": True,
+        "max_input_tokens": context_window or backend.context_window,
+        "max_output_tokens": max_tokens or getattr(row, "max_output", None),
+    }
+    if row is not None:
+        thinking, rules = row.thinking, row.request
+        profile |= {
+            "tool_calling": True,
+            "tool_call_streaming": True,
+            "tool_choice": rules.forced_tool_choice is not False,
+            "temperature": "temperature" not in rules.refuses,
+            "mid_conversation_system_messages": not rules.system_leads,
+            "reasoning_output": True if thinking.default_on or thinking.on else None,
+            "reasoning_effort_levels": list(thinking.effort) or None,
+        }
+    known = ModelProfile.__annotations__  # an older LangChain knows fewer
+    return cast("ModelProfile", {name: value for name, value in profile.items() if value is not None and name in known})

@@ -25,7 +25,7 @@ from ctxfold.protocols import Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name
-from langchain_ctx.chat_model import WINDOW
+from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import translated
 from langchain_ctx.inner_model import asked
 from langchain_ctx.message_lists import LangChainList, leading_count, prompt_text

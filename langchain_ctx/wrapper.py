@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import LC_ID_PREFIX, AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import (
     Runnable,
@@ -32,9 +31,7 @@ from ctxfold._lifecycle import Closing, SharesSessions, not_pickled
 from ctxfold.adapters.model_calls import ModelStream, original_error
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.engine.request import Options
-from ctxfold.engine.turn import TurnInput
-from ctxfold.errors import ConfigError, EmptyMessagesError
-from ctxfold.history.records import SessionKey
+from ctxfold.errors import ConfigError
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import is_a, kind_of
@@ -46,12 +43,11 @@ from langchain_ctx.active_model import (
     check_sends_window,
     keeps_sessions,
 )
-from langchain_ctx.chat_model import SESSION, WINDOW, no_session, with_window
+from langchain_ctx.chat_calls import SESSION, WINDOW, no_session, question_of, reply_id, with_window
 from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import Pieces, asked, inner_stream
-from langchain_ctx.message_lists import name_refusals, prompt_text
-from langchain_ctx.messages import from_langchain, given_ids
+from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, check_reasoning, returning
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
@@ -84,11 +80,6 @@ async def aeach(events: AsyncIterator[Any], caller: Caller) -> AsyncGenerator[An
         yield event
 
 
-def new_id(run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None) -> str:
-    """Returns the id for an event stream's message, which LangChain derives from the run."""
-    return uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run.run_id}"
-
-
 def options_of(kwargs: Mapping[str, Any]) -> Options:
     """Returns what the engine has to know of a call's arguments: what takes room, and how much there is."""
     limit = kwargs.get("max_tokens")
@@ -99,24 +90,9 @@ def options_of(kwargs: Mapping[str, Any]) -> Options:
     )
 
 
-def question_of(key: SessionKey, messages: Sequence[BaseMessage], options: Options, reply_id: str) -> TurnInput:
-    """Returns the input of a session: leading system messages are its prompts, and messages that it does not have are new."""
-    if not messages:
-        raise EmptyMessagesError("no message to send: give at least one")
-    name_refusals(messages)
-    lead = next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
-    rest = tuple(
-        m for m in map(from_langchain, messages[lead:]) if m.kind == "message"
-    )  # summaries are the session's own
-    if not rest:
-        raise EmptyMessagesError("a session needs more than system messages: add the user's message")
-    prompts = tuple(map(prompt_text, messages[:lead])) or None
-    return TurnInput(key, rest, options, prompts, given_ids=given_ids(messages), reply_id=reply_id)
-
-
 def reply_of(result: ChatResult) -> Reply:
     answer = result.generations[0].message
-    message = from_langchain(answer if answer.id else answer.model_copy(update={"id": new_id()}))
+    message = from_langchain(answer if answer.id else answer.model_copy(update={"id": reply_id()}))
     return Reply(message, message.usage, message.finish_reason, result)
 
 
@@ -403,7 +379,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             return cast("ChatResult", generate(messages))
         with translated(), original_error(), calling(self._caller(options, rest, send=send)):
             return result_of(
-                Conversation(self.sessions, address, question_of(address.key, messages, options, new_id())).ask()
+                Conversation(self.sessions, address, question_of(address.key, messages, options, reply_id())).ask()
             )
 
     async def _agenerate(
@@ -424,7 +400,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         if address is None or self.sessions is None:
             return cast("ChatResult", await generate(messages))
         with translated(), original_error(), calling(self._caller(options, rest, asend=asend)):
-            question = question_of(address.key, messages, options, new_id())
+            question = question_of(address.key, messages, options, reply_id())
             return result_of(await Conversation(self.sessions, address, question).aask())
 
     def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
@@ -441,7 +417,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
     ) -> Iterator[ChatGenerationChunk]:
         address, options, rest = self._parted(messages, kwargs)
         inner: Any = self.inner
-        pieces = Pieces(new_id(run_manager))
+        pieces = Pieces(reply_id(run_manager))
 
         def open_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
@@ -470,7 +446,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
     ) -> AsyncIterator[ChatGenerationChunk]:
         address, options, rest = self._parted(messages, kwargs)
         inner: Any = self.inner
-        pieces = Pieces(new_id(run_manager))
+        pieces = Pieces(reply_id(run_manager))
 
         async def aopen_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
