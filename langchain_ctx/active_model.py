@@ -80,7 +80,7 @@ def called_model() -> BaseChatModel | None:
 
 
 class CallersModel:
-    """The backend of such a session."""
+    """The backend of a session whose model is that of the current call."""
 
     scratch_role = "user"  # a system message at the end is refused by several services
     capabilities = BackendCapabilities()

@@ -61,7 +61,7 @@ def listeners() -> list[BaseCallbackHandler]:
 
 
 class _WithoutTokens(BaseCallbackHandler):
-    """The handler, which hears of no token."""
+    """Wraps a callback handler so that it receives no tokens."""
 
     def __init__(self, handler: BaseCallbackHandler) -> None:
         self._handler = handler

@@ -31,18 +31,18 @@ MirrorOf: TypeAlias = Callable[[str, str], BaseChatMessageHistory]
 
 
 class _Failures:
-    """Storage failures that nobody has been told of yet, by session."""
+    """Storage failures that were not raised at a read yet, by session."""
 
     def __init__(self) -> None:
-        self._held: dict[SessionKey, StoreError] = {}
+        self._unraised: dict[SessionKey, StoreError] = {}
 
     def keep(self, key: SessionKey, error: StoreError, count: int) -> None:
         error.add_note(f"{count} message(s) of session {key.session!r} were not stored: add them again")
-        self._held[key] = error
+        self._unraised[key] = error
 
     def tell(self, key: SessionKey) -> None:
-        """Raises what is held, once."""
-        error = self._held.pop(key, None)
+        """Raises the failure of a session, once."""
+        error = self._unraised.pop(key, None)
         if error is not None:
             raise error
 

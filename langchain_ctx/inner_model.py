@@ -257,7 +257,7 @@ class ForeignChunks:
 
 
 class _Places:
-    """Where in the text each thought came: merged, they are one text without a place."""
+    """The positions in the text at which reasoning came, which merged chunks do not keep."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []

@@ -44,7 +44,7 @@ def section_from(
 
 @dataclass(frozen=True, slots=True)
 class _Retrieved:
-    """In async code it is asked in a worker thread, so that it serves both kinds of code."""
+    """A retriever as the source of a section; async code calls it in a worker thread."""
 
     retriever: BaseRetriever
 

@@ -28,7 +28,7 @@ def check_llm(what: str, candidate: object) -> None:
 
 
 class UnknownWindow(LLMMetadata):
-    """Metadata of a model whose window nobody has told: to read `context_window` is a ConfigError, all else is known."""
+    """Metadata of a model whose window is not known: reading `context_window` raises ConfigError."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "context_window":

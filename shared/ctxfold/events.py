@@ -303,7 +303,7 @@ class MemoryLearnt:
 
 @dataclass(frozen=True, slots=True)
 class WindowGauge:
-    """How full the window is; emitted with each request, and returned by `gauge()`. All sizes are tokens.
+    """The fill level of the window, emitted with each request and returned by `gauge()`. All sizes are tokens.
 
     `used_tokens` is the size of the request: messages, system prompts, tools. `budget_tokens` is the largest size that leaves
     the reply reserve free. At `compacts_at_tokens` the next compaction is due, at the latest when the budget is full; it is

@@ -267,7 +267,7 @@ class Uncounted:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a log ends: its last seq, and that of its newest snapshot (0 when there is none)."""
+    """The end of a log: its last seq, and that of its newest snapshot (0 when there is none)."""
 
     seq: int
     snapshot_seq: int
@@ -577,8 +577,8 @@ class UuidIds:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The outside world of one engine; `summarizer` writes summaries, None means the extractive one; without `tasks`
-    nothing is done in the background, without `prices` nothing is said of cost."""
+    """The services that one engine uses. `summarizer` writes summaries; None stands for extractive ones. Without `tasks` nothing
+    runs in the background, without `prices` costs are not reported."""
 
     store: Store
     counter: TokenCounter

@@ -21,7 +21,7 @@ _SIZED = (6, _STRING)
 
 
 class Frame(NamedTuple):
-    """One message of an event stream: its headers with text as value, and its payload."""
+    """A message of an event stream: its headers with text as value, and its payload."""
 
     headers: Mapping[str, str]
     payload: bytes

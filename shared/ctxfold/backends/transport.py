@@ -62,7 +62,7 @@ class ResponseHead:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Send the request and wait for the response's head; gives a Head.
+    """Sends the request and waits for the response's head; returns a Head.
 
     `sign` returns further headers, made anew for each attempt because they hold its date; it may wait for a disk or a network.
     """
@@ -76,7 +76,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Wait for the next bytes of the body; gives b"" at its end."""
+    """Waits for the next bytes of the body; returns b"" at its end."""
 
     timeout_s: float
 

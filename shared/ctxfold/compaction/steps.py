@@ -38,12 +38,12 @@ CERTAIN_TOKENS = 64  # freed by a summary: a span of a few words may have none t
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When steps are due, and how much a plan has to free.
+    """The conditions under which steps are due, and how much a plan has to free.
 
     Args:
-        soft: whether tool outputs may be replaced.
-        hard: whether a summary is due.
-        reason: why a plan is made now.
+        soft: the verdict on replacing tool outputs.
+        hard: the verdict on writing a summary.
+        reason: the reason for a plan.
         min_freed_tokens: the least that an epoch has to free.
         target_tokens: most tokens of the view at which the next, dearer step is put off.
         budget_tokens: most tokens of the view with which the request fits.

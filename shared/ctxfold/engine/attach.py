@@ -38,7 +38,7 @@ BRANCH = "~"  # between a session's name and the suffix of a branch
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """The session that serves a list: the ids that it sees, and those of them that are to be stored again."""
+    """The session that serves a list, the ids that it knows, and those that have to be stored again."""
 
     key: SessionKey
     known: frozenset[str]

@@ -102,7 +102,7 @@ def options_from(values: Mapping[str, Any]) -> Options:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Text for this request only, and the role in which it travels."""
+    """Text for this request only, and the role in which it is sent."""
 
     text: str
     role: Role = "system"

@@ -69,7 +69,7 @@ REPORTED = ("cached", "input", "output")
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One or more turns that share a column; its curves are those of the turn with the largest window."""
+    """The turns that share a column; its curves are those of the turn with the largest window."""
 
     turns: tuple[Row, ...]
 

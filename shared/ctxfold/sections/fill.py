@@ -292,7 +292,7 @@ def _filled(
 
 @dataclass(slots=True)
 class _Chosen:
-    """The items to show with their texts as data; how many of them are cut, and how many new ones did not fit."""
+    """The items to show with their texts as quoted data, how many of them are cut, and how many new ones did not fit."""
 
     shown: list[tuple[Item, str]] = field(default_factory=list[tuple[Item, str]])
     cut: int = 0

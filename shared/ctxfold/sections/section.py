@@ -32,7 +32,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The query that a source receives: `text` is the newest user message. Items beyond `budget_tokens` are left out."""
+    """The query that a source receives: `text` is the newest user message. Items beyond `budget_tokens` are dropped."""
 
     text: str
     budget_tokens: int

@@ -74,7 +74,7 @@ MAX_KEY_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """A draft ready to be written."""
+    """A draft that is ready to be written, with its fingerprint."""
 
     draft: Draft
     fingerprint: str
@@ -90,10 +90,10 @@ class BaseStore(Store, Closing):
     capabilities: StoreCapabilities = StoreCapabilities()  # pyright: ignore[reportIncompatibleMethodOverride] - not a property
 
     def before_fork(self) -> None:
-        """Called before the process forks, for stores that were given to `follow_forks`."""
+        """Prepares for a fork of the process; called for stores that were given to `follow_forks`."""
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Called in both processes after a fork; in the child no other thread runs."""
+        """Resumes after a fork, in both processes; in the child no other thread runs."""
 
     async def offload(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a sync method for an async caller, in a worker thread when the store blocks.

@@ -56,7 +56,7 @@ _UNIQUE = frozenset({"by_id"})
 
 
 def _partitioned() -> tuple[str, ...]:
-    """The tables that are partitioned. That of format 2, which new stores leave empty, is not."""
+    """Returns the tables that are partitioned; that of format 2, which new stores leave empty, is not."""
     return tuple(name for name in owned_tables() if name != "ctxfold_terms")
 
 
@@ -139,7 +139,7 @@ def _make(connection: Driven, dialect: Dialect, count: int, number: int, prefix:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """How far a move is: so many tables are made, so many of the old ones are watched and copied, the next one up to a key.
+    """The progress of a move: the tables that are made, the old ones that are watched and copied, and the key reached so far.
 
     One that is cancelled only goes back.
     """

@@ -142,13 +142,14 @@ async def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-_given: set[int] = set()  # of the whole process, as the caches of clients are
+_used_ports: set[int] = set()  # of the whole process, as the caches of clients are
 _BINDINGS = 64
 
 
-def loopback_socket(given: set[int] = _given) -> socket.socket:
-    """A socket bound to a free port of 127.0.0.1 that is not in `given`, where it is noted: no server of this process gets the
-    port of an earlier one, whose clients, cached by address and closed, would be taken for its own (langchain-openai does that).
+def loopback_socket(used_ports: set[int] = _used_ports) -> socket.socket:
+    """Returns a socket bound to a free port of 127.0.0.1 that no server of this process has had, and adds the port to `used_ports`.
+
+    Clients are cached by address (langchain-openai does that): a closed one of an earlier server would be used for a new one.
     """
     passed: list[socket.socket] = []
     try:
@@ -157,10 +158,10 @@ def loopback_socket(given: set[int] = _given) -> socket.socket:
             bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             bound.bind(("127.0.0.1", 0))
             port = int(bound.getsockname()[1])
-            if port not in given or len(passed) == _BINDINGS:
-                given.add(port)
+            if port not in used_ports or len(passed) == _BINDINGS:
+                used_ports.add(port)
                 return bound
-            passed.append(bound)  # held, or it would be given out again
+            passed.append(bound)  # kept open, or the system would offer the port again
     finally:
         for other in passed:
             other.close()

@@ -169,12 +169,12 @@ def answer(messages: Sequence[Mapping[str, Any]], *, without: int, question: str
 
 
 def _rarity(count: int, sentences: int) -> float:
-    """Inverse document frequency; a word found nowhere weighs a quarter more than one found once."""
+    """Returns the inverse document frequency; a word found nowhere weighs a quarter more than one found once."""
     return math.log((sentences + 2) / (count + 0.5)) if count else 1.25 * math.log((sentences + 2) / 1.5)
 
 
 def _fits(question: str, sentence: str) -> float:
-    """A small bonus for a sentence that holds the kind of thing that is asked for."""
+    """Returns a small bonus for a sentence that holds the kind of thing that is asked for."""
     fresh = sentence
     for word in re.findall(r"\w+", question):
         fresh = re.sub(rf"\b{re.escape(word)}\b", " ", fresh)
@@ -184,7 +184,7 @@ def _fits(question: str, sentence: str) -> float:
 
 
 def _is_identifier(token: str) -> bool:
-    """A word that was not made for reading: mixed with digits, underscored, all capitals, a URL."""
+    """Returns True for a word that was not made for reading: mixed with digits, underscored, all capitals, a URL."""
     letters = any(character.isalpha() for character in token)
     digits = any(character.isdigit() for character in token)
     return letters and (digits or "_" in token or "://" in token or (len(token) > 1 and token.isupper()))
@@ -208,7 +208,7 @@ def fact_score(sentence: str) -> float:
 
 
 def summarise(sentences: Iterable[str], *, limit_tokens: int, count: Callable[[str], int]) -> str:
-    """The sentences richest in facts that fit the limit, in order, each at most once."""
+    """Returns the sentences richest in facts that fit the limit, in order, each at most once."""
     distinct = {_same(sentence): sentence for sentence in reversed(list(sentences)) if _same(sentence)}
     ordered = list(reversed(distinct.values()))
     scores = [fact_score(sentence) for sentence in ordered]

@@ -66,14 +66,14 @@ def own_summary(body: Body, *, count: Callable[[str], int]) -> str:
 
 
 def messages_of(body: Body) -> list[Message]:
-    """The request's messages."""
+    """Returns the request's messages."""
     return as_mappings(body.get("messages"))
 
 
 def _text(
     messages: Sequence[Message], *, limit: int | None, room: int | None, count: Callable[[str], int]
 ) -> tuple[str, str]:
-    """The words of the reply and, honestly, how they were found."""
+    """Returns the words of the reply, and how they were found."""
     transcript = to_summarise(messages)
     if transcript is not None:
         allowed = limit or min(_DEFAULT_SUMMARY_TOKENS, _DEFAULT_SUMMARY_TOKENS if room is None else room)
@@ -91,7 +91,7 @@ def _text(
 
 
 def _acknowledge(messages: Sequence[Message]) -> tuple[str, str]:
-    """A statement is noted; a tool's result is reported."""
+    """Returns the reply to a statement, which it notes, or to a tool's result, which it reports."""
     last: Message = messages[-1] if messages else {}
     if last.get("role") == "tool":
         found = lookup.message_sentences(last)
@@ -103,7 +103,7 @@ def _acknowledge(messages: Sequence[Message]) -> tuple[str, str]:
 
 
 def to_summarise(messages: Sequence[Message]) -> list[str] | None:
-    """The sentences a request asks to summarise, or None when it does not ask for that.
+    """Returns the sentences that a request asks to summarise; None when it does not ask for that.
 
     The instruction stands in a leading system message of a request without replies, or where the last user
     message begins.
@@ -129,7 +129,7 @@ def to_summarise(messages: Sequence[Message]) -> list[str] | None:
 
 
 def _meant(messages: Sequence[Message], instruction: str) -> Sequence[Message]:
-    """The messages that an instruction means which names the ends of a span by how messages begin; else all of them."""
+    """Returns the messages of the span whose ends the instruction names by how they begin; all messages where it names none."""
     start, end = (_place(messages, found) if found else None for found in (s.search(instruction) for s in _ENDS))
     return messages[start or 0 : end]
 
@@ -149,7 +149,7 @@ def _beginning(message: Message) -> str:
 
 
 def _is_plain_question(text: str) -> bool:
-    """A question about a summary is no order to write one: `What did the summary say?`."""
+    """Returns True for a question about a summary, such as `What did the summary say?`, which is no order to write one."""
     bare = text.strip()
     asks = re.match(r"(?:what|who|when|where|which|why|how|did|does|is|was|are|were)\b", bare, re.I)
     return bool(asks) and "\n" not in bare
@@ -175,7 +175,7 @@ def _tools(body: Body) -> list[Tool]:
 
 
 def _forced(body: Body) -> tuple[ScriptedCall, ...] | str | None:
-    """The call that tool_choice demands, () when it forbids calls, or what is wrong with it."""
+    """Returns the call that tool_choice demands, () when it forbids calls, or what is wrong with it."""
     choice = body.get("tool_choice")
     if choice == "none":
         return ()
@@ -195,7 +195,7 @@ def _forced(body: Body) -> tuple[ScriptedCall, ...] | str | None:
 
 
 def _asked_calls(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[ScriptedCall, ...]:
-    """The calls that the last message, from the user, spells out: `call NAME with {...}`."""
+    """Returns the calls that the last message, from the user, spells out: `call NAME with {...}`."""
     if not messages or messages[-1].get("role") != "user":
         return ()
     known = {tool.get("name") for tool in tools}
@@ -212,7 +212,7 @@ def _asked_calls(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sc
 
 
 def _shape(body: Body) -> Mapping[str, Any] | None:
-    """The JSON schema the reply must have."""
+    """Returns the JSON schema that the reply must have."""
     wanted = as_mapping(body.get("response_format"))
     if wanted.get("type") == "json_schema":
         return as_mapping(as_mapping(wanted.get("json_schema")).get("schema")) or {"type": "object"}
@@ -220,7 +220,7 @@ def _shape(body: Body) -> Mapping[str, Any] | None:
 
 
 def _fit(text: str, limit: int, count: Callable[[str], int]) -> str:
-    """The longest beginning of the text within the limit."""
+    """Returns the longest beginning of the text within the limit."""
     if count(text) <= limit:
         return text
     low, high = 0, len(text)
@@ -231,7 +231,7 @@ def _fit(text: str, limit: int, count: Callable[[str], int]) -> str:
 
 
 def minimal(schema: Schema, root: Schema | None = None, depth: int = 0) -> Any:
-    """A minimal value that fits the schema: required members only, the first of any choice."""
+    """Returns a minimal value that fits the schema: required members only, the first of any choice."""
     root = schema if root is None else root
     if depth > _SCHEMA_DEPTH:  # a schema that requires itself has no finite value
         return None

@@ -35,7 +35,7 @@ class Completion:
     told: tuple[str, ...] = ()  # the user's own messages before it
 
     def calls(self) -> list[dict[str, Any]]:
-        """The tool calls, each with an id."""
+        """Returns the tool calls, each with an id."""
         return [
             {
                 "id": call.id or f"call_{self.id[-20:]}_{index}",
@@ -68,7 +68,7 @@ def encode(value: Mapping[str, Any]) -> bytes:
 
 
 def as_json(completion: Completion) -> bytes:
-    """The body of a plain response."""
+    """Returns the body of a plain response."""
     reply, calls = completion.reply, completion.calls()
     content = None if calls and not reply.content else reply.content
     message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -90,7 +90,7 @@ def as_json(completion: Completion) -> bytes:
 
 
 def as_events(completion: Completion, *, include_usage: bool) -> Iterator[bytes]:
-    """The stream's events, each whole; the finish, the usage if asked for, and [DONE] are the last three."""
+    """Returns the events of a stream, each whole; the finish, the usage if asked for, and [DONE] are the last three."""
 
     def event(choices: list[dict[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
         chunk: dict[str, Any] = {

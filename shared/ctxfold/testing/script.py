@@ -92,7 +92,7 @@ class ErrorReply:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def encoded(self) -> bytes:
-        """The body's bytes."""
+        """Returns the bytes of the body."""
         return self.body.encode() if isinstance(self.body, str) else json.dumps(self.body).encode()
 
 
@@ -103,7 +103,7 @@ Script: TypeAlias = Iterable[Reply] | Callable[[Body], Reply | None]
 def api_error(
     status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str | None = None
 ) -> ErrorReply:
-    """An error body in the shape OpenAI-compatible servers share."""
+    """Returns an error body in the shape that OpenAI-compatible servers share."""
     kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
     return ErrorReply(status, {"error": {"message": message, "type": kind, "param": param, "code": code}})
 
@@ -128,7 +128,7 @@ class ScriptPlayer:
         self._next = 0
 
     def reply(self, body: Body) -> Reply | None:
-        """The reply to this request."""
+        """Returns the reply to this request."""
         if self._ask is not None:
             found = self._ask(body)
             wrong = None if found is None else _wrong(found)

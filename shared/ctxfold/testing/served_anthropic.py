@@ -329,7 +329,7 @@ def _since_compaction(rows: Rows) -> Rows:
 
 
 def _compactions(asked: Asked, rows: Rows) -> str | None:
-    """Compaction is a beta feature that a header names, and its blocks go back as they came."""
+    """Checks that the header of the compaction beta is there, and that compaction blocks go back as they came."""
     blocks = [(i, place, b) for i, row in enumerate(rows) for place, b in enumerate(_content(row.get("content")))]
     blocks = [(i, place, b) for i, place, b in blocks if b.get("type") == "compaction"]
     edit, named = _edit(asked.body), asked.headers.get("anthropic-beta", "").split(",")
@@ -393,7 +393,7 @@ def _blocks(rows: Rows) -> str | None:
 
 
 def _pairs(rows: Rows) -> str | None:
-    """Every call is answered first of all in the next message, and every answer has its call in the message before."""
+    """Checks that each call is answered first in the next message, and that each answer has its call in the message before."""
     nothing: Mapping[str, Any] = {}
     for index, row in enumerate(rows):
         calls = [str(use.get("id")) for use in _of(row, "tool_use")]
@@ -431,7 +431,7 @@ def _marks(body: Body, rows: Rows) -> str | None:
 
 
 def _thinking(body: Body, rows: Rows, produced: LruCache[str, str]) -> str | None:
-    """Thinking comes back as it was signed, and calls of the open turn come back behind theirs.
+    """Checks that thinking comes back as it was signed, and before the calls of the open turn.
 
     A model that thinks as it sees fit accepts turns that begin without; one that always thinks does not for the first turn
     after a question, nor for a turn that this server sent with thinking.

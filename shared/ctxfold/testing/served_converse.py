@@ -260,7 +260,7 @@ def _tools(config: Mapping[str, Any], rows: Rows) -> str | None:
 
 
 def _pairs(rows: Rows) -> str | None:
-    """Every call of a turn is answered in the next message, and every answer has its call in the message before."""
+    """Checks that each call of a turn is answered in the next message, and each answer has its call in the message before."""
     for index, row in enumerate(rows):
         results = [result.get("toolUseId") for result in _of(row, "toolResult")] if row.get("role") == "user" else []
         calls = [use.get("toolUseId") for use in _of(rows[index - 1], "toolUse")] if index else []
@@ -292,7 +292,7 @@ def _cache_points(body: Mapping[str, Any], rows: Rows) -> str | None:
 
 
 def _reasoning(rows: Rows, produced: LruCache[str, str], *, needed: bool) -> str | None:
-    """Signed reasoning comes back as it was and, where it is needed, the calls of the open turn come back with theirs."""
+    """Checks that signed reasoning comes back as it was and, where it is needed, with the calls of the open turn."""
     asked = max((i for i, row in enumerate(rows) if row["role"] == "user" and not _of(row, "toolResult")), default=0)
     for index, row in enumerate(rows):
         sent = [

@@ -244,7 +244,7 @@ def _empty(contents: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _pairs(contents: Sequence[Mapping[str, Any]]) -> str | None:
-    """Every turn of calls follows the user, and the next content answers all of its calls and holds nothing else."""
+    """Checks that a turn of calls follows the user, and that the next content answers all of its calls and holds nothing else."""
     none: Mapping[str, Any] = {}
     for index, content in enumerate(contents):
         before = contents[index - 1] if index else none
@@ -262,7 +262,7 @@ def _pairs(contents: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _signatures(contents: Sequence[Mapping[str, Any]], produced: LruCache[str, str]) -> str | None:
-    """The first call of every step of the current turn is signed, and no signature has changed."""
+    """Checks that the first call of every step of the current turn is signed, and that no signature has changed."""
     asked = [i for i, one in enumerate(contents) if one.get("role") == "user" and _text(one.get("parts"))]
     for index, content in enumerate(contents):
         for number, part in enumerate(_calls(content)):

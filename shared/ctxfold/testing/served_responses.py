@@ -395,7 +395,7 @@ def _managed(body: Mapping[str, Any]) -> str | None:
 
 
 def _reasoning(items: Sequence[Item]) -> str | None:
-    """Reasoning comes back with the item that followed it, and an item that came with reasoning with that."""
+    """Checks that reasoning comes back with the item that followed it, and such an item with its reasoning."""
     seen: set[str] = set()
     for index, item in enumerate(items):
         identity = str(item.get("id", ""))

@@ -120,7 +120,7 @@ class ModelServer:
         self._requests.clear()
 
     def prefix_stats(self) -> PrefixStats:
-        """Prompt tokens of all accepted requests, and how many a prefix cache would have served."""
+        """Returns the prompt tokens of all accepted requests, and how many of them a prefix cache would have served."""
         return self._cache.stats
 
     def start(self) -> Self:
@@ -149,7 +149,7 @@ class ModelServer:
             raise TimeoutError(f"the model server's thread still runs after {_PATIENCE_S:.0f} s")
 
     async def aclose(self) -> None:
-        """As `close`, without holding up the caller's loop."""
+        """Does the same as `close`, without blocking the caller's loop."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -424,7 +424,7 @@ class ModelServer:
 
 
 def _parsed(body: bytes) -> dict[str, Any] | None:
-    """The body as a JSON object, or None."""
+    """Returns the body as a JSON object; None for any other."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

@@ -344,7 +344,7 @@ class StoreSuite(ABC):
 
     @pytest.fixture
     def vectors(self, store: Any, opened: Store) -> VectorIndex:
-        """The store, which has the methods of `VectorIndex`; tests of a store that does not declare `vectors` are skipped."""
+        """Returns the store, which has the methods of `VectorIndex`; skips the test of a store that does not declare `vectors`."""
         if not opened.capabilities.vectors:
             pytest.skip("the store does not keep vectors")
         return cast("VectorIndex", store)

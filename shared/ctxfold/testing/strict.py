@@ -24,7 +24,7 @@ def thinks(body: Body, strict: Strict | None, *, reasoning: bool) -> bool:
 
 
 def refusal(body: Body, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
-    """The 400 this request earns; `produced` maps call ids to the reasoning they were sent with."""
+    """Returns the error 400 that this request gets; `produced` maps call ids to the reasoning they were sent with."""
     messages = as_list(body.get("messages"))
     shaped = isinstance(body.get("messages"), list) and all(isinstance(one, Mapping) for one in messages)
     if not shaped:
@@ -51,7 +51,7 @@ def _roles(messages: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _arguments(messages: Sequence[Mapping[str, Any]], *, any_text: bool) -> str | None:
-    """OpenAI takes back the text that its model wrote, whatever it is."""
+    """Checks the arguments of calls; OpenAI takes back the text that its model wrote, whatever it is."""
     needed = "arguments that are text" if any_text else "arguments that are a JSON object"
     for index, message in enumerate(messages):
         for call in calls_of(message):
@@ -66,7 +66,7 @@ def _arguments(messages: Sequence[Mapping[str, Any]], *, any_text: bool) -> str 
 
 
 def _pairs(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Every call answered right after it, every answer preceded by its call."""
+    """Checks that each call is answered right after it, and that each answer follows its call."""
     open_ids: list[str] = []
     caller = -1
     for index, message in enumerate(messages):
@@ -91,7 +91,7 @@ def _pairs(messages: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _alternation(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Gemma's and Mistral's rule: a system message first, then user and assistant in turns; calls and results do not count."""
+    """Checks the rule of Gemma and Mistral: a system message first, then user and assistant in turns, without calls and results."""
     awaited = "user"
     for index, message in enumerate(messages):
         role = message["role"]

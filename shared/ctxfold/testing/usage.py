@@ -19,7 +19,7 @@ class TextCounter(Protocol):
     """Counts the tokens of a text."""
 
     def count(self, text: str, /) -> int:
-        """The number of tokens."""
+        """Returns the number of tokens."""
         ...
 
 
@@ -52,7 +52,7 @@ class Prompt:
 
 
 def canonical(value: Any) -> str:
-    """JSON with sorted keys and no spaces; tool arguments are parsed: their spelling does not matter."""
+    """Returns JSON with sorted keys and no spaces; tool arguments are parsed, as their spelling does not matter."""
     return json.dumps(_parsed(value), sort_keys=True, separators=(",", ":"))
 
 
@@ -82,7 +82,7 @@ class Meter:
         return self._counter.count(text.encode("utf-8", "replace").decode()) if text else 0
 
     def prompt(self, body: Body) -> Prompt:
-        """The request's units, counted."""
+        """Counts the units of the request."""
         tools = as_list(body.get("tools"))
         messages = as_mappings(body.get("messages"))
         rolling = hashlib.sha256()
@@ -150,7 +150,7 @@ class PrefixCache:
 
 
 def overflow_message(window: int, prompt_tokens: int, completion_tokens: int) -> str:
-    """OpenAI's words for a request beyond the window."""
+    """Returns OpenAI's error text for a request beyond the window."""
     return (
         f"This model's maximum context length is {window} tokens. However, you requested "
         f"{prompt_tokens + completion_tokens} tokens ({prompt_tokens} in the messages, {completion_tokens} "
