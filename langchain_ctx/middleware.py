@@ -40,7 +40,7 @@ from ctxfold.errors import ConfigError, CtxError
 from ctxfold.history.diff import Cursor, newest_known, split_settled
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.policy import session_limit
+from ctxfold.policy.settings import session_limit
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter

@@ -31,7 +31,8 @@ from ctxfold.history.diff import Cursor, IncomingList, open_turn
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.policy import Policy, PolicyFields, Prices
+from ctxfold.policy.prices import Prices
+from ctxfold.policy.settings import Policy, PolicyFields
 from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemClock, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter

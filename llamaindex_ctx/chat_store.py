@@ -21,7 +21,7 @@ from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Opaque
-from ctxfold.policy import session_limit
+from ctxfold.policy.settings import session_limit
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import check_name

@@ -132,21 +132,21 @@ if TYPE_CHECKING:
     from ctxfold.messages import system as system
     from ctxfold.messages import tool_result as tool_result
     from ctxfold.messages import user as user
-    from ctxfold.policy import AllOf as AllOf
-    from ctxfold.policy import AnyOf as AnyOf
-    from ctxfold.policy import ColdCacheTrigger as ColdCacheTrigger
-    from ctxfold.policy import CostLine as CostLine
-    from ctxfold.policy import EconomicTrigger as EconomicTrigger
-    from ctxfold.policy import MessagesTrigger as MessagesTrigger
-    from ctxfold.policy import Policy as Policy
-    from ctxfold.policy import PolicyChanges as PolicyChanges
-    from ctxfold.policy import PolicyFields as PolicyFields
-    from ctxfold.policy import Prices as Prices
-    from ctxfold.policy import RatioTrigger as RatioTrigger
-    from ctxfold.policy import TokensTrigger as TokensTrigger
-    from ctxfold.policy import ToolRule as ToolRule
-    from ctxfold.policy import Trigger as Trigger
-    from ctxfold.policy import TurnsTrigger as TurnsTrigger
+    from ctxfold.policy.prices import CostLine as CostLine
+    from ctxfold.policy.prices import Prices as Prices
+    from ctxfold.policy.settings import Policy as Policy
+    from ctxfold.policy.settings import PolicyChanges as PolicyChanges
+    from ctxfold.policy.settings import PolicyFields as PolicyFields
+    from ctxfold.policy.settings import ToolRule as ToolRule
+    from ctxfold.policy.triggers import AllOf as AllOf
+    from ctxfold.policy.triggers import AnyOf as AnyOf
+    from ctxfold.policy.triggers import ColdCacheTrigger as ColdCacheTrigger
+    from ctxfold.policy.triggers import EconomicTrigger as EconomicTrigger
+    from ctxfold.policy.triggers import MessagesTrigger as MessagesTrigger
+    from ctxfold.policy.triggers import RatioTrigger as RatioTrigger
+    from ctxfold.policy.triggers import TokensTrigger as TokensTrigger
+    from ctxfold.policy.triggers import Trigger as Trigger
+    from ctxfold.policy.triggers import TurnsTrigger as TurnsTrigger
     from ctxfold.protocols import AsyncChunkStream as AsyncChunkStream
     from ctxfold.protocols import BackendCapabilities as BackendCapabilities
     from ctxfold.protocols import Chunk as Chunk
@@ -245,10 +245,11 @@ _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
         "ToolCallPart", "ToolResultPart", "ToolSpec", "Usage", "Visibility", "assistant", "system", "tool_result",
         "user",
     ),
-    "policy": (
-        "AllOf", "AnyOf", "ColdCacheTrigger", "CostLine", "EconomicTrigger", "MessagesTrigger", "Policy",
-        "PolicyChanges", "PolicyFields", "Prices", "RatioTrigger", "TokensTrigger", "ToolRule", "Trigger",
-        "TurnsTrigger",
+    "policy.prices": ("CostLine", "Prices"),
+    "policy.settings": ("Policy", "PolicyChanges", "PolicyFields", "ToolRule"),
+    "policy.triggers": (
+        "AllOf", "AnyOf", "ColdCacheTrigger", "EconomicTrigger", "MessagesTrigger", "RatioTrigger", "TokensTrigger",
+        "Trigger", "TurnsTrigger",
     ),
     "protocols": (
         "AsyncChunkStream", "BackendCapabilities", "Chunk", "ChunkStream", "ContextBackend", "Document", "Embedder",

@@ -14,11 +14,11 @@ from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.effects import LocalTasks
 from ctxfold.errors import BackendError, ConfigError, ContextOverflowError, WindowTooSmallError
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.policy import (
+from ctxfold.policy.prices import Prices
+from ctxfold.policy.settings import (
     LEAST_BUDGET_TOKENS,
     Policy,
     PolicyFields,
-    Prices,
     check_least,
     policy_for,
     policy_from,

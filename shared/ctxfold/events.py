@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from ctxfold._deprecated import warn_renamed
 from ctxfold.errors import ConfigError
 from ctxfold.messages import Message, Usage
-from ctxfold.policy import CostLine
+from ctxfold.policy.prices import CostLine
 from ctxfold.validation import kind_of
 
 __all__ = [

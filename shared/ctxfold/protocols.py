@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ctxfold.history.memory_items import ItemStore
 from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.messages import Message, ProviderSummary, ToolCallPart, ToolSpec, Usage
-from ctxfold.policy import Prices
+from ctxfold.policy.prices import Prices
 
 
 class Embedder(Protocol):

@@ -36,7 +36,7 @@ from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Usage
-from ctxfold.policy import Policy, resized
+from ctxfold.policy.settings import Policy, resized
 from ctxfold.protocols import Document, Ports, Request, Store, TokenCounter
 
 REPORTED_TURNS = 2_000  # whose recalled tokens the inspector shows

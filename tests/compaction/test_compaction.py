@@ -34,7 +34,7 @@ from ctxfold.compaction.selection import choose_cut
 from ctxfold.compaction.tool_outputs import excerpt, sized
 from ctxfold.history.cuts import complete_prefix, kept, legal_cuts, round_of
 from ctxfold.history.view import Entry
-from ctxfold.policy import policy_for
+from ctxfold.policy.settings import policy_for
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER, Driven, call, context, scripted, text_of, tool_round, turns
 from tests.support.open_sessions import opened

@@ -12,7 +12,7 @@ import pytest
 from ctxfold import Message, MessageCounter, ToolResultPart, assistant, text_counter, tool_result, user
 from ctxfold.compaction.excerpts import Focus
 from ctxfold.compaction.tool_outputs import excerpt, sized
-from ctxfold.policy import EXCERPT_TOKENS, policy_for
+from ctxfold.policy.settings import EXCERPT_TOKENS, policy_for
 from tests.benchmarks.excerpts import seen
 from tests.benchmarks.tool_texts import KINDS, tool_text
 from tests.support.driven import Driven, call, scripted, turns

@@ -24,7 +24,7 @@ from ctxfold import (
     user,
 )
 from ctxfold.compaction.tool_outputs import sized
-from ctxfold.policy import policy_for
+from ctxfold.policy.settings import policy_for
 from tests.support.driven import COUNTER, Driven, scripted
 
 Make = Callable[..., Driven]

@@ -27,12 +27,7 @@ from ctxfold import (
     Trigger,
     TurnsTrigger,
 )
-from ctxfold.policy import (
-    Signals,
-    evaluate,
-    optimal_height,
-    with_prices,
-)
+from ctxfold.policy.triggers import Signals, evaluate, optimal_height, with_prices
 from tests.support.driven import context, scripted
 
 PRICES = Prices.relative()

@@ -17,7 +17,7 @@ import ctxfold.events
 import langchain_ctx
 import llamaindex_ctx
 from ctxfold import Policy, RequestOptions, load_profile, provider_names
-from ctxfold.policy import policy_for
+from ctxfold.policy.settings import policy_for
 from ctxfold.testing import ModelServer
 
 DOCS = Path(__file__).parents[2] / "docs"

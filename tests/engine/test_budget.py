@@ -18,7 +18,7 @@ from ctxfold import (
     tool_result,
     user,
 )
-from ctxfold.policy import policy_for
+from ctxfold.policy.settings import policy_for
 from tests.support.driven import call
 
 

@@ -22,7 +22,7 @@ from ctxfold import (
 )
 from ctxfold.history.calibration import calibrated, observed, was_truncated
 from ctxfold.history.records import Calibrated
-from ctxfold.policy import policy_for
+from ctxfold.policy.settings import policy_for
 from ctxfold.testing import ModelServer
 from tests.support.driven import COUNTER, context
 

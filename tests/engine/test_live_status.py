@@ -197,7 +197,7 @@ TRIGGERS = st.recursive(
 @given(TRIGGERS)
 def test_the_gauge_and_the_trigger_agree(trigger: Any) -> None:
     """At the size that the gauge names the trigger is due, one token below it is not."""
-    from ctxfold.policy import Signals, due_at, evaluate
+    from ctxfold.policy.triggers import Signals, due_at, evaluate
 
     def signals(used: int) -> Signals:
         return Signals(

@@ -18,7 +18,7 @@ from ctxfold.history.records import (
     TurnClosed,
 )
 from ctxfold.history.sections import Placed, SectionNote, section
-from ctxfold.policy import policy_for
+from ctxfold.policy.settings import policy_for
 from tests.erasure.scan import places_of
 from tests.support.driven import COUNTER, call, context, turns
 

@@ -22,7 +22,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 
 from ctxfold import ConfigError, MissingExtraError, Policy, Section
-from ctxfold.policy import policy_for
+from ctxfold.policy.settings import policy_for
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from ctxfold.tokens.text import text_counter
 from langchain_ctx import (

@@ -15,7 +15,8 @@ from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.connect import open_store
 from ctxfold.effects import in_thread
 from ctxfold.events import Subscriber
-from ctxfold.policy import Policy, PolicyFields, Prices, unknown_setting
+from ctxfold.policy.prices import Prices
+from ctxfold.policy.settings import Policy, PolicyFields, unknown_setting
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import CtxWarning

@@ -13,7 +13,7 @@ from ctxfold.effects import Flow, arun, flow_of, run
 from ctxfold.errors import EmptyMessagesError, SummarizationFailedError
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, validated
-from ctxfold.policy import Policy
+from ctxfold.policy.settings import Policy
 from ctxfold.protocols import ContextBackend, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter

@@ -12,7 +12,8 @@ from ctxfold.compaction.summarize import Summary
 from ctxfold.effects import Flow, Pause, Start, StoreCall, TakeLease, release_after
 from ctxfold.errors import CtxError
 from ctxfold.messages import user
-from ctxfold.policy import Policy, RatioTrigger
+from ctxfold.policy.settings import Policy
+from ctxfold.policy.triggers import RatioTrigger
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession, refresh
 

@@ -25,7 +25,7 @@ from ctxfold.compaction.tool_outputs import Clearing, clear_tools, outputs_of
 from ctxfold.history.cuts import legal_cuts
 from ctxfold.history.view import Entry
 from ctxfold.messages import is_question
-from ctxfold.policy import Verdict
+from ctxfold.policy.triggers import Verdict
 
 WAITING_SUMMARIES = 6  # of tool outputs: as many are shown without other pressure, if that frees enough
 FOCUS_FLOOR = 0.2  # of the score of the most relevant exchange; less relevant ones are summarised

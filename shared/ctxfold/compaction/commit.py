@@ -17,7 +17,7 @@ from ctxfold.history.log import session_cost
 from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Usage, is_question
-from ctxfold.policy import Prices
+from ctxfold.policy.prices import Prices
 from ctxfold.protocols import Document, Ports
 from ctxfold.session_state import OpenSession, append, draft, index_entries, originals, refresh, snapshot_draft
 

@@ -35,7 +35,8 @@ from ctxfold.events import (
 )
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Usage, user
-from ctxfold.policy import Policy, counts, depends_on_idle_time, due_at
+from ctxfold.policy.settings import Policy
+from ctxfold.policy.triggers import counts, depends_on_idle_time, due_at
 from ctxfold.protocols import Ports, Request, Store, TokenCounter, capabilities_of
 from ctxfold.session_state import CompactionPause, OpenSession, Stage, refresh
 from ctxfold.telemetry import span

@@ -20,7 +20,7 @@ from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import Draft, GoalSet, Subgoal
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, TextPart, Usage, system, user
-from ctxfold.policy import needs_goal
+from ctxfold.policy.settings import needs_goal
 from ctxfold.protocols import Ports, Request
 from ctxfold.session_state import OpenSession, Stage, append_decided, draft
 

@@ -18,7 +18,7 @@ from ctxfold.history.prefix import begins_with
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, is_final
-from ctxfold.policy import Policy
+from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Ports, Request, capabilities_of
 from ctxfold.session_state import OpenSession, SentRequest
 

@@ -12,7 +12,7 @@ from ctxfold.history.cuts import answered_calls
 from ctxfold.history.records import Subgoal
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
-from ctxfold.policy import PruningOrder
+from ctxfold.policy.settings import PruningOrder
 
 PruningKind: TypeAlias = PruningOrder
 

@@ -8,7 +8,7 @@ from ctxfold.compaction.plan import SessionFacts
 from ctxfold.compaction.strategy import HEADING_TOKENS
 from ctxfold.history.cuts import asked_before, kept, legal_cuts, unasked
 from ctxfold.history.view import Entry, View
-from ctxfold.policy import Policy
+from ctxfold.policy.settings import Policy
 
 
 def choose_cut(

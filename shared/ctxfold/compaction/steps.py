@@ -30,7 +30,7 @@ from ctxfold.compaction.tool_outputs import (
 )
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message
-from ctxfold.policy import Verdict, counts
+from ctxfold.policy.triggers import Verdict, counts
 
 ARGUMENT_RATIO = 0.25  # of the budget, which arguments of earlier calls may take
 CERTAIN_TOKENS = 64  # freed by a summary: a span of a few words may have none that is shorter

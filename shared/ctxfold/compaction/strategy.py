@@ -13,13 +13,8 @@ from ctxfold.errors import CtxError, StrategyError
 from ctxfold.history.cuts import check_sequence, legal_cuts
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, ToolCallPart, is_question
-from ctxfold.policy import (
-    Policy,
-    Signals,
-    Verdict,
-    counts,
-    evaluate,
-)
+from ctxfold.policy.settings import Policy
+from ctxfold.policy.triggers import Signals, Verdict, counts, evaluate
 from ctxfold.protocols import TokenCounter
 
 MODEL_SHARE = 0.6  # of a summary's limit; the rest is for its ledger, which costs no model call

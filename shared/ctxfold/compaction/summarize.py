@@ -34,7 +34,7 @@ from ctxfold.errors import CtxError, SummarizationFailedError
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Part, ProviderSummary, TextPart, Usage, tool_result, user
-from ctxfold.policy import Policy
+from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Request, TokenCounter
 
 HEADING = "[Summary of prior conversation]"

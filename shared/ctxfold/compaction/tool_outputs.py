@@ -15,7 +15,7 @@ from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import OWN_REFERENCE, with_own_reference
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import MediaPart, Message, Opaque, Part, ReasoningPart, ToolCallPart, ToolResultPart, is_question
-from ctxfold.policy import EXCERPT_TOKENS, Policy
+from ctxfold.policy.settings import EXCERPT_TOKENS, Policy
 from ctxfold.protocols import TokenCounter
 from ctxfold.tokens.media import medium_of
 

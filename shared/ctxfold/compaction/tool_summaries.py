@@ -16,7 +16,7 @@ from ctxfold.history.log import SessionState
 from ctxfold.history.records import Draft, OutputsSummarised
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Part, ToolResultPart, Usage
-from ctxfold.policy import Policy, needs_tool_summaries
+from ctxfold.policy.settings import Policy, needs_tool_summaries
 from ctxfold.protocols import Ports
 from ctxfold.session_state import OpenSession, Stage, append_decided, draft
 

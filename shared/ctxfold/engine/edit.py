@@ -46,7 +46,7 @@ from ctxfold.history.records import (
 from ctxfold.history.view import Entry, View
 from ctxfold.inspect.explain import conversation, ids_of, seen_by_user, with_hidden
 from ctxfold.messages import ROLES, Message, Opaque, Role, content_key, validated
-from ctxfold.policy import Policy, policy_for
+from ctxfold.policy.settings import Policy, policy_for
 from ctxfold.protocols import Document, Store
 from ctxfold.retrieval.recall import taken_out
 from ctxfold.session_state import (

@@ -37,7 +37,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, is_final, system, validated
-from ctxfold.policy import LEAST_BUDGET_TOKENS, Policy, session_limit
+from ctxfold.policy.settings import LEAST_BUDGET_TOKENS, Policy, session_limit
 from ctxfold.protocols import Ports, Store
 from ctxfold.sections.section import Section, check_sections
 from ctxfold.session_state import (

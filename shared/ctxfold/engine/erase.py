@@ -47,7 +47,7 @@ from ctxfold.history.terms import sentences
 from ctxfold.history.view import Entry
 from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, without_compactions
-from ctxfold.policy import Policy
+from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Ports, Rewrite, Store
 from ctxfold.session_state import OpenSession, closing_draft, draft
 from ctxfold.validation import moment

@@ -25,7 +25,7 @@ from ctxfold.history.passage_cache import Chunk
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.memory.extraction import EXTRACTED, learn, remember_summary
 from ctxfold.messages import Message, is_final, is_question, user
-from ctxfold.policy import Policy, needs_goal, needs_tool_summaries
+from ctxfold.policy.settings import Policy, needs_goal, needs_tool_summaries
 from ctxfold.protocols import Ports, capabilities_of
 from ctxfold.retrieval.embeddings import near_chunks
 from ctxfold.retrieval.recall import Passage, chosen, render, search, tokens_of

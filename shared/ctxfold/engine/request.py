@@ -12,7 +12,7 @@ from ctxfold.engine.fit import Window
 from ctxfold.errors import ConfigError
 from ctxfold.history.alternation import alternating
 from ctxfold.messages import Message, Role, TextPart, ToolSpec
-from ctxfold.policy import Policy
+from ctxfold.policy.settings import Policy
 from ctxfold.protocols import ContextBackend, Request, TokenCounter, capabilities_of
 from ctxfold.session_state import OpenSession
 from ctxfold.validation import is_a, kind_of, whole_number

@@ -40,7 +40,7 @@ from ctxfold.history.diff import Reconciled, finished_count
 from ctxfold.history.edits import prompted
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
-from ctxfold.policy import check_least, resized
+from ctxfold.policy.settings import check_least, resized
 from ctxfold.protocols import AsyncChunkStream, ChunkStream, Reply, Request, Store, capabilities_of
 from ctxfold.session_state import (
     WINDOW_FIELDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ctxfold.history.records import Calibrated
-from ctxfold.policy import Policy, resized
+from ctxfold.policy.settings import Policy, resized
 
 WEIGHT = 0.5  # of the newest reply
 FORGET = 0.5  # share of the old error that each reply leaves

@@ -34,7 +34,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.messages import Message, Usage, is_final
-from ctxfold.policy import CostLine, Prices, cost_line
+from ctxfold.policy.prices import CostLine, Prices, cost_line
 
 K = TypeVar("K", str, int)
 CLOSED_TURNS_KEPT = 256

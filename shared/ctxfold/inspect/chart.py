@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 from ctxfold.messages import Usage
-from ctxfold.policy import MTOK, Prices, cost
+from ctxfold.policy.prices import MTOK, Prices, cost
 
 Row: TypeAlias = Mapping[str, Any]
 

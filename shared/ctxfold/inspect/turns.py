@@ -18,7 +18,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.lru import LruCache
 from ctxfold.messages import Usage
-from ctxfold.policy import Prices, cost
+from ctxfold.policy.prices import Prices, cost
 
 CHECKPOINT_EVERY = 500  # records; an undo is folded again from the checkpoint before what it undid
 

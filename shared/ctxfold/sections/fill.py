@@ -21,7 +21,7 @@ from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.sections import Placed, SectionNote, section, section_note
 from ctxfold.history.view import View
 from ctxfold.messages import Message
-from ctxfold.policy import Policy
+from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Ports, TokenCounter
 from ctxfold.sections.section import KINDS, OTHER, EngineSource, Item, Items, Query, Section
 from ctxfold.session_state import OpenSession, Stage

@@ -37,7 +37,8 @@ from ctxfold.inspect.explain import (
 )
 from ctxfold.inspect.report import Inspection, inspect
 from ctxfold.messages import Message, Role, Usage, by_role, validated
-from ctxfold.policy import CostLine, Policy, PolicyFields, Prices
+from ctxfold.policy.prices import CostLine, Prices
+from ctxfold.policy.settings import Policy, PolicyFields
 from ctxfold.protocols import (
     AsyncChunkStream,
     ChunkStream,

@@ -47,7 +47,7 @@ from ctxfold.io.session_files import (
     write_lines,
 )
 from ctxfold.messages import Message, Role, Visibility, system, tool_result, user
-from ctxfold.policy import Policy, PolicyChanges
+from ctxfold.policy.settings import Policy, PolicyChanges
 from ctxfold.protocols import ContextBackend, Ports, Store, TokenCounter
 from ctxfold.session.memory import SessionMemory
 from ctxfold.session_state import OpenSession

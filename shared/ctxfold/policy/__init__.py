@@ -1,0 +1,1 @@
+"""The settings of a session, the triggers of compaction, and the prices of tokens."""

@@ -1,0 +1,289 @@
+"""Defines the triggers of compaction, and decides whether one is due."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias, assert_never
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+)
+
+from ctxfold.errors import ConfigError
+from ctxfold.policy.prices import Prices
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """The measurements that a trigger decides on.
+
+    `used_tokens` is the size of the next request, `prompt_tokens` the part of it that is system prompts. `messages` and `turns`
+    count the live conversation, without system prompts and summaries. `idle_s` is the time since the last call to the model. The
+    other four are for the economic trigger: the growth of the request from one call to the next, its size right after a
+    compaction, the length of a summary, and the share of the request before a compaction that stays verbatim in addition to
+    `size_after_tokens`.
+    """
+
+    used_tokens: int
+    budget_tokens: int
+    context_window: int
+    messages: int = 0
+    turns: int = 0
+    turns_since_summary: int = 0
+    idle_s: float = 0.0
+    growth_tokens_per_call: float = 0.0
+    size_after_tokens: int = 0
+    summary_tokens: int = 0
+    tail_ratio: float = 0.0
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision of a trigger, with the numbers that explain it."""
+
+    due: bool
+    explanation: str
+
+
+class _Trigger(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class RatioTrigger(_Trigger):
+    """Due when the request fills the share `at` of the budget (window less reply reserve); a late trigger compacts rarely."""
+
+    kind: Literal["ratio"] = "ratio"
+    at: float = Field(default=0.9, gt=0, le=1)
+
+
+class TokensTrigger(_Trigger):
+    """Due at `at` tokens; without `count_prompts`, system prompts do not count."""
+
+    kind: Literal["tokens"] = "tokens"
+    at: int = Field(default=60_000, gt=0)
+    count_prompts: bool = True
+
+
+class MessagesTrigger(_Trigger):
+    """Due at `at` live messages; a sliding window of n messages is due at n + 1."""
+
+    kind: Literal["messages"] = "messages"
+    at: int = Field(gt=0)
+
+
+class TurnsTrigger(_Trigger):
+    """Due at `at` live turns; with `since_summary`, at `at` turns after the last summary."""
+
+    kind: Literal["turns"] = "turns"
+    at: int = Field(gt=0)
+    since_summary: bool = False
+
+
+class ColdCacheTrigger(_Trigger):
+    """Due when the provider's cache has expired and the request fills `min_ratio` of the budget: no cached prefix is lost."""
+
+    kind: Literal["cold_cache"] = "cold_cache"
+    idle_s: float = Field(default=300, gt=0, description="seconds without a call after which the cache has expired")
+    min_ratio: float = Field(default=0.5, gt=0, le=1)
+
+
+class EconomicTrigger(_Trigger):
+    """Due at the size with the lowest cost per call (see `optimal_height`), at the latest when the budget is full.
+
+    Without `prices`, typical ones apply: in units of an uncached input token, a cached read costs 0.1, a cache write 1.25,
+    output 5. `prices` may be the name of a model until `with_prices` replaces it by that model's prices.
+    """
+
+    kind: Literal["economic"] = "economic"
+    prices: Prices | str = Field(default_factory=Prices.relative)
+
+
+class AllOf(_Trigger):
+    """Due when all of its triggers are due."""
+
+    kind: Literal["all"] = "all"
+    triggers: tuple[Trigger, ...] = Field(min_length=1)
+
+
+class AnyOf(_Trigger):
+    """Due when at least one of its triggers is due."""
+
+    kind: Literal["any"] = "any"
+    triggers: tuple[Trigger, ...] = Field(min_length=1)
+
+
+Trigger: TypeAlias = Annotated[
+    RatioTrigger | TokensTrigger | MessagesTrigger | TurnsTrigger | ColdCacheTrigger | EconomicTrigger | AllOf | AnyOf,
+    Field(discriminator="kind"),
+]
+AllOf.model_rebuild()
+AnyOf.model_rebuild()
+
+
+def evaluate(trigger: Trigger, signals: Signals) -> Verdict:
+    """Returns the decision of the trigger for these signals, with the numbers that explain it."""
+    used, budget = signals.used_tokens, signals.budget_tokens
+    match trigger:
+        case RatioTrigger(at=at):
+            share = used / budget
+            return Verdict(share >= at, f"{used:,} of {budget:,} tokens ({share:.0%}), due at {at:.0%}")
+        case TokensTrigger(at=at, count_prompts=all_of_it):
+            counted = used if all_of_it else used - signals.prompt_tokens
+            note = "" if all_of_it else ", system prompts left out"
+            return Verdict(counted >= at, f"{counted:,} of {at:,} tokens{note}")
+        case MessagesTrigger(at=at):
+            return Verdict(signals.messages >= at, f"{signals.messages:,} of {at:,} messages")
+        case TurnsTrigger(at=at, since_summary=since):
+            turns = signals.turns_since_summary if since else signals.turns
+            return Verdict(turns >= at, f"{turns:,} of {at:,} turns{' since the last summary' if since else ''}")
+        case ColdCacheTrigger():
+            return _cold(trigger, signals)
+        case EconomicTrigger():
+            return _economic(trigger, signals)
+        case AllOf(triggers=triggers):
+            verdicts = [evaluate(t, signals) for t in triggers]
+            return _joined(verdicts, "and", due=all(v.due for v in verdicts))
+        case AnyOf(triggers=triggers):
+            verdicts = [evaluate(t, signals) for t in triggers]
+            return _joined(verdicts, "or", due=any(v.due for v in verdicts))
+        case _:
+            assert_never(trigger)
+
+
+def optimal_height(
+    prices: Prices, *, growth: float, size_after: float, summary: float, tail_ratio: float = 0.0
+) -> float:
+    """Returns the context size H* at which compaction gives the lowest cost per call; infinite when it never saves anything.
+
+    Between two compactions the context grows from L to H, by g (`growth`) per call, in n = (H - L) / g calls. Of L, a
+    (`size_after`: system prompt and summary) is always the same, and the tail is a share t (`tail_ratio`) of H: L = a + t H. With
+    x = H - L that is L = (a + t x) / (1 - t) and L + H = (2 a + (1 + t) x) / (1 - t). Each call reads what is cached at price r:
+    n (L + H) / 2 tokens in all, so r (L + H) / 2 per call. Writing the g new tokens costs the same per call for every H. A
+    compaction costs once per cycle: the summariser reads H from the cache (of that, r L per cycle; the rest, r x = r g n, is again
+    the same per call), writes the summary, o S, and the next call writes the new context of L instead of reading it, w L. Of
+    (w + r) L + o S the part with x is the same per call too; the rest is F = (w + r) a / (1 - t) + o S. What depends on x:
+
+        c(x) = r (1 + t) x / (2 (1 - t)) + g F / x,   c'(x) = 0
+        =>   x* = sqrt(2 g F (1 - t) / (r (1 + t))),   H* = (x* + a) / (1 - t)
+    """
+    read, write, output = prices.cache_read_per_mtok, prices.cache_write_per_mtok, prices.output_per_mtok
+    if read <= 0:
+        return math.inf
+    rest = 1 - tail_ratio
+    once = (write + read) * size_after / rest + output * summary
+    grown = math.sqrt(2 * growth * once * rest / (read * (1 + tail_ratio)))
+    return (grown + size_after) / rest
+
+
+def with_prices(trigger: Trigger, table: Mapping[str, Prices]) -> Trigger:
+    """Returns the trigger with each model name replaced by that model's prices; raises ConfigError when the table lacks one."""
+    match trigger:
+        case EconomicTrigger(prices=str(model)):
+            if model not in table:
+                raise ConfigError(
+                    f"the economic trigger needs the prices of model {model!r}, the table has {', '.join(sorted(table)) or 'none'}"
+                    ": add them to it, or give EconomicTrigger(prices=Prices(...))"
+                )
+            return EconomicTrigger(prices=table[model])
+        case AllOf(triggers=triggers):
+            return AllOf(triggers=tuple(with_prices(t, table) for t in triggers))
+        case AnyOf(triggers=triggers):
+            return AnyOf(triggers=tuple(with_prices(t, table) for t in triggers))
+        case _:
+            return trigger
+
+
+def depends_on_idle_time(trigger: Trigger) -> bool:
+    """Returns True when the trigger depends on the time since the last call."""
+    match trigger:
+        case AllOf(triggers=triggers) | AnyOf(triggers=triggers):
+            return any(map(depends_on_idle_time, triggers))
+        case _:
+            return isinstance(trigger, ColdCacheTrigger)
+
+
+def counts(trigger: Trigger) -> bool:
+    """Returns True when the trigger names an amount (tokens, messages or turns), which holds whatever the size of the window."""
+    match trigger:
+        case AllOf(triggers=triggers) | AnyOf(triggers=triggers):
+            return any(map(counts, triggers))
+        case _:
+            return isinstance(trigger, TokensTrigger | MessagesTrigger | TurnsTrigger)
+
+
+def due_at(trigger: Trigger, signals: Signals) -> int | None:
+    """Returns the size of the request, in tokens, from which the trigger is due; None where no size makes it due as things are.
+
+    A trigger that counts messages, turns or seconds is due at any size (0) or, so far, at none.
+    """
+    match trigger:
+        case RatioTrigger(at=at):
+            return math.ceil(at * signals.budget_tokens)
+        case TokensTrigger(at=at, count_prompts=all_of_it):
+            return at if all_of_it else at + signals.prompt_tokens
+        case EconomicTrigger():
+            return math.ceil(min(signals.budget_tokens, _cheapest_height(trigger, signals)))
+        case AllOf(triggers=triggers):
+            sizes = [due_at(t, signals) for t in triggers]
+            return None if None in sizes else max(size for size in sizes if size is not None)
+        case AnyOf(triggers=triggers):
+            return min((size for t in triggers if (size := due_at(t, signals)) is not None), default=None)
+        case _:
+            return 0 if evaluate(trigger, signals).due else None
+
+
+def _cold(trigger: ColdCacheTrigger, signals: Signals) -> Verdict:
+    share = signals.used_tokens / signals.budget_tokens
+    due = signals.idle_s >= trigger.idle_s and share >= trigger.min_ratio
+    return Verdict(
+        due,
+        f"idle for {signals.idle_s:,.0f} of {trigger.idle_s:,.0f} s with {signals.used_tokens:,} of "
+        f"{signals.budget_tokens:,} tokens ({share:.0%}, at least {trigger.min_ratio:.0%} needed)",
+    )
+
+
+def _economic(trigger: EconomicTrigger, signals: Signals) -> Verdict:
+    used, budget, growth = signals.used_tokens, signals.budget_tokens, signals.growth_tokens_per_call
+    best = _cheapest_height(trigger, signals)
+    if growth <= 0:
+        return Verdict(
+            used >= budget, f"{used:,} of {budget:,} tokens, no growth per call known: due when the budget is full"
+        )
+    height = min(best, budget)
+    after = signals.size_after_tokens + signals.tail_ratio * height
+    why = f"cheapest at {best:,.0f}" if best <= budget else "the budget comes before the cheapest size"
+    return Verdict(
+        used >= height,
+        f"{used:,} of {height:,.0f} tokens ({why}: growth {growth:,.0f} per call, {after:,.0f} after a "
+        f"compaction, summary {signals.summary_tokens:,})",
+    )
+
+
+def _cheapest_height(trigger: EconomicTrigger, signals: Signals) -> float:
+    """Returns the size with the lowest cost per call; the budget as long as no growth per call is known."""
+    prices = trigger.prices
+    if isinstance(prices, str):
+        raise ConfigError(
+            f"the economic trigger has no prices for model {prices!r}: call with_prices(trigger, table) first"
+        )
+    if signals.growth_tokens_per_call <= 0:
+        return signals.budget_tokens
+    return optimal_height(
+        prices,
+        growth=signals.growth_tokens_per_call,
+        size_after=signals.size_after_tokens,
+        summary=signals.summary_tokens,
+        tail_ratio=signals.tail_ratio,
+    )
+
+
+def _joined(verdicts: list[Verdict], word: str, *, due: bool) -> Verdict:
+    """Joins verdicts into one sentence; of an "or" that is due, only the triggers that are due."""
+    shown = [v for v in verdicts if v.due] if due and word == "or" else verdicts
+    parts = [v.explanation if v.due else f"not yet: {v.explanation}" for v in shown]
+    return Verdict(due, parts[0] if len(parts) == 1 else f" {word} ".join(f"({p})" for p in parts))
