@@ -32,7 +32,7 @@ from ctxfold.protocols import (
     Store,
     capabilities_of,
 )
-from ctxfold.telemetry import Noted, record_lease, record_reply, request_span, traced, traced_async
+from ctxfold.telemetry import OptionalSpan, record_lease, record_reply, request_span, traced, traced_async
 
 
 class LocalTasks:
@@ -506,22 +506,22 @@ class Complete(Effect[Reply]):
         sparing = capabilities_of(backend).sparing
         return self.request if sparing is None else sparing(self.request)
 
-    def _span(self, backend: ContextBackend) -> AbstractContextManager[Noted]:
+    def _span(self, backend: ContextBackend) -> AbstractContextManager[OptionalSpan]:
         operation = "summarize" if self.summarizer else "compact" if self.request.compact else "chat"
         return request_span(self.request, backend, operation)
 
     def perform(self, ports: Ports) -> Reply:
         backend = self._backend(ports)
-        with self._span(backend) as noted:
+        with self._span(backend) as open_span:
             reply = backend.send(self._adapted(backend))
-            record_reply(noted, reply)
+            record_reply(open_span, reply)
         return reply
 
     async def aperform(self, ports: Ports) -> Reply:
         backend = self._backend(ports)
-        with self._span(backend) as noted:
+        with self._span(backend) as open_span:
             reply = await backend.asend(self._adapted(backend))
-            record_reply(noted, reply)
+            record_reply(open_span, reply)
         return reply
 
 

@@ -17,7 +17,7 @@ from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream, ContextBacke
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-Noted: TypeAlias = "Span | None"
+OptionalSpan: TypeAlias = "Span | None"  # None without the package
 # by the names of our rows, where the semantic conventions have another one
 _PROVIDER_NAMES: Mapping[str, str] = {
     "azure": "azure.ai.openai",
@@ -40,7 +40,7 @@ def _api() -> Any:
 
 
 @contextmanager
-def span(name: str, attributes: Mapping[str, Any], *, calls_model: bool = False) -> Generator[Noted, None, None]:
+def span(name: str, attributes: Mapping[str, Any], *, calls_model: bool = False) -> Generator[OptionalSpan, None, None]:
     """Opens a span for the block; yields None without the package. An error that leaves the block is recorded by its class.
 
     `calls_model` is True for the block that makes a model call: its kind is CLIENT, that of every other block INTERNAL.
@@ -68,7 +68,7 @@ def _record_failure(open_span: Span, error: BaseException) -> None:
     open_span.set_status(api.Status(api.StatusCode.ERROR))
 
 
-def request_span(request: Request, backend: ContextBackend, operation: str) -> AbstractContextManager[Noted]:
+def request_span(request: Request, backend: ContextBackend, operation: str) -> AbstractContextManager[OptionalSpan]:
     """Opens a span for a request whose reply is awaited as a whole."""
     name, attributes = _described(request, backend, operation)
     return span(name, attributes, calls_model=True)
@@ -89,101 +89,102 @@ def _described(request: Request, backend: ContextBackend, operation: str) -> tup
     return f"{operation} {model}", {key: value for key, value in attributes.items() if value is not None}
 
 
-def record_reply(noted: Noted, reply: Reply) -> None:
+def record_reply(open_span: OptionalSpan, reply: Reply) -> None:
     """Records the attributes of a reply."""
-    if noted is not None:
-        _record_answer(noted, reply.message.model, reply.finish_reason, reply.usage)
+    if open_span is not None:
+        _record_answer(open_span, reply.message.model, reply.finish_reason, reply.usage)
 
 
-def _record_answer(noted: Span, model: str | None, finish_reason: str | None, usage: Usage | None) -> None:
+def _record_answer(open_span: Span, model: str | None, finish_reason: str | None, usage: Usage | None) -> None:
     if model is not None:
-        noted.set_attribute("gen_ai.response.model", model)
+        open_span.set_attribute("gen_ai.response.model", model)
     if finish_reason is not None:
-        noted.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
+        open_span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
     if usage is not None:
-        noted.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
-        noted.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
-        noted.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cache_read_tokens)
+        open_span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
+        open_span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
+        open_span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cache_read_tokens)
 
 
 def traced(open_stream: Callable[[Request], ChunkStream], request: Request, backend: ContextBackend) -> ChunkStream:
     """Opens the stream with a span from its request to its end; the bare stream without the package."""
-    begun = _begun(request, backend)
-    if begun is None:
+    open_span = _start(request, backend)
+    if open_span is None:
         return open_stream(request)
     try:
-        return _Traced(open_stream(request), begun)
+        return _Traced(open_stream(request), open_span)
     except BaseException as error:
-        _record_failure(begun, error)
-        begun.end()
+        _record_failure(open_span, error)
+        open_span.end()
         raise
 
 
 async def traced_async(
     open_stream: Callable[[Request], Awaitable[AsyncChunkStream]], request: Request, backend: ContextBackend
 ) -> AsyncChunkStream:
-    begun = _begun(request, backend)
-    if begun is None:
+    open_span = _start(request, backend)
+    if open_span is None:
         return await open_stream(request)
     try:
-        return _TracedAsync(await open_stream(request), begun)
+        return _TracedAsync(await open_stream(request), open_span)
     except BaseException as error:
-        _record_failure(begun, error)
-        begun.end()
+        _record_failure(open_span, error)
+        open_span.end()
         raise
 
 
-def _begun(request: Request, backend: ContextBackend) -> Span | None:
+def _start(request: Request, backend: ContextBackend) -> Span | None:
     api = _api()
     if api is None:
         return None
     name, attributes = _described(request, backend, "chat")
-    begun: Span = api.get_tracer("ctxfold").start_span(name, kind=api.SpanKind.CLIENT, attributes=attributes)
-    return begun
+    open_span: Span = api.get_tracer("ctxfold").start_span(name, kind=api.SpanKind.CLIENT, attributes=attributes)
+    return open_span
+
+
+@contextmanager
+def _ending(open_span: Span) -> Generator[None, None, None]:
+    """Ends the span with the block, and records an error that leaves it."""
+    try:
+        yield
+    except Exception as error:
+        _record_failure(open_span, error)
+        raise
+    finally:
+        if open_span.is_recording():
+            open_span.end()
 
 
 class _Traced:
-    def __init__(self, stream: ChunkStream, noted: Span) -> None:
-        self._stream, self._noted = stream, noted
+    def __init__(self, stream: ChunkStream, open_span: Span) -> None:
+        self._stream, self._span = stream, open_span
 
     def __iter__(self) -> Iterator[Chunk]:
-        try:
+        with _ending(self._span):
             for chunk in self._stream:
-                _record_answer(self._noted, chunk.model, chunk.finish_reason, chunk.usage)
+                _record_answer(self._span, chunk.model, chunk.finish_reason, chunk.usage)
                 yield chunk
-        except Exception as error:
-            _record_failure(self._noted, error)
-            raise
-        finally:
-            if self._noted.is_recording():
-                self._noted.end()
 
     def close(self) -> None:
         self._stream.close()
-        if self._noted.is_recording():  # closed before it was read
-            self._noted.end()
+        if self._span.is_recording():  # closed before it was read
+            self._span.end()
 
 
 class _TracedAsync:
-    def __init__(self, stream: AsyncChunkStream, noted: Span) -> None:
-        self._stream, self._noted = stream, noted
+    def __init__(self, stream: AsyncChunkStream, open_span: Span) -> None:
+        self._stream, self._span = stream, open_span
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        try:
+        with _ending(self._span):
             async for chunk in self._stream:
-                _record_answer(self._noted, chunk.model, chunk.finish_reason, chunk.usage)
+                _record_answer(self._span, chunk.model, chunk.finish_reason, chunk.usage)
                 yield chunk
-        except Exception as error:
-            _record_failure(self._noted, error)
-            raise
-        finally:
-            if self._noted.is_recording():
-                self._noted.end()
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-        if self._noted.is_recording():
-            self._noted.end()
+        if self._span.is_recording():
+            self._span.end()
 
 
 # metrics
