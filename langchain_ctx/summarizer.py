@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -36,6 +36,7 @@ from ctxfold.protocols import (
     TokenCounter,
     capabilities_of,
 )
+from ctxfold.stream import PlayedStream
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.callbacks import listeners
@@ -94,10 +95,10 @@ class ChatModelSummarizer:
         return self._reply(answer)
 
     def open_stream(self, request: Request) -> ChunkStream:
-        return _Whole(_chunk(self.send(request)))
+        return _played(self.send(request))
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        return _Whole(_chunk(await self.asend(request)))
+        return _played(await self.asend(request))
 
     def close(self) -> None:
         """Does nothing: the model belongs to its creator."""
@@ -212,27 +213,10 @@ def asking_for_summary() -> Generator[None, None, None]:
         var_child_runnable_config.reset(token)
 
 
-def _chunk(reply: Reply) -> Chunk:
-    return Chunk(content=reply.message.text, usage=reply.usage, finish_reason=reply.finish_reason, raw=reply.raw)
-
-
-class _Whole:
-    """A stream of one chunk."""
-
-    def __init__(self, chunk: Chunk) -> None:
-        self._chunk = chunk
-
-    def __iter__(self) -> Iterator[Chunk]:
-        yield self._chunk
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        yield self._chunk
-
-    def close(self) -> None:
-        """Does nothing, as nothing is kept open."""
-
-    async def aclose(self) -> None:
-        """Does nothing, as nothing is kept open."""
+def _played(reply: Reply) -> PlayedStream:
+    """Returns the stream of a summary, in one chunk."""
+    text = reply.message.text
+    return PlayedStream((Chunk(content=text, usage=reply.usage, finish_reason=reply.finish_reason, raw=reply.raw),))
 
 
 def as_summarizer(summarizer: Any, setting: str = "summarizer") -> ContextBackend | None:

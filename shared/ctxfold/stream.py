@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
@@ -204,31 +204,39 @@ class Fold:
         return (Opaque(REFUSAL, json.dumps(_repaired("".join(self._refusal)))),) if self._refusal else ()
 
 
-class Played:
-    """Presents a complete message as an open stream of one chunk, for sync and async readers."""
+class PlayedStream:
+    """Chunks that are already there, for sync and async readers; an error at the end is raised after them."""
 
-    def __init__(self, message: Message) -> None:
-        self._message = message
-
-    def _chunk(self) -> Chunk:
-        m = self._message
-        calls = tuple(
-            ToolCallDelta(index, call.id, call.name, call.arguments, call.extra)
-            for index, call in enumerate(m.tool_calls)
-        )
-        return Chunk(m.reasoning, m.text, calls, usage=m.usage, finish_reason=m.finish_reason, model=m.model, whole=m)
+    def __init__(self, chunks: Sequence[Chunk], error: BackendError | None = None) -> None:
+        self._chunks = iter(chunks)
+        self._error = error
+        self.closed = False
 
     def __iter__(self) -> Iterator[Chunk]:
-        yield self._chunk()
+        for chunk in self._chunks:
+            if self.closed:
+                return
+            yield chunk
+        if self._error is not None and not self.closed:
+            raise self._error
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        yield self._chunk()
+        for chunk in self:
+            yield chunk
 
     def close(self) -> None:
-        """Does nothing: no connection is open."""
+        self.closed = True
 
     async def aclose(self) -> None:
-        """Does nothing: no connection is open."""
+        self.closed = True
+
+
+def played(message: Message) -> PlayedStream:
+    """Returns the stream of a complete message, in one chunk."""
+    m = message
+    calls = tuple(ToolCallDelta(index, c.id, c.name, c.arguments, c.extra) for index, c in enumerate(m.tool_calls))
+    chunk = Chunk(m.reasoning, m.text, calls, usage=m.usage, finish_reason=m.finish_reason, model=m.model, whole=m)
+    return PlayedStream((chunk,))
 
 
 @dataclass(slots=True)

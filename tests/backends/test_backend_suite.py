@@ -24,8 +24,8 @@ from ctxfold import (
     assistant,
     open_backend,
 )
-from ctxfold.backends.base import PlayedStream
 from ctxfold.protocols import capabilities_of
+from ctxfold.stream import PlayedStream
 from ctxfold.testing import ErrorReply, ModelServer, Scripted
 from ctxfold.testing.backend_suite import ANSWER, BackendSuite
 

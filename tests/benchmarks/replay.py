@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ctxfold import Chunk, Message, MessageCounter, Prices, Reply, Request, assistant, load_profile, text_counter
-from ctxfold.backends.base import PlayedStream
 from ctxfold.backends.openai_chat.request import canonical_lines, project
 from ctxfold.backends.scripted import ScriptedBackend
+from ctxfold.stream import PlayedStream
 from tests.benchmarks.data import Trajectory
 
 __all__ = ["COUNTER", "PRICES", "Copier", "CopyingBackend", "Step", "Trace", "Traffic", "steps"]

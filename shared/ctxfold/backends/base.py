@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator
 
 from ctxfold._lifecycle import Closing
-from ctxfold.errors import BackendError
 from ctxfold.messages import Opaque, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.protocols import (
     AsyncChunkStream,
@@ -19,6 +18,7 @@ from ctxfold.protocols import (
     Request,
     ToolCallDelta,
 )
+from ctxfold.stream import PlayedStream
 
 
 class BaseBackend(ABC, Closing):
@@ -97,30 +97,3 @@ def _reasoning_chunks(part: ReasoningPart, piece_chars: int, model: str | None) 
 def _pieces(text: str, size: int) -> Iterator[str]:
     size = size or max(1, len(text))
     return (text[start : start + size] for start in range(0, len(text), size))
-
-
-class PlayedStream:
-    """Chunks that are already there, for sync and async readers; an error at the end is raised after them."""
-
-    def __init__(self, chunks: Sequence[Chunk], error: BackendError | None = None) -> None:
-        self._chunks = iter(chunks)
-        self._error = error
-        self.closed = False
-
-    def __iter__(self) -> Iterator[Chunk]:
-        for chunk in self._chunks:
-            if self.closed:
-                return
-            yield chunk
-        if self._error is not None and not self.closed:
-            raise self._error
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        for chunk in self:
-            yield chunk
-
-    def close(self) -> None:
-        self.closed = True
-
-    async def aclose(self) -> None:
-        self.closed = True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from ctxfold.backends.base import BaseBackend, PlayedStream, reply_chunks
+from ctxfold.backends.base import BaseBackend, reply_chunks
 from ctxfold.errors import BackendError
 from ctxfold.messages import Message, assistant
 from ctxfold.protocols import (
@@ -19,6 +19,7 @@ from ctxfold.protocols import (
     Request,
     UuidIds,
 )
+from ctxfold.stream import PlayedStream
 
 Answered: TypeAlias = str | Message | Reply | BackendError
 ScriptedReply: TypeAlias = Answered | Callable[[Request], Answered]

@@ -53,7 +53,7 @@ from ctxfold.session_state import (
     draft,
     refresh,
 )
-from ctxfold.stream import Fold, Played
+from ctxfold.stream import Fold, played
 from ctxfold.telemetry import record_window
 
 
@@ -182,7 +182,7 @@ def open_reply(engine: Engine, turn_input: TurnInput, message_id: str) -> Flow[O
         stored = yield from _ingest(engine, attempt, turn_input)
         if stored is not None:
             attempt.leave()
-            return OpenReply(attempt, stored.id, Played(stored), Fold(stored.id, stored.model), options, stored)
+            return OpenReply(attempt, stored.id, played(stored), Fold(stored.id, stored.model), options, stored)
         stream = yield from _send_with_recovery(engine, attempt, options, OpenStream)
     except GeneratorExit:
         attempt.leave()
