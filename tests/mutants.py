@@ -707,8 +707,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "every_later_message_counts_as_of_another_attempt",
-            "attempt.own = frozenset(m.id for m in placed.messages)",
-            "attempt.own = frozenset()",
+            "attempt.stored_ids = frozenset(m.id for m in placed.messages)",
+            "attempt.stored_ids = frozenset()",
             "engine/test_outages.py::test_what_could_not_be_taken_back_at_once_is_taken_back_later",
         ),
         (
@@ -788,7 +788,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_rollback_takes_what_others_went_on_with",
-            "if any(e.id not in pending.own for e in turns.pop(turn_id, ())):",
+            "if any(e.id not in pending.stored_ids for e in turns.pop(turn_id, ())):",
             "if any(not e.id for e in turns.pop(turn_id, ())):",
             "engine/test_outages.py::test_what_is_taken_back_later_leaves_alone_what_others_went_on_with",
         ),

@@ -60,11 +60,11 @@ class CompactionPause:
 class PendingRollback:
     """Holds the work that restores a session after a failed attempt, where the store failed during the first rollback too.
 
-    `own` are the messages that the attempt put into its turn, and `head` is where the log ended: later records of others are
-    left alone.
+    `stored_ids` are the messages that the attempt put into its turn, and `head` is where the log ended: later records of others
+    are left alone.
     """
 
-    own: frozenset[str]
+    stored_ids: frozenset[str]
     head: int
     work: Callable[[], Flow[None]]
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from ctxfold.compaction.plan import SessionFacts
 from ctxfold.compaction.strategy import HEADING_TOKENS
-from ctxfold.history.cuts import asked_before, kept, legal_cuts, unasked
+from ctxfold.history.cuts import kept, legal_cuts, question_to_keep, unasked
 from ctxfold.history.view import Entry, View
 from ctxfold.policy.settings import Policy
 
@@ -103,7 +103,7 @@ def with_their_answers(removed: Sequence[Entry], view: View, pins: Collection[st
     The question that the first remaining message answers stays; where it was removed before, its answers are removed too.
     """
     removed_ids = {e.id for e in removed}
-    question_id = asked_before(view.live, removed_ids)
+    question_id = question_to_keep(view.live, removed_ids)
     if question_id is not None:
         return tuple(e for e in removed if e.id != question_id)
     return (*removed, *orphaned_answers(removed_ids, view, pins))

@@ -280,7 +280,7 @@ def check_answered(open_session: OpenSession, turn_id: str) -> None:
         )
 
 
-def unheard_reply(open_session: OpenSession, turn_id: str, messages: Sequence[Message]) -> Message | None:
+def undelivered_reply(open_session: OpenSession, turn_id: str, messages: Sequence[Message]) -> Message | None:
     """Returns the stored reply that directly follows the newest of `messages`, for a caller that asks again.
 
     None where the conversation has gone on, and for the rest of a stream that was abandoned.

@@ -488,9 +488,9 @@ class Engine:
             self.turn_ended(open_session, turn_id, status)
 
     def roll_back(
-        self, open_session: OpenSession, turn_id: str, own: Collection[str], work: Callable[[], Flow[None]]
+        self, open_session: OpenSession, turn_id: str, stored_ids: Collection[str], work: Callable[[], Flow[None]]
     ) -> Flow[None]:
-        """Restores the session by `work` after an attempt that failed in turn `turn_id`, to which it had added the messages `own`.
+        """Restores the session by `work` after an attempt that failed in turn `turn_id`, in which it had stored `stored_ids`.
 
         When the store fails here too, the session is restored when it is opened next, and the caller gets the attempt's own
         error.
@@ -500,7 +500,9 @@ class Engine:
         except GeneratorExit:
             raise
         except BaseException as error:
-            open_session.pending_rollbacks[turn_id] = PendingRollback(frozenset(own), open_session.state.head, work)
+            open_session.pending_rollbacks[turn_id] = PendingRollback(
+                frozenset(stored_ids), open_session.state.head, work
+            )
             if not isinstance(error, CtxError):
                 raise
             _log.warning("session %r is put back later: %s", open_session.key.session, error)
@@ -509,7 +511,7 @@ class Engine:
         """Restores the session where a failed attempt could not; a turn that another attempt has continued is left alone."""
         for turn_id, pending in list(open_session.pending_rollbacks.items()):
             turns = open_session.open_turns()
-            if any(e.id not in pending.own for e in turns.pop(turn_id, ())):
+            if any(e.id not in pending.stored_ids for e in turns.pop(turn_id, ())):
                 open_session.pending_rollbacks.pop(turn_id, None)
                 continue
             went_on = any(

@@ -17,7 +17,7 @@ from typing import Any
 
 from ctxfold.compaction.compact import gauge, idle_time
 from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
-from ctxfold.engine.attach import check_answered, reconcile, rewound, unheard_reply
+from ctxfold.engine.attach import check_answered, reconcile, rewound, undelivered_reply
 from ctxfold.engine.edit import remove_ids, revert
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.request import (
@@ -83,20 +83,20 @@ class TurnInput:
 class TurnAttempt:
     """Holds what has to be rolled back when an attempt fails: the turn `new_turn`, if it was opened, an edit, compactions.
 
-    `model` is the one that is asked: what it reports is learnt about it alone. `own` are the messages that the attempt put
-    into that turn.
+    `model` is the one that is asked: what it reports is learnt about it alone. `stored_ids` are the messages that the attempt
+    put into that turn.
     """
 
     open_session: OpenSession
     new_turn: str
     turn_id: str
     model: str
-    own: frozenset[str] = frozenset()
+    stored_ids: frozenset[str] = frozenset()
     compactions: tuple[str, ...] = ()  # records of compactions that did not help, newest first
     removal: str | None = None  # the record that removed messages which the list has gone back behind
     head_sections: tuple[Message, ...] = ()  # stored in front of the conversation
     prompts: tuple[str, ...] | None = None
-    asked: SentRequest | None = None  # the newest request of the attempt
+    sent: SentRequest | None = None  # the newest request of the attempt
 
     def enter(self, turn_id: str) -> None:
         """Puts the attempt into a turn. A message without an id of its own, asked elsewhere meanwhile, does not join it."""
@@ -264,7 +264,7 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
     if new.messages:
         turn_id = yield from _store_input(engine, attempt, turn_input, new)
     attempt.enter(turn_id or attempt.new_turn)
-    if (reply := unheard_reply(open_session, attempt.turn_id, turn_input.messages)) is not None:
+    if (reply := undelivered_reply(open_session, attempt.turn_id, turn_input.messages)) is not None:
         if turn_input.given_ids is None:
             return reply
         # the list asks for its reply anew: nobody will answer the calls of the one before
@@ -281,9 +281,9 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
     open_session = attempt.open_session
     compare = partial(reconcile, given_ids=turn_input.given_ids, whole=turn_input.whole)
     new = compare(open_session, turn_input.messages)
-    if new.turn_id and (begun_anew := rewound(open_session, turn_input.messages, new)) is not None:
+    if new.turn_id and (from_start := rewound(open_session, turn_input.messages, new)) is not None:
         yield from engine.close(open_session, new.turn_id, "discarded")
-        new = Reconciled(begun_anew)
+        new = Reconciled(from_start)
     if removed_ids := new.superseded or new.left_behind:
         may_return = bool(new.left_behind)
         attempt.removal = yield from remove_ids(engine, open_session, removed_ids, may_return=may_return)
@@ -311,7 +311,7 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
             recall=options.recall,
             scratch=options.scratch,
         )
-    attempt.own = frozenset(m.id for m in placed.messages)
+    attempt.stored_ids = frozenset(m.id for m in placed.messages)
     stage = open_session.stage(None, options.context_window)
     if new.turn_id is None and stage.rules.trigger is not None:
         if idle_s := (yield from idle_time(open_session, stage, engine.ports)):
@@ -394,7 +394,7 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
         reading = gauge(open_session, open_session.with_new_view(stage), counter, auto_compact=options.auto_compact)
         engine.events.emit(replace(reading, used_tokens=tokens))
     request = build_request(open_session, window, options, rules=stage.rules, scratch_role=scratch_role)
-    attempt.asked = SentRequest(request, window.view, open_session.tracker.repeated_tokens, 0.0)
+    attempt.sent = SentRequest(request, window.view, open_session.tracker.repeated_tokens, 0.0)
     return request
 
 
@@ -508,8 +508,8 @@ def _commit(
         raise
     if not ends:
         check_open(open_session, turn_id)
-    if attempt.asked is not None:
-        open_session.sent_request = replace(attempt.asked, at_s=ports.clock.now_s(), usage=reply.usage)
+    if attempt.sent is not None:
+        open_session.sent_request = replace(attempt.sent, at_s=ports.clock.now_s(), usage=reply.usage)
     engine.events.emit(Appended(open_session.key.session, (reply,)))
     if ends:
         engine.turn_ended(open_session, turn_id, "completed")
@@ -554,7 +554,7 @@ def _calibration_drafts(engine: Engine, open_session: OpenSession, turn_id: str,
 def _roll_back(engine: Engine, attempt: TurnAttempt, work: Callable[[], Flow[None]] | None = None) -> Flow[None]:
     """Restores the session after this attempt has failed, now or, where the store fails too, when it is opened next."""
     work = work or partial(_undo_attempt, engine, attempt)
-    yield from engine.roll_back(attempt.open_session, attempt.new_turn, attempt.own, work)
+    yield from engine.roll_back(attempt.open_session, attempt.new_turn, attempt.stored_ids, work)
 
 
 def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:

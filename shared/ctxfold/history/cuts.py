@@ -57,7 +57,7 @@ def kept(entries: Sequence[Entry], *, pins: Collection[str], question: bool = Tr
     return frozenset(ids)
 
 
-def asked_before(entries: Sequence[Entry], removed_ids: Collection[str]) -> str | None:
+def question_to_keep(entries: Sequence[Entry], removed_ids: Collection[str]) -> str | None:
     """Returns the removed user message that the first remaining entry answers; None where a user message leads anyway.
 
     Chat templates and services refuse a conversation that begins with an answer.

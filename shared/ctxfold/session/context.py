@@ -174,7 +174,7 @@ class AgentContext(SessionFiles, SharesSessions):
         self._prompts = prompts
         self._create = create
         self._turn: str | None = None
-        self._asked_turn: str | None = None
+        self._request_turn: str | None = None
         self._owns_engine = False
         self._owns_store = False
 
@@ -227,7 +227,7 @@ class AgentContext(SessionFiles, SharesSessions):
         if open_session is None:  # another session has taken its place in memory, or it was erased meanwhile
             with suppress(SessionNotFoundError):
                 open_session = OpenSession((yield from load(question.key, self._ports)))
-        self._asked_turn = None if open_session is None else exchange.turn_of(open_session, reply.message.id)
+        self._request_turn = None if open_session is None else exchange.turn_of(open_session, reply.message.id)
         return reply
 
     asend = async_method(send)
@@ -260,7 +260,7 @@ class AgentContext(SessionFiles, SharesSessions):
     def stream(self, question: TurnInput, done: Callable[[Reply], None] | None = None) -> Iterator[StreamPiece]:
         """Streams the chunks of the reply; `done` is called with the whole reply once it is stored."""
         reply: OpenReply = self._run(exchange.open_reply(self._engine, question, question.reply_id or self.new_id()))
-        self._asked_turn = reply.turn_id
+        self._request_turn = reply.turn_id
         stream = cast("ChunkStream", reply.stream)
         try:
             for chunk in stream:
@@ -280,7 +280,7 @@ class AgentContext(SessionFiles, SharesSessions):
         reply: OpenReply = await self._arun(
             exchange.open_reply(self._engine, question, question.reply_id or self.new_id())
         )
-        self._asked_turn = reply.turn_id
+        self._request_turn = reply.turn_id
         stream = cast("AsyncChunkStream", reply.stream)
         async with aclosing(stream):
             try:

@@ -65,7 +65,7 @@ class SessionHandle(FlowMethods):
     _prompts: tuple[str, ...] | None
     _create: bool
     _turn: str | None  # that messages were added to
-    _asked_turn: str | None  # that the newest request was made in
+    _request_turn: str | None  # that the newest request was made in
 
     # identity
 
@@ -423,7 +423,7 @@ class SessionHandle(FlowMethods):
     def _own_turn(self, open_session: OpenSession) -> str | None:
         """Returns the turn that this context has open; no other context sees it."""
         with open_session.lock:
-            return next((t for t in (self._turn, self._asked_turn) if t in open_session.state.open), None)
+            return next((t for t in (self._turn, self._request_turn) if t in open_session.state.open), None)
 
     def _open_session(self) -> Flow[OpenSession]:
         return (yield from self._engine.open(self._key, create=self._create, prompts=self._prompts))
