@@ -19,8 +19,7 @@ from langchain_core.language_models import BaseChatModel
 
 from ctxfold import MemoryStore, Section
 from ctxfold.adapters.retrieval import checked_sections
-from ctxfold.adapters.sessions import SessionPool, warn_caller
-from ctxfold.compaction.strategy import Strategy, Summarizer
+from ctxfold.adapters.sessions import EngineSettings, SessionPool, warn_caller
 from ctxfold.connect import check_overhead, message_counter, session_rules
 from ctxfold.effects import Flow, in_thread
 from ctxfold.engine.attach import BRANCH, Attachment, StartPoint, attach, cursor_at
@@ -31,8 +30,6 @@ from ctxfold.history.diff import Cursor, IncomingList, open_turn
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.policy.prices import Prices
-from ctxfold.policy.settings import Policy, PolicyFields
 from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemClock, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
@@ -219,29 +216,18 @@ class AnonymousSessions:
             self._drop(key)
 
 
-class ContextSettings(PolicyFields, total=False):
+class ContextSettings(EngineSettings, total=False):
     """Settings that every constructor of this package with a session takes as keyword arguments.
 
     They are fields of `ctxfold.Policy`, a whole `policy` that these fields change, and settings that `AgentContext` takes.
     """
 
-    policy: Policy | None
-    reply_reserve_tokens: int | None
-    strategy: str | Strategy | Summarizer | None
-    prices: Prices | None
-    max_sessions: int | None
     sections: Sequence[Section]
     embedder: Embedder | Embeddings | None
 
 
-_NO_RULES = (
-    "embedder",
-    "max_sessions",
-    "policy",
-    "prices",
-    "sections",
-    "strategy",
-)  # settings of AgentContext beside the policy's fields
+# settings of AgentContext in addition to the policy's fields
+_NO_RULES = ("embedder", "max_sessions", "policy", "prices", "sections", "strategy")
 
 
 @dataclass(frozen=True, slots=True)
