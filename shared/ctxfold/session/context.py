@@ -13,8 +13,7 @@ from ctxfold.compaction.compact import gauge
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.connect import ports, session_rules
 from ctxfold.effects import Flow, async_method, sync_method
-from ctxfold.engine import archive
-from ctxfold.engine import turn as exchange
+from ctxfold.engine import archive, turn
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
 from ctxfold.engine.request import RequestOptions, options_from
@@ -201,7 +200,7 @@ class AgentContext(SessionFiles, SharesSessions):
         The archive and the pins are part of the new session.
         """
         check_name("session name", session)
-        key = yield from self._edit(lambda e, j: archive.fork(e, j, session, at=at))
+        key = yield from self._edit(lambda e, s: archive.fork(e, s, session, at=at))
         return self.at(key.session, create=self._create)
 
     afork = async_method(fork)
@@ -222,12 +221,12 @@ class AgentContext(SessionFiles, SharesSessions):
     def send(self, content: Input, **options: Unpack[RequestOptions]) -> Flow[Reply]:
         """Sends messages and returns the model's reply; both are stored. When it raises, the session is unchanged."""
         question = self._question(content, options)
-        reply = yield from exchange.ask(self._engine, question)
+        reply = yield from turn.ask(self._engine, question)
         open_session = self._engine.known(question.key)
         if open_session is None:  # another session has taken its place in memory, or it was erased meanwhile
             with suppress(SessionNotFoundError):
                 open_session = OpenSession((yield from load(question.key, self._ports)))
-        self._request_turn = None if open_session is None else exchange.turn_of(open_session, reply.message.id)
+        self._request_turn = None if open_session is None else turn.turn_of(open_session, reply.message.id)
         return reply
 
     asend = async_method(send)
@@ -259,17 +258,17 @@ class AgentContext(SessionFiles, SharesSessions):
 
     def stream(self, question: TurnInput, done: Callable[[Reply], None] | None = None) -> Iterator[StreamPiece]:
         """Streams the chunks of the reply; `done` is called with the whole reply once it is stored."""
-        reply: OpenReply = self._run(exchange.open_reply(self._engine, question, question.reply_id or self.new_id()))
+        reply: OpenReply = self._run(turn.open_reply(self._engine, question, question.reply_id or self.new_id()))
         self._request_turn = reply.turn_id
         stream = cast("ChunkStream", reply.stream)
         try:
             for chunk in stream:
                 yield from reply.fold.feed(chunk)
             stream.close()
-            whole = self._run(exchange.finish_stream(self._engine, reply))
+            whole = self._run(turn.finish_stream(self._engine, reply))
         except BaseException:
             stream.close()
-            self._run(exchange.abandon(self._engine, reply))
+            self._run(turn.abandon(self._engine, reply))
             raise
         if done is not None:
             done(whole)
@@ -277,9 +276,7 @@ class AgentContext(SessionFiles, SharesSessions):
     async def astream(
         self, question: TurnInput, done: Callable[[Reply], None] | None = None
     ) -> AsyncIterator[StreamPiece]:
-        reply: OpenReply = await self._arun(
-            exchange.open_reply(self._engine, question, question.reply_id or self.new_id())
-        )
+        reply: OpenReply = await self._arun(turn.open_reply(self._engine, question, question.reply_id or self.new_id()))
         self._request_turn = reply.turn_id
         stream = cast("AsyncChunkStream", reply.stream)
         async with aclosing(stream):
@@ -287,9 +284,9 @@ class AgentContext(SessionFiles, SharesSessions):
                 async for chunk in stream:
                     for event in reply.fold.feed(chunk):
                         yield event
-                whole = await self._arun(exchange.finish_stream(self._engine, reply))
+                whole = await self._arun(turn.finish_stream(self._engine, reply))
             except BaseException:
-                await self._arun(exchange.abandon(self._engine, reply))
+                await self._arun(turn.abandon(self._engine, reply))
                 raise
         if done is not None:
             done(whole)
@@ -297,14 +294,14 @@ class AgentContext(SessionFiles, SharesSessions):
     @sync_method
     def ask(self, question: TurnInput) -> Flow[Reply]:
         """Does the same as `send`, with all arguments spelt out; for the framework packages."""
-        return exchange.ask(self._engine, question)
+        return turn.ask(self._engine, question)
 
     aask = async_method(ask)
 
     @sync_method
     def request_for(self, question: TurnInput) -> Flow[Request]:
         """Returns the request for a complete message list, for a model that the caller calls. The next list brings the reply."""
-        return exchange.request_for(self._engine, question)
+        return turn.request_for(self._engine, question)
 
     arequest_for = async_method(request_for)
 
@@ -344,7 +341,7 @@ class AgentContext(SessionFiles, SharesSessions):
         "user" leaves out messages that are for the model only. "model" is the window: summaries in place of the messages they
         replaced.
         """
-        return self._edit(lambda _, j: conversation(j, self._own_turn(j), audience))
+        return self._edit(lambda _, s: conversation(s, self._own_turn(s), audience))
 
     amessages = async_method(messages)
 
@@ -391,28 +388,28 @@ class AgentContext(SessionFiles, SharesSessions):
         is returned as it is now. Raises MessageNotFoundError when the session never had it, MessageErasedError when it was
         erased.
         """
-        return self._edit(lambda _, j: (newest_version if newest else original)(j, message_id))
+        return self._edit(lambda _, s: (newest_version if newest else original)(s, message_id))
 
     aget = async_method(get)
 
     @sync_method
     def explain(self) -> Flow[Explanation]:
         """Explains why the window holds what it holds: print the result, call `to_dict()`, or show it in a notebook."""
-        return self._edit(lambda e, j: explain(j, e.ports, gauge(j, j.stage(), e.ports.counter)))
+        return self._edit(lambda e, s: explain(s, e.ports, gauge(s, s.stage(), e.ports.counter)))
 
     aexplain = async_method(explain)
 
     @sync_method
     def inspect(self) -> Flow[Inspection]:
         """Reports on the window, its history, and where every message is now; reads the log."""
-        return self._edit(lambda e, j: inspect(j, e.ports, gauge(j, j.stage(), e.ports.counter)))
+        return self._edit(lambda e, s: inspect(s, e.ports, gauge(s, s.stage(), e.ports.counter)))
 
     ainspect = async_method(inspect)
 
     @sync_method
     def explain_message(self, message_id: str) -> Flow[MessageExplanation]:
         """Returns where one message is now, and the reference that reads it back."""
-        return self._edit(lambda _, j: explain_message(j, message_id))
+        return self._edit(lambda _, s: explain_message(s, message_id))
 
     aexplain_message = async_method(explain_message)
 

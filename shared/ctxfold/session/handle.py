@@ -182,7 +182,7 @@ class SessionHandle(FlowMethods):
         The replaced messages stay in the archive. With `prompts` and `recognise`, leading messages that the conversation or its
         window already has, compared by position and content, stay as they are, compacted or not; only the rest is replaced.
         """
-        return self._anew(lambda e, j: editing.set_all(e, j, messages, prompts=prompts, recognise=recognise))
+        return self._anew(lambda e, s: editing.set_all(e, s, messages, prompts=prompts, recognise=recognise))
 
     aset_messages = async_method(set_messages)
 
@@ -192,7 +192,7 @@ class SessionHandle(FlowMethods):
 
         System prompts are part of it. When another writer appends meanwhile, `change` is called again, so that nothing is lost.
         """
-        return self._anew(lambda e, j: editing.revise(e, j, change, turn_id=self._turn), whole=False)
+        return self._anew(lambda e, s: editing.revise(e, s, change, turn_id=self._turn), whole=False)
 
     arevise = async_method(revise)
 
@@ -202,14 +202,14 @@ class SessionHandle(FlowMethods):
 
         Role and tool calls must not change. Raises MessageNotFoundError when it is not in the live conversation.
         """
-        return self._edit(lambda e, j: editing.update(e, j, index, message))
+        return self._edit(lambda e, s: editing.update(e, s, index, message))
 
     aupdate = async_method(update)
 
     @sync_method
     def insert(self, index: int, message: Message) -> Flow[None]:
         """Inserts a message before the live message at `index`, which must not be inside a tool round."""
-        return self._edit(lambda e, j: editing.insert(e, j, index, message))
+        return self._edit(lambda e, s: editing.insert(e, s, index, message))
 
     ainsert = async_method(insert)
 
@@ -219,7 +219,7 @@ class SessionHandle(FlowMethods):
 
         Raises MessageNotFoundError when it is not in the live conversation.
         """
-        return self._edit(lambda e, j: editing.remove(e, j, index))
+        return self._edit(lambda e, s: editing.remove(e, s, index))
 
     aremove = async_method(remove)
 
@@ -233,7 +233,7 @@ class SessionHandle(FlowMethods):
     @sync_method
     def retain(self, role: Role) -> Flow[tuple[Message, ...]]:
         """Keeps only the live messages of one role, and returns what was removed."""
-        return self._edit(lambda e, j: editing.retain(e, j, role))
+        return self._edit(lambda e, s: editing.retain(e, s, role))
 
     aretain = async_method(retain)
 
@@ -254,14 +254,14 @@ class SessionHandle(FlowMethods):
     @sync_method
     def pin(self, *message_ids: str) -> Flow[None]:
         """Pins messages, by id or `#17`: every compaction keeps them verbatim. PinBudgetError beyond a quarter of the budget."""
-        return self._edit(lambda e, j: editing.pin(e, j, message_ids))
+        return self._edit(lambda e, s: editing.pin(e, s, message_ids))
 
     apin = async_method(pin)
 
     @sync_method
     def unpin(self, *message_ids: str) -> Flow[None]:
         """Unpins messages, by id or `#17`; a message that is not pinned is no error."""
-        return self._edit(lambda e, j: editing.unpin(e, j, message_ids))
+        return self._edit(lambda e, s: editing.unpin(e, s, message_ids))
 
     aunpin = async_method(unpin)
 
@@ -283,7 +283,7 @@ class SessionHandle(FlowMethods):
     @sync_method
     def set_policy(self, **fields: Unpack[PolicyChanges]) -> Flow[Policy]:
         """Changes fields of this session's `Policy` from now on; they are stored, and hold when the session is opened again."""
-        return self._edit(lambda e, j: editing.set_policy(e, j, fields))
+        return self._edit(lambda e, s: editing.set_policy(e, s, fields))
 
     aset_policy = async_method(set_policy)
 
@@ -297,7 +297,7 @@ class SessionHandle(FlowMethods):
     @sync_method
     def set_goal(self, text: str | None) -> Flow[None]:
         """Sets the goal of the conversation until it is set again; None lets a model derive it."""
-        return self._edit(lambda e, j: set_goal(j, e.ports, text))
+        return self._edit(lambda e, s: set_goal(s, e.ports, text))
 
     aset_goal = async_method(set_goal)
 
@@ -307,7 +307,7 @@ class SessionHandle(FlowMethods):
 
         None ends the step without beginning another, and lets a model derive the steps.
         """
-        return self._edit(lambda e, j: set_subgoal(j, e.ports, text))
+        return self._edit(lambda e, s: set_subgoal(s, e.ports, text))
 
     aset_subgoal = async_method(set_subgoal)
 
@@ -316,7 +316,7 @@ class SessionHandle(FlowMethods):
     @sync_method
     def search(self, query: str, limit: int = 10) -> Flow[tuple[Hit, ...]]:
         """Returns the messages that match the query, best first, whether the model still sees them or not."""
-        return self._edit(lambda _, j: iter(ArchiveRead(archive.search(j, query, limit=limit), *j.key)))
+        return self._edit(lambda _, s: iter(ArchiveRead(archive.search(s, query, limit=limit), *s.key)))
 
     asearch = async_method(search)
 
@@ -347,7 +347,7 @@ class SessionHandle(FlowMethods):
 
         Raises ContextOverflowError, before anything is written, when they do not fit.
         """
-        return self._edit(lambda e, j: archive.restore(e, j, references))
+        return self._edit(lambda e, s: archive.restore(e, s, references))
 
     arestore = async_method(restore)
 
@@ -379,7 +379,7 @@ class SessionHandle(FlowMethods):
     @sync_method
     def compact(self) -> Flow[Outcome]:
         """Compacts now, including an open turn; raises NotEnoughHistoryError when nothing may be compacted."""
-        outcome = yield from self._edit(lambda e, j: e.fitter.compact(j, j.stage(_only_turn(j))))
+        outcome = yield from self._edit(lambda e, s: e.fitter.compact(s, s.stage(_only_turn(s))))
         if not outcome.compacted:
             raise NotEnoughHistoryError(f"nothing was compacted: {outcome.reason}")
         return outcome
@@ -392,14 +392,14 @@ class SessionHandle(FlowMethods):
 
         The window shows the summaries only once it has to shrink.
         """
-        return self._edit(lambda e, j: summarise_pairs(j, e.ports))
+        return self._edit(lambda e, s: summarise_pairs(s, e.ports))
 
     asummarize_tools = async_method(summarize_tools)
 
     @sync_method
     def apply_tool_summaries(self) -> Flow[int]:
         """Shows the prepared summaries of tool outputs in the window, and returns how many. Originals stay readable."""
-        return self._edit(lambda e, j: e.fitter.apply_tool_summaries(j))
+        return self._edit(lambda e, s: e.fitter.apply_tool_summaries(s))
 
     aapply_tool_summaries = async_method(apply_tool_summaries)
 
@@ -471,14 +471,14 @@ class SessionErasing(SessionHandle):
 
         This cannot be undone. Raises MessageNotFoundError, and erases nothing, when one of them never existed.
         """
-        return self._edit(lambda e, j: erase.erase(e, j, references))
+        return self._edit(lambda e, s: erase.erase(e, s, references))
 
     aerase = async_method(erase)
 
     @sync_method
     def erase_older_than(self, age: Age) -> Flow[Erasure]:
         """Erases messages stored longer ago than a timedelta, or before a datetime; system prompts stay."""
-        return self._edit(lambda e, j: erase.erase_older_than(e, j, age))
+        return self._edit(lambda e, s: erase.erase_older_than(e, s, age))
 
     aerase_older_than = async_method(erase_older_than)
 

@@ -14,7 +14,7 @@ from ctxfold.compaction.goal import refresh_goal
 from ctxfold.compaction.tool_summaries import flush_pairs, summarise_pairs
 from ctxfold.effects import Complete, Deadline, Flow, FlowMethods, async_method, sync_method
 from ctxfold.engine import edit as editing
-from ctxfold.engine import section_placement as injection
+from ctxfold.engine import section_placement
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import ConfigError, StoreError
 from ctxfold.events import SectionInjected, SectionSkipped
@@ -152,7 +152,7 @@ class ContextService(FlowMethods):
         Raises ConfigError for a negative number. System prompts, pins, the newest user message and whole tool rounds stay; undo
         restores the others.
         """
-        return self._edit(session, owner, lambda e, j: _trimmed(e, j, budget_tokens))
+        return self._edit(session, owner, lambda e, s: _trimmed(e, s, budget_tokens))
 
     atrim_messages_to_budget = async_method(trim_messages_to_budget)
 
@@ -169,7 +169,7 @@ class ContextService(FlowMethods):
         owner: str | None = None,
     ) -> Flow[SectionInjected | None]:
         """Stores a section of any kind and returns its event; None when it has nothing new."""
-        return self._edit(session, owner, lambda e, j: injection.inject(e, j, kind, items, place=place))
+        return self._edit(session, owner, lambda e, s: section_placement.inject(e, s, kind, items, place=place))
 
     ainject = async_method(inject)
 
@@ -180,7 +180,7 @@ class ContextService(FlowMethods):
         Recognises sections by their metadata, never by their text. Raises ConfigError for a kind that is neither built in, nor
         configured, nor in the session, because such a name is a misspelling.
         """
-        return self._edit(session, owner, lambda e, j: injection.remove(e, j, kind))
+        return self._edit(session, owner, lambda e, s: section_placement.remove(e, s, kind))
 
     aremove = async_method(remove)
 
@@ -198,7 +198,7 @@ class ContextService(FlowMethods):
         "memory_first" keeps the newest two messages and gives the freed tokens to the sections; "adaptive" does so from turn 20
         on.
         """
-        return self._edit(session, owner, lambda e, j: _prepared(e, j, question, assembly))
+        return self._edit(session, owner, lambda e, s: _prepared(e, s, question, assembly))
 
     aprepare_context = async_method(prepare_context)
 
@@ -225,7 +225,7 @@ class ContextService(FlowMethods):
         `summary_tokens` is the limit of this one summary. With a topic as `focus`, older exchanges relevant to it stay word for
         word; with True, the topic is the current goal and step, or the newest question.
         """
-        return self._edit(session, owner, lambda e, j: _compacted(e, j, focus, summary_tokens))
+        return self._edit(session, owner, lambda e, s: _compacted(e, s, focus, summary_tokens))
 
     acompact_context = async_method(compact_context)
 
@@ -252,7 +252,7 @@ class ContextService(FlowMethods):
 
         For `focus` see `compact_context`.
         """
-        return self._edit(session, owner, lambda e, j: _ahead(e, j, threshold_ratio, focus))
+        return self._edit(session, owner, lambda e, s: _ahead(e, s, threshold_ratio, focus))
 
     amaybe_proactive_compress = async_method(maybe_proactive_compress)
 
@@ -261,21 +261,21 @@ class ContextService(FlowMethods):
     @sync_method
     def summarize_tool_pairs(self, *, session: str | None = None, owner: str | None = None) -> Flow[int]:
         """Summarises all tool outputs but the newest six; returns how many. The window does not change."""
-        return self._edit(session, owner, lambda e, j: summarise_pairs(j, e.ports))
+        return self._edit(session, owner, lambda e, s: summarise_pairs(s, e.ports))
 
     asummarize_tool_pairs = async_method(summarize_tool_pairs)
 
     @sync_method
     def apply_tool_pair_summaries(self, *, session: str | None = None, owner: str | None = None) -> Flow[int]:
         """Shows the waiting summaries of tool outputs; returns how many."""
-        return self._edit(session, owner, lambda e, j: e.fitter.apply_tool_summaries(j))
+        return self._edit(session, owner, lambda e, s: e.fitter.apply_tool_summaries(s))
 
     aapply_tool_pair_summaries = async_method(apply_tool_pair_summaries)
 
     @sync_method
     def flush_tool_pair_summaries(self, *, session: str | None = None, owner: str | None = None) -> Flow[bool]:
         """Stores summaries of tool outputs that could not be stored before; returns whether all are stored."""
-        return self._edit(session, owner, lambda e, j: flush_pairs(j, e.ports))
+        return self._edit(session, owner, lambda e, s: flush_pairs(s, e.ports))
 
     aflush_tool_pair_summaries = async_method(flush_tool_pair_summaries)
 
@@ -415,7 +415,7 @@ def _prepared(engine: Engine, open_session: OpenSession, question: str, assembly
     filled, events = (*required, *optional), (*required_events, *optional_events)
     for event in events:
         engine.events.emit(event)
-    yield from injection.store(engine, open_session, [f for f in filled if _stored(f)])
+    yield from section_placement.store(engine, open_session, [f for f in filled if _stored(f)])
     section_texts = [f.text for f in filled if not _stored(f) and f.note.kind != CODE]
     return ContextDelta(
         messages=open_session.view().messages,
