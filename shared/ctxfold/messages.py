@@ -8,12 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from ctxfold.errors import (
-    InvalidTextError,
-    InvalidToolArgumentsError,
-    MessageError,
-    UnknownRoleError,
-)
+from ctxfold.errors import InvalidTextError, InvalidToolArgumentsError, MessageError, UnknownRoleError
 from ctxfold.validation import is_a, json_problem, kind_of
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]

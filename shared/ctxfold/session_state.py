@@ -21,16 +21,7 @@ from ctxfold.history.calibration import calibrated, with_known_limit
 from ctxfold.history.log import SessionState
 from ctxfold.history.passage_cache import PassageCache, Vectors
 from ctxfold.history.prefix import PrefixTracker
-from ctxfold.history.records import (
-    Body,
-    Draft,
-    Erased,
-    Record,
-    SessionKey,
-    SnapshotTaken,
-    TurnClosed,
-    TurnStatus,
-)
+from ctxfold.history.records import Body, Draft, Erased, Record, SessionKey, SnapshotTaken, TurnClosed, TurnStatus
 from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_snapshot
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, Prefix, View

@@ -9,15 +9,7 @@ from collections.abc import Iterator
 
 from ctxfold._lifecycle import Closing
 from ctxfold.messages import Opaque, ReasoningPart, TextPart, ToolCallPart
-from ctxfold.protocols import (
-    AsyncChunkStream,
-    BackendCapabilities,
-    Chunk,
-    ChunkStream,
-    Reply,
-    Request,
-    ToolCallDelta,
-)
+from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request, ToolCallDelta
 from ctxfold.stream import PlayedStream
 
 

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ctxfold.backends.base import BaseBackend, reply_chunks
 from ctxfold.errors import BackendError
 from ctxfold.messages import Message, assistant
-from ctxfold.protocols import (
-    AsyncChunkStream,
-    ChunkStream,
-    ContextBackend,
-    Ids,
-    Reply,
-    Request,
-    UuidIds,
-)
+from ctxfold.protocols import AsyncChunkStream, ChunkStream, ContextBackend, Ids, Reply, Request, UuidIds
 from ctxfold.stream import PlayedStream
 
 Answered: TypeAlias = str | Message | Reply | BackendError

@@ -20,14 +20,7 @@ from ctxfold.compaction.selection import (
     widest_spans,
 )
 from ctxfold.compaction.strategy import CompactionInput
-from ctxfold.compaction.tool_outputs import (
-    Clearing,
-    clear_tools,
-    outputs_of,
-    repeated_outputs,
-    shortened_calls,
-    signed,
-)
+from ctxfold.compaction.tool_outputs import Clearing, clear_tools, outputs_of, repeated_outputs, shortened_calls, signed
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message
 from ctxfold.policy.triggers import Verdict, counts

@@ -17,24 +17,11 @@ from ctxfold.effects import LONG_CHARS, Call, Flow, StoreCall, off_loop
 from ctxfold.engine.fit import WindowFitter
 from ctxfold.engine.known_messages import dropped_calls, new_record_ids, open_turn_starts, with_stored_results
 from ctxfold.engine.request import NO_OPTIONS, Options
-from ctxfold.errors import (
-    CtxError,
-    EmptyMessagesError,
-    MessageConflictError,
-    SessionNotFoundError,
-    WindowTooSmallError,
-)
+from ctxfold.errors import CtxError, EmptyMessagesError, MessageConflictError, SessionNotFoundError, WindowTooSmallError
 from ctxfold.events import Appended, MessagesLeftOut, Subscribers, TurnEnded
 from ctxfold.history.cuts import check_sequence, open_calls, waiting_turn, whole_rounds
 from ctxfold.history.edits import prompt_changes
-from ctxfold.history.records import (
-    Draft,
-    MessageAdded,
-    PolicyChanged,
-    SessionKey,
-    TurnClosed,
-    TurnStatus,
-)
+from ctxfold.history.records import Draft, MessageAdded, PolicyChanged, SessionKey, TurnClosed, TurnStatus
 from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, is_final, system, validated
 from ctxfold.policy.settings import LEAST_BUDGET_TOKENS, Policy, session_limit

@@ -20,20 +20,9 @@ from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
 from ctxfold.engine.attach import check_answered, reconcile, rewound, undelivered_reply
 from ctxfold.engine.edit import remove_ids, revert
 from ctxfold.engine.engine import Engine
-from ctxfold.engine.request import (
-    Options,
-    build_request,
-    note_prefix,
-    scratch_tokens,
-)
+from ctxfold.engine.request import Options, build_request, note_prefix, scratch_tokens
 from ctxfold.engine.section_placement import PlacedSections, place_sections, put_at_head, take_from_head
-from ctxfold.errors import (
-    BackendError,
-    BudgetError,
-    ContextOverflowError,
-    MessageConflictError,
-    MessageTooLargeError,
-)
+from ctxfold.errors import BackendError, BudgetError, ContextOverflowError, MessageConflictError, MessageTooLargeError
 from ctxfold.events import Appended, PromptTruncated, RulesChanged
 from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_truncated
 from ctxfold.history.diff import Reconciled, finished_count

@@ -9,14 +9,7 @@ from itertools import count
 from ctxfold.errors import MessageError, MessageIndexError, OrphanToolResultError
 from ctxfold.history.cuts import legal_cuts, round_of
 from ctxfold.history.log import SessionState
-from ctxfold.history.records import (
-    AMONG_PROMPTS,
-    Body,
-    MessageAdded,
-    MessageInserted,
-    MessageRemoved,
-    MessageReplaced,
-)
+from ctxfold.history.records import AMONG_PROMPTS, Body, MessageAdded, MessageInserted, MessageRemoved, MessageReplaced
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Role, system, validated
 

@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ctxfold.errors import (
-    ConfigError,
-    MissingExtraError,
-    StoreCorruptError,
-    StoreError,
-    StoreUnavailableError,
-)
+from ctxfold.errors import ConfigError, MissingExtraError, StoreCorruptError, StoreError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine

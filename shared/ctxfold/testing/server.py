@@ -20,16 +20,7 @@ import ctxfold.testing.model as model
 import ctxfold.testing.render as render
 from ctxfold.errors import ConfigError
 from ctxfold.lru import LruCache
-from ctxfold.testing.script import (
-    Body,
-    ErrorReply,
-    RawReply,
-    Reply,
-    Script,
-    Scripted,
-    ScriptPlayer,
-    api_error,
-)
+from ctxfold.testing.script import Body, ErrorReply, RawReply, Reply, Script, Scripted, ScriptPlayer, api_error
 from ctxfold.testing.served import Asked, ChatCompletions, ServedWire
 from ctxfold.testing.served_anthropic import COUNT_PATH, Messages
 from ctxfold.testing.served_converse import Converse

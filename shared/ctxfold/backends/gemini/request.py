@@ -24,15 +24,7 @@ from ctxfold.backends.profile import (
 )
 from ctxfold.backends.response_parser import as_dict, as_dicts
 from ctxfold.history.alternation import NOBODY_ASKED
-from ctxfold.messages import (
-    MediaPart,
-    Message,
-    ReasoningPart,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-    ToolSpec,
-)
+from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from ctxfold.protocols import Request
 
 WirePart = dict[str, Any]

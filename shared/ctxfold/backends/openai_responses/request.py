@@ -22,15 +22,7 @@ from ctxfold.backends.profile import (
     without_refused,
 )
 from ctxfold.history.alternation import alternating
-from ctxfold.messages import (
-    MediaPart,
-    Message,
-    Part,
-    ReasoningPart,
-    TextPart,
-    ToolCallPart,
-    ToolSpec,
-)
+from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec
 from ctxfold.protocols import Request
 
 INCLUDE = "reasoning.encrypted_content"
