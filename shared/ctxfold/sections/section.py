@@ -84,6 +84,32 @@ KINDS: Mapping[str, KindDefaults] = {
 }
 
 
+PLAIN: Mapping[str, float] = {"summaries": 0.08, "recall": 0.08, "cross_session": 0.04, "code": 0.30}
+WITH_GRAPH: Mapping[str, float] = {
+    "summaries": 0.07,
+    "recall": 0.07,
+    "cross_session": 0.03,
+    "code": 0.29,
+    "graph": 0.04,
+}
+MEMORY_FIRST: Mapping[str, float] = {"summaries": 0.25, "recall": 0.25, "cross_session": 0.15, "code": 0.35}
+MEMORY_FIRST_WITH_GRAPH: Mapping[str, float] = {
+    "summaries": 0.22,
+    "recall": 0.22,
+    "cross_session": 0.12,
+    "code": 0.38,
+    "graph": 0.06,
+}
+
+
+def shares_by_kind(kinds: Iterable[str], *, memory_first: bool) -> Mapping[str, float]:
+    """Returns the shares of the prompt's budget by kind; the conversation gets what a section leaves unused."""
+    graph = "graph" in set(kinds)
+    if memory_first:
+        return MEMORY_FIRST_WITH_GRAPH if graph else MEMORY_FIRST
+    return WITH_GRAPH if graph else PLAIN
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A text beside the conversation: its source, place, lifetime and share of the budget. Each kind has at most one section.
