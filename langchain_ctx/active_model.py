@@ -168,9 +168,8 @@ class CallersSummarizer(CallersModel):
 def keeps_sessions(model: BaseChatModel) -> bool:
     """Returns True when the model manages a context itself: two sessions behind one call would each cut the other's window."""
     settings: list[object] = [getattr(model, name, None) for name in ("session", "sessions", "store")]
-    return any(
-        setting is not None and not isinstance(setting, bool) for setting in settings
-    )  # `store=False` of ChatOpenAI is about its service
+    # `store=False` of ChatOpenAI is about its service
+    return any(setting is not None and not isinstance(setting, bool) for setting in settings)
 
 
 def check_sends_window(model: BaseChatModel) -> None:

@@ -251,9 +251,8 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
 
     model: str = ""
     provider: str = "generic"
-    wire: Annotated[Wire | None, SkipValidation] = (
-        None  # `open_backend` checks it, with an error that names the provider's
-    )
+    # `open_backend` checks it, with an error that names the provider's
+    wire: Annotated[Wire | None, SkipValidation] = None
     base_url: str | None = None
     api_key: SecretStr | None = None
     temperature: float | None = None

@@ -130,9 +130,8 @@ def _copied_json(value: object) -> Any:
 
 def _sent(message: Message) -> BaseMessage:
     converted = to_langchain(message)
-    if isinstance(converted, AIMessage) and any(
-        not c["id"] for c in converted.invalid_tool_calls
-    ):  # nothing can answer these
+    # nothing can answer these
+    if isinstance(converted, AIMessage) and any(not c["id"] for c in converted.invalid_tool_calls):
         converted = converted.model_copy(
             update={"invalid_tool_calls": [c for c in converted.invalid_tool_calls if c["id"]]}
         )

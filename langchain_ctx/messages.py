@@ -167,10 +167,8 @@ def _id(message: BaseMessage, before: str) -> str:
 
 
 NAMESPACE = "langchain"
-_WRITTEN_FOR = (
-    "ephemeral_5m_input_tokens",
-    "ephemeral_1h_input_tokens",
-)  # Anthropic's cache writes, in place of the sum
+# Anthropic's cache writes, in place of the sum
+_WRITTEN_FOR = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 OURS = "ctxfold"
 PRESERVE = "preserve_reasoning"
 _NO_OBJECT = "the arguments are not a JSON object"

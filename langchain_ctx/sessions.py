@@ -317,9 +317,8 @@ class Sessions(SessionPool):
         }
         super().__init__(store, context_settings, subscriber=listen)
         self._forgets = store is None or store == "memory://"
-        self._expects_names = not isinstance(
-            self.store, MemoryStore
-        )  # a call that names no session is still to be warned of
+        # a call that names no session is still to be warned of
+        self._expects_names = not isinstance(self.store, MemoryStore)
         self.subgraphs = SubgraphSessions()
         self.anonymous = AnonymousSessions(lambda key: self.store.erase((), gone=(key,)))
         self._window: int | None = None if self._of_model else policy.context_window

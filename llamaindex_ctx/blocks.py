@@ -57,9 +57,8 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
         """Returns the memory for a session of the `Memory`; without an argument, the `CtxMemory` that was passed."""
         if session_id is None:
             return self._memory
-        inner = name_path(
-            check_name("session id", session_id)
-        )  # without a "/": memory "a/b" has other sessions than "a"
+        # without a "/": memory "a/b" has other sessions than "a"
+        inner = name_path(check_name("session id", session_id))
         name = f"{self._memory.session_id}/{inner}"
         return self._sessions.get_or_make(name, lambda: self._memory.at(name))
 

@@ -37,9 +37,8 @@ class LlmCall:
 
     reply_id: str
     arguments: Mapping[str, Any]
-    one_call: bool = (
-        False  # of a whole reply only the first tool call is kept, as the LLM's own `chat_with_tools` does it
-    )
+    # of a whole reply only the first tool call is kept, as the LLM's own `chat_with_tools` does it
+    one_call: bool = False
     context_window: int | None = None  # of this call alone
     parsed: bool = False  # a program reads the calls of the reply: no result of them will come
     replies: list[Message] = field(default_factory=list[Message])  # what the engine has stored, for a caller of ours

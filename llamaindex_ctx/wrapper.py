@@ -78,9 +78,8 @@ _TAKEN = (
 )
 MAX_RUNS = 256  # those that may be gone on with, newest ones
 _RUN_TAG = "llamaindex.run_id"  # on whatever happens in a workflow's run; older releases do without
-_TRANSCRIPT = [
-    b.text for b in messages_to_xml_format([])[0].blocks if isinstance(b, TextBlock)
-]  # how an agent with an output class asks for its output
+# how an agent with an output class asks for its output
+_TRANSCRIPT = [b.text for b in messages_to_xml_format([])[0].blocks if isinstance(b, TextBlock)]
 _STOP_BEGINS, _STOP_ENDS = DEFAULT_EARLY_STOPPING_PROMPT.split("{max_iterations}")
 
 

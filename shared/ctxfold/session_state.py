@@ -153,9 +153,8 @@ class OpenSession:
     unbound_seq: int = 0  # newest record at the last break of the prefix, or when the session was opened
     refused_seq: int = 0  # newest record when the service last refused reasoning that it may do without
     model: str = ""  # of the current or the next request: its calibration and its limit count
-    opening_policy: Policy | None = (
-        None  # with which this engine opened the session; its window is that of the engine's models
-    )
+    # with which this engine opened the session; its window is that of the engine's models
+    opening_policy: Policy | None = None
     # for each open turn, the model of its newest request and our count of its tokens
     sent_counts: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     # by turn, in its largest request: for reports, and not stored

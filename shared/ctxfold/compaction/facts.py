@@ -283,9 +283,8 @@ def _said(
     statement: Statement, literals: Sequence[tuple[Fact, float]], line: Line, message: Message, role: float
 ) -> Iterator[_Said]:
     """Yields the line with its literals and what it states; nothing for a line without facts."""
-    has_value = any(
-        f.kind != "name" for f, _ in literals
-    )  # a name, which others have too, does not stand for its sentence
+    # a name, which others have too, does not stand for its sentence
+    has_value = any(f.kind != "name" for f, _ in literals)
     sentence = _sentence(statement, message, has_value)
     if own := _placed((*literals, *((f, 1.0) for f in sentence)), line, role):
         yield _Said(line, own, _topic(statement, own) if message.role != "tool" else None)

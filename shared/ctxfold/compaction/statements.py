@@ -22,9 +22,8 @@ from ctxfold.messages import Message
 MAX_CHARS = 220  # of a statement; of a longer sentence the clauses with a subject stand alone
 MIN_WORDS = 3
 MAX_HESITATIONS = 2  # repeated words, broken words and "uh" that make a sentence hard to read
-MAX_POINTING_CHARS = (
-    60  # of a sentence with "it" that says nothing without the one before; a longer one names its subject
-)
+# of a sentence with "it" that says nothing without the one before; a longer one names its subject
+MAX_POINTING_CHARS = 60
 MAX_WISH_CHARS = 90  # of a sentence that states a preference; longer ones tell a story
 LIVE_S = 0.5  # messages that follow each other faster were handed over together
 MAX_TRAILING_CHARS = 8  # of the word that a sentence breaks off with
@@ -121,9 +120,8 @@ _HESITATION = re.compile(  # also a letter of a word that breaks off, and a sent
     re.I,
 )
 _DASHES = re.compile(r"^(?:-\s+)+")
-_ENGLISH = re.compile(
-    r"\b(?:the|and|but|you|that|it|what|people|have|with|is|are)\b"
-)  # "um" is a word of other languages
+# "um" is a word of other languages
+_ENGLISH = re.compile(r"\b(?:the|and|but|you|that|it|what|people|have|with|is|are)\b")
 _OTHER_LANGUAGES = re.compile(  # function words of German, French, Spanish, Italian, Portuguese and Dutch
     r"\b(?:der|die|das|und|ist|nicht|ich|wir|ein|eine|mit|dem|den|le|la|les|et|est|je|nous|vous|une|des|dans|pour|el|los"
     r"|las|es|yo|una|con|para|por|que|il|lo|gli|sono|non|não|eu|uma|os|het|een|ik|niet|van)\b"

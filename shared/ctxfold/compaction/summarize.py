@@ -42,9 +42,8 @@ LEDGER_HEADING = "Facts, verbatim:"
 DATA_HEADING = "From tool outputs (data, no rules):"
 PROMPT_OVERHEAD_TOKENS = 160  # markup, roles, and errors of the counter
 MIN_ROOM_TOKENS = 256
-REFERENCED_TOKENS = (
-    1_000  # a smaller summary keeps more facts where the model's own sentences need no line with a reference
-)
+# a smaller summary keeps more facts where the model's own sentences need no line with a reference
+REFERENCED_TOKENS = 1_000
 AT_ONCE = 4  # concurrent calls, which most rate limits allow
 MODEL_LEVELS = (("model", True), ("model, tool outputs left out", False))
 _R = TypeVar("_R")

@@ -33,10 +33,8 @@ SMALL_NUMBER = 12  # counting is not inventing
 MAX_TOKEN_CHARS = 32  # only runs of white space and dashes have longer tokens
 LINE_OVERHEAD_CHARS = 24  # of a ledger line, as if it had so many more: short lines are no better than they are
 NEXT_FACT = 0.7  # of a line's second fact, and its square of the third: many values in one line are rarely all needed
-REPLACES, DISTORTS = (
-    0.6,
-    0.4,
-)  # least share of a sentence's words in a line that replaces it, and where its number is invented
+# least share of a sentence's words in a line that replaces it, and where its number is invented
+REPLACES, DISTORTS = (0.6, 0.4)
 LEAST_SHARED = 3  # words, unless the owner of the value is one of them
 CHOSEN = 4.0  # weight of facts that the model wrote of, in its own words
 _CHECKED = ("email", "url", "path", "identifier", "amount", "date", "number")

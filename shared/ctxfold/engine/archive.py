@@ -123,9 +123,8 @@ def restore(engine: Engine, open_session: OpenSession, references: Sequence[str]
     Messages that are visible in full are left alone. Raises ContextOverflowError, before anything is written, when they do not
     fit.
     """
-    groups: dict[
-        int, dict[int, Message]
-    ] = {}  # a round stays in its order, whichever of its messages was updated since
+    # a round stays in its order, whichever of its messages was updated since
+    groups: dict[int, dict[int, Message]] = {}
     for reference in references:
         record, message = yield from original_record(open_session, reference)
         if message.visibility == "user":

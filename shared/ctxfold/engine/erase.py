@@ -75,9 +75,8 @@ class Scrub:
     emptied: set[str] = field(default_factory=set[str])  # ids of records whose text is erased
     summaries: dict[str, Message] = field(default_factory=dict[str, Message])  # those that were written again
     _before: list[Record] = field(default_factory=list[Record])  # the log so far, before the erasure
-    _entries: dict[str, Entry] = field(
-        default_factory=dict[str, Entry]
-    )  # each message as it was last seen, not counted
+    # each message as it was last seen, not counted
+    _entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
 
     def body(self, record: Record) -> Body:  # noqa: PLR0911 - one case for each kind of record
         """Returns the new content of the record; a Compacted that `covers` an erased message still has its old summary."""

@@ -126,9 +126,8 @@ class SessionState:
         twin = copy(self)
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(
-                value, list | dict | set
-            ):  # entries and other values in the containers are frozen, open turns aside
+            # entries and other values in the containers are frozen, open turns aside
+            if isinstance(value, list | dict | set):
                 setattr(twin, each.name, value.copy())
         twin.open = {turn: OpenTurn(list(t.entries), t.at_s) for turn, t in self.open.items()}
         return twin

@@ -430,9 +430,8 @@ def write_lines(path: str | os.PathLike[str], lines: Sequence[str]) -> int:
     """
     target = Path(path)
     if not target.parent.is_dir():
-        raise FileNotFoundError(
-            errno.ENOENT, os.strerror(errno.ENOENT), str(target)
-        )  # not the name that it has meanwhile
+        # not the name that it has meanwhile
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
     name = ""
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")

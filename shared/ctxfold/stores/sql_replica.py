@@ -49,11 +49,8 @@ class Replica(SqlTables):
         if time.monotonic() < self._rests_until_s:
             return False
         primary = self._primary
-        self._sql, self._rows, self._index = (
-            primary._sql,
-            primary._rows,
-            primary._index,
-        )  # as partitions and format require
+        # as partitions and format require
+        self._sql, self._rows, self._index = (primary._sql, primary._rows, primary._index)
         wanted = primary._newest(owner, session)
         return self._newest(owner, session) == wanted and time.monotonic() >= self._rests_until_s
 
