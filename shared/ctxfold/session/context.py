@@ -49,7 +49,7 @@ from ctxfold.protocols import (
     TokenCounter,
 )
 from ctxfold.sections.section import Section
-from ctxfold.session.handle import Input, SessionFiles
+from ctxfold.session.handle import Input, SessionHandle
 from ctxfold.session.service import ContextService
 from ctxfold.session_state import OpenSession, load
 from ctxfold.stream import Completed, StreamEvent, StreamPiece
@@ -80,7 +80,7 @@ class SessionUsage:
     summary_calls: int = 0
 
 
-class AgentContext(SessionFiles, SharesSessions):
+class AgentContext(SessionHandle, SharesSessions):
     """A conversation that may outgrow its window.
 
     Args:

@@ -1,4 +1,4 @@
-"""Defines SessionHandle: what every handle on a session can do without a model. Each method has an async form."""
+"""Defines SessionHandle: all that a session can do without asking a model. Each method has an async form."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ from ctxfold.validation import is_a, name_or_own
 
 T = TypeVar("T")
 Input: TypeAlias = "str | Message | Sequence[Message]"
+Path = str | PathLike[str]
 
 
-class SessionHandle(FlowMethods):
+class SessionHandle(FlowMethods, Closing):
     """A handle on one session of an engine, by its key."""
 
     _engine: Engine
@@ -418,52 +419,7 @@ class SessionHandle(FlowMethods):
 
     aundo = async_method(undo)
 
-    # driving
-
-    def _own_turn(self, open_session: OpenSession) -> str | None:
-        """Returns the turn that this context has open; no other context sees it."""
-        with open_session.lock:
-            return next((t for t in (self._turn, self._request_turn) if t in open_session.state.open), None)
-
-    def _open_session(self) -> Flow[OpenSession]:
-        return (yield from self._engine.open(self._key, create=self._create, prompts=self._prompts))
-
-    def _edit(self, change: Callable[[Engine, OpenSession], Flow[T]]) -> Flow[T]:
-        open_session = yield from self._open_session()
-        return (yield from change(self._engine, open_session))
-
-    def _anew(self, change: Callable[[Engine, OpenSession], Flow[str | None]], *, whole: bool = True) -> Flow[None]:
-        """Makes a change that leaves another turn open, or none. The turn before is discarded, with its pending tool calls.
-
-        A change of the `whole` conversation discards every turn that waits for tool results, whoever opened it.
-        """
-        open_session = yield from self._open_session()
-        before, self._turn = self._turn, (yield from change(self._engine, open_session))
-        for turn in self._waiting(open_session, before, whole=whole):
-            if turn != self._turn:
-                yield from self._engine.close(open_session, turn, "discarded")
-
-    def _waiting(self, open_session: OpenSession, own: str | None, *, whole: bool = True) -> list[str]:
-        """Returns the turns that are discarded when a conversation is replaced."""
-        with open_session.lock:
-            return [
-                t for t, turn in open_session.state.open.items() if t == own or (whole and open_calls(turn.entries))
-            ]
-
-    @property
-    def _ports(self) -> Ports:
-        return self._engine.ports
-
-
-def _only_turn(open_session: OpenSession) -> str | None:
-    """Returns the open turn; None when there are several, because the compaction cannot be assigned to one of them."""
-    with open_session.lock:
-        turns = list(open_session.state.open)
-    return turns[0] if len(turns) == 1 else None
-
-
-class SessionErasing(SessionHandle):
-    """Adds erasure to a session's handle."""
+    # erasing
 
     @sync_method
     def erase(self, *references: str) -> Flow[Erasure]:
@@ -528,12 +484,7 @@ class SessionErasing(SessionHandle):
 
     aforks = async_method(forks)
 
-
-Path = str | PathLike[str]
-
-
-class SessionFiles(SessionErasing, Closing):
-    """Adds export, import and snapshots to a session's handle."""
+    # files
 
     @sync_method
     def export_jsonl(self, path: Path, *, zone: Zone = "all", native: bool = False) -> Flow[int]:
@@ -611,3 +562,46 @@ class SessionFiles(SessionErasing, Closing):
         return await in_thread(
             partial(cls.load_snapshot, path, backend, session_id=session_id, store=store, **settings)
         )
+
+    # driving
+
+    def _own_turn(self, open_session: OpenSession) -> str | None:
+        """Returns the turn that this context has open; no other context sees it."""
+        with open_session.lock:
+            return next((t for t in (self._turn, self._request_turn) if t in open_session.state.open), None)
+
+    def _open_session(self) -> Flow[OpenSession]:
+        return (yield from self._engine.open(self._key, create=self._create, prompts=self._prompts))
+
+    def _edit(self, change: Callable[[Engine, OpenSession], Flow[T]]) -> Flow[T]:
+        open_session = yield from self._open_session()
+        return (yield from change(self._engine, open_session))
+
+    def _anew(self, change: Callable[[Engine, OpenSession], Flow[str | None]], *, whole: bool = True) -> Flow[None]:
+        """Makes a change that leaves another turn open, or none. The turn before is discarded, with its pending tool calls.
+
+        A change of the `whole` conversation discards every turn that waits for tool results, whoever opened it.
+        """
+        open_session = yield from self._open_session()
+        before, self._turn = self._turn, (yield from change(self._engine, open_session))
+        for turn in self._waiting(open_session, before, whole=whole):
+            if turn != self._turn:
+                yield from self._engine.close(open_session, turn, "discarded")
+
+    def _waiting(self, open_session: OpenSession, own: str | None, *, whole: bool = True) -> list[str]:
+        """Returns the turns that are discarded when a conversation is replaced."""
+        with open_session.lock:
+            return [
+                t for t, turn in open_session.state.open.items() if t == own or (whole and open_calls(turn.entries))
+            ]
+
+    @property
+    def _ports(self) -> Ports:
+        return self._engine.ports
+
+
+def _only_turn(open_session: OpenSession) -> str | None:
+    """Returns the open turn; None when there are several, because the compaction cannot be assigned to one of them."""
+    with open_session.lock:
+        turns = list(open_session.state.open)
+    return turns[0] if len(turns) == 1 else None
