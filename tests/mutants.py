@@ -1868,7 +1868,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
-        "compaction/verify.py",
+        "compaction/ledger.py",
         (
             "a_line_and_a_longer_one_that_it_begins_are_both_shown",
             "chosen = [c for c in chosen if not _is_repeated(c.line, [candidate])]",
@@ -1881,6 +1881,9 @@ MUTANTS: tuple[Mutant, ...] = (
             "parts.append(sentence)",
             "compaction/test_statements.py::test_what_a_model_rounds_is_said_by_the_conversation",
         ),
+    ),
+    *_of(
+        "compaction/verify.py",
         (
             "a_value_beside_another_owner_is_kept",
             "return not lines or any(fact.owner in line.folded for line in lines)",

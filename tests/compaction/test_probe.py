@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ctxfold import BackendError, NotEnoughHistoryError, Request, assistant, user
-from ctxfold.compaction.verify import judged
+from ctxfold.compaction.probe import judged
 from tests.support.driven import Driven, scripted, text_of
 
 TALK = [

@@ -22,7 +22,8 @@ from ctxfold import (
     tool_result,
     user,
 )
-from ctxfold.compaction.verify import check, ledger_lines
+from ctxfold.compaction.ledger import ledger_lines
+from ctxfold.compaction.verify import check
 from ctxfold.history.prompt_safety import as_quoted_data, redacted, strip_control_chars
 
 _random = random.Random(7)

@@ -12,8 +12,9 @@ import pytest
 
 from ctxfold import Message, MessageCounter, RatioCounter, ToolCallPart, assistant, system, tool_result, user
 from ctxfold.compaction.facts import extract, flat
+from ctxfold.compaction.ledger import ledger_lines
 from ctxfold.compaction.literals import normal
-from ctxfold.compaction.verify import Verification, check, ledger_lines, looks_wrong
+from ctxfold.compaction.verify import Verification, check, looks_wrong
 from ctxfold.history.view import Entry
 from tests.timing import cpu_s
 

@@ -27,7 +27,7 @@ from ctxfold import (
     user,
 )
 from ctxfold.backends.openai_chat.parse import TagSplitter
-from ctxfold.compaction.verify import probe
+from ctxfold.compaction.probe import probe
 from ctxfold.history.terms import sentences, stretches, terms
 from ctxfold.history.view import Entry
 from tests.benchmarks.hostile_text import UNITS, body, pass_through

@@ -16,10 +16,10 @@ from ctxfold.compaction.built_in import BUILT_IN, BetweenRounds, EarlyArguments,
 from ctxfold.compaction.commit import Outcome, Postponed, commit
 from ctxfold.compaction.live_prefix import live_prefix
 from ctxfold.compaction.plan import Decision, Occasion, Plan, SessionFacts, Skip
+from ctxfold.compaction.probe import probe
 from ctxfold.compaction.selection import orphaned_answers
 from ctxfold.compaction.strategy import CompactionInput, Strategy, decide, rewritten
 from ctxfold.compaction.summarize import Progress, Summary, as_message, summarize
-from ctxfold.compaction.verify import probe
 from ctxfold.effects import Complete, DetachedCall, Flow, StoreCall, limited, off_loop
 from ctxfold.errors import BackendError, ConfigError, CtxError, StrategyError, SummarizationFailedError
 from ctxfold.events import (

@@ -14,21 +14,14 @@ from typing import TypeAlias, TypeVar
 
 from ctxfold._deprecated import warn_renamed
 from ctxfold.compaction.facts import FactSource, extract, message_of
+from ctxfold.compaction.ledger import CHOSEN, ledger_lines, repaired
 from ctxfold.compaction.literals import Fact
 from ctxfold.compaction.live_prefix import LivePrefix
 from ctxfold.compaction.plan import Writer
 from ctxfold.compaction.selection import summary_limit
 from ctxfold.compaction.strategy import MODEL_SHARE
 from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcript
-from ctxfold.compaction.verify import (
-    CHOSEN,
-    Verification,
-    check,
-    invented_too_much,
-    ledger_lines,
-    looks_wrong,
-    repaired,
-)
+from ctxfold.compaction.verify import Verification, check, invented_too_much, looks_wrong
 from ctxfold.effects import All, Complete, Flow, limited, off_loop
 from ctxfold.errors import CtxError, SummarizationFailedError
 from ctxfold.history.prompt_safety import strip_control_chars
