@@ -94,8 +94,7 @@ class AgentContext(SessionHandle, SharesSessions):
         reply_reserve_tokens: tokens kept free for the reply; None keeps a fifth of the window free.
         create: False raises SessionNotFoundError when the session is not in the store.
         strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", "tool_summaries", or an object of your
-            own: see docs/strategies.md. A session stored with a strategy of your own opens only when that object is given
-                again.
+            own: see docs/strategies.md. A session stored with a strategy of your own opens only when that object is given again.
         prices: the prices of tokens; with them, `usage()` and the events of compactions report what was spent and saved.
         sections: texts that are shown beside the conversation, each with its source: see docs/sections.md.
         embedder: computes embeddings, so that recall finds passages by meaning as well as by words.
