@@ -44,51 +44,41 @@ if TYPE_CHECKING:
     from langchain_ctx.wrapper import ContextChatModel as ContextChatModel
     from langchain_ctx.wrapper import with_context as with_context
 
-_WHERE = {
-    "ChatAuthenticationError": "errors",
-    "ChatConnectionError": "errors",
-    "ChatCtx": "chat_model",
-    "ChatInvalidRequestError": "errors",
-    "ChatModelSummarizer": "summarizer",
-    "ChatNotFoundError": "errors",
-    "ChatOverflowError": "errors",
-    "ChatPermissionError": "errors",
-    "ChatRateLimitError": "errors",
-    "ChatServiceError": "errors",
-    "ChatTimeoutError": "errors",
-    "ConfigurableContextModel": "wrapper",
-    "ContextChatModel": "wrapper",
-    "ContextMiddleware": "middleware",
-    "ContextNode": "node",
-    "ContextSummarizer": "summarizer",
-    "CtxChatMessageHistory": "history",
-    "CtxMessageTooLargeError": "errors",
-    "CtxOverflowError": "errors",
-    "HistoryFactory": "history",
-    "LangChainBackend": "backend",
-    "LangChainEmbedder": "retrieval",
-    "SlimCheckpointer": "checkpoints",
-    "aexport_history": "history",
-    "aimport_history": "history",
-    "export_history": "history",
-    "from_langchain": "messages",
-    "history_tools": "tools",
-    "import_history": "history",
-    "section_from": "retrieval",
-    "to_langchain": "messages",
-    "token_counter": "token_counting",
-    "with_context": "wrapper",
-    "with_reasoning": "reasoning",
+# fmt: off
+_NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
+    "backend": ("LangChainBackend",),
+    "chat_model": ("ChatCtx",),
+    "checkpoints": ("SlimCheckpointer",),
+    "errors": (
+        "ChatAuthenticationError", "ChatConnectionError", "ChatInvalidRequestError", "ChatNotFoundError",
+        "ChatOverflowError", "ChatPermissionError", "ChatRateLimitError", "ChatServiceError", "ChatTimeoutError",
+        "CtxMessageTooLargeError", "CtxOverflowError",
+    ),
+    "history": (
+        "CtxChatMessageHistory", "HistoryFactory", "aexport_history", "aimport_history", "export_history",
+        "import_history",
+    ),
+    "messages": ("from_langchain", "to_langchain"),
+    "middleware": ("ContextMiddleware",),
+    "node": ("ContextNode",),
+    "reasoning": ("with_reasoning",),
+    "retrieval": ("LangChainEmbedder", "section_from"),
+    "summarizer": ("ChatModelSummarizer", "ContextSummarizer"),
+    "token_counting": ("token_counter",),
+    "tools": ("history_tools",),
+    "wrapper": ("ConfigurableContextModel", "ContextChatModel", "with_context"),
 }
+# fmt: on
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll] - it takes the names of the imports above
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] - it takes the names of the imports above
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'langchain_ctx' has no attribute {name!r}")
     try:
-        return getattr(import_module(f"langchain_ctx.{_WHERE[name]}"), name)
+        return getattr(import_module(f"langchain_ctx.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("langchain", "langchain_core", "langgraph"):
             raise

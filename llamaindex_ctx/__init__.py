@@ -26,36 +26,33 @@ if TYPE_CHECKING:
     from llamaindex_ctx.wrapper import ContextLLM as ContextLLM
     from llamaindex_ctx.wrapper import with_context as with_context
 
-_WHERE = {
-    "ContextLLM": "wrapper",
-    "CtxAsyncChatStore": "chat_store",
-    "CtxChatStore": "chat_store",
-    "CtxLLM": "llm",
-    "CtxMemory": "memory",
-    "CtxMemoryBlock": "blocks",
-    "LlamaIndexBackend": "backend",
-    "LlamaIndexEmbedder": "retrieval",
-    "LlmSummarizer": "summarizer",
-    "SessionEvent": "instrumentation",
-    "from_chat_message": "messages",
-    "from_chat_messages": "messages",
-    "history_tools": "agent_tools",
-    "register_store": "store_registry",
-    "section_from": "retrieval",
-    "to_chat_message": "messages",
-    "to_chat_messages": "messages",
-    "with_context": "wrapper",
-    "with_reasoning": "reasoning",
+# fmt: off
+_NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
+    "agent_tools": ("history_tools",),
+    "backend": ("LlamaIndexBackend",),
+    "blocks": ("CtxMemoryBlock",),
+    "chat_store": ("CtxAsyncChatStore", "CtxChatStore"),
+    "instrumentation": ("SessionEvent",),
+    "llm": ("CtxLLM",),
+    "memory": ("CtxMemory",),
+    "messages": ("from_chat_message", "from_chat_messages", "to_chat_message", "to_chat_messages"),
+    "reasoning": ("with_reasoning",),
+    "retrieval": ("LlamaIndexEmbedder", "section_from"),
+    "store_registry": ("register_store",),
+    "summarizer": ("LlmSummarizer",),
+    "wrapper": ("ContextLLM", "with_context"),
 }
+# fmt: on
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll] - it takes the names of the imports above
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] - it takes the names of the imports above
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'llamaindex_ctx' has no attribute {name!r}")
     try:
-        return getattr(import_module(f"llamaindex_ctx.{_WHERE[name]}"), name)
+        return getattr(import_module(f"llamaindex_ctx.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "llama_index":
             raise
