@@ -1792,6 +1792,30 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_statements.py::test_a_sentence_that_falters_states_nothing",
         ),
         (
+            "any_sentence_says_as_much_as_another",
+            "return min(1.0, (len(words) + on_subject) / 2 / CONTENT_WORDS)",
+            "return 1.0",
+            "compaction/test_statements.py::test_a_sentence_about_the_subject_comes_before_one_that_fits_any_conversation",
+        ),
+        (
+            "a_word_of_one_message_is_a_subject",
+            "(len(words) + on_subject) / 2",
+            "(len(words) + len(words)) / 2",
+            "compaction/test_statements.py::test_words_that_come_up_again_count_more",
+        ),
+        (
+            "a_short_rule_counts_less",
+            'if words is None or kind not in ("statement", "name"):',
+            'if words is None or kind not in ("statement", "name", "rule"):',
+            "compaction/test_statements.py::test_a_short_rule_counts_in_full",
+        ),
+        (
+            "a_pronoun_in_quotation_marks_is_a_value",
+            "if content_words(quoted[1]) or any(c.isdigit() for c in quoted[1]):",
+            "if quoted[1]:",
+            "compaction/test_statements.py::test_a_pronoun_in_quotation_marks_is_no_value",
+        ),
+        (
             "what_a_call_reads_weighs_as_much_as_what_it_changes",
             "weight = _LOOKUP_WEIGHT if _LOOKUP.match(call.name) else _ARGUMENT_WEIGHT",
             "weight = _ARGUMENT_WEIGHT",

@@ -1,28 +1,38 @@
-"""A reader's test: whole windows of chats and of agent runs, and what is wrong with the lines of their summaries.
+"""A reader's test: whole windows of chats and of agent runs, what is wrong with the lines of their summaries, and what these say.
 
 A bare stamp is a line without any words but a time, a date or a name. A fragment has too few words to say anything, or breaks
 off. A line has a subject where it says who speaks, or begins with what it is about.
+
+What a summary says is measured by questions that somebody asked of the conversation: the share of the words of their answers that
+the summary has, rare words counting more (by inverse document frequency).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 from ctxfold import AgentContext, Message, assistant, user
+from ctxfold.history.terms import terms
 from tests.benchmarks.data import folder, tau
 from tests.benchmarks.replay import COUNTER
 from tests.benchmarks.sheets import Cell, Sheet
 
-__all__ = ["Faults", "agent_windows", "chat_windows", "faults", "run", "summary_of"]
+__all__ = ["Faults", "agent_windows", "answers_covered", "chat_windows", "faults", "run", "summary_of"]
 
 CHATS = (("molweni", 1), ("ubuntu_irc", 7), ("bfcl_memory", 3), ("qmsum", 9))
 WINDOWS_OF_CHAT, WINDOWS_OF_RUNS, RUNS_IN_ONE = 20, 20, 4
 WINDOW = 4_000
+WINDOWS_OF_ANSWERS = (2_000, 4_000, 8_000)
+ANSWERS = (("bfcl_memory", slice(None)), ("molweni", slice(None)), ("qmsum", slice(1, None, 2)))  # the others: tuned on
 PART = 400  # messages of one window of chat
 FILE = "CTXFOLD_READER_FILE"  # where the windows are written, whole; nowhere by default
 
@@ -128,15 +138,23 @@ def chat_windows(count: int = WINDOWS_OF_CHAT, window: int = WINDOW) -> Iterator
 
 
 def _rows(source: str) -> list[tuple[str, Message]]:
-    conversations = json.loads((folder(source) / "conversations.json").read_text(encoding="utf-8"))
-    found: list[tuple[str, Message]] = []
-    for conversation in conversations:
-        for row in conversation["messages"]:
-            stamp = f"[{row['time']}] " if row.get("time") else ""
-            text = f"{stamp}{row['name']}: {row['text']}" if row.get("name") else f"{stamp}{row['text']}"
-            make = assistant if row["role"] == "assistant" else user
-            found.append((f"{conversation['id']} {row['id']}", make(text, id=f"{conversation['id']}/{row['id']}")))
+    return [
+        (f"{conversation['id']} {row['id']}", _message(conversation, row))
+        for conversation in _conversations(source)
+        for row in conversation["messages"]
+    ]
+
+
+def _conversations(source: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder(source) / "conversations.json").read_text(encoding="utf-8"))
     return found
+
+
+def _message(conversation: dict[str, Any], row: dict[str, Any]) -> Message:
+    stamp = f"[{row['time']}] " if row.get("time") else ""
+    text = f"{stamp}{row['name']}: {row['text']}" if row.get("name") else f"{stamp}{row['text']}"
+    make = assistant if row["role"] == "assistant" else user
+    return make(text, id=f"{conversation['id']}/{row['id']}")
 
 
 def agent_windows(count: int = WINDOWS_OF_RUNS, window: int = WINDOW) -> Iterator[tuple[str, str]]:
@@ -153,6 +171,31 @@ def _window(messages: Iterable[Message], window: int) -> str:
         for message in messages:
             context.add(message)
         return "\n\n".join(f"<{m.role} {m.kind}>\n{m.text}" for m in context.window().messages)
+
+
+def answers_covered(source: str, window: int, *, part: slice = slice(None)) -> float:
+    """The share of the words of an answer that the summary of its conversation has, the mean over questions of these conversations.
+
+    Only questions of which some evidence was summarised count, and only words that the conversation has.
+    """
+    shares: list[float] = []
+    for conversation in _conversations(source)[part]:
+        messages = [_message(conversation, row) for row in conversation["messages"]]
+        with AgentContext(session_id="reader", context_window=window, counter=COUNTER) as context:
+            for message in messages:
+                context.add(message)
+            shown = context.window().messages
+        said = frozenset(term for m in shown if m.kind == "summary" for term in terms(m.text))
+        left = {m.id for m in shown}
+        known = Counter(term for m in messages for term in frozenset(terms(m.text)))
+        for question in conversation["questions"]:
+            if all(f"{conversation['id']}/{each}" in left for each in question["evidence"]):
+                continue
+            words = frozenset(terms(str(question["answer"]))) & known.keys()
+            weights = {word: math.log(1 + len(messages) / (1 + known[word])) for word in words}
+            if weights:
+                shares.append(math.fsum(weights[w] for w in words & said) / math.fsum(weights.values()))
+    return mean(shares)
 
 
 def summary_of(window: str) -> str:
@@ -194,5 +237,19 @@ def run(*, quick: bool = False) -> list[Sheet]:
             ),
             tuple(rows),
             f"Targets: 0, 0, 0, less than 0.05. {FILE}=FILE writes the windows whole.",
-        )
+        ),
+        _answers(quick=quick),
     ]
+
+
+def _answers(*, quick: bool) -> Sheet:
+    windows = WINDOWS_OF_ANSWERS[1:2] if quick else WINDOWS_OF_ANSWERS
+    return Sheet(
+        "Share of the words of answers that summaries without a model have",
+        ("questions of", *(f"window {window:,}" for window in windows)),
+        tuple(
+            (source, *(f"{answers_covered(source, window, part=part):.3f}" for window in windows))
+            for source, part in (ANSWERS[:1] if quick else ANSWERS)
+        ),
+        "Rare words count more. A summary has about a tenth of the window.",
+    )

@@ -121,7 +121,7 @@ def test_a_document_is_one_line_with_its_tool_and_its_records() -> None:
         ("Please make sure that all invoices go to Bonn.", True),
         ("From now on we pay in euros.", True),
         ("You must not call Anna after 5 pm.", True),
-        ("We decided to meet in Bonn.", True),
+        ("We decided to meet in Bonn.", False),
         ("Must have been hard for you.", False),
         ("I never got that letter from them.", False),
         ("That is always nice to hear from people.", False),
@@ -130,6 +130,50 @@ def test_a_document_is_one_line_with_its_tool_and_its_records() -> None:
 )
 def test_a_rule_says_what_to_do(text: str, rule: bool) -> None:
     assert any(f.kind == "rule" for f in extract([user(text, id="u")])) == rule
+
+
+def test_a_sentence_about_the_subject_comes_before_one_that_fits_any_conversation() -> None:
+    shell = [
+        f"The case of the remote control is made of {each} rubber in my sketch." for each in ("soft", "hard", "blue")
+    ]
+    empty = ["We were right about the weather.", "I was just saying that to the others upstairs."]
+    weights = {f.text: f.weight for f in extract(chat(*shell, *empty)) if f.kind == "statement"}
+    assert min(weights[text] for text in shell) > 2 * max(weights[text] for text in empty)
+
+
+def test_words_that_come_up_again_count_more() -> None:
+    subject, aside = "The rubber of the case feels soft.", "The feather of the parrot feels cold."
+    others = [f"We made the {each} case of rubber." for each in ("first", "second", "third", "fourth")]
+    weights = {f.text: f.weight for f in extract(chat(subject, aside, *others)) if f.kind == "statement"}
+    assert weights[subject] > 1.2 * weights[aside]
+
+
+def test_a_short_rule_counts_in_full() -> None:
+    rules = [f for f in extract(chat("Never book before eleven.")) if f.kind == "rule"]
+    long_rules = [
+        f
+        for f in extract(chat("Never book hotels beside airports, stations, harbours or motorways."))
+        if f.kind == "rule"
+    ]
+    assert rules[0].weight == long_rules[0].weight
+
+
+def test_values_of_a_document_have_no_sentence_to_judge() -> None:
+    call = ToolCallPart("c", "find_guest", '{"guest": "Ann Lee"}')
+    names = [f for f in extract([assistant("", id="a", calls=[call])]) if f.kind == "field"]
+    assert all(f.weight > 1 for f in names)
+    assert names
+
+
+def test_a_pronoun_in_quotation_marks_is_no_value() -> None:
+    values = {f.text for f in extract(chat('You said "he" and "the blue folder" and "7 or 8" in the meeting.'))}
+    assert {"the blue folder", "7 or 8"} <= values
+    assert "he" not in values
+
+
+def test_a_decision_of_chinese_words_counts_in_full() -> None:
+    (decision,) = [f for f in extract(chat("我们决定下周一在波恩的办公室见面。")) if f.kind == "statement"]
+    assert decision.weight > 5
 
 
 def test_the_newest_value_wins() -> None:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -30,6 +30,7 @@ from ctxfold.compaction.literals import (
 from ctxfold.compaction.statements import (
     Speech,
     Statement,
+    content_words,
     falters,
     is_clear,
     is_courtesy,
@@ -52,6 +53,9 @@ FactSource: TypeAlias = Entry | Message
 MAX_ITEM_CHARS = 40  # of an item of a list that counts as a value
 FRAGMENT = 0.15  # factor of what stands in no whole sentence
 MAX_FRAGMENT_CHARS = 120  # of a line around a literal that stands in no whole sentence
+CONTENT_WORDS = 3  # that a sentence needs to count in full, each on a subject of the conversation
+SUBJECT_MESSAGES = 8  # a word that stands in so many is about such a subject
+DECIDES, DIRECTS_OTHERS = 2.0, 0.75  # factors of a decision or wish, and of what a named speaker tells others to do
 SHORT_VALUE = 3  # characters; a value this short means nothing without its key
 _ROLE_WEIGHT = {"user": 3.0, "system": 2.0, "assistant": 1.5, "tool": 1.0}
 _ARGUMENT_WEIGHT, _SUMMARY_WEIGHT = 2.5, 2.5
@@ -138,10 +142,12 @@ def extract(sources: Iterable[FactSource]) -> tuple[Fact, ...]:
     replaced = _replaced(stated)
     mentioned: dict[tuple[str, ...], _Mention] = {}
     mentions = Counter(value for said in stated for value in {f.value for f in said.facts})
+    spread = _spread(stated)
     for said in stated:
         if said.line in replaced:
             continue
-        for fact in said.facts:
+        for each in said.facts:
+            fact = each._replace(weight=each.weight * _salience(each.kind, said.words, spread))
             short = fact.kind == "field" or (fact.kind in ("number", "amount") and len(fact.value) <= SHORT_VALUE)
             identity = (fact.key.casefold(), fact.owner, fact.value) if short else (fact.value,)
             older = mentioned.pop(identity, None)
@@ -151,11 +157,31 @@ def extract(sources: Iterable[FactSource]) -> tuple[Fact, ...]:
     return (*known, *_open_calls(source_list))
 
 
+def _spread(stated: Sequence[_Said]) -> Counter[str]:
+    """Returns in how many messages each content word stands: what a conversation is about comes up again and again."""
+    words: defaultdict[str, set[str]] = defaultdict(set)
+    for said in stated:
+        words[said.line.message_id] |= said.words or frozenset()
+    return Counter(word for each in words.values() for word in each)
+
+
+def _salience(kind: FactKind, words: frozenset[str] | None, spread: Mapping[str, int]) -> float:
+    """Returns a factor for a sentence without a value: 1 for four content words on the conversation's subjects, else less.
+
+    A rule always counts in full, since "Be brief" says enough.
+    """
+    if words is None or kind not in ("statement", "name"):
+        return 1.0
+    on_subject = sum(min(1.0, math.log2(spread[word]) / math.log2(SUBJECT_MESSAGES)) for word in words)
+    return min(1.0, (len(words) + on_subject) / 2 / CONTENT_WORDS)
+
+
 class _Said(NamedTuple):
-    """A line with its facts, and what it is about, where a later line about the same can replace it."""
+    """A line with its facts, the content words of a statement, and its topic, where a later line about the same can replace it."""
 
     line: Line
     facts: tuple[Fact, ...]
+    words: frozenset[str] | None = None  # None for values of a document
     topic: _Topic | None = None
 
 
@@ -287,7 +313,9 @@ def _said(
     has_value = any(f.kind != "name" for f, _ in literals)
     sentence = _sentence(statement, message, has_value)
     if own := _placed((*literals, *((f, 1.0) for f in sentence)), line, role):
-        yield _Said(line, own, _topic(statement, own) if message.role != "tool" else None)
+        topic = _topic(statement, own) if message.role != "tool" else None
+        words = content_words(statement.line.removeprefix(f"{statement.speaker}: "))
+        yield _Said(line, own, words, topic)
 
 
 def _asked(text: str) -> str:
@@ -349,7 +377,8 @@ def _literals(statement: Statement, message: Message, speakers: Collection[str] 
     if not statement.whole or "; " in text:
         facts += [(f, max(factor, 0.7)) for f in _listed(text, message, speakers)]
     for quoted in _QUOTED.finditer(text):
-        facts += [(f, factor) for f in _field(quoted[1], key_around(text, 0, *quoted.span(), "field"))]
+        if content_words(quoted[1]) or any(c.isdigit() for c in quoted[1]):  # "he" in quotation marks is no value
+            facts += [(f, factor) for f in _field(quoted[1], key_around(text, 0, *quoted.span(), "field"))]
     return facts
 
 
@@ -414,24 +443,26 @@ def _owners(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def _sentence(statement: Statement, message: Message, has_literal: bool) -> Iterator[Fact]:
-    """Yields the statement itself, as a rule, a decision or, where no literal stands for it, as what it states."""
+    """Yields the statement itself: as a rule, as a decision or a wish, or as what it states where no literal stands for it."""
     text = statement.text
     if message.role == "tool" or not statement.whole or statement.question:
         return  # tool outputs are data and set no rules
     if is_courtesy(text):
         return
-    clear = _clearness(statement)
     said_by_model = message.role == "assistant" or statement.speaker.startswith("assistant")
-    if is_directive(text) and not said_by_model:
-        fact = new_fact("rule", text, "")
-        yield fact._replace(weight=fact.weight * (0.15 if statement.named else 1.0) * clear)
+    directs = is_directive(text) and not said_by_model
+    kind: FactKind = "rule" if directs and not statement.named else "statement"
+    if directs:
+        factor = DIRECTS_OTHERS if statement.named else 1.0
     elif is_decision(text) or (is_preference(text) and not said_by_model):
-        fact = new_fact("rule", text, "")
-        yield fact._replace(weight=fact.weight * 0.4 * clear)
-    elif not has_literal and not falters(text) and len(frozenset(terms(text))) >= 3:
-        fact = new_fact("statement", text, "")
-        is_statement = _ownership(text) > 2 and _UNSURE.search(lowered(text)) is None and message.kind != "summary"
-        yield fact._replace(weight=fact.weight * (1.0 if is_statement else 0.3) * clear)
+        factor = DECIDES
+    elif not has_literal and not falters(text) and content_words(text):
+        is_fact = _ownership(text) > 2 and _UNSURE.search(lowered(text)) is None and message.kind != "summary"
+        factor = 1.0 if is_fact else 0.3
+    else:
+        return
+    fact = new_fact(kind, text, "")
+    yield fact._replace(weight=fact.weight * factor * _clearness(statement))
 
 
 def _fragments(speech: Speech, seen: set[str], message: Message, number: int, role: float) -> Iterator[_Said]:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 from ctxfold.history.prompt_safety import strip_control_chars
-from ctxfold.history.terms import STOP_WORDS, stretches
+from ctxfold.history.terms import STOP_WORDS, stretches, terms
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
@@ -179,6 +179,36 @@ _COURTESY = re.compile(
     r"|how are you|no problem|sounds good|appreciate|excited to|happy to (?:help|assist)|glad to|let me know"
     r"|just say the word|(?:mention|say|ask you|tell you) (?:something|one thing)\W*$|i['’]m sorry|^sorry\b|go ahead"
     r"|sorry (?:to|for|about))\b|谢谢|您好|你好|不客气|请问"
+)
+_GENERIC = frozenset(  # words of any conversation, as `terms` stems them
+    term
+    for word in """
+        able actually again ago agree allow already alright although always another answer anybody anymore anyone
+        anything anyway around ask asked aware away awesome back bad basically because become before began begin
+        behind believe best better big bit both brb bring btw call came cannot cause certain certainly change check
+        clear clearly come coming complete completely confused consider cool correct couple course day deal definitely
+        difference different difficult doing don down dude each easier easily easy either else end enough especially
+        even ever every everybody everyone everything exactly example fact fair far feel few figure find fine first
+        follow forget found four full fun funny further gave general generally give given glad goes going gone gonna
+        good got gotta gotten great guess guy guys hah haha half hand happen hard haven having hear heard hello help
+        here hey high hmm hold hope however huh idea imagine imo important instead interested interesting issue keep
+        kind kinda knew know known large last later least leave left less let level like likely listen literally
+        little lol long longer look looking lot lots love low luck made main make making man many matter may maybe
+        mean meant mention mentioned mentioning mhm might mind mine minute mmm moment more most mostly move much must
+        nah name near nearly necessarily need neither never new next nice nobody none nope normal nothing notice
+        number obvious obviously off often okay old once only ooh open order other others otherwise ought overall own
+        part people perfect perhaps person pick piece place plan plus point possible possibly pretty probably problem
+        put question quick quickly quite rather read ready real really reason recall recently remember right run said
+        same saw say saying second see seem seen send sense sent set several show side similar simple simply since
+        single small somebody somehow someone something sometime sometimes somewhat somewhere sorry sort sound speak
+        start started stay step still stop straight stuff suggest suggested suppose sure take taken talk talking tell
+        thank thanks thing things think third though thought three through time times together told tomorrow tonight
+        took top totally tough tried true try trying turn twice two type uh uhm um understand until use used user
+        using usually various very via wait wanna want wanted way week welcome well went while whole why wish without
+        won wonder wondering word words work worked working works worry worse worst worth wouldn wow write wrong ya
+        yeah year yep yes yesterday yet yup
+    """.split()  # noqa: SIM905 - a list would be ten times as long
+    for term in terms(word)
 )
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _WHEN = re.compile(
@@ -345,6 +375,13 @@ def _needs_previous(text: str) -> bool:
     if _NEEDS_PREVIOUS.match(text):
         return True
     return len(text) <= MAX_POINTING_CHARS and _POINTS_BACK.search(lowered(text)) is not None
+
+
+@lru_cache(maxsize=8_192)
+def content_words(text: str) -> frozenset[str]:
+    """Returns the words, stemmed, that say what a sentence is about: no numbers, and none that fit any conversation."""
+    words = frozenset(terms(text)) - _GENERIC
+    return frozenset([w for w in words if (len(w) > 2 or not w.isascii()) and not w[0].isdigit()])
 
 
 @lru_cache(maxsize=8_192)
