@@ -149,7 +149,7 @@ class _PlaceTurn(_Turn):
         settled, messages = split_settled(
             messages[max(known, 0) :], visit.attachment.restored, continues_known=known >= 0
         )
-        yield from visit.add(engine, settled)
+        yield from visit.add(engine, settled, after=messages[0].id if settled else None)
         whole = visit.cursor is None
         return replace(self._question, key=visit.key, messages=messages, whole=whole, attached=True)
 

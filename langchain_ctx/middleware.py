@@ -37,7 +37,7 @@ from ctxfold.engine.engine import Engine
 from ctxfold.engine.request import Options
 from ctxfold.engine.turn import TurnInput, ask
 from ctxfold.errors import ConfigError, CtxError
-from ctxfold.history.diff import Cursor, newest_known, split_settled
+from ctxfold.history.diff import newest_known, split_settled
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.policy.settings import session_limit
@@ -57,6 +57,7 @@ from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.checkpoints import MIN_CHARS, Missing, SlimCheckpointer
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
+from langchain_ctx.kept_cursor import KEPT, KeptElsewhere, kept_cursor
 from langchain_ctx.message_lists import LangChainList, VersionCache, leading_count, name_refusals, prompt_text
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable
@@ -75,13 +76,6 @@ class ContextState(AgentState[Any]):
     """The agent's state, with the cursor that `ContextMiddleware` keeps beside its messages."""
 
     ctxfold: NotRequired[Annotated[dict[str, Any] | None, PrivateStateAttr]]
-
-
-def kept_cursor(state: object) -> Cursor | None:
-    """Returns the cursor in the state of an agent, in a snapshot of it, or in its values."""
-    values = cast("object", state if isinstance(state, Mapping) else getattr(state, "values", None))
-    saved = cast("Mapping[str, Any]", values).get(KEPT) if isinstance(values, Mapping) else None
-    return None if saved is None else Cursor.from_dict(saved)
 
 
 def root_of(
@@ -235,7 +229,7 @@ class AgentTurn:
         visit = yield from attach(engine)
         self._key = visit.key
         settled, messages = self._unseen(visit.attachment)
-        yield from visit.add(engine, settled)
+        yield from visit.add(engine, settled, after=messages[0].id if settled else None)
         answer = response_of((yield from ask(engine, self._question(visit, messages))))
         # the result of a structured answer's call
         yield from visit.add(engine, [*map(from_langchain, answer.result[1:])])
@@ -494,13 +488,15 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
         self, request: ModelRequest[Any], root: Address, turn: AgentTurn, caller: Caller
     ) -> Generator[tuple[Report, Callable[[Engine], Flow[Any]]], None, None]:
         """Yields what reports the events of the call, and the flow that makes it."""
-        cursor = None if self._is_shared(root) else kept_cursor(request.state)
+        shared = self._is_shared(root)
+        cursor = None if shared else kept_cursor(request.state)
+        elsewhere = None if shared else KeptElsewhere(ensure_config(), root.key.session)
         with (
             translated(),
             original_error(),
             calling(caller),
             reporting(getattr(request.runtime, "stream_writer", None)) as report,
-            self._sessions.entered(root, turn.incoming, cursor=cursor) as attach,
+            self._sessions.entered(root, turn.incoming, cursor=cursor, kept_elsewhere=elsewhere) as attach,
         ):
             yield report, partial(turn.run, attach)
 

@@ -88,7 +88,7 @@ def placed(name: object, config: RunnableConfig, owner: str, first: str | None =
     caller shares keep theirs, and what is asked of an isolated sub-agent gets a new one.
     """
     configurable = config.get("configurable", {})
-    place = _place_of_graph(config)
+    place = place_of_graph(config)
     of_a_run = RUN in place
     if first and of_a_run:
         place = WITHIN.join([*(part.partition(RUN)[0] for part in place.split(WITHIN)), first])
@@ -98,7 +98,7 @@ def placed(name: object, config: RunnableConfig, owner: str, first: str | None =
     return Address(key, made_up=of_a_run, place=of_a_run and first is not None)
 
 
-def _place_of_graph(config: RunnableConfig) -> str:
+def place_of_graph(config: RunnableConfig) -> str:
     """Returns the place in its thread of the graph that is running, "" for the outermost one.
 
     LangGraph's name of a place ends with the node that runs, and with each `@task` that the node has called: they are no

@@ -21,10 +21,10 @@ from ctxfold import MemoryStore, Section
 from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.adapters.sessions import EngineSettings, SessionPool, warn_caller
 from ctxfold.connect import check_overhead, message_counter, session_rules
-from ctxfold.effects import Flow, in_thread
+from ctxfold.effects import Effect, Flow, in_thread
 from ctxfold.engine.attach import BRANCH, Attachment, StartPoint, attach, cursor_at
 from ctxfold.engine.engine import Engine
-from ctxfold.engine.turn import TurnInput
+from ctxfold.engine.turn import TurnInput, turn_of
 from ctxfold.errors import ConfigError
 from ctxfold.history.diff import Cursor, IncomingList, open_turn
 from ctxfold.history.records import SessionKey
@@ -248,11 +248,12 @@ class Visit:
     def key(self) -> SessionKey:
         return self.attachment.key
 
-    def add(self, engine: Engine, messages: Sequence[Message]) -> Flow[None]:
-        """Stores messages in the session that serves the list."""
+    def add(self, engine: Engine, messages: Sequence[Message], *, after: str | None = None) -> Flow[None]:
+        """Stores messages in the session that serves the list; those after the last message of an open turn continue it."""
         if messages:
             open_session = yield from engine.open(self.key)
-            yield from engine.add(open_session, messages)
+            turn_id = None if after is None else turn_of(open_session, after)
+            yield from engine.add(open_session, messages, turn_id=turn_id)
 
     def leave(
         self, engine: Engine, incoming: IncomingList, *, saved: IncomingList | None = None, waiting: bool = False
@@ -397,19 +398,20 @@ class Sessions(SessionPool):
         *,
         cursor: Cursor | None = None,
         replied: IncomingList | None = None,
+        kept_elsewhere: Effect[bool] | None = None,
     ) -> Generator[Callable[[Engine], Flow[Visit]], None, None]:
         """Yields a flow that attaches the list to its session, which then lacks only new messages at the end of the list.
 
-        `cursor` was kept beside the list; at a place of a graph without one, it is where the newest run ended that the list goes
-        on from. A caller that hands in replies with the next list only gives the list with its reply as `replied`: the list may be
-        handed in again, and a session that only this list continues is not compared with the cursor. An exception in the block
-        gives the claim on the session back.
+        `cursor` was kept beside the list; `kept_elsewhere` tells whether one was kept beside another state of it. At a place of a
+        graph without one, it is where the newest run ended that the list goes on from. A caller that hands in replies with the next
+        list only gives the list with its reply as `replied`: the list may be handed in again, and a session that only this list
+        continues is not compared with the cursor. An exception in the block gives the claim on the session back.
         """
         with ExitStack() as stack:
             if address.place and cursor is None:
                 start = stack.enter_context(self.subgraphs.claim(address.key, incoming if replied is None else replied))
             else:
-                start = StartPoint(address.key, cursor)
+                start = StartPoint(address.key, cursor, kept_elsewhere=kept_elsewhere)
             enter: Callable[[SessionKey], None] | None = None
             if address.made_up and self._forgets:
                 before = None if start.cursor is None else SessionKey(address.key.owner, start.cursor.session)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from ctxfold.effects import Flow, StoreCall
+from ctxfold.effects import Effect, Flow, StoreCall
 from ctxfold.engine.archive import copy_log
 from ctxfold.engine.edit import remove_ids, update
 from ctxfold.engine.engine import Engine
@@ -29,11 +29,14 @@ from ctxfold.history.diff import (
 )
 from ctxfold.history.records import MessageRemoved, SessionKey
 from ctxfold.history.view import Entry
-from ctxfold.messages import Message
+from ctxfold.messages import Message, content_key
 from ctxfold.protocols import Store
-from ctxfold.session_state import OpenSession, append, draft
+from ctxfold.session_state import OpenSession, append, draft, originals
 
 BRANCH = "~"  # between a session's name and the suffix of a branch
+LEFT_OUT = (
+    64  # messages that a session has left out of a list, at most, with which changes before them are still followed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,15 @@ class StartPoint:
     """The places at which a caller's list may continue.
 
     `root` is the session asked for, `cursor` the one kept beside the list. `exclusive`: nobody else goes on from that cursor.
-    `first`: this process has not seen another run at the list's place.
+    `first`: this process has not seen another run at the list's place. `kept_elsewhere` asks whether the caller has kept a cursor
+    of `root` beside another state of the list: without a `cursor`, this state is older than the session.
     """
 
     root: SessionKey
     cursor: Cursor | None = None
     exclusive: bool = False
     first: bool = False
+    kept_elsewhere: Effect[bool] | None = None
 
 
 def attach(
@@ -80,6 +85,8 @@ def attach(
         own = SessionKey(root.owner, cursor.session)
         if unanswered or (yield from _was_continued(engine, own, cursor, incoming)):
             origin, cursor = own, None
+    elif cursor is None and (yield from _is_older(engine, start)):
+        origin = new_branch(engine, root)
     attachment = yield from follow(engine, origin, incoming, cursor)
     if separate_runs and cursor is None and not is_contiguous(incoming.ids, attachment.known):
         root = new_branch(engine, place)
@@ -92,6 +99,15 @@ def _session_of_place(engine: Engine, place: SessionKey, incoming: IncomingList)
     view = (yield from engine.open(place)).view()
     free = continues(view, incoming) if conversation(view, incoming.ids) else not view.compressed
     return place if free else new_branch(engine, place)
+
+
+def _is_older(engine: Engine, start: StartPoint) -> Flow[bool]:
+    """Returns True where a list without a cursor is an earlier state of one with a cursor into the session."""
+    if start.kept_elsewhere is None:
+        return False
+    open_session = yield from engine.open(start.root)
+    used = bool(open_session.view().compressed or _visible(open_session))
+    return used and (yield from start.kept_elsewhere)
 
 
 def _was_continued(engine: Engine, key: SessionKey, cursor: Cursor, incoming: IncomingList) -> Flow[bool]:
@@ -110,13 +126,25 @@ def cursor_at(
 ) -> Flow[Cursor]:
     """Returns the cursor to keep beside the list as it is now; `reread` is that of `Engine.open`."""
     open_session = yield from engine.open(key, reread=reread)
-    visible, ids = _visible_ids(open_session), incoming.ids
-    newest = ids[max(0, len(ids) - len(visible)) :]
-    shown = [*takewhile(visible.__contains__, reversed(newest))][::-1]
+    ids, shown = incoming.ids, _newest_shown(open_session, incoming.ids)
     before = len(ids) - len(shown)
     handed = dict(zip(shown, incoming.versions(range(before, len(ids))), strict=True))
     state = open_session.state
     return Cursor(root.session, key.session, state.head, state.head_id, before, incoming.digest(before), handed)
+
+
+def _newest_shown(open_session: OpenSession, ids: Sequence[str]) -> Sequence[str]:
+    """Returns the end of the list from the oldest message on that the session shows.
+
+    Among them are messages that it has left out, such as calls that were never answered. A pinned message whose neighbours were
+    compacted is not looked for.
+    """
+    visible = _visible_ids(open_session)
+    newest = [*ids[max(0, len(ids) - len(visible) - LEFT_OUT) :]]
+    unbroken = sum(1 for _ in takewhile(visible.__contains__, reversed(newest)))
+    found = visible.difference(open_session.state.pins)
+    oldest = next((i for i, message_id in enumerate(newest) if message_id in found), len(newest))
+    return newest[min(oldest, len(newest) - unbroken) :]
 
 
 def follow(engine: Engine, root: SessionKey, incoming: IncomingList, cursor: Cursor | None) -> Flow[Attachment]:
@@ -132,6 +160,7 @@ def follow(engine: Engine, root: SessionKey, incoming: IncomingList, cursor: Cur
     changed = yield from _changes(open_session, incoming, cursor)
     if changed is None:
         return (yield from _attachment(engine, new_branch(engine, root)))
+    changed |= yield from _changed_since(open_session, incoming, cursor)
     restored = (yield from _amend(engine, open_session, changed)) if changed else frozenset[str]()
     kept_ids = (i for i in reversed([*cursor.handed]) if changed.get(i, True) is not None)
     known = _visible_ids(open_session)
@@ -195,6 +224,25 @@ def _changes(
     if len({r.id for r in records}) < len(set(older)):  # the session never had one of them
         return None
     return changed_messages(incoming, cursor, positions)
+
+
+def _changed_since(
+    open_session: OpenSession, incoming: IncomingList, cursor: Cursor
+) -> Flow[dict[str, Message | None]]:
+    """Returns the new content of what a failed request has stored after the cursor and the list has changed, None if removed."""
+    with open_session.lock:
+        turns = [t.entries for turn_id, t in open_session.state.open.items() if turn_id not in open_session.in_flight]
+    own = next((entries for entries in turns if any(e.id in cursor.handed for e in entries)), ())
+    later = [
+        e for e in own if e.id not in cursor.handed and e.message.kind == "message" and e.message.role != "assistant"
+    ]
+    if not later:
+        return {}  # nearly always
+    positions = {message_id: i for i, message_id in enumerate(incoming.ids)}
+    whole = yield from originals(open_session, later)
+    new = {e.id: incoming.message(positions[e.id]) if e.id in positions else None for e in later}
+    stored = {e.id: content_key(whole.get(e.seq, e.message)) for e in later}
+    return {i: m for i, m in new.items() if m is None or content_key(m) != stored[i]}
 
 
 def _amend(engine: Engine, open_session: OpenSession, changed: Mapping[str, Message | None]) -> Flow[frozenset[str]]:

@@ -166,11 +166,15 @@ def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None
 
     Left out are results whose call is not in the list, second results of one call, and calls that the conversation went on
     from before they were answered: the whole round, or a malformed call alone. `waiting` are the calls that are open before
-    the list; None keeps the results at its beginning, whatever they answer. The last round may still wait.
+    the list, whose results are left out unless they answer all of them or end the list; None keeps the results at its beginning,
+    whatever they answer. The last round may still wait.
     """
     starts = [*(i for i, m in enumerate(messages) if m.role != "tool" and m.visibility != "user"), len(messages)]
     first = messages[: starts[0]]
     legal = [*first] if waiting is None else _answers(first, waiting)
+    answered = Counter(r.call_id for m in legal for r in m.tool_results)
+    if len(starts) > 1 and Counter(waiting) - answered:
+        legal = [m for m in legal if m.visibility == "user"]
     for start, end in pairwise(starts):
         message = messages[start]
         calls = Counter(c.id for c in message.tool_calls)

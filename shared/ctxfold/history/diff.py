@@ -348,7 +348,8 @@ def split_settled(
     incoming = [replace(m, usage=None) if m.id in restored else m for m in messages]
     incoming = [m for m in incoming if m.kind == "message"]  # summaries are the session's own
     if continues_known:
-        incoming = [*incoming[:1], *whole_rounds(incoming[1:])]
+        waiting = [c.id for c in incoming[0].tool_calls]
+        incoming = [*incoming[:1], *whole_rounds(incoming[1:], waiting=waiting or None)]
     else:
         incoming = [*whole_rounds(incoming, waiting=())]
     finished = finished_count(incoming)

@@ -1,0 +1,64 @@
+"""Reads the cursor that `ContextMiddleware` keeps in an agent's state, from the state of a run and from a thread's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+
+from ctxfold.effects import Effect
+from ctxfold.engine.attach import Cursor
+from ctxfold.protocols import Ports
+from langchain_ctx.session_routing import place_of_graph
+
+__all__ = ["KEPT", "KeptElsewhere", "kept_cursor"]
+
+KEPT = "ctxfold"  # the key of the state
+LOOKED_AT = 64  # the newest checkpoints of a thread
+
+
+def kept_cursor(state: object) -> Cursor | None:
+    """Returns the cursor in the state of an agent, in a snapshot of it, or in its values."""
+    values = cast("object", state if isinstance(state, Mapping) else getattr(state, "values", None))
+    saved = cast("Mapping[str, Any]", values).get(KEPT) if isinstance(values, Mapping) else None
+    return None if saved is None else Cursor.from_dict(saved)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptElsewhere(Effect[bool]):
+    """Tells whether a checkpoint of the run's thread has a cursor of the session."""
+
+    config: RunnableConfig
+    session: str
+
+    def perform(self, ports: Ports) -> bool:
+        saver = self._saver()
+        return saver is not None and any(map(self._has_cursor, saver.list(self._thread(), limit=LOOKED_AT)))
+
+    async def aperform(self, ports: Ports) -> bool:
+        saver = self._saver()
+        if saver is None:
+            return False
+        checkpoints = cast("AsyncGenerator[CheckpointTuple, None]", saver.alist(self._thread(), limit=LOOKED_AT))
+        async with aclosing(checkpoints):
+            async for checkpoint in checkpoints:
+                if self._has_cursor(checkpoint):
+                    return True
+        return False
+
+    def _saver(self) -> BaseCheckpointSaver[Any] | None:
+        """Returns the checkpointer of the graph that is running, which LangGraph puts into the config of its nodes."""
+        saver = self.config.get("configurable", {}).get("__pregel_checkpointer")
+        return saver if isinstance(saver, BaseCheckpointSaver) else None
+
+    def _thread(self) -> RunnableConfig:
+        thread = self.config.get("configurable", {}).get("thread_id")
+        return {"configurable": {"thread_id": thread, "checkpoint_ns": place_of_graph(self.config)}}
+
+    def _has_cursor(self, checkpoint: CheckpointTuple) -> bool:
+        cursor = kept_cursor(checkpoint.checkpoint["channel_values"])
+        return cursor is not None and cursor.root == self.session

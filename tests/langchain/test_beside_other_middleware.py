@@ -1,0 +1,230 @@
+"""The model gets the agent's list as it is: after earlier checkpoints, edits, unfinished rounds and made-up answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelRetryMiddleware, ToolCallLimitMiddleware
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
+from tests.langchain.running import Running, T, send
+
+HOW = pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+DOWN = ErrorReply(500, {"error": {"message": "down", "type": "server_error"}})
+
+
+@tool
+def look(key: int) -> str:
+    """Looks it up."""
+    return f"Entry {key}."
+
+
+@tool(return_direct=True)
+def show(key: int) -> str:
+    """Shows it."""
+    return f"Page {key}."
+
+
+class Desk:
+    """Calls the tools that a question names, and answers anything else; `down` says in front of what it fails."""
+
+    def __init__(self) -> None:
+        self.down = ""
+
+    def __call__(self, body: Any) -> Any:
+        last = body["messages"][-1]
+        if self.down and self.down in str(last["content"]):
+            return DOWN
+        names = [n for n in ("look", "show", "send") if last["role"] == "user" and n in last["content"]]
+        arguments = {"look": '{"key": 1}', "show": '{"key": 2}', "send": '{"text": "draft"}'}
+        calls = [
+            ScriptedCall(n, arguments[n])
+            for n in names
+            for _ in range(2 if n == "look" and "twice" in last["content"] else 1)
+        ]
+        return Scripted("" if calls else f"Answer to {last['content']}", tool_calls=tuple(calls))
+
+
+@pytest.fixture
+def saver(how: str, tmp_path: Path) -> Iterator[Any]:
+    if how == "ainvoke":
+        yield InMemorySaver()
+        return
+    with SqliteSaver.from_conn_string(str(tmp_path / "checkpoints.db")) as found:
+        yield found
+
+
+async def run(agent: Any, how: str, given: Any, config: Any = T) -> Any:
+    return agent.invoke(given, config) if how == "invoke" else await agent.ainvoke(given, config)
+
+
+def words(server: ModelServer) -> list[str]:
+    """The newest request after the system prompt, without calls."""
+    return [str(m["content"]) for m in server.requests[-1].body["messages"][1:] if m.get("content")]
+
+
+def start_of(agent: Any, *, asked: bool) -> Any:
+    """The thread's oldest checkpoint, or the one before its first model call."""
+    states = [*agent.get_state_history(T)]
+    return states[-2 if asked else -1].config
+
+
+@HOW
+@pytest.mark.parametrize("change", ["another question", "same question", "edited question"])
+async def test_a_thread_that_is_begun_anew(saver: Any, store_url: str, how: str, change: str) -> None:
+    """A run from before the first answer continues nothing: no message of the old path is sent, and the old path goes on."""
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, saver, store=store_url)
+        for text in ("One.", "Two."):
+            on.ask(text)
+        old = on.agent.get_state(T).config
+        if change == "another question":
+            question = "Other."
+            await run(on.agent, how, {"messages": [HumanMessage(question)]}, start_of(on.agent, asked=False))
+        elif change == "same question":
+            question = "One."
+            await run(on.agent, how, None, start_of(on.agent, asked=False))
+        else:
+            question, asked = "Edited.", start_of(on.agent, asked=True)
+            first = on.agent.get_state(asked).values["messages"][0]
+            await run(
+                on.agent, how, None, on.agent.update_state(asked, {"messages": [HumanMessage(question, id=first.id)]})
+            )
+        assert words(server) == [question]
+        on.close()
+        on = Running(server, saver, store=store_url)
+        await run(on.agent, how, {"messages": [HumanMessage("Next.")]})
+        assert words(server) == [question, f"Answer to {question}", "Next."]
+        await run(on.agent, how, {"messages": [HumanMessage("Three.")]}, old)
+        assert words(server) == ["One.", "Answer to One.", "Two.", "Answer to Two.", "Three."]
+        on.close()
+
+
+async def test_a_thread_that_is_begun_anew_on_an_async_checkpointer(tmp_path: Path) -> None:
+    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "checkpoints.db")) as saver:
+        with ModelServer(model="m", script=Desk(), strict="openai") as server:
+            on = Running(server, saver)
+            await run(on.agent, "ainvoke", {"messages": [HumanMessage("One.")]})
+            first = [s async for s in on.agent.aget_state_history(T)][-1].config
+            await run(on.agent, "ainvoke", {"messages": [HumanMessage("Other.")]}, first)
+            assert words(server) == ["Other."]
+            on.close()
+
+
+def test_a_new_checkpointer_goes_on_with_the_session(store_url: str) -> None:
+    """Checkpoints in memory end with their process, the session does not."""
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        for text in ("One.", "Two."):
+            on = Running(server, InMemorySaver(), store=store_url)
+            on.ask(text)
+            on.close()
+        assert words(server) == ["One.", "Answer to One.", "Two."]
+
+
+@HOW
+async def test_a_question_in_place_of_a_decision(saver: Any, how: str) -> None:
+    """One of the round's calls was refused by a limit, another waits for a person: the next question leaves the round out."""
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, saver, [look, send])
+        waits = HumanInTheLoopMiddleware(interrupt_on={"send": True})
+        on.agent = on.with_(on.middleware, waits, ToolCallLimitMiddleware(tool_name="look", run_limit=1))
+        on.ask("First.")
+        state = await run(on.agent, how, {"messages": [HumanMessage("look twice and send.")]})
+        assert state["messages"][-1].type == "tool"
+        await run(on.agent, how, {"messages": [HumanMessage("Never mind.")]})
+        assert words(server) == ["First.", "Answer to First.", "look twice and send.", "Never mind."]
+        on.ask("Last.")
+        assert words(server)[2:] == ["look twice and send.", "Never mind.", "Answer to Never mind.", "Last."]
+        on.close()
+
+
+@HOW
+async def test_an_answer_that_retrying_middleware_makes_up(saver: Any, how: str) -> None:
+    """The failed round stays in front of it, and its turn is over."""
+    desk = Desk()
+    with ModelServer(model="m", script=desk, strict="openai") as server:
+        on = Running(server, saver, [look])
+        on.agent = on.with_(ModelRetryMiddleware(max_retries=1, initial_delay=0, jitter=False), on.middleware)
+        on.ask("First.")
+        desk.down = "Entry"
+        state = await run(on.agent, how, {"messages": [HumanMessage("look.")]})
+        made_up = state["messages"][-1].text
+        assert made_up.startswith("Model call failed")
+        await run(on.agent, how, {"messages": [HumanMessage("Next.")]})
+        assert words(server) == ["First.", "Answer to First.", "look.", "Entry 1.", made_up, "Next."]
+        context = on.middleware.context("t")
+        assert [e.id for e in context.view().live] == [m.id for m in on.agent.get_state(T).values["messages"]]
+        on.close()
+
+
+@HOW
+async def test_an_exchange_that_is_added_behind_an_unfinished_round(saver: Any, how: str) -> None:
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, saver, [send])
+        on.agent = on.with_(on.middleware, HumanInTheLoopMiddleware(interrupt_on={"send": True}))
+        await run(on.agent, how, {"messages": [HumanMessage("send.")]})
+        on.agent.update_state(T, {"messages": [HumanMessage("Added."), AIMessage("Added answer.")]})
+        await run(on.agent, how, {"messages": [HumanMessage("Next.")]})
+        assert words(server) == ["send.", "Added.", "Added answer.", "Next."]
+        on.close()
+
+
+@HOW
+@pytest.mark.parametrize("change", ["edited result", "edited question", "removed question"])
+async def test_what_is_changed_after_a_failed_request(saver: Any, how: str, change: str) -> None:
+    """The failed request has stored the result of a tool, or a question behind one that was returned as the answer."""
+    desk = Desk()
+    with ModelServer(model="m", script=desk, strict="openai") as server:
+        on = Running(server, saver, [look, show])
+        on.ask("First.")
+        asked = "look."
+        if change != "edited result":
+            asked = "Old."
+            on.ask("show.")
+        desk.down = "Entry" if change == "edited result" else asked
+        with pytest.raises(Exception, match="down"):
+            await run(on.agent, how, {"messages": [HumanMessage(asked)]})
+        last = on.agent.get_state(T).values["messages"][-1]
+        new, given = "New.", None
+        if change == "edited result":
+            on.agent.update_state(T, {"messages": [last.model_copy(update={"content": new})]})
+        elif change == "edited question":
+            on.agent.update_state(T, {"messages": [HumanMessage(new, id=last.id)]})
+        else:
+            on.agent.update_state(T, {"messages": [RemoveMessage(last.id)]})
+            given = {"messages": [HumanMessage(new)]}
+        await run(on.agent, how, given)
+        before = ["look."] if change == "edited result" else ["show.", "Page 2."]
+        assert words(server) == ["First.", "Answer to First.", *before, new]
+        state = on.agent.get_state(T).values["messages"]
+        assert [e.id for e in on.middleware.context("t").view().live] == [m.id for m in state]
+        on.close()
+
+
+@HOW
+@pytest.mark.parametrize("change", ["edited", "removed"])
+async def test_what_is_changed_before_calls_that_nobody_answered(saver: Any, how: str, change: str) -> None:
+    """The session has left the calls out, and still follows the list in front of them."""
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, saver, [send])
+        on.agent = on.with_(on.middleware, HumanInTheLoopMiddleware(interrupt_on={"send": True}))
+        for text in ("My code is 1234.", "send.", "Never mind."):
+            await run(on.agent, how, {"messages": [HumanMessage(text)]})
+        question, answer = on.agent.get_state(T).values["messages"][:2]
+        changes = {
+            "edited": [HumanMessage("My code is secret.", id=question.id), AIMessage("Noted.", id=answer.id)],
+            "removed": [RemoveMessage(question.id), RemoveMessage(answer.id)],
+        }
+        on.agent.update_state(T, {"messages": changes[change]})
+        await run(on.agent, how, {"messages": [HumanMessage("Next.")]})
+        kept = ["My code is secret.", "Noted."] if change == "edited" else []
+        assert words(server) == [*kept, "send.", "Never mind.", "Answer to Never mind.", "Next."]
+        on.close()
