@@ -32,32 +32,30 @@ def kept_cursor(state: object) -> Cursor | None:
 class KeptElsewhere(Effect[bool]):
     """Tells whether a checkpoint of the run's thread has a cursor of the session."""
 
-    config: RunnableConfig
+    saver: BaseCheckpointSaver[Any]
+    thread: RunnableConfig
     session: str
 
+    @classmethod
+    def of(cls, config: RunnableConfig, session: str) -> KeptElsewhere | None:
+        """Returns the look-up in the running graph's checkpointer, which LangGraph puts into the config of its nodes."""
+        configurable = config.get("configurable", {})
+        saver = configurable.get("__pregel_checkpointer")
+        if not isinstance(saver, BaseCheckpointSaver):
+            return None
+        names = {"thread_id": configurable.get("thread_id"), "checkpoint_ns": place_of_graph(config)}
+        return cls(saver, {"configurable": names}, session)
+
     def perform(self, ports: Ports) -> bool:
-        saver = self._saver()
-        return saver is not None and any(map(self._has_cursor, saver.list(self._thread(), limit=LOOKED_AT)))
+        return any(map(self._has_cursor, self.saver.list(self.thread, limit=LOOKED_AT)))
 
     async def aperform(self, ports: Ports) -> bool:
-        saver = self._saver()
-        if saver is None:
-            return False
-        checkpoints = cast("AsyncGenerator[CheckpointTuple, None]", saver.alist(self._thread(), limit=LOOKED_AT))
+        checkpoints = cast("AsyncGenerator[CheckpointTuple, None]", self.saver.alist(self.thread, limit=LOOKED_AT))
         async with aclosing(checkpoints):
             async for checkpoint in checkpoints:
                 if self._has_cursor(checkpoint):
                     return True
         return False
-
-    def _saver(self) -> BaseCheckpointSaver[Any] | None:
-        """Returns the checkpointer of the graph that is running, which LangGraph puts into the config of its nodes."""
-        saver = self.config.get("configurable", {}).get("__pregel_checkpointer")
-        return saver if isinstance(saver, BaseCheckpointSaver) else None
-
-    def _thread(self) -> RunnableConfig:
-        thread = self.config.get("configurable", {}).get("thread_id")
-        return {"configurable": {"thread_id": thread, "checkpoint_ns": place_of_graph(self.config)}}
 
     def _has_cursor(self, checkpoint: CheckpointTuple) -> bool:
         cursor = kept_cursor(checkpoint.checkpoint["channel_values"])

@@ -244,7 +244,7 @@ class AgentTurn:
     def _unseen(self, attachment: Attachment) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         """Returns the messages of finished turns that the session lacks, and those of this call's question."""
         known = newest_known(self._messages.ids, attachment.known)
-        unseen = [from_langchain(m) for m in self._messages.messages[max(known, 0) :]]
+        unseen = [from_langchain(m) for m in self._messages.messages[max(known, attachment.repeated) :]]
         return split_settled(unseen, attachment.restored, continues_known=known >= 0)
 
     def _question(self, visit: Visit, messages: tuple[Message, ...]) -> TurnInput:
@@ -259,7 +259,9 @@ class AgentTurn:
         prompts = (*(() if self._prompt is None else (self._prompt,)), *map(prompt_text, leading))
         given_ids = frozenset(m.id for m in messages)
         whole = self._separate and visit.cursor is None
-        return TurnInput(visit.key, messages, options, prompts or None, given_ids=given_ids, whole=whole, attached=True)
+        # the list of a shared session need not have its system prompts
+        own_prompts = prompts if prompts or self._separate else None
+        return TurnInput(visit.key, messages, options, own_prompts, given_ids=given_ids, whole=whole, attached=True)
 
     def metadata(self, window: Request) -> dict[str, Any]:
         """Returns the metadata of the call's trace: the session, and how many of the agent's messages the model is shown."""
@@ -490,7 +492,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
         """Yields what reports the events of the call, and the flow that makes it."""
         shared = self._is_shared(root)
         cursor = None if shared else kept_cursor(request.state)
-        elsewhere = None if shared else KeptElsewhere(ensure_config(), root.key.session)
+        elsewhere = None if shared else KeptElsewhere.of(ensure_config(), root.key.session)
+        if cursor is None and elsewhere is None and not shared and not root.place:
+            cursor = self._sessions.subgraphs.cursor_of(root.key, turn.incoming)
         with (
             translated(),
             original_error(),

@@ -118,6 +118,11 @@ class SubgraphSessions:
     def cursor(self, key: SessionKey) -> Cursor | None:
         return self._cursors.get(key)
 
+    def cursor_of(self, key: SessionKey, incoming: IncomingList) -> Cursor | None:
+        """Returns the cursor that was remembered for the session if the list still has the beginning that it had there."""
+        cursor = self._cursors.get(key)
+        return cursor if cursor is not None and cursor.has_same_start(incoming) else None
+
     @contextmanager
     def exclusive(self, key: SessionKey) -> Generator[SessionKey, None, None]:
         """Yields a session that no other call uses: this one or, while it is in use, the first free one of its branches."""
@@ -268,6 +273,8 @@ class Visit:
         if self.address.place:
             known_by = cursor if saved is None else (yield from cursor_of(saved))
             self.sessions.subgraphs.put(self.address.key, cursor, known_by)
+        else:
+            self.sessions.subgraphs.put_cursor(self.address.key, cursor)
         self.sessions.anonymous.set_waiting(self.key, waiting)
         return cursor
 

@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelRetryMiddleware, ToolCallLimitMiddleware
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain.agents import create_agent
+from langchain.agents.middleware import (
+    HumanInTheLoopMiddleware,
+    ModelRetryMiddleware,
+    ToolCallLimitMiddleware,
+    wrap_model_call,
+)
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, SystemMessage, convert_to_openai_messages
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -31,6 +37,12 @@ def look(key: int) -> str:
 def show(key: int) -> str:
     """Shows it."""
     return f"Page {key}."
+
+
+@wrap_model_call
+def only_first(request: Any, handler: Any) -> Any:
+    """Puts a system prompt in front of the first question alone."""
+    return handler(request.override(system_message=SystemMessage("PROMPT") if len(request.messages) == 1 else None))
 
 
 class Desk:
@@ -227,4 +239,74 @@ async def test_what_is_changed_before_calls_that_nobody_answered(saver: Any, how
         await run(on.agent, how, {"messages": [HumanMessage("Next.")]})
         kept = ["My code is secret.", "Noted."] if change == "edited" else []
         assert words(server) == [*kept, "send.", "Never mind.", "Answer to Never mind.", "Next."]
+        on.close()
+
+
+@HOW
+async def test_an_edit_of_a_first_question_whose_answer_no_checkpoint_has(saver: Any, how: str) -> None:
+    """Whoever stops reading at the last token leaves an answer in the session, and none in the thread."""
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, saver)
+        parts = on.agent.stream({"messages": [HumanMessage("Old.", id="q")]}, T, stream_mode=["values", "messages"])
+        next(mode for mode, _ in parts if mode == "messages")
+        parts.close()
+        assert len(on.middleware.context("t").view().live) == 2
+        on.agent.update_state(T, {"messages": [HumanMessage("New.", id="q")]})
+        await run(on.agent, how, None)
+        assert words(server) == ["New."]
+        await run(on.agent, how, {"messages": [HumanMessage("Next.")]})
+        assert words(server) == ["New.", "Answer to New.", "Next."]
+        on.close()
+
+
+@pytest.mark.parametrize("prompt", ["in front of the list", "of the agent"])
+def test_a_system_prompt_that_is_gone_is_not_sent(prompt: str) -> None:
+    listed = prompt == "in front of the list"
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, InMemorySaver())
+        middleware = [on.middleware] if listed else [only_first, on.middleware]
+        on.agent = create_agent(on.chat, [], middleware=middleware, checkpointer=on.saver)
+        given = [SystemMessage("PROMPT", id="s")] if listed else []
+        on.agent.invoke({"messages": [*given, HumanMessage("One.")]}, T)
+        assert [m["content"] for m in server.requests[-1].body["messages"]] == ["PROMPT", "One."]
+        if listed:
+            on.agent.update_state(T, {"messages": [RemoveMessage("s")]})
+        on.ask("Two.")
+        assert [m["content"] for m in server.requests[-1].body["messages"]] == ["One.", "Answer to One.", "Two."]
+        on.close()
+
+
+@pytest.mark.parametrize("text_only", [True, False])
+def test_a_history_without_ids_and_checkpointer_is_not_doubled(text_only: bool) -> None:
+    """A web client keeps the conversation as dicts, often without the rounds of tools; the thread names the session."""
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, None, [look])
+        history: list[Any] = []
+        for number in range(4):
+            history.append({"role": "user", "content": f"look {number}."})
+            state = on.agent.invoke({"messages": history}, T)
+            new = convert_to_openai_messages(state["messages"][len(history) :])
+            history += new[-1:] if text_only else new
+        rounds = [["look 0."], ["look 1."], ["look 2."], ["look 3."]]
+        told = [text for question in rounds for text in (*question, "Entry 1.", "Answer to Entry 1.")]
+        assert words(server) == told[:-1]
+        on.close()
+
+
+@pytest.mark.parametrize("config", [T, {}])
+def test_edits_of_a_list_that_the_caller_keeps(config: Any) -> None:
+    """Without a checkpointer, too, the model is asked the list as it is now; a part of the list goes on with the session."""
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, None)
+        listed: list[Any] = []
+        for text in ("One.", "Two.", "Three."):
+            listed = on.agent.invoke({"messages": [*listed, HumanMessage(text)]}, config)["messages"]
+        listed[0] = HumanMessage("Edited.", id=listed[0].id)
+        on.agent.invoke({"messages": [*listed[:2], *listed[4:], HumanMessage("Four.", id="4")]}, config)
+        assert words(server) == ["Edited.", "Answer to One.", "Three.", "Answer to Three.", "Four."]
+        on.agent.invoke({"messages": [*listed[:2], *listed[4:], HumanMessage("Other.", id="4")]}, config)
+        assert words(server) == ["Edited.", "Answer to One.", "Three.", "Answer to Three.", "Other."]
+        if config:
+            on.agent.invoke({"messages": [HumanMessage("Five.")]}, config)
+            assert words(server)[-3:] == ["Other.", "Answer to Other.", "Five."]
         on.close()

@@ -6,7 +6,7 @@ branches and copies of that list."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from ctxfold.effects import Effect, Flow, StoreCall
@@ -24,7 +24,9 @@ from ctxfold.history.diff import (
     continues,
     conversation,
     is_contiguous,
+    is_same,
     kept_positions,
+    repeated_by_content,
     rewound_turn,
 )
 from ctxfold.history.records import MessageRemoved, SessionKey
@@ -42,10 +44,15 @@ LEFT_OUT = (
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """The session that serves a list, the ids that it knows, and those that have to be stored again."""
+    """The session that serves a list: the ids that it sees, and those of them that are to be stored again.
+
+    `repeated` counts the messages at the beginning of the list that the session has under other ids.
+    """
 
     key: SessionKey
     known: frozenset[str]
     restored: frozenset[str] = frozenset()
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +92,15 @@ def attach(
         own = SessionKey(root.owner, cursor.session)
         if unanswered or (yield from _was_continued(engine, own, cursor, incoming)):
             origin, cursor = own, None
-    elif cursor is None and (yield from _is_older(engine, start)):
+    elif cursor is None and (yield from _is_older(engine, start, incoming)):
         origin = new_branch(engine, root)
     attachment = yield from follow(engine, origin, incoming, cursor)
     if separate_runs and cursor is None and not is_contiguous(incoming.ids, attachment.known):
         root = new_branch(engine, place)
         attachment = yield from follow(engine, root, incoming, None)
+    if start.cursor is None and not separate_runs and attachment.known.isdisjoint(incoming.ids):
+        live = (yield from engine.open(attachment.key)).view().live
+        attachment = replace(attachment, repeated=repeated_by_content(live, incoming))
     return root, attachment
 
 
@@ -101,12 +111,17 @@ def _session_of_place(engine: Engine, place: SessionKey, incoming: IncomingList)
     return place if free else new_branch(engine, place)
 
 
-def _is_older(engine: Engine, start: StartPoint) -> Flow[bool]:
-    """Returns True where a list without a cursor is an earlier state of one with a cursor into the session."""
+def _is_older(engine: Engine, start: StartPoint, incoming: IncomingList) -> Flow[bool]:
+    """Returns True where a list without a cursor is an earlier state of one that has a cursor, or has edited messages."""
     if start.kept_elsewhere is None:
         return False
     open_session = yield from engine.open(start.root)
-    used = bool(open_session.view().compressed or _visible(open_session))
+    entries = _visible(open_session)
+    positions = {message_id: i for i, message_id in enumerate(incoming.ids)}
+    compared = [(e, incoming.message(positions[e.id])) for e in entries if e.id in positions]
+    if not all(is_same(entry, message) for entry, message in compared):
+        return True
+    used = bool(entries or open_session.view().compressed)
     return used and (yield from start.kept_elsewhere)
 
 

@@ -172,8 +172,7 @@ def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None
     starts = [*(i for i, m in enumerate(messages) if m.role != "tool" and m.visibility != "user"), len(messages)]
     first = messages[: starts[0]]
     legal = [*first] if waiting is None else _answers(first, waiting)
-    answered = Counter(r.call_id for m in legal for r in m.tool_results)
-    if len(starts) > 1 and Counter(waiting) - answered:
+    if len(starts) > 1 and Counter(waiting) - Counter(r.call_id for m in legal for r in m.tool_results):
         legal = [m for m in legal if m.visibility == "user"]
     for start, end in pairwise(starts):
         message = messages[start]

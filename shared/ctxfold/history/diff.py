@@ -111,6 +111,11 @@ class Cursor:
         """Returns True where the list begins with the very messages that it had at the cursor, by id; older ones are sampled."""
         return [*incoming.ids[self.before : self.end]] == [*self.handed] and incoming.digest(self.before) == self.digest
 
+    def has_same_start(self, incoming: IncomingList) -> bool:
+        """Returns True where the list has the older messages, and the first of those that the session shows."""
+        same = [*incoming.ids[self.before : self.before + 1]] == [*islice(self.handed, 1)]
+        return same and bool(self.handed) and incoming.digest(self.before) == self.digest
+
     def precedes(self, incoming: IncomingList) -> bool:
         """Returns True where the list only adds messages: none before the cursor was changed, removed or inserted."""
         if len(incoming.ids) <= self.end or not self.has_same_ids(incoming):
@@ -225,15 +230,30 @@ def _copied_replies(live: Sequence[Entry], known: Message, new_messages: Sequenc
     return (0, known.id) if count in (0, len(new_messages)) else (count, entries[count - 1].id)
 
 
+def repeated_by_content(live: Sequence[Entry], incoming: IncomingList) -> int:
+    """Returns how many messages at the beginning of a list the view has under other ids: up to a copy of its newest answer, or
+    else as many as stand there one after the other."""
+    count = len(incoming.ids)
+    if not live or count < 3:
+        return 0
+    messages = [incoming.message(i) for i in range(count)]
+    newest = _said(live[-1].message) if is_final(live[-1].message) else None
+    answers = (i for i in range(count - 2, 0, -1) if messages[i].role == "assistant")
+    copied = next((i + 1 for i in answers if _said(messages[i]) == newest), 0)
+    return copied or _repeated_in_view(live, messages)
+
+
 def _repeated_in_view(live: Sequence[Entry], messages: Sequence[Message]) -> int:
     """Returns how many messages at the beginning of a list stand in the view one after the other, by content.
 
     It is a question and its answer at least, and something new follows: an earlier part of the conversation, or the examples of a
-    prompt, which are in the list of every call.
+    prompt, which are in the list of every call. A caller that keeps questions and answers only has no tool rounds in its list.
     """
     if len(messages) < 3 or not any(m.role == "assistant" for m in messages[:-1]):
         return 0
     entries = [e for e in live if e.message.kind == "message"]
+    if not any(m.role == "tool" for m in messages):
+        entries = [e for e in entries if e.message.role != "tool" and not e.message.tool_calls]
     first = messages[0].text.strip()
     starts = (at for at, e in enumerate(entries) if e.message.text.strip() == first)
     count = max((_in_common(islice(entries, at, None), messages) for at in starts), default=0)
@@ -412,13 +432,14 @@ def continues(view: View, incoming: IncomingList) -> bool:
     start = ids.index(live[0].id)
     if [*ids[start : start + len(live)]] != [e.id for e in live] or start + len(live) >= len(ids):
         return False
-    # a tool's output may stand there as an excerpt
-    compared = (
-        (e.message, incoming.message(start + i))
-        for i, e in enumerate(live)
-        if e.message.role != "tool" and not e.shown_seq
-    )
-    return all((a.text, a.tool_calls) == (b.text, b.tool_calls) for a, b in compared)
+    return all(is_same(e, incoming.message(start + i)) for i, e in enumerate(live))
+
+
+def is_same(entry: Entry, message: Message) -> bool:
+    """Returns True where the entry has the text and the calls of the message; a tool's output may stand there as an excerpt."""
+    if entry.message.role == "tool" or entry.shown_seq:
+        return True
+    return (entry.message.text, entry.message.tool_calls) == (message.text, message.tool_calls)
 
 
 def conversation(view: View, ids: Collection[str]) -> list[Entry]:
