@@ -20,8 +20,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
+from ctxfold import AgentContext
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
+from tests.langchain.faces import Agents
 from tests.langchain.running import Running, T, send
+from tests.support.summaries import asks_on_live_prefix, asks_with_transcript
 
 HOW = pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 DOWN = ErrorReply(500, {"error": {"message": "down", "type": "server_error"}})
@@ -310,3 +313,28 @@ def test_edits_of_a_list_that_the_caller_keeps(config: Any) -> None:
             on.agent.invoke({"messages": [HumanMessage("Five.")]}, config)
             assert words(server)[-3:] == ["Other.", "Answer to Other.", "Five."]
         on.close()
+
+
+@pytest.mark.parametrize("face", ["middleware", "with_context", "ChatCtx"])
+async def test_a_history_without_ids_is_not_doubled_once_its_beginning_was_compacted(face: str, store_url: str) -> None:
+    def answer(body: Any) -> Scripted:
+        if asks_on_live_prefix(body) or asks_with_transcript(body):
+            return Scripted("They looked things up.")
+        last = body["messages"][-1]
+        if last["role"] == "user":
+            return Scripted(tool_calls=(ScriptedCall("look", '{"key": 1}'),))
+        return Scripted(f"Answer {len(body['messages'])}. " + "It is a long story. " * 20)
+
+    with ModelServer(model="m", script=answer) as server:
+        made = Agents(face, server, look)
+        agent = made.agent(store_url, None, context_window=2_000)
+        history: list[Any] = []
+        for number in range(12):
+            history.append({"role": "user", "content": f"Question {number}."})
+            history.append(
+                {"role": "assistant", "content": agent.invoke({"messages": history}, T)["messages"][-1].text}
+            )
+        with AgentContext(store=store_url, session_id="t", context_window=2_000) as context:
+            usage = context.usage()
+        assert (usage.turns, usage.compactions > 0) == (12, True)
+        await made.aclose()

@@ -100,7 +100,8 @@ def attach(
         attachment = yield from follow(engine, root, incoming, None)
     if start.cursor is None and not separate_runs and attachment.known.isdisjoint(incoming.ids):
         live = (yield from engine.open(attachment.key)).view().live
-        attachment = replace(attachment, repeated=repeated_by_content(live, incoming))
+        messages = [incoming.message(i) for i in range(len(incoming.ids))] if live else []
+        attachment = replace(attachment, repeated=repeated_by_content(live, messages))
     return root, attachment
 
 

@@ -206,7 +206,7 @@ def compare(
             copied, last_id = _copied_replies(live, message, new_messages)
             return Reconciled(new_messages[copied:], left_behind=_left_behind(live, last_id) if whole else ())
         return Reconciled((), superseded=_superseded(live, message, session))
-    return Reconciled(tuple(messages if whole else messages[_repeated_in_view(live, messages) :]))
+    return Reconciled(tuple(messages if whole else messages[repeated_by_content(live, messages) :]))
 
 
 def _said(message: Message) -> str:
@@ -230,15 +230,13 @@ def _copied_replies(live: Sequence[Entry], known: Message, new_messages: Sequenc
     return (0, known.id) if count in (0, len(new_messages)) else (count, entries[count - 1].id)
 
 
-def repeated_by_content(live: Sequence[Entry], incoming: IncomingList) -> int:
+def repeated_by_content(live: Sequence[Entry], messages: Sequence[Message]) -> int:
     """Returns how many messages at the beginning of a list the view has under other ids: up to a copy of its newest answer, or
     else as many as stand there one after the other."""
-    count = len(incoming.ids)
-    if not live or count < 3:
+    if not live or len(messages) < 3:
         return 0
-    messages = [incoming.message(i) for i in range(count)]
     newest = _said(live[-1].message) if is_final(live[-1].message) else None
-    answers = (i for i in range(count - 2, 0, -1) if messages[i].role == "assistant")
+    answers = (i for i in range(len(messages) - 2, 0, -1) if messages[i].role == "assistant")
     copied = next((i + 1 for i in answers if _said(messages[i]) == newest), 0)
     return copied or _repeated_in_view(live, messages)
 
@@ -249,7 +247,7 @@ def _repeated_in_view(live: Sequence[Entry], messages: Sequence[Message]) -> int
     It is a question and its answer at least, and something new follows: an earlier part of the conversation, or the examples of a
     prompt, which are in the list of every call. A caller that keeps questions and answers only has no tool rounds in its list.
     """
-    if len(messages) < 3 or not any(m.role == "assistant" for m in messages[:-1]):
+    if not any(m.role == "assistant" for m in messages[:-1]):
         return 0
     entries = [e for e in live if e.message.kind == "message"]
     if not any(m.role == "tool" for m in messages):
