@@ -338,3 +338,18 @@ async def test_a_history_without_ids_is_not_doubled_once_its_beginning_was_compa
             usage = context.usage()
         assert (usage.turns, usage.compactions > 0) == (12, True)
         await made.aclose()
+
+
+@HOW
+async def test_an_earlier_checkpoint_whose_session_was_lost(saver: Any, how: str) -> None:
+    """Sessions in memory end with their process; a later one that made the session anew has gone on in it."""
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, saver)
+        on.ask("One.")
+        early = on.agent.get_state(T).config
+        on.close()
+        on = Running(server, saver)
+        on.ask("Two.")
+        await run(on.agent, how, {"messages": [HumanMessage("Other.")]}, early)
+        assert words(server) == ["One.", "Answer to One.", "Other."]
+        on.close()
