@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -352,4 +357,27 @@ async def test_an_earlier_checkpoint_whose_session_was_lost(saver: Any, how: str
         on.ask("Two.")
         await run(on.agent, how, {"messages": [HumanMessage("Other.")]}, early)
         assert words(server) == ["One.", "Answer to One.", "Other."]
+        on.close()
+
+
+async def test_a_run_that_goes_on_while_a_cancelled_one_is_still_asking() -> None:
+    """A thread that waits for the model cannot be cancelled: the run that takes its place has the round for itself."""
+    held = Event()
+    desk, asked = Desk(), list[str]()
+
+    def answer(body: Any) -> Any:
+        asked.append(str(body["messages"][-1]["content"]))
+        first = asked.count("Entry 1.") == 1 and asked[-1] == "Entry 1."
+        return replace(desk(body), held=held) if first else desk(body)
+
+    with ModelServer(model="m", script=answer, strict="openai") as server, ThreadPoolExecutor(1) as pool:
+        on = Running(server, InMemorySaver(), [look])
+        waiting = pool.submit(on.ask, "look.")
+        await asyncio.to_thread(lambda: [time.sleep(0.01) for _ in range(1_000) if "Entry 1." not in asked])
+        state = await on.agent.ainvoke(None, T)
+        assert [m.text for m in state["messages"]] == ["look.", "", "Entry 1.", "Answer to Entry 1."]
+        held.set()
+        assert waiting.result() == "Answer to Entry 1."
+        on.ask("Next.")
+        assert words(server) == ["look.", "Entry 1.", "Answer to Entry 1.", "Next."]
         on.close()

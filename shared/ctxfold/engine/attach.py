@@ -175,7 +175,7 @@ def follow(engine: Engine, root: SessionKey, incoming: IncomingList, cursor: Cur
         return (
             yield from _attachment(engine, new_branch(engine, root) if older else root if copied else open_session.key)
         )
-    if copied or _was_answered(open_session, cursor.head):
+    if copied or _was_answered(open_session, cursor.head) or _is_asked(open_session, cursor):
         open_session = yield from _branch(engine, open_session, root, cursor)
     changed = yield from _changes(open_session, incoming, cursor)
     if changed is None:
@@ -219,6 +219,13 @@ def _was_answered(open_session: OpenSession, head: int) -> bool:
     return any(
         e.seq > head and e.message.role == "assistant" and e.message.kind == "message" for e in _visible(open_session)
     )
+
+
+def _is_asked(open_session: OpenSession, cursor: Cursor) -> bool:
+    """Returns True while another run, which may have been cancelled, waits for the model in the turn that the list goes on with."""
+    with open_session.lock:
+        turns = [t.entries for turn_id, t in open_session.state.open.items() if turn_id in open_session.in_flight]
+    return any(e.id in cursor.handed for entries in turns for e in entries)
 
 
 def _branch(engine: Engine, open_session: OpenSession, root: SessionKey, cursor: Cursor) -> Flow[OpenSession]:
