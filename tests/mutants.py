@@ -505,6 +505,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "history/cuts.py",
         (
+            "some_results_of_a_round_are_enough",
+            "    if len(starts) > 1 and Counter(waiting) -",
+            "    if False and Counter(waiting) -",
+            "langchain/test_beside_other_middleware.py::test_a_question_in_place_of_a_decision",
+        ),
+        (
             "two_calls_of_one_id_have_one_result",
             "    legal, waiting = list[Message](), Counter(calls)",
             "    legal, waiting = list[Message](), Counter(set(calls))",
@@ -555,6 +561,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "history/diff.py",
+        (
+            "a_copy_of_the_newest_answer_is_new",
+            "return copied or _repeated_in_view(live, messages)",
+            "return _repeated_in_view(live, messages)",
+            "langchain/test_beside_other_middleware.py::test_a_history_without_ids_is_not_doubled_once_its_beginning_was_compacted",
+        ),
+        (
+            "a_list_has_all_tool_rounds_of_the_view",
+            'if not any(m.role == "tool" for m in messages):',
+            "if False:",
+            "langchain/test_beside_other_middleware.py::test_a_history_without_ids_is_answered_again",
+        ),
         (
             "a_result_never_takes_the_place_of_a_note",
             "has_other_results = not in_flight and",
@@ -891,6 +909,42 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "engine/attach.py",
+        (
+            "a_list_without_a_cursor_always_continues",
+            "return used and (yield from start.kept_elsewhere)",
+            "return False",
+            "langchain/test_beside_other_middleware.py::test_a_thread_that_is_begun_anew",
+        ),
+        (
+            "an_edited_first_question_is_no_older_state",
+            "if not all(is_same(entry, message) for entry, message in compared):",
+            "if False:",
+            "langchain/test_beside_other_middleware.py::test_an_edit_of_a_first_question_whose_answer_no_checkpoint_has",
+        ),
+        (
+            "what_a_failed_request_stored_is_not_compared",
+            "changed |= yield from _changed_since(open_session, incoming, cursor)",
+            "pass",
+            "langchain/test_beside_other_middleware.py::test_what_is_changed_after_a_failed_request",
+        ),
+        (
+            "nothing_before_a_message_that_was_left_out_is_followed",
+            "return newest[min(oldest, len(newest) - unbroken) :]",
+            "return newest[len(newest) - unbroken :]",
+            "langchain/test_beside_other_middleware.py::test_what_is_changed_before_calls_that_nobody_answered",
+        ),
+        (
+            "two_runs_ask_in_one_turn",
+            "_was_answered(open_session, cursor.head) or _is_asked(open_session, cursor):",
+            "_was_answered(open_session, cursor.head):",
+            "langchain/test_beside_other_middleware.py::test_a_run_that_goes_on_while_a_cancelled_one_is_still_asking",
+        ),
+        (
+            "an_older_list_is_added_to_a_session_made_anew",
+            "older = any(e.id not in incoming.ids for e in newest)",
+            "older = False",
+            "langchain/test_beside_other_middleware.py::test_an_earlier_checkpoint_whose_session_was_lost",
+        ),
         (
             "a_note_makes_a_branch",
             'e.seq > head and e.message.role == "assistant" and',

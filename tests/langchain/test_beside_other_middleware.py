@@ -381,3 +381,15 @@ async def test_a_run_that_goes_on_while_a_cancelled_one_is_still_asking() -> Non
         on.ask("Next.")
         assert words(server) == ["look.", "Entry 1.", "Answer to Entry 1.", "Next."]
         on.close()
+
+
+def test_a_history_without_ids_is_answered_again() -> None:
+    """The newest question is asked in other words: what stands in front of it is known, without the rounds of tools."""
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, None, [look])
+        told = [("user", "look."), ("assistant", "Answer to Entry 1.")]
+        on.agent.invoke({"messages": told[:1]}, T)
+        on.agent.invoke({"messages": [*told, ("user", "Old.")]}, T)
+        on.agent.invoke({"messages": [*told, ("user", "New.")]}, T)
+        assert words(server) == ["look.", "Entry 1.", "Answer to Entry 1.", "Old.", "Answer to Old.", "New."]
+        on.close()
