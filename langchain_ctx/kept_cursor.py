@@ -11,11 +11,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from ctxfold.effects import Effect
-from ctxfold.engine.attach import Cursor
+from ctxfold.history.diff import Cursor
 from ctxfold.protocols import Ports
+from ctxfold.validation import is_a
 from langchain_ctx.session_routing import place_of_graph
-
-__all__ = ["KEPT", "KeptElsewhere", "kept_cursor"]
 
 KEPT = "ctxfold"  # the key of the state
 LOOKED_AT = 64  # the newest checkpoints of a thread
@@ -40,11 +39,9 @@ class KeptElsewhere(Effect[bool]):
     def of(cls, config: RunnableConfig, session: str) -> KeptElsewhere | None:
         """Returns the look-up in the running graph's checkpointer, which LangGraph puts into the config of its nodes."""
         configurable = config.get("configurable", {})
-        saver = configurable.get("__pregel_checkpointer")
-        if not isinstance(saver, BaseCheckpointSaver):
-            return None
+        saver: Any = configurable.get("__pregel_checkpointer")
         names = {"thread_id": configurable.get("thread_id"), "checkpoint_ns": place_of_graph(config)}
-        return cls(saver, {"configurable": names}, session)
+        return cls(saver, {"configurable": names}, session) if is_a(saver, BaseCheckpointSaver) else None
 
     def perform(self, ports: Ports) -> bool:
         return any(map(self._has_cursor, self.saver.list(self.thread, limit=LOOKED_AT)))

@@ -68,7 +68,6 @@ from langchain_ctx.sessions import ContextSettings, ErasesThreads, PoolOf, Sessi
 from langchain_ctx.summarizer import asking_for_summary, limits
 from langchain_ctx.tools import counted, is_free
 
-KEPT = "ctxfold"
 CONVERTED_WINDOWS = 64  # at most: of the sessions used last
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -373,7 +372,8 @@ async def test_a_run_that_goes_on_while_a_cancelled_one_is_still_asking() -> Non
     with ModelServer(model="m", script=answer, strict="openai") as server, ThreadPoolExecutor(1) as pool:
         on = Running(server, InMemorySaver(), [look])
         waiting = pool.submit(on.ask, "look.")
-        await asyncio.to_thread(lambda: [time.sleep(0.01) for _ in range(1_000) if "Entry 1." not in asked])
+        while "Entry 1." not in asked:
+            await asyncio.sleep(0.01)
         state = await on.agent.ainvoke(None, T)
         assert [m.text for m in state["messages"]] == ["look.", "", "Entry 1.", "Answer to Entry 1."]
         held.set()

@@ -43,7 +43,6 @@ LEFT_OUT = (
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """The session that serves a list, the ids that it knows, and those that have to be stored again."""
     """The session that serves a list: the ids that it sees, and those of them that are to be stored again.
 
     `repeated` counts the messages at the beginning of the list that the session has under other ids.
