@@ -36,6 +36,7 @@ from llamaindex_ctx.memory_factory import FunctionCounter, Tokenizer, live_at, o
 from llamaindex_ctx.memory_settings import StockSettings, place_of, placed, stock_rules, warn_unused
 from llamaindex_ctx.messages import (
     archive_stays,
+    as_window,
     carry_ids,
     explained_conflict,
     from_chat_messages,
@@ -45,7 +46,6 @@ from llamaindex_ctx.messages import (
     shown,
     to_chat_messages,
     with_distinct_ids,
-    with_recalled,
     with_status,
     without_own,
 )
@@ -211,7 +211,7 @@ class CtxMemory(BaseMemory, Closing):
             )
         self._feed()
         self._live.beside_text = window.recalled
-        return with_recalled(to_chat_messages(finished(window.messages)), window.recalled)
+        return as_window(to_chat_messages(finished(window.messages)), window.recalled)
 
     @span
     async def aget(
@@ -227,7 +227,7 @@ class CtxMemory(BaseMemory, Closing):
             )
         await self._afeed()
         self._live.beside_text = window.recalled
-        return with_recalled(await shown(finished(window.messages)), window.recalled)
+        return as_window(await shown(finished(window.messages)), window.recalled)
 
     @property
     def _looks(self) -> bool:

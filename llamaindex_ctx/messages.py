@@ -43,11 +43,13 @@ from llamaindex_ctx.metadata import (
     ID_KEY,
     KIND_KEY,
     NAMESPACE,
+    NEWEST_KEY,
     PRESERVE_KEY,
     REASONING_KEY,
     REPLY_KEY,
     Json,
     Noted,
+    mark,
     section,
 )
 from llamaindex_ctx.tool_rounds import calls_beside, paired, with_call_ids
@@ -315,11 +317,16 @@ async def shown(messages: Sequence[Message]) -> list[ChatMessage]:
     return to_chat_messages(messages)
 
 
-def with_recalled(messages: list[ChatMessage], recalled: str) -> list[ChatMessage]:
-    if not recalled:
-        return messages
+def as_window(messages: list[ChatMessage], recalled: str) -> list[ChatMessage]:
+    """Returns the messages with recalled passages among them, and a mark on the question if they end with one.
+
+    By the mark an LLM over the same session tells a list that others were faster than from one that its caller has cut.
+    """
     last_is_user = bool(messages) and messages[-1].role == "user"
-    messages.insert(len(messages) - 1 if last_is_user else len(messages), section(recalled))
+    if last_is_user:
+        mark(messages[-1], **{NEWEST_KEY: "yes"})
+    if recalled:
+        messages.insert(len(messages) - 1 if last_is_user else len(messages), section(recalled))
     return messages
 
 
@@ -371,7 +378,7 @@ def explained_conflict() -> Generator[None, None, None]:
         ) from None
 
 
-_DROPPED: Final = frozenset({ID_KEY, KIND_KEY, PRESERVE_KEY, REPLY_KEY, "thinking_delta", "images"})
+_DROPPED: Final = frozenset({ID_KEY, KIND_KEY, NEWEST_KEY, PRESERVE_KEY, REPLY_KEY, "thinking_delta", "images"})
 
 _ROLES: Final[Mapping[MessageRole, Role]] = {
     MessageRole.SYSTEM: "system",

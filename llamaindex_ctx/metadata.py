@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 ID_KEY: Final = "ctxfold_id"
 KIND_KEY: Final = "ctxfold_kind"
+NEWEST_KEY: Final = "ctxfold_newest"  # on the question with which a window ends
 PRESERVE_KEY: Final = "ctxfold_preserve_reasoning"
 REPLY_KEY: Final = "ctxfold_reply"  # what a provider wants back of its reply, where the blocks have no place for it
 NAMESPACE: Final = "llama_index"
@@ -81,6 +82,6 @@ def section(text: str) -> ChatMessage:
 def without_marks(message: ChatMessage, *, keep_id: bool = False) -> ChatMessage:
     """Returns the message without what was noted on it here, except what its author said of it, and its provider beside it."""
     extras: Json = message.additional_kwargs
-    kwargs = {k: v for k, v in extras.items() if k not in (ID_KEY, KIND_KEY, PRESERVE_KEY, REPLY_KEY)}
+    kwargs = {k: v for k, v in extras.items() if k not in (ID_KEY, KIND_KEY, NEWEST_KEY, PRESERVE_KEY, REPLY_KEY)}
     marks = {k: extras[k] for k in (PRESERVE_KEY, REPLY_KEY, *((ID_KEY,) if keep_id else ())) if k in extras}
     return message.model_copy(update={"additional_kwargs": Noted(kwargs, marks) if marks else kwargs})

@@ -59,7 +59,7 @@ from llamaindex_ctx.llm_calls import (
     is_output_class,
 )
 from llamaindex_ctx.messages import chat_messages, from_chat_messages
-from llamaindex_ctx.metadata import ID_KEY, mark
+from llamaindex_ctx.metadata import ID_KEY, NEWEST_KEY, mark
 from llamaindex_ctx.reasoning import check_reasoning, returning
 from llamaindex_ctx.retrieval import as_embedder
 from llamaindex_ctx.summarizer import LlmSummarizer, check_llm, known_window
@@ -576,6 +576,7 @@ class _IncomingMessages:
     listed: tuple[Message, ...]
     injected: str
     caller_ids: frozenset[str]
+    from_window: bool
 
     @classmethod
     def of(cls, messages: Sequence[ChatMessage], run_key: RunKey) -> _IncomingMessages:
@@ -594,7 +595,8 @@ class _IncomingMessages:
         injected = "\n\n".join(m.text for m in rest if m.kind == "section")
         # once each: an agent's prompt comes again from a memory over the same session
         prompts = tuple(dict.fromkeys(m.text for m in taken[:lead]))
-        return cls(run_key, prompts or None, listed, injected, caller_ids)
+        from_window = NEWEST_KEY in messages[-1].additional_kwargs
+        return cls(run_key, prompts or None, listed, injected, caller_ids, from_window)
 
     def with_rounds(self, sessions: RunSessions) -> _IncomingMessages:
         """Returns the messages with the tool rounds of the run, which an agent that stops early leaves out."""
@@ -608,7 +610,15 @@ class _IncomingMessages:
         """Returns the call of a session, in which the messages of the list that the session does not have are new."""
         key = SessionKey(context.owner, context.session)
         options = call.options(self.injected)
-        question = TurnInput(key, self.listed, options, self.prompts, given_ids=self.caller_ids, reply_id=call.reply_id)
+        question = TurnInput(
+            key,
+            self.listed,
+            options,
+            self.prompts,
+            given_ids=self.caller_ids,
+            reply_id=call.reply_id,
+            from_window=self.from_window,
+        )
         return _SessionCall(context, question, call, self)
 
     def in_run(self, run: Run, call: LlmCall) -> _SessionCall:

@@ -629,9 +629,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_followed_a_regenerated_question_stays",
-            "return Reconciled((), superseded=_superseded(live, message, session))",
+            "return _asked_again(live, message, session, from_window=from_window)",
             "return Reconciled(())",
             "engine/test_exchange.py::test_a_full_list_is_recognised_by_ids",
+        ),
+        (
+            "questions_that_came_meanwhile_leave_with_an_answer",
+            "lambda e: not (from_window and is_question(e.message))",
+            "lambda e: True",
+            "llamaindex/test_memory_beside_llm.py::test_agents_at_once_keep_all_questions",
         ),
         (
             "calls_that_nobody_answers_stay_in_the_turn",
@@ -1766,6 +1772,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "        drafts.append(draft(ports, OutputsSummarised((), usage=own)))\n",
             "",
             "wire/test_provider_compaction.py::test_what_a_summary_within_a_reply_took_is_in_the_sessions_sums",
+        ),
+        (
+            "other_words_of_a_question_take_no_room",
+            " + max(0, reworded_view.tokens - stage.view.tokens)",
+            "",
+            "llamaindex/test_memory_beside_llm.py::test_what_an_agent_writes_into_its_question_takes_room",
         ),
     ),
     *_of(

@@ -313,7 +313,12 @@ def _edit(
 
 
 def reconcile(
-    open_session: OpenSession, messages: Sequence[Message], *, given_ids: Collection[str], whole: bool = False
+    open_session: OpenSession,
+    messages: Sequence[Message],
+    *,
+    given_ids: Collection[str],
+    whole: bool = False,
+    from_window: bool = False,
 ) -> Reconciled:
     """Returns which messages of a list are new to the session, and the open turn that they continue: see `diff.compare`."""
     with open_session.lock:
@@ -328,6 +333,7 @@ def reconcile(
         whole=whole,
         session=open_session.key.session,
         in_flight=in_flight,
+        from_window=from_window,
     )
 
 

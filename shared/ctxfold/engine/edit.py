@@ -55,6 +55,7 @@ from ctxfold.session_state import (
     append_decided,
     draft,
     load_without,
+    originals,
     record_names,
     refresh,
     rules_to_open_with,
@@ -156,6 +157,21 @@ def remove_ids(
 
     yield from _remove(engine, open_session, chosen, "removed", record_id=record_id, superseded=not may_return)
     return record_id
+
+
+def move_to_end(engine: Engine, open_session: OpenSession, entry: Entry, ids: Collection[str]) -> Flow[None]:
+    """Puts a live message behind all others and removes the messages `ids`, in one write; another writer may move it first."""
+    names = yield from record_names(open_session, (entry.id,))
+    whole = yield from originals(open_session, (entry,))
+    moved = replace(whole.get(entry.seq, entry.message), usage=None)
+
+    def drafts(state: SessionState) -> list[Draft]:
+        if not any((e.id, e.seq) == (entry.id, entry.seq) for e in state.live):
+            return []
+        removal = MessageRemoved((entry.id, *ids), replaced_by=(names[entry.id],))
+        return [draft(engine.ports, removal), *_added(engine, open_session, [moved], names, waiting_turn=None)]
+
+    yield from append_decided(open_session, drafts, engine.ports)
 
 
 def pop(engine: Engine, open_session: OpenSession) -> Flow[tuple[Message, ...]]:

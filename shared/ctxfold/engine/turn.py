@@ -18,7 +18,7 @@ from typing import Any
 from ctxfold.compaction.compact import gauge, idle_time
 from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
 from ctxfold.engine.attach import check_answered, reconcile, rewound, undelivered_reply
-from ctxfold.engine.edit import remove_ids, revert
+from ctxfold.engine.edit import move_to_end, remove_ids, revert
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.request import Options, build_request, note_prefix, scratch_tokens
 from ctxfold.engine.section_placement import PlacedSections, place_sections, put_at_head, take_from_head
@@ -26,7 +26,7 @@ from ctxfold.errors import BackendError, BudgetError, ContextOverflowError, Mess
 from ctxfold.events import Appended, PromptTruncated, RulesChanged
 from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_truncated
 from ctxfold.history.diff import Reconciled, finished_count
-from ctxfold.history.edits import prompted
+from ctxfold.history.edits import prompted, reworded
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
 from ctxfold.policy.settings import check_least, resized
@@ -54,7 +54,9 @@ class TurnInput:
     new, and `given_ids` are the ids that came with it. With `whole` too, answers that the session has after the newest message
     in common were left behind: they leave the conversation. `known_ids` False says that all ids were made for this input.
     `reply_id` is the id that a streamed reply gets, for faces that show it from the first chunk on; None makes one.
-    `attached` says that the same call has just opened the session, to attach a list to it.
+    `attached` says that the same call has just opened the session, to attach a list to it. `from_window` says that the list was
+    read from this session and ended with its newest message then: questions that follow it now came since, and stay, and other
+    words of it are for this request alone.
     """
 
     key: SessionKey
@@ -66,6 +68,7 @@ class TurnInput:
     reply_id: str | None = None
     whole: bool = False
     attached: bool = False
+    from_window: bool = False
 
 
 @dataclass(slots=True)
@@ -73,7 +76,7 @@ class TurnAttempt:
     """Holds what has to be rolled back when an attempt fails: the turn `new_turn`, if it was opened, an edit, compactions.
 
     `model` is the one that is asked: what it reports is learnt about it alone. `stored_ids` are the messages that the attempt
-    put into that turn.
+    put into that turn. `shown` is the newest question as this request shows it, where that differs.
     """
 
     open_session: OpenSession
@@ -85,6 +88,7 @@ class TurnAttempt:
     removal: str | None = None  # the record that removed messages which the list has gone back behind
     head_sections: tuple[Message, ...] = ()  # stored in front of the conversation
     prompts: tuple[str, ...] | None = None
+    shown: Message | None = None
     sent: SentRequest | None = None  # the newest request of the attempt
 
     def enter(self, turn_id: str) -> None:
@@ -268,8 +272,14 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
     if turn_input.given_ids is None:
         return Reconciled(tuple(turn_input.messages))
     open_session = attempt.open_session
-    compare = partial(reconcile, given_ids=turn_input.given_ids, whole=turn_input.whole)
+    compare = partial(
+        reconcile, given_ids=turn_input.given_ids, whole=turn_input.whole, from_window=turn_input.from_window
+    )
     new = compare(open_session, turn_input.messages)
+    attempt.shown = new.shown
+    if new.overtaken is not None:
+        yield from move_to_end(engine, open_session, new.overtaken, new.superseded)
+        return Reconciled(())
     if new.turn_id and (from_start := rewound(open_session, turn_input.messages, new)) is not None:
         yield from engine.close(open_session, new.turn_id, "discarded")
         new = Reconciled(from_start)
@@ -362,10 +372,11 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     tools_tokens = counter.count_tools(options.tools) + options.overhead_tokens
     overhead_tokens = tools_tokens + scratch_tokens(options.scratch, scratch_role, counter)
     stage = open_session.stage(turn_id, options.context_window)
+    reworded_view = reworded(stage.view, attempt.shown, counter.count)
     window = yield from engine.fitter.window(
         open_session,
         stage,
-        overhead_tokens=overhead_tokens,
+        overhead_tokens=overhead_tokens + max(0, reworded_view.tokens - stage.view.tokens),
         max_tokens=options.max_tokens,
         auto_compact=options.auto_compact,
         recall=options.recall,
@@ -373,6 +384,7 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     if attempt.prompts is not None and attempt.prompts != window.view.prompts:
         # another call has set other prompts meanwhile
         window = replace(window, view=prompted(window.view, attempt.prompts, counter.count))
+    window = replace(window, view=reworded(window.view, attempt.shown, counter.count))
     note_prefix(open_session, window, options, turn_id=turn_id, tools_tokens=tools_tokens, backend=backend)
     recalled_tokens = engine.fitter.count_text(window.recalled) if window.recalled else 0
     tokens = window.view.tokens + overhead_tokens + recalled_tokens

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ctxfold.errors import MessageConflictError
 from ctxfold.history.cuts import whole_rounds
 from ctxfold.history.view import Entry, View
-from ctxfold.messages import Message, TextPart, content_key, is_final
+from ctxfold.messages import Message, TextPart, content_key, is_final, is_question
 
 CHANGED = ""  # no message has this version: forces a message to be treated as changed
 SAMPLED = 64  # of the older ids of a list
@@ -154,12 +154,15 @@ class Reconciled:
 
     `messages` are new and continue the open turn `turn_id`. `superseded` are known messages after a user message that is asked
     again; `left_behind` are those after the point from which another branch of the conversation goes on: they may come back.
+    `overtaken` is a known question that others were put behind, and `shown` the words in which this request shows it.
     """
 
     messages: tuple[Message, ...]
     turn_id: str | None = None
     superseded: tuple[str, ...] = ()
     left_behind: tuple[str, ...] = ()
+    overtaken: Entry | None = None
+    shown: Message | None = None
 
 
 def compare(
@@ -171,6 +174,7 @@ def compare(
     whole: bool,
     session: str,
     in_flight: Collection[str] = (),
+    from_window: bool = False,
 ) -> Reconciled:
     """Returns the messages after the last one that the session knows; all of them when it knows none.
 
@@ -180,7 +184,8 @@ def compare(
     the reply followed. Where nothing else is known, so are messages that begin the list as they stand in the view, a question and
     its answer at least, unless the list is a `whole` conversation. A list that ends with a known user message asks for its reply
     again. Raises MessageConflictError when that message has other content than in the session. Where a `whole` conversation
-    continues before a stored answer, that answer and what follows it is left behind.
+    continues before a stored answer, that answer and what follows it is left behind. A list `from_window` ended with the newest
+    message when it was read: later questions came since and stay, and other content is meant for this request only.
     """
     turn_of = {e.id: turn_id for turn_id, entries in open_turns.items() for e in entries}
     last_of_turn = {
@@ -205,7 +210,7 @@ def compare(
         if new_messages:
             copied, last_id = _copied_replies(live, message, new_messages)
             return Reconciled(new_messages[copied:], left_behind=_left_behind(live, last_id) if whole else ())
-        return Reconciled((), superseded=_superseded(live, message, session))
+        return _asked_again(live, message, session, from_window=from_window)
     return Reconciled(tuple(messages if whole else messages[repeated_by_content(live, messages) :]))
 
 
@@ -276,17 +281,25 @@ def _left_behind(live: Sequence[Entry], message_id: str) -> tuple[str, ...]:
     return tuple(e.id for e in later) if any(e.message.role == "assistant" for e in later) else ()
 
 
-def _superseded(live: Sequence[Entry], message: Message, session: str) -> tuple[str, ...]:
-    """Returns the messages after a user message that is asked again."""
+def _asked_again(live: Sequence[Entry], message: Message, session: str, *, from_window: bool) -> Reconciled:
+    """Returns what a user message that is asked again supersedes: its answer, and what the caller has gone back behind."""
     position = _position(live, message.id) if message.role == "user" else None
     if position is None:
-        return ()
-    if not live[position].shown_seq and content_key(live[position].message) != content_key(message):
+        return Reconciled(())
+    known, later = live[position], live[position + 1 :]
+    changed = not known.shown_seq and content_key(known.message) != content_key(message)
+    if changed and not from_window:
         raise MessageConflictError(
             f"message id {message.id!r} is in session {session!r} with other content: "
             "give the new message an id of its own, or change the old one with update()"
         )
-    return tuple(e.id for e in live[position + 1 :])
+    answer = [*takewhile(lambda e: not (from_window and is_question(e.message)), later)]
+    return Reconciled(
+        (),
+        superseded=tuple(e.id for e in answer),
+        overtaken=known if len(answer) < len(later) else None,
+        shown=message if changed else None,
+    )
 
 
 def rewound_turn(

@@ -10,7 +10,7 @@ from ctxfold.errors import MessageError, MessageIndexError, OrphanToolResultErro
 from ctxfold.history.cuts import legal_cuts, round_of
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import AMONG_PROMPTS, Body, MessageAdded, MessageInserted, MessageRemoved, MessageReplaced
-from ctxfold.history.view import Entry, View
+from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.messages import Message, Role, system, validated
 
 PROMPT_ID = "system-prompt-"
@@ -101,6 +101,15 @@ def prompted(view: View, prompts: Sequence[str] | None, count: Callable[[Message
     leading = (*(Entry(m.id, 0, m, count(m)) for m in messages), *others)
     tokens = view.tokens + sum(e.tokens for e in leading) - sum(e.tokens for e in view.system)
     return replace(view, system=leading, tokens=tokens)
+
+
+def reworded(view: View, message: Message | None, count: Callable[[Message], int]) -> View:
+    """Returns the view with this message in place of the live one with its id; as it is without a message."""
+    if message is None:
+        return view
+    live = [replace(e, message=message, tokens=count(message)) if e.id == message.id else e for e in view.live]
+    tokens = view.tokens + sum(e.tokens for e in live) - sum(e.tokens for e in view.live)
+    return replace(view, live=Prefix(live), tokens=tokens)
 
 
 def _checked(entries: Sequence[Entry], index: int) -> int:

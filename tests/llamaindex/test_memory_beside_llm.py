@@ -1,0 +1,129 @@
+"""A `CtxMemory` and an LLM of `with_context` over one session: several runs at once, and questions that agents rewrite."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
+
+from ctxfold import BackendError
+from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
+from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from tests.llamaindex.served_llm import ADD, WAYS, ask
+from tests.llamaindex.talk import contents, user, words
+
+# workflows ask every attribute of an agent, pydantic's deprecated ones too
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect")
+
+
+def echo(body: Any) -> Scripted:
+    return Scripted(f"Answer to {body['messages'][-1]['content']}")
+
+
+@asynccontextmanager
+async def one_session(
+    url: str, script: Any = echo, *, window: int = 8_000
+) -> AsyncIterator[tuple[Any, CtxMemory, ModelServer]]:
+    async with ModelServer(script=script, context_window=window) as server:
+        inner = CtxLLM(model="m", base_url=server.base_url, api_key="x", context_window=window, max_tokens=200)
+        llm = with_context(inner, session_id="s", store=url)
+        with CtxMemory.from_defaults("s", store=url, context_window=window) as memory:
+            yield llm, memory, server
+        await llm.aclose()
+        await inner.aclose()
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_question_that_others_overtook_is_asked_behind_theirs(store_url: str, way: str) -> None:
+    """Another run puts its question between this run's reading of the memory and its request: both stay."""
+    async with one_session(store_url) as (llm, memory, server):
+        memory.put("Ann?")
+        window = memory.get()
+        memory.put("Bob?")
+        (*_, response) = await ask(llm, way, window)
+        assert response.message.content == "Answer to Ann?"
+        assert [m["content"] for m in server.requests[-1].body["messages"]] == ["Bob?", "Ann?"]
+        assert contents(memory.get_all()) == ["Bob?", "Ann?", "Answer to Ann?"]
+        memory.context.undo()
+        assert contents(memory.get_all()) == ["Ann?", "Bob?", "Answer to Ann?"]
+
+
+async def test_a_window_that_is_asked_again_gives_up_its_own_answer_only(store_url: str) -> None:
+    async with one_session(store_url) as (llm, memory, _):
+        memory.put("Ann?")
+        window = memory.get()
+        await llm.achat(window)
+        memory.put("Bob?")
+        await llm.achat(memory.get())
+        await llm.achat(window)
+        assert contents(memory.get_all()) == ["Bob?", "Answer to Bob?", "Ann?", "Answer to Ann?"]
+
+
+async def test_a_caller_goes_back_behind_later_questions(store_url: str) -> None:
+    """Who cuts a memory's list after a question asks that one anew: what followed it leaves the conversation."""
+    async with one_session(store_url) as (llm, memory, _):
+        for question in ("Ann?", "Bob?"):
+            memory.put(question)
+            await llm.achat(memory.get())
+        await llm.achat(memory.get_all()[:1])
+        assert contents(memory.get_all()) == ["Ann?", "Answer to Ann?"]
+
+
+async def test_an_overtaken_question_stays_when_its_request_fails(store_url: str) -> None:
+    async with one_session(store_url, [ErrorReply(400, "no"), Scripted("Yes.")]) as (llm, memory, _):
+        memory.put("Ann?")
+        window = memory.get()
+        memory.put("Bob?")
+        with pytest.raises(BackendError):
+            await llm.achat(window)
+        assert sorted(map(str, contents(memory.get_all()))) == ["Ann?", "Bob?"]
+        await llm.achat(window)
+        assert contents(memory.get_all()) == ["Bob?", "Ann?", "Yes."]
+
+
+async def test_agents_at_once_keep_all_questions(store_url: str) -> None:
+    def script(body: Any) -> Scripted:
+        if body["messages"][-1]["role"] == "tool":
+            return Scripted("Done.")
+        return Scripted(tool_calls=(ScriptedCall("add", '{"a": 1, "b": 1}'),))
+
+    async with one_session(store_url, script) as (llm, memory, _):
+        questions = [f"Question {number}?" for number in range(4)]
+        runs = (FunctionAgent(llm=llm, tools=[ADD]).run(question, memory=memory) for question in questions)
+        assert [str(answer) for answer in await asyncio.gather(*runs)] == ["Done."] * 4
+        told = memory.get_all()
+        assert sorted(str(m.content) for m in told if m.role == "user") == questions
+        assert [sum(m.role == role for m in told) for role in ("assistant", "tool")] == [8, 4]
+
+
+@pytest.mark.parametrize("single", [True, False])
+async def test_a_state_that_an_agent_writes_into_its_question_is_sent_and_not_stored(
+    store_url: str, single: bool
+) -> None:
+    script = [Scripted(tool_calls=(ScriptedCall("add", '{"a": 1, "b": 1}'),)), Scripted("Two."), Scripted("Again.")]
+    async with one_session(store_url, script) as (llm, memory, server):
+        agent = FunctionAgent(llm=llm, tools=[ADD], initial_state={"mood": "good"} if single else {})
+        flow: Any = agent if single else AgentWorkflow(agents=[agent], initial_state={"mood": "good"})
+        for question in ("One and one?", "And now?"):
+            await flow.run(question, memory=memory)
+        assert contents(memory.get_all()) == ["One and one?", "", "2", "Two.", "And now?", "Again."]
+        asked = [[m["content"] for m in r.body["messages"] if m["role"] == "user"] for r in server.requests]
+        assert [["good" in text for text in texts] for texts in asked] == [[True], [False], [False, True]]
+
+
+async def test_what_an_agent_writes_into_its_question_takes_room(store_url: str) -> None:
+    async with one_session(store_url, lambda _: Scripted("Yes."), window=2_000) as (llm, memory, server):
+        for number in range(12):
+            memory.put_messages([f"Note {number}: {words('so', 80)}", "Well?"])
+            await llm.achat(memory.get())
+        memory.put("And now?")
+        window = memory.get()
+        window[-1] = window[-1].model_copy(update={"blocks": user(f"State: {words('good', 900)}. And now?").blocks})
+        await llm.achat(window)
+        asked = [r for r in server.requests if r.body["messages"][-1]["content"].startswith("State: good")]
+        assert len(asked) == 1, "the first one fits"
+        assert memory.get_all()[-2].content == "And now?"
