@@ -41,6 +41,7 @@ from ctxfold.adapters.sessions import EngineSettings, SessionPool, check_setting
 from ctxfold.connect import message_counter, session_rules
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
+from ctxfold.history.edits import PROMPT_ID
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, assistant, content_key, tool_result
@@ -593,10 +594,13 @@ class _IncomingMessages:
         if not listed:
             raise EmptyMessagesError("no message to send besides system messages: give the user's")
         injected = "\n\n".join(m.text for m in rest if m.kind == "section")
-        # once each: an agent's prompt comes again from a memory over the same session
-        prompts = tuple(dict.fromkeys(m.text for m in taken[:lead]))
+        prompts = taken[:lead]
+        if any(m.id not in caller_ids for m in prompts):
+            # those of earlier calls, which a memory over the same session shows, give way to the caller's own
+            prompts = [m for m in prompts if not m.id.startswith(PROMPT_ID)]
+        texts = tuple(dict.fromkeys(m.text for m in prompts))
         from_window = NEWEST_KEY in messages[-1].additional_kwargs
-        return cls(run_key, prompts or None, listed, injected, caller_ids, from_window)
+        return cls(run_key, texts or None, listed, injected, caller_ids, from_window)
 
     def with_rounds(self, sessions: RunSessions) -> _IncomingMessages:
         """Returns the messages with the tool rounds of the run, which an agent that stops early leaves out."""
@@ -607,13 +611,18 @@ class _IncomingMessages:
         return replace(self, listed=(*messages, self.listed[-1]), caller_ids=self.caller_ids | caller_ids)
 
     def in_session(self, context: AgentContext, call: LlmCall) -> _SessionCall:
-        """Returns the call of a session, in which the messages of the list that the session does not have are new."""
+        """Returns the call of a session, in which the messages of the list that the session does not have are new.
+
+        An order to stop is for this request only: stored, it would be obeyed in later runs too.
+        """
         key = SessionKey(context.owner, context.session)
-        options = call.options(self.injected)
+        listed, injected = self.listed, self.injected
+        if len(listed) > 1 and _stops_early(listed):
+            listed, injected = listed[:-1], "\n\n".join(filter(None, (injected, listed[-1].text)))
         question = TurnInput(
             key,
-            self.listed,
-            options,
+            listed,
+            call.options(injected),
             self.prompts,
             given_ids=self.caller_ids,
             reply_id=call.reply_id,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage
 
 from ctxfold import BackendError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
@@ -16,8 +17,11 @@ from llamaindex_ctx import CtxLLM, CtxMemory, with_context
 from tests.llamaindex.served_llm import ADD, WAYS, ask
 from tests.llamaindex.talk import contents, user, words
 
-# workflows ask every attribute of an agent, pydantic's deprecated ones too
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect")
+pytestmark = [
+    # workflows ask every attribute of an agent, pydantic's deprecated ones too
+    pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect"),
+    pytest.mark.filterwarnings("ignore:is_running called from within a step:DeprecationWarning"),
+]
 
 
 def echo(body: Any) -> Scripted:
@@ -127,3 +131,53 @@ async def test_what_an_agent_writes_into_its_question_takes_room(store_url: str)
         asked = [r for r in server.requests if r.body["messages"][-1]["content"].startswith("State: good")]
         assert len(asked) == 1, "the first one fits"
         assert memory.get_all()[-2].content == "And now?"
+
+
+async def test_an_agents_prompt_takes_the_place_of_the_one_before(store_url: str) -> None:
+    """The memory shows the session's prompts, which come back with the agent's own: prompts must not pile up."""
+    async with one_session(store_url) as (llm, memory, server):
+        memory.put(ChatMessage(role="system", content="Ann is a customer."))
+        for day in ("Monday", "Tuesday", "Wednesday"):
+            agent = FunctionAgent(llm=llm, tools=[ADD], system_prompt=f"It is {day}.")
+            await agent.run("What day is it?", memory=memory)
+            prompts = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "system"]
+            assert sorted(prompts) == ["Ann is a customer.", f"It is {day}."]
+        assert [m.content for m in memory.get_all() if m.role == "system"].count("Ann is a customer.") == 1
+        await llm.achat(memory.get_all()[:-1])
+        prompts = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "system"]
+        assert sorted(prompts) == ["Ann is a customer.", "It is Wednesday."], "without one of its own the last stays"
+
+
+async def test_agents_of_a_workflow_are_not_given_each_others_prompts(store_url: str) -> None:
+    script = [
+        Scripted(tool_calls=(ScriptedCall("handoff", '{"to_agent": "clerk", "reason": "money"}'),)),
+        Scripted("Paid."),
+        Scripted("Welcome."),
+    ]
+    async with one_session(store_url, script) as (llm, memory, server):
+        roles = {"porter": "You greet.", "clerk": "You pay."}
+        agents: list[Any] = [
+            FunctionAgent(name=name, description=name, llm=llm, tools=[ADD], system_prompt=prompt)
+            for name, prompt in roles.items()
+        ]
+        flow = AgentWorkflow(agents=agents, root_agent="porter")
+        for question in ("Pay me.", "Hello."):
+            await flow.run(question, memory=memory)
+        prompts = [[m["content"] for m in r.body["messages"] if m["role"] == "system"] for r in server.requests]
+        assert prompts == [["You greet."], ["You pay."], ["You greet."]]
+
+
+async def test_an_order_to_stop_is_not_stored(store_url: str) -> None:
+    """It would be obeyed in every later run."""
+
+    def script(body: Any) -> Scripted:
+        if "maximum number of iterations" in str(body["messages"][-1]["content"]):
+            return Scripted("So far two.")
+        return Scripted(tool_calls=(ScriptedCall("add", '{"a": 1, "b": 1}'),))
+
+    async with one_session(store_url, script) as (llm, memory, server):
+        agent = FunctionAgent(llm=llm, tools=[ADD], early_stopping_method="generate")
+        for _ in range(2):
+            assert str(await agent.run("Count.", memory=memory, max_iterations=2)) == "So far two."
+        assert contents(memory.get_all()) == ["Count.", "", "2", "So far two."] * 2
+        assert str(server.requests[-1].body).count("maximum number of iterations") == 1
