@@ -1009,6 +1009,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_session.py::test_pins_have_a_budget",
         ),
         (
+            "a_prompt_that_a_list_lacks_makes_it_another",
+            " and m.id not in without",
+            "",
+            "llamaindex/test_memory_beside_llm.py::test_a_known_list_is_not_stored_anew_because_the_session_has_a_prompt",
+        ),
+        (
             "what_was_left_behind_may_not_return",
             "superseded=not may_return)",
             "superseded=True)",

@@ -181,3 +181,17 @@ async def test_an_order_to_stop_is_not_stored(store_url: str) -> None:
             assert str(await agent.run("Count.", memory=memory, max_iterations=2)) == "So far two."
         assert contents(memory.get_all()) == ["Count.", "", "2", "So far two."] * 2
         assert str(server.requests[-1].body).count("maximum number of iterations") == 1
+
+
+async def test_a_known_list_is_not_stored_anew_because_the_session_has_a_prompt(store_url: str) -> None:
+    """A web server hands over the whole chat with each request; the prompt is the agent's and not in that list."""
+    told: list[ChatMessage] = []
+    async with one_session(store_url, window=1_500) as (llm, memory, _):
+        agent = FunctionAgent(llm=llm, tools=[ADD], system_prompt="You know where lorries park.")
+        for number in range(20):
+            question = user(f"Question {number}: {words('lorry', 40)}?")
+            answer = await agent.run(question, chat_history=list(told), memory=memory)
+            told += [question, ChatMessage(role="assistant", content=str(answer))]
+        assert memory.context.usage().turns == 20
+        memory.set(told)
+        assert contents(memory.get_all()) == contents(told), "the prompt is none of these messages"

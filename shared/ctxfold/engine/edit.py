@@ -29,7 +29,7 @@ from ctxfold.errors import (
 )
 from ctxfold.events import Appended, EditUndone, Event, Inserted, PinsChanged, Removed, RulesChanged, Updated
 from ctxfold.history.cuts import check_sequence, round_of
-from ctxfold.history.edits import inserted, popped, removed, replaced, retained
+from ctxfold.history.edits import PROMPT_ID, inserted, popped, removed, replaced, retained
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import (
     Body,
@@ -275,9 +275,13 @@ def _set_end(
     with open_session.lock:
         head = open_session.state.head
     view = open_session.view()
-    same, replaced_entries = _common_beginning(view, view.messages, messages)
+    texts = {m.text for m in messages if m.role == "system"}
+    # set by requests, which set them again: the conversation does not begin anew without them
+    prompts = tuple(e.id for e in view.system if e.id.startswith(PROMPT_ID) and e.message.text not in texts)
+    same, replaced_entries = _common_beginning(view, view.messages, messages, without=prompts)
     if replaced_entries is None:
-        same, replaced_entries = _common_beginning(view, (yield from conversation(open_session)), messages)
+        stored = yield from conversation(open_session)
+        same, replaced_entries = _common_beginning(view, stored, messages, without=prompts)
     if replaced_entries is None:
         return None
     new_messages = messages[same:]
@@ -285,6 +289,8 @@ def _set_end(
     turn = engine.ports.ids.new() if pending else None
     drafts: list[Draft] = []
     documents: tuple[Document, ...] = ()
+    if prompts:
+        drafts.append(draft(engine.ports, MessageRemoved(prompts)))
     if replaced_entries:
         body = MessageRemoved(
             tuple(e.id for e in replaced_entries), replaced_by=tuple(names[m.id] for m in new_messages) or None
@@ -327,13 +333,14 @@ def _added(
 
 
 def _common_beginning(
-    view: View, stored: Sequence[Message], messages: Sequence[Message]
+    view: View, stored: Sequence[Message], messages: Sequence[Message], *, without: Collection[str]
 ) -> tuple[int, tuple[Entry, ...] | None]:
     """Returns the length of the common beginning of `stored` and `messages`, and the live entries after it.
 
-    The entries are None when only system messages are in common, or when the later ones are not all live.
+    The entries are None when only system messages are in common, or when the later ones are not all live. The ids `without`
+    are passed over.
     """
-    stored = [m for m in stored if m.kind != "section"]
+    stored = [m for m in stored if m.kind != "section" and m.id not in without]
     pairs = zip(stored, messages, strict=False)
     same = sum(1 for _ in takewhile(lambda pair: _same(*pair), pairs))
     while 0 < same < len(stored) and stored[same].role == "tool":
