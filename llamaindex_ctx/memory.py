@@ -294,7 +294,7 @@ class CtxMemory(BaseMemory, Closing):
         if not fresh:
             return ()
         with explained_conflict():
-            added = self.context.add(fresh, known_ids=carry_ids(messages))
+            added = self.context.add(fresh, known_ids=carry_ids(messages), skip_orphans=_is_of_run(fresh))
         self._live.waiting = added.turn_id is not None
         return added.messages
 
@@ -312,7 +312,7 @@ class CtxMemory(BaseMemory, Closing):
         if not fresh:
             return ()
         with explained_conflict():
-            added = await self.context.aadd(fresh, known_ids=carry_ids(messages))
+            added = await self.context.aadd(fresh, known_ids=carry_ids(messages), skip_orphans=_is_of_run(fresh))
         self._live.waiting = added.turn_id is not None
         return added.messages
 
@@ -466,6 +466,11 @@ class CtxMemory(BaseMemory, Closing):
             self._live.blocks.side.close()
         if self._live.copy is not None:
             self._live.copy.side.close()
+
+
+def _is_of_run(messages: Sequence[Message]) -> bool:
+    """Returns True for the messages of a whole run. An LLM over the session may have stored other results for its calls."""
+    return not unanswered(messages) and any(m.role == "assistant" for m in messages)
 
 
 def _opened(settings: Mapping[str, Any], *, recall: bool) -> tuple[Live, Sequence[ChatMessage | str] | None]:

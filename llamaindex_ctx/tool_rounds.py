@@ -29,10 +29,11 @@ def paired(
     """
     pairs: list[Message] = []
     open_calls = list(waiting)
+    caller_id = ""
     late: list[Message] = []
     round_start = 0
     instead = stray or (as_text if any(m.role == "assistant" for m in messages) else None)
-    for message in messages:
+    for message in _gathered(messages) if stray is None else messages:
         if message.role == "tool":
             result = _bound(message, open_calls)
             if result is not None or instead is None:
@@ -40,11 +41,11 @@ def paired(
             elif stray is None:
                 late.append(instead(message))
             else:
-                pairs += [*_no_results(open_calls, new_id), instead(message)]
+                pairs += [*_no_results(open_calls, new_id, caller_id), instead(message)]
                 open_calls = []
         else:
-            pairs += [*_no_results(open_calls, new_id), *late]
-            late, open_calls, round_start = [], list(message.tool_calls), len(pairs)
+            pairs += [*_no_results(open_calls, new_id, caller_id), *late]
+            late, open_calls, round_start, caller_id = [], list(message.tool_calls), len(pairs), message.id
             pairs.append(message)
         if not open_calls:
             pairs += late
@@ -53,13 +54,35 @@ def paired(
     return pairs
 
 
+def _gathered(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with each result behind the message that called, where other replies and results stand between.
+
+    An agent that goes on after a cancellation asks twice at once, and its rounds come interleaved.
+    """
+    rounds: list[list[Message]] = []
+    waiting: dict[str, list[Message]] = {}
+    for message in messages:
+        if message.role != "tool":
+            rounds.append([message])
+            waiting = {} if message.role != "assistant" else waiting
+            waiting |= {c.id: rounds[-1] for c in message.tool_calls}
+        elif own := waiting.pop(message.tool_results[0].call_id, None):
+            own.append(message)
+        else:
+            rounds = rounds or [[]]
+            rounds[-1].append(message)
+    return [message for each in rounds for message in each]
+
+
 def answered(messages: Sequence[Message], new_id: Callable[[], str]) -> list[Message]:
     """Returns the messages with a note for each call of the last round that still waits: its run was cancelled."""
-    return [*messages, *_no_results(unanswered(messages), new_id)]
+    caller_id = next((m.id for m in reversed(messages) if m.role != "tool"), "")
+    return [*messages, *_no_results(unanswered(messages), new_id, caller_id)]
 
 
-def _no_results(calls: Iterable[ToolCallPart], new_id: Callable[[], str]) -> list[Message]:
-    return [_no_result(call, new_id()) for call in calls]
+def _no_results(calls: Iterable[ToolCallPart], new_id: Callable[[], str], caller_id: str) -> list[Message]:
+    """Returns a note for each call; those of a message with an id are the same each time that a list lacks the results."""
+    return [_no_result(call, f"{caller_id}/{call.id}" if caller_id else new_id()) for call in calls]
 
 
 def _no_result(call: ToolCallPart, id: str) -> Message:

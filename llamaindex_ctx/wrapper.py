@@ -167,7 +167,8 @@ class RunSessions(SessionPool):
         answered = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=-1) + 1
         key = _digest(messages[:answered])
         with self._runs_lock:
-            position = next((i for i in range(len(self._runs) - 1, -1, -1) if self._runs[i][0] == key), None)
+            newest_first = range(len(self._runs) - 1, -1, -1) if answered < len(messages) else ()
+            position = next((i for i in newest_first if self._runs[i][0] == key), None)
             context = None if position is None else self._runs.pop(position)[1]
         if context is None:
             question_start = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)

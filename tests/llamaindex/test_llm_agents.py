@@ -7,13 +7,13 @@ import threading
 
 import pytest
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ToolCallResult
-from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
 from llama_index.core.llms.llm import LLM
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context
 from workflows.errors import WorkflowCancelledByUser
 
-from ctxfold import BackendError, TurnClosedError
+from ctxfold import BackendError
 from ctxfold.testing import ErrorReply, Scripted, ScriptedCall
 from llamaindex_ctx import CtxLLM, CtxMemory, with_context
 from tests.llamaindex.scripted_agents import legal
@@ -132,6 +132,45 @@ async def test_a_result_comes_while_the_note_in_its_place_is_asked() -> None:
     assert [[m["role"] for m in r.body["messages"]] for r in server.requests[1:]] == [["user", "assistant", "tool"]] * 2
 
 
+@pytest.mark.parametrize("first_calls", [True, False])
+@pytest.mark.parametrize("second_calls", [True, False])
+async def test_two_requests_with_the_same_messages_at_once(first_calls: bool, second_calls: bool) -> None:
+    """A run that goes on after a cancellation asks twice at once: whatever the first answer is, the second one is kept too."""
+    both = [threading.Event(), threading.Event()]
+    look = ScriptedCall("look", '{"place": "hill"}')
+    replies = [
+        Scripted(f"Reply {number}.", tool_calls=(look,) if calls else (), held=held)
+        for number, (calls, held) in enumerate(zip((first_calls, second_calls), both, strict=True))
+    ]
+    async with served(Scripted(tool_calls=(look,)), *replies, Scripted("Done."), strict="openai") as (plain, server):
+        llm = with_context(plain, session_id="s")
+        listed = [ChatMessage(role="user", content="Look at the hill.")]
+        listed.append((await llm.achat_with_tools([LOOK], chat_history=listed)).message)
+        listed.append(_result_of(listed[-1], "It is green."))
+        asked: list[asyncio.Task[ChatResponse]] = []
+        for number in range(2):
+            asked.append(asyncio.create_task(llm.achat_with_tools([LOOK], chat_history=listed)))
+            while len(server.requests) < 2 + number:
+                await asyncio.sleep(0.01)
+        for held, task in zip(both, asked, strict=True):
+            held.set()
+            await task
+        second = asked[1].result().message
+        assert [task.result().message.content for task in asked] == ["Reply 0.", "Reply 1."]
+        if second_calls:
+            await llm.achat_with_tools([LOOK], chat_history=[*listed, second, _result_of(second, "Still green.")])
+        told = [m.text for m in llm.context().messages()]
+        assert told[-2:] == (["Still green.", "Done."] if second_calls else [told[-2], "Reply 1."])
+        assert told.count("Reply 1.") == 1
+        if not (first_calls and second_calls):  # otherwise the first call still waits, and its turn with it
+            assert told[:3] == ["Look at the hill.", "", "It is green."]
+
+
+def _result_of(call: ChatMessage, text: str) -> ChatMessage:
+    call_id = call.additional_kwargs["tool_calls"][0]["id"]
+    return ChatMessage(role="tool", content=text, additional_kwargs={"tool_call_id": call_id})
+
+
 async def test_a_result_takes_the_place_of_its_note_when_the_request_failed() -> None:
     look = Scripted(tool_calls=(ScriptedCall("look", '{"place": "hill"}'),))
     async with served(look, ErrorReply(400, "bad request"), look, strict="openai") as (plain, server):
@@ -181,16 +220,10 @@ async def _cancel_and_go_on(wrapped: str) -> None:
             await cancelled
         slept.set()
 
-        async def answer(question: str) -> str:
-            try:
-                return str(await asyncio.wait_for(agent.run(question, memory=memory, ctx=context), 20))
-            except (
-                TurnClosedError
-            ):  # a run that goes on asks twice at once; where one answer ends the turn, one asks again
-                assert wrapped == "session"
-                return str(await asyncio.wait_for(agent.run(question, memory=memory, ctx=context), 20))
-
-        answers = [await answer(question) for question in ("And now?", "Thanks.")]
+        answers = [
+            str(await asyncio.wait_for(agent.run(question, memory=memory, ctx=context), 20))
+            for question in ("And now?", "Thanks.")
+        ]
         asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
     assert answers == ["The hill is green."] * 2
     assert asked[:2] == ["Look at the hill.", "And now?"]

@@ -15,7 +15,8 @@ from ctxfold import BackendError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxLLM, CtxMemory, with_context
 from tests.llamaindex.served_llm import ADD, WAYS, ask
-from tests.llamaindex.talk import contents, user, words
+from tests.llamaindex.talk import bot, calling, contents, result, user, words
+from tests.llamaindex.twins import Driver
 
 pytestmark = [
     # workflows ask every attribute of an agent, pydantic's deprecated ones too
@@ -195,3 +196,42 @@ async def test_a_known_list_is_not_stored_anew_because_the_session_has_a_prompt(
         assert memory.context.usage().turns == 20
         memory.set(told)
         assert contents(memory.get_all()) == contents(told), "the prompt is none of these messages"
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_call_that_the_session_has_a_note_for_does_not_hinder_a_run(store_url: str, late: bool) -> None:
+    """The LLM stored a note for a call whose run was cancelled; the next run hands the call to the memory again."""
+    script = [Scripted(tool_calls=(ScriptedCall("add", '{"a": 1, "b": 1}'),)), Scripted("No sum."), Scripted("Bye.")]
+    async with one_session(store_url, script) as (llm, memory, _):
+        memory.put("Add.")
+        call = (await llm.achat_with_tools([ADD], chat_history=memory.get())).message
+        answer = (await llm.achat([*memory.get(), call])).message
+        ran = [call, *([result(call.additional_kwargs["tool_calls"][0]["id"], "2")] if late else []), answer]
+        for _ in range(2):
+            await memory.aput_messages(ran)
+        note = "(no result: the run ended before this call returned)"
+        assert contents(memory.get_all()) == ["Add.", "", note, "No sum."]
+        memory.put("Thanks.")
+        await llm.achat(memory.get())
+        assert contents(memory.get_all())[-2:] == ["Thanks.", "Bye."]
+
+
+async def test_rounds_that_come_interleaved(call: Driver) -> None:
+    """Two requests at once of a run that goes on: each result stands behind the reply that called."""
+    with CtxMemory.from_defaults("s") as memory:
+        ran = [user("Look."), calling("a", "b"), calling("c"), result("c"), result("a"), result("b"), bot("Done.")]
+        await call(memory, "put_messages", ran)
+        assert contents(memory.get_all()) == ["Look.", None, "found a", "found b", None, "found c", "Done."]
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+async def test_a_list_that_ends_with_the_answer_is_asked(session: str | None) -> None:
+    async with ModelServer(script=[Scripted("One."), Scripted("Two."), Scripted("Three.")]) as server:
+        inner = CtxLLM(model="m", base_url=server.base_url, api_key="x", context_window=8_000)
+        with with_context(inner, session_id=session) as llm:
+            listed = [user("Count.")]
+            for number in ("One.", "Two.", "Three."):
+                listed.append((await llm.achat(listed)).message)
+                assert listed[-1].content == number
+        assert [m["content"] for m in server.requests[-1].body["messages"]] == ["Count.", "One.", "Two."]
+        await inner.aclose()

@@ -47,6 +47,7 @@ from ctxfold.telemetry import record_event, record_opened
 from ctxfold.validation import named
 
 _log = logging.getLogger("ctxfold")
+RESULTS_LOOKED_AT = 256  # newest messages of the conversation in which results are looked for that come again
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,25 +288,31 @@ class Engine:
         checked = self.without_orphans(open_session, checked, turn_id) if skip_orphans else checked
         new_messages: Sequence[Message] = [m for m in {m.id: m for m in checked}.values() if m.id in record_ids]
         if skip_orphans and len(new_messages) < len(checked):
-            # a call may be known from a turn that ended without its result
-            new_messages = self.without_orphans(open_session, new_messages, turn_id)
+            # a call may be known from a turn that ended without its result, or with another one
+            new_messages = self.without_orphans(open_session, new_messages, turn_id, rest=True)
         return checked, new_messages, record_ids
 
     def without_orphans(
-        self, open_session: OpenSession, messages: Sequence[Message], turn_id: str | None, *, asks: bool = False
+        self,
+        open_session: OpenSession,
+        messages: Sequence[Message],
+        turn_id: str | None,
+        *,
+        asks: bool = False,
+        rest: bool = False,
     ) -> Sequence[Message]:
-        """Returns the messages that can follow the open turn which they answer, or `turn_id`; an event names the rest.
+        """Returns the messages that can follow the open turn which they answer, or `turn_id`; an event names the others.
 
-        When none can follow, all are returned, to be refused later: nothing would be asked or stored otherwise.
+        When none can follow, all are returned, to be refused later: nothing would be asked or stored otherwise. With `rest`
+        they are the rest of a list whose other messages are stored.
         With `asks` the model is asked now, so calls at the very end were left by a run that failed and are left out. So are
-        results of calls that the turn has results for: a request that is under way told the model that there are none.
+        results of calls that have results here: another request told the model that there are none.
         """
         turns = open_session.open_turns()
         answered = {r.call_id for m in takewhile(lambda m: m.role == "tool", messages) for r in m.tool_results}
         open_turn = next((t for t in reversed(list(turns)) if answered & open_calls(turns[t]).keys()), turn_id)
         legal = whole_rounds(messages, waiting=open_calls(turns.get(open_turn or "", ())))
-        in_turn = {r.call_id for e in turns.get(open_turn or "", ()) for r in e.message.tool_results}
-        if not legal and not (asks and in_turn and all(m.role == "tool" for m in messages) and answered <= in_turn):
+        if not legal and not rest and not (asks and _has_results(open_session, open_turn, messages)):
             return messages
         if asks and legal and legal[-1].tool_calls and (legal[1:] or open_turn in turns):
             legal = legal[:-1]
@@ -515,6 +522,15 @@ class Engine:
         open_session.sent_counts.pop(turn_id, None)
         open_session.tracker.ended(turn_id, dropped=status != "completed")
         self.events.emit(TurnEnded(open_session.key.session, turn_id, status))
+
+
+def _has_results(open_session: OpenSession, turn_id: str | None, messages: Sequence[Message]) -> bool:
+    """Tells whether the messages are results of calls which the turn, or else the newest of the conversation, has results for."""
+    view = open_session.view(turn_id)
+    entries = view.turn or view.live[-RESULTS_LOOKED_AT:]
+    known = {r.call_id for e in entries for r in e.message.tool_results}
+    calls = {r.call_id for m in messages for r in m.tool_results}
+    return bool(calls) and calls <= known and all(m.role == "tool" for m in messages)
 
 
 def _is_question(messages: Sequence[Message]) -> bool:

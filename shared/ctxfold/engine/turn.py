@@ -493,13 +493,17 @@ def _commit(
         reply = replace(reply, id=ports.ids.new())
     reply = validated(reply)
     ends = is_final(reply)
+    if _was_answered(attempt):
+        if ends:
+            yield from engine.close(open_session, turn_id, "aborted")  # nobody will answer the calls of the first reply
+        turn_id = attempt.new_turn
     drafts = [draft(ports, MessageAdded(reply), turn_id=turn_id, record_id=f"m:{reply.id}")]
     if ends:
         drafts.append(closing_draft(ports, turn_id, "completed"))
     if billed is not None:
         own = billed - (reply.usage or Usage())
         drafts.append(draft(ports, OutputsSummarised((), usage=own)))
-    drafts += _calibration_drafts(engine, open_session, turn_id, reply)
+    drafts += _calibration_drafts(engine, open_session, attempt.turn_id, reply)
     check_open(open_session, turn_id)
     try:
         yield from append(open_session, drafts, ports)
@@ -516,6 +520,20 @@ def _commit(
         engine.turn_ended(open_session, turn_id, "completed")
         yield from _make_room(engine, open_session, options, reply)
     return reply
+
+
+def _was_answered(attempt: TurnAttempt) -> bool:
+    """Returns True where another request has answered the same messages first: the second reply is a turn of its own.
+
+    An agent that goes on after a cancellation asks twice at once.
+    """
+    asked = attempt.sent.view.turn if attempt.sent is not None else ()
+    if not asked or attempt.turn_id == attempt.new_turn:
+        return False
+    with attempt.open_session.lock:
+        state = attempt.open_session.state
+        turn = state.open.get(attempt.turn_id)
+        return state.entry(asked[-1].id) is not None if turn is None else turn.entries[-1].id != asked[-1].id
 
 
 def _make_room(engine: Engine, open_session: OpenSession, options: Options, reply: Message) -> Flow[None]:
