@@ -799,9 +799,21 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/engine.py",
         (
+            "results_for_a_stored_call_hinder_the_rest_of_a_list",
+            "turn_id, rest=True)",
+            "turn_id)",
+            "llamaindex/test_memory_beside_llm.py::test_a_call_that_the_session_has_a_note_for_does_not_hinder_a_run",
+        ),
+        (
+            "a_result_after_its_note_was_answered_is_refused",
+            "entries = view.turn or view.live[-RESULTS_LOOKED_AT:]",
+            "entries = view.turn",
+            "llamaindex/test_memory_beside_llm.py::test_a_result_that_comes_after_its_note_was_answered_is_passed_over",
+        ),
+        (
             "a_result_in_place_of_a_note_is_refused",
-            "if not legal and not (asks and in_turn and",
-            "if not legal and not (False and",
+            "not rest and not (asks and _has_results(",
+            "not rest and not (False and _has_results(",
             "llamaindex/test_llm_agents.py::test_a_result_comes_while_the_note_in_its_place_is_asked",
         ),
         (
@@ -1778,6 +1790,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "        drafts.append(draft(ports, OutputsSummarised((), usage=own)))\n",
             "",
             "wire/test_provider_compaction.py::test_what_a_summary_within_a_reply_took_is_in_the_sessions_sums",
+        ),
+        (
+            "a_second_reply_to_the_same_messages_is_lost",
+            "    if _was_answered(attempt):\n",
+            "    if False:\n",
+            "llamaindex/test_llm_agents.py::test_two_requests_with_the_same_messages_at_once",
         ),
         (
             "other_words_of_a_question_take_no_room",

@@ -216,6 +216,18 @@ async def test_a_call_that_the_session_has_a_note_for_does_not_hinder_a_run(stor
         assert contents(memory.get_all())[-2:] == ["Thanks.", "Bye."]
 
 
+async def test_a_result_that_comes_after_its_note_was_answered_is_passed_over(store_url: str) -> None:
+    script = [Scripted(tool_calls=(ScriptedCall("add", '{"a": 1, "b": 1}'),)), Scripted("No sum."), Scripted("Well.")]
+    async with one_session(store_url, script) as (llm, memory, server):
+        memory.put("Add.")
+        call = (await llm.achat_with_tools([ADD], chat_history=memory.get())).message
+        question = memory.get()
+        await llm.achat([*question, call])
+        late = result(call.additional_kwargs["tool_calls"][0]["id"], "2")
+        assert (await llm.achat([*question, call, late])).message.content == "Well."
+        assert [m["role"] for m in server.requests[-1].body["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
 async def test_rounds_that_come_interleaved(call: Driver) -> None:
     """Two requests at once of a run that goes on: each result stands behind the reply that called."""
     with CtxMemory.from_defaults("s") as memory:
