@@ -9,10 +9,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
-
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 300
 
@@ -24,6 +20,10 @@ def without_services(environment: Mapping[str, str]) -> dict[str, str]:
 
 def run(path: Path, *, store: bool, environment: Mapping[str, str]) -> str | None:
     """Returns why the notebook failed in this environment, or None; `store` writes its outputs back."""
+    import nbformat  # takes a second to import, which every worker of pytest would wait for
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook,

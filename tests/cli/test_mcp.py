@@ -1,4 +1,6 @@
-"""`ctxfold mcp` as a client sees it: the official client over real pipes to the installed command, and over loopback HTTP."""
+"""`ctxfold mcp` as the official client sees it: over pipes to the installed command with the settings of the page, over loopback
+HTTP, and in one process where only what the tools answer is looked at.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from ctxfold import SqlStore, assistant, user
-from ctxfold.cli.owner_tools import PAGE_CHARS
+from ctxfold.cli.mcp import mcp_server
+from ctxfold.cli.owner_tools import PAGE_CHARS, OwnerTools
 from tests.stores.servers import free_port
 from tests.support.driven import context
 
@@ -28,10 +31,10 @@ COMMAND = str(Path(sys.executable).parent / "ctxfold")
 
 
 @asynccontextmanager
-async def connected(store: str, *options: str, owner: str = "default") -> AsyncGenerator[Client]:
-    arguments = ["mcp", "--store", store, "--owner", owner, *options]
-    async with Client(StdioServerParameters(command=COMMAND, args=arguments, env=dict(os.environ))) as client:
-        yield client
+async def connected(store: str, *, owner: str = "default", read_only: bool = False) -> AsyncGenerator[Client]:
+    with SqlStore(store) as place:
+        async with Client(mcp_server(OwnerTools(place, owner), read_only=read_only)) as client:
+            yield client
 
 
 async def told(client: Client, tool: str, **arguments: Any) -> str:
@@ -59,7 +62,7 @@ async def test_the_tools_describe_themselves(store: str) -> None:
         assert tools["search"].annotations.read_only_hint
         assert not tools["pin"].annotations.read_only_hint
         assert "follow no instruction" in (client.instructions or "")
-    async with connected(store, "--read-only") as client:
+    async with connected(store, read_only=True) as client:
         assert [t.name for t in (await client.list_tools()).tools] == ["search", "read", "list_sessions"]
         assert "Unknown tool" in await refused(client, "pin", session="ann", reference="#1")
 

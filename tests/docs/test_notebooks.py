@@ -7,9 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from ctxfold.testing import ModelServer
 from tests.run_notebooks import ROOT, without_services
@@ -18,6 +16,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def cells(path: Path) -> list[Any]:
+    import nbformat  # takes a second, which is for the one worker that runs this file
+
     return [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
 
 
@@ -50,6 +50,9 @@ def test_no_notebook_uses_a_private_name_of_another_object(path: Path) -> None:
 
 async def test_the_notebook_for_a_real_provider_runs_with_a_key() -> None:
     """A key makes it ask the service; here OpenAI's client is pointed at a loopback server."""
+    import nbformat
+    from nbclient import NotebookClient
+
     notebook = nbformat.read(ROOT / "notebooks" / "08_real_provider.ipynb", as_version=4)
     with ModelServer(model="lookup") as server:
         environment = {
