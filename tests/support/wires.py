@@ -11,7 +11,7 @@ from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from ctxfold.testing.server import RecordedRequest
 from ctxfold.testing.strict import Strict
 
-__all__ = ["WIRES", "Lookups", "ServedProvider"]
+__all__ = ["TOUR", "WIRES", "Lookups", "ServedProvider"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ WIRES = {
         "bedrock", "anthropic.claude-sonnet-4-5-v1:0", "openai", "reasoningText", rooted=True
     ),
 }
+
+_NAMES = tuple(WIRES)
+# from each of the five wires to each other one, once: round their circle by one place at a time, then by two, three and four
+TOUR = (*(_NAMES[step * place % 5] for step in range(1, 5) for place in range(5)), _NAMES[0])
 
 _ASKED = re.compile(r"Question (\d+): look it up in (\d+) rounds")
 
