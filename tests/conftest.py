@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # an editable install puts the root on sys.path: `import shared.ctxfold` would load a second engine
 sys.modules["shared"] = None  # type: ignore[assignment]
 
+# read when numpy is imported, by processes of the tests as well: its threads wait for each other at full load, which takes four
+# times the processor time for matrices as small as those here, away from the other workers
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 POSTGRES_URL = "postgresql+psycopg://postgres@127.0.0.1:5432/test"
 NO_BROWSER = "no Chromium found: the inspector's page was not looked at in a browser (.ci/run installs it)"
 NO_PGBOUNCER = "pgbouncer is not installed: the store was not tried behind it (.ci/run installs it)"
