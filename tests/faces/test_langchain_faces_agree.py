@@ -111,7 +111,7 @@ def through_middleware(store: str, window: int, turns: Sequence[Turn]) -> None:
 
 @pytest.mark.parametrize(
     ("transcript", "window"),
-    [("as told", 2_500), ("as told", 3_500), ("as told", 5_000), ("large outputs", 3_000)],
+    [("as told", 2_500), ("as told", 4_500), ("large outputs", 3_000)],
 )
 @pytest.mark.parametrize("face", [through_history, through_wrapper, through_node, through_middleware])
 def test_the_same_window(face: Face, transcript: str, window: int, tmp_path: Path) -> None:

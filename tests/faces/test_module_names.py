@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import pkgutil
+from typing import Any
 
 import pytest
 
-SCRIPT = """
-import importlib, pkgutil, types
-package = importlib.import_module({name!r})
-for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-    importlib.import_module(module.name)
-print([name for name in package.__all__ if isinstance(getattr(package, name), types.ModuleType)])
-"""
+import ctxfold
+import langchain_ctx
+import llamaindex_ctx
 
 
-@pytest.mark.parametrize("name", ["ctxfold", "langchain_ctx", "llamaindex_ctx"])
-def test_no_module_has_the_name_of_a_public_function(name: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(name=name)], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert ran.stdout.strip() == "[]"
+@pytest.mark.parametrize("package", [ctxfold, langchain_ctx, llamaindex_ctx])
+def test_no_module_has_the_name_of_a_public_function(package: Any) -> None:
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    assert len(modules) > 10
+    assert modules.isdisjoint(package.__all__)
