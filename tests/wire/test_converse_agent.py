@@ -39,9 +39,15 @@ def blocks(row: dict[str, Any]) -> list[str]:
     return [next(iter(block)) for block in row["content"] if "cachePoint" not in block]
 
 
-@pytest.mark.parametrize("model_id", [BOUND, FREE])
-@pytest.mark.parametrize("way", ["sync", "async", "streamed", "streamed async"])
-async def test_thirty_turns_with_tools_past_the_window_are_never_refused(way: str, model_id: str) -> None:
+@pytest.mark.parametrize(
+    ("model_id", "way"),
+    [
+        *((FREE, way) for way in ("sync", "async", "streamed", "streamed async")),
+        (BOUND, "sync"),
+        (BOUND, "streamed async"),
+    ],
+)
+async def test_turns_with_tools_past_the_window_are_never_refused(model_id: str, way: str) -> None:
     model = Model()
     with ModelServer(script=model, strict="openai") as server:
         bodies = await past_the_window(bedrock(server, model_id), server, model, way)

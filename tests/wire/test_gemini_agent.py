@@ -108,7 +108,7 @@ def check_requests(server: ModelServer, minimum: int) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("way", ["sync", "async"])
-async def test_thirty_turns_with_tools_past_the_window(way: str, streamed: bool) -> None:
+async def test_turns_with_tools_past_the_window(way: str, streamed: bool) -> None:
     with (
         ModelServer(script=plays, strict="gemini", context_window=WINDOW) as server,
         GeminiBackend(model=MODEL, base_url=server.base_url, api_key="k", max_retries=0) as backend,

@@ -117,8 +117,11 @@ async def turns(context: AgentContext, numbers: range, way: str = "sync") -> Non
         assert (await ask(context, f"Question {number}: what stands there?", way)).startswith("Answer")
 
 
-@SERVICES
-@pytest.mark.parametrize("way", ["sync", "streamed async"])
+@pytest.mark.parametrize(
+    ("service", "way"),
+    [(OPENAI, "sync"), (OPENAI, "streamed async"), (ANTHROPIC, "streamed async")],
+    ids=["openai-sync", "openai-streamed", "anthropic-streamed"],
+)
 async def test_forty_turns_over_three_summaries_then_the_service_is_gone(
     service: Service, way: str, tmp_path: Path
 ) -> None:

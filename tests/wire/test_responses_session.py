@@ -43,7 +43,7 @@ def open_round(items: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("way", ["sync", "async", "streamed", "streamed async"])
-async def test_thirty_turns_with_tools_past_the_window_are_never_refused(way: str) -> None:
+async def test_turns_with_tools_past_the_window_are_never_refused(way: str) -> None:
     model = Model()
     with ModelServer(script=model, strict="openai") as server:
         bodies = await past_the_window(responses(server), server, model, way)
