@@ -16,10 +16,9 @@ import urllib.request
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mcp import Client, StdioServerParameters
 
 from ctxfold import SqlStore, assistant, user
 from ctxfold.cli.mcp import mcp_server
@@ -27,11 +26,16 @@ from ctxfold.cli.owner_tools import PAGE_CHARS, OwnerTools
 from tests.stores.servers import free_port
 from tests.support.driven import context
 
+if TYPE_CHECKING:
+    from mcp import Client  # takes half a second: only the worker that runs this is to wait
+
 COMMAND = str(Path(sys.executable).parent / "ctxfold")
 
 
 @asynccontextmanager
 async def connected(store: str, *, owner: str = "default", read_only: bool = False) -> AsyncGenerator[Client]:
+    from mcp import Client
+
     with SqlStore(store) as place:
         async with Client(mcp_server(OwnerTools(place, owner), read_only=read_only)) as client:
             yield client
@@ -211,6 +215,8 @@ def wait_for(process: subprocess.Popen[str], port: int) -> None:
 
 
 async def test_over_http_on_loopback(store: str) -> None:
+    from mcp import Client
+
     port = free_port()
     arguments = [COMMAND, "mcp", "--store", store, "--http", str(port)]
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
@@ -240,6 +246,8 @@ async def test_over_http_on_loopback(store: str) -> None:
 
 @pytest.mark.parametrize("at", [0, 1])
 async def test_the_settings_of_the_page(store: str, at: int) -> None:
+    from mcp import Client, StdioServerParameters
+
     page = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text(encoding="utf-8")
     blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, flags=re.S)]
     assert len(blocks) == 2

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -77,7 +76,9 @@ def reply(how: str, *more: dict[str, Any]) -> Play:
     return Play(frames, headers={"content-type": "text/event-stream"})
 
 
-def claude(server: RawServer, version: str = "v0", **settings: Any) -> ChatAnthropic:
+def claude(server: RawServer, version: str = "v0", **settings: Any) -> Any:
+    from langchain_anthropic import ChatAnthropic  # takes a second: only the worker that runs this is to wait
+
     told: Any = {"model": "claude-test-9", "api_key": "k", "max_tokens": 2_000, "max_retries": 0, **settings}
     thinking = {"type": "enabled", "budget_tokens": 1_024}
     url = server.base_url.removesuffix("/v1")
@@ -367,6 +368,8 @@ def test_a_document_of_a_tool_that_is_too_large_is_an_excerpt(block: dict[str, A
 
     with ModelServer(model="m", script=play, strict="anthropic") as server:
         url = server.base_url.removesuffix("/v1")
+        from langchain_anthropic import ChatAnthropic
+
         model = ChatAnthropic(model="m", base_url=url, api_key="x", max_retries=0, max_tokens=500)  # type: ignore[call-arg, arg-type]
         middleware = ContextMiddleware(context_window=8_000)
         agent: Any = create_agent(model, [fetch], middleware=[middleware], checkpointer=InMemorySaver())

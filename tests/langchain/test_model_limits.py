@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelFallbackMiddleware
-from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_openai import ChatOpenAI
@@ -83,6 +82,8 @@ def test_wrapped_models_that_share_a_session(tmp_path: Path, big_first: bool, co
 
 
 def anthropic_model(server: ModelServer) -> BaseChatModel:
+    from langchain_anthropic import ChatAnthropic  # takes a second: only the worker that runs this is to wait
+
     url: Any = server.base_url.removesuffix("/v1")
     return ChatAnthropic(model="m", base_url=url, api_key="x", max_retries=0, max_tokens=4_000)  # type: ignore[arg-type, call-arg]
 

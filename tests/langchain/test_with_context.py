@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_anthropic import ChatAnthropic
 from langchain_core.caches import InMemoryCache
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, ToolMessage
@@ -174,6 +173,8 @@ def test_models_that_send_it_themselves_stay_as_they_are() -> None:
         own = ChatCtx(model="m", base_url=server.base_url, api_key="x")
         assert with_reasoning(own) is own
         own.close()
+    from langchain_anthropic import ChatAnthropic  # takes a second: only the worker that runs this is to wait
+
     other: Any = ChatAnthropic(model="claude-x", api_key="x")
     assert with_reasoning(other) is other
 
