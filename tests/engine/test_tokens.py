@@ -86,7 +86,7 @@ def test_a_megabyte_of_one_character_takes_linear_time(character: str) -> None:
     short, long = character * 20_000, character * (1_000_000 // len(character))
     expected = counter.count(short) * len(long) / len(short)
     assert counter.count(long) == pytest.approx(expected, rel=0.1)
-    assert cpu_s(lambda: counter.count(long)) < 10
+    assert cpu_s(lambda: counter.count(long), runs=1) < 10
 
 
 def test_lone_surrogates_and_special_tokens_are_plain_text() -> None:

@@ -160,16 +160,16 @@ def test_an_erased_message_is_in_no_figure(make: Callable[..., Driven]) -> None:
     assert found[0].window_tokens < whole[0].window_tokens
 
 
-def test_many_turns_share_a_column_and_none_is_left_out_of_the_sums(make: Callable[..., Driven]) -> None:
+def test_many_turns_share_a_column_and_none_is_left_out_of_the_sums() -> None:
     count = 700
-    ctx = make(scripted(*(counted(n) for n in range(count))), context_window=500_000)
-    talk(ctx, count)
-    page = unescape(ctx.inspect().page())
-    assert page.count('viewBox="0 0 350 1000"') == 2
-    assert "(the largest of each 2)" in page
-    assert f"input from the cache {ctx.usage().reported.cache_read_tokens:,}" in page
-    assert f"Tokens in the window over {count} turns" in page
-    assert "The oldest 200 turns are left out." in page
+    with context(scripted(*(counted(n) for n in range(count))), context_window=500_000) as ctx:
+        talk(ctx, count)
+        page = unescape(ctx.inspect().page())
+        assert page.count('viewBox="0 0 350 1000"') == 2
+        assert "(the largest of each 2)" in page
+        assert f"input from the cache {ctx.usage().reported.cache_read_tokens:,}" in page
+        assert f"Tokens in the window over {count} turns" in page
+        assert "The oldest 200 turns are left out." in page
 
 
 # the window, and what a summary stands for

@@ -61,11 +61,11 @@ async def test_summaries_never_reach_the_users_stream(kind: str, writer: str) ->
         other = model_on(server, kind)
         model, agent, middleware = agent_on(server, kind, **({"summarizer": other} if writer == "another" else {}))
         pieces: list[Any] = []
-        for number in range(15):
+        for number in range(10):
             pieces += [piece for piece, _ in agent.stream(asked(number), T, stream_mode="messages")]
-        for number in range(15, 30):
+        for number in range(10, 20):
             pieces += [piece async for piece, _ in agent.astream(asked(number), T, stream_mode="messages")]
-        for number in range(30, 45):
+        for number in range(20, 30):
             events = [e async for e in agent.astream_events(asked(number), T, version="v2")]
             assert sum(e["event"] == "on_chat_model_start" for e in events) == 1
             pieces += [e["data"]["chunk"] for e in events if e["event"] == "on_chat_model_stream"]
@@ -73,7 +73,7 @@ async def test_summaries_never_reach_the_users_stream(kind: str, writer: str) ->
         assert middleware.context("t").usage().compactions >= 3
         assert any(not is_agents(r.body) for r in server.requests)
         said = "".join(piece.text for piece in pieces)
-        assert said.count("All is well.") == 60  # once each; by events as chunks and as the whole
+        assert said.count("All is well.") == 40  # once each; by events as chunks and as the whole
         assert "SECRET" not in said
         await closed(model)
         await closed(other)

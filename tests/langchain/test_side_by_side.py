@@ -87,8 +87,7 @@ def fanned(agent: Any, own: bool) -> Any:
     return graph.compile(checkpointer=InMemorySaver())
 
 
-@HOW
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("own", "how"), [(False, "invoke"), (True, "ainvoke"), (False, "astream"), (True, "astream")])
 @KINDS
 async def test_parallel_sends_to_an_agent(kind: str, own: bool, how: str) -> None:
     with ModelServer(model="m", script=rounds, strict="openai") as server:
