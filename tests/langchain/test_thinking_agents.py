@@ -17,7 +17,7 @@ from openai import BadRequestError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ContextMiddleware, with_context, with_reasoning
 
-ROUNDS = 20
+ROUNDS = 12
 
 
 @tool
