@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -27,6 +28,11 @@ sys.modules["shared"] = None  # type: ignore[assignment]
 # read when numpy is imported, by processes of the tests as well: its threads wait for each other at full load, which takes four
 # times the processor time for matrices as small as those here, away from the other workers
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# commits of stores in tests wait for no disk: what a killed process has written stays in a file of memory as well
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 POSTGRES_URL = "postgresql+psycopg://postgres@127.0.0.1:5432/test"
 NO_BROWSER = "no Chromium found: the inspector's page was not looked at in a browser (.ci/run installs it)"
