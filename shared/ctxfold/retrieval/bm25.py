@@ -6,15 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from operator import itemgetter
 from typing import TypeAlias
 
 from ctxfold.effects import Flow, StoreCall
 from ctxfold.history.posting_cache import Hit, Hits, LiveIndex
 from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Postings, Store
-
-__all__ = ["bm25", "frequencies", "idf", "ranked", "sizes"]
 
 K1, B = 1.2, 0.75  # the usual BM25 parameters (Robertson and Zaragoza, 2009)
 PROBE = 256  # newest hits of each term that are read first, fewer each for many terms; a term with fewer hits is read in full
@@ -62,14 +59,15 @@ def ranked(
     newest = _joined(first, {t: by_term.pop(t) for t in unread}, beside)
     in_full = _joined(first, by_term, beside)
     weights = idf(in_full, {t: n + len(beside.hits.get(t, ())) for t, n in known.items()})
-    exact = bm25(in_full, weights)
-    best = bm25(newest, weights, onto=exact)
+    exact = _scores(in_full, weights)
+    best = best_first(_scores(newest, weights, onto=exact))
     floor = MIN_GAIN * best[0][1]
     looked_up = [t for t in unread[:COMMON_TERMS] if weights[t] * (K1 + 1) > floor]
     if looked_up:
         seqs = [seq for seq, _ in best[:LOOKED_UP]]
         hits_by_term = yield from _among(key, looked_up, sorted(seqs), known_hits)
-        best = bm25(_joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside), weights, onto=exact)
+        among = _joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside)
+        best = best_first(_scores(among, weights, onto=exact))
     return best, weights
 
 
@@ -151,13 +149,27 @@ def idf(postings: Postings, frequency: Mapping[str, int]) -> dict[str, float]:
     return {t: math.log(1 + (total - n + 0.5) / (n + 0.5)) for t, n in frequency.items()}
 
 
-def bm25(postings: Postings, weights: Mapping[str, float], *, onto: Ranking = ()) -> Ranking:
-    """Returns (seq, score) of every document of the hits, best first, of equals the newer; adds to the scores in `onto`."""
+def bm25(postings: Postings, weights: Mapping[str, float]) -> Ranking:
+    """Returns (seq, score) of every document of the hits, best first, of equals the newer."""
+    return best_first(_scores(postings, weights))
+
+
+def _scores(
+    postings: Postings, weights: Mapping[str, float], *, onto: Mapping[int, float] | None = None
+) -> Mapping[int, float]:
+    """Returns the scores of the documents of the hits, added to those in `onto`."""
     average = postings.total_length / max(1, postings.documents) or 1.0
     base, per_token = K1 * (1 - B), K1 * B / average
-    scores = defaultdict[int, float](float, onto)
+    scores = defaultdict[int, float](float, onto or {})
     for term, hits in postings.by_term.items():
         weight = weights[term] * (K1 + 1)
         for seq, count, length in hits:
             scores[seq] += weight * count / (count + base + per_token * length)
-    return sorted(scores.items(), key=itemgetter(1, 0), reverse=True)
+    return scores
+
+
+def best_first(scores: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Returns (seq, score), best first, of equals the newer: two sorts of plain numbers take half the time of one of pairs."""
+    seqs = sorted(scores, reverse=True)
+    seqs.sort(key=scores.__getitem__, reverse=True)
+    return [(seq, scores[seq]) for seq in seqs]

@@ -24,7 +24,7 @@ from ctxfold.history.records import Body, Cleared, MessageRemoved, SessionKey
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, View
 from ctxfold.protocols import Document, Store, TokenCounter
-from ctxfold.retrieval.bm25 import ranked, sizes
+from ctxfold.retrieval.bm25 import best_first, ranked, sizes
 from ctxfold.session_state import index_entry, index_terms
 
 __all__ = [
@@ -200,7 +200,7 @@ def _mixed(ranking: Sequence[tuple[int, float]], likeness: Mapping[Chunk, float]
     nearest = max(near.values())
     part = BY_MEANING if scores else 1.0
     mixed = {seq: (1 - part) * scores.get(seq, 0.0) + part * near.get(seq, 0.0) / nearest for seq in {*scores, *near}}
-    return dict(sorted(mixed.items(), key=lambda item: (-item[1], -item[0])))
+    return dict(best_first(mixed))
 
 
 def _around(own: Mapping[int, float]) -> set[int]:
@@ -227,10 +227,10 @@ def _with_neighbours(
     mean = total_length / max(1, documents)
     records_each = max(1.0, max(scores) / max(1, documents))
     aged = _aged(scores, age_weight, RECENT * records_each)
-    ranked_scores = sorted(((score, seq) for seq, score in aged.items() if score >= FLOOR * best), reverse=True)
+    above = best_first({seq: score for seq, score in aged.items() if score >= FLOOR * best})
     kept: dict[int, float] = {}
     tokens, most_tokens = 0.0, _most_whole_tokens(budget_tokens)
-    for score, seq in ranked_scores[:MOST_CANDIDATES]:
+    for seq, score in above[:MOST_CANDIDATES]:
         if tokens > 1.25 * budget_tokens and len(kept) >= LEAST_CANDIDATES:
             break
         kept[seq] = score
@@ -283,7 +283,7 @@ def _with_continuations(
         each = readings.get(seq)
         if each is not None and scores[previous] > scores.get(seq, 0.0) and _points_back(each.text):
             continued[seq] = scores[previous]
-    return dict(sorted(continued.items(), key=lambda item: (-item[1], -item[0])))
+    return dict(best_first(continued))
 
 
 @lru_cache(maxsize=4_096)
