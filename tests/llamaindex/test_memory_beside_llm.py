@@ -90,6 +90,19 @@ async def test_an_overtaken_question_stays_when_its_request_fails(store_url: str
         assert contents(memory.get_all()) == ["Bob?", "Ann?", "Yes."]
 
 
+async def test_an_overtaken_question_keeps_its_answer_when_the_second_one_fails(store_url: str) -> None:
+    script = [Scripted("Ann's."), Scripted("Bob's."), ErrorReply(400, "no")]
+    async with one_session(store_url, script) as (llm, memory, _):
+        memory.put("Ann?")
+        window = memory.get()
+        await llm.achat(window)
+        memory.put("Bob?")
+        await llm.achat(memory.get())
+        with pytest.raises(BackendError):
+            await llm.achat(window)
+        assert contents(memory.get_all()) == ["Ann?", "Ann's.", "Bob?", "Bob's."]
+
+
 async def test_agents_at_once_keep_all_questions(store_url: str) -> None:
     def script(body: Any) -> Scripted:
         if body["messages"][-1]["role"] == "tool":

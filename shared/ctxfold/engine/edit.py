@@ -159,8 +159,12 @@ def remove_ids(
     return record_id
 
 
-def move_to_end(engine: Engine, open_session: OpenSession, entry: Entry, ids: Collection[str]) -> Flow[None]:
-    """Puts a live message behind all others and removes the messages `ids`, in one write; another writer may move it first."""
+def move_to_end(engine: Engine, open_session: OpenSession, entry: Entry, ids: Collection[str]) -> Flow[tuple[str, ...]]:
+    """Puts a live message behind all others and removes the messages `ids`, in one write; another writer may move it first.
+
+    Returns the ids of the edit's records, by which it can be reverted.
+    """
+    record_id = engine.ports.ids.new()
     names = yield from record_names(open_session, (entry.id,))
     whole = yield from originals(open_session, (entry,))
     moved = replace(whole.get(entry.seq, entry.message), usage=None)
@@ -168,10 +172,13 @@ def move_to_end(engine: Engine, open_session: OpenSession, entry: Entry, ids: Co
     def drafts(state: SessionState) -> list[Draft]:
         if not any((e.id, e.seq) == (entry.id, entry.seq) for e in state.live):
             return []
-        removal = MessageRemoved((entry.id, *ids), replaced_by=(names[entry.id],))
-        return [draft(engine.ports, removal), *_added(engine, open_session, [moved], names, waiting_turn=None)]
+        removal = draft(
+            engine.ports, MessageRemoved((entry.id, *ids), replaced_by=(names[entry.id],)), record_id=record_id
+        )
+        return [removal, *_added(engine, open_session, [moved], names, waiting_turn=None)]
 
     yield from append_decided(open_session, drafts, engine.ports)
+    return (record_id, names[entry.id])
 
 
 def pop(engine: Engine, open_session: OpenSession) -> Flow[tuple[Message, ...]]:

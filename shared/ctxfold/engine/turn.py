@@ -85,7 +85,7 @@ class TurnAttempt:
     model: str
     stored_ids: frozenset[str] = frozenset()
     compactions: tuple[str, ...] = ()  # records of compactions that did not help, newest first
-    removal: str | None = None  # the record that removed messages which the list has gone back behind
+    removal: tuple[str, ...] = ()  # the records that removed or moved messages which the list has gone back behind
     head_sections: tuple[Message, ...] = ()  # stored in front of the conversation
     prompts: tuple[str, ...] | None = None
     shown: Message | None = None
@@ -278,14 +278,14 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
     new = compare(open_session, turn_input.messages)
     attempt.shown = new.shown
     if new.overtaken is not None:
-        yield from move_to_end(engine, open_session, new.overtaken, new.superseded)
+        attempt.removal = yield from move_to_end(engine, open_session, new.overtaken, new.superseded)
         return Reconciled(())
     if new.turn_id and (from_start := rewound(open_session, turn_input.messages, new)) is not None:
         yield from engine.close(open_session, new.turn_id, "discarded")
         new = Reconciled(from_start)
     if removed_ids := new.superseded or new.left_behind:
         may_return = bool(new.left_behind)
-        attempt.removal = yield from remove_ids(engine, open_session, removed_ids, may_return=may_return)
+        attempt.removal = ((yield from remove_ids(engine, open_session, removed_ids, may_return=may_return)),)
         new = compare(open_session, turn_input.messages)  # again: a tool round is removed as a whole
     legal = engine.without_orphans(open_session, new.messages, new.turn_id, asks=True)
     return replace(new, messages=tuple(legal))
@@ -583,8 +583,8 @@ def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
     yield from take_from_head(engine, open_session, attempt.head_sections)
     for record_id in attempt.compactions:
         yield from revert(engine, open_session, (record_id,))
-    if attempt.removal is not None and attempt.new_turn not in open_session.state.closed:
-        yield from revert(engine, open_session, (attempt.removal,))
+    if attempt.removal and attempt.new_turn not in open_session.state.closed:
+        yield from revert(engine, open_session, attempt.removal)
 
 
 def _undo_stream(engine: Engine, reply: OpenReply) -> Flow[None]:
