@@ -563,9 +563,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "history/diff.py",
         (
             "a_copy_of_the_newest_answer_is_new",
-            "return copied or _repeated_in_view(live, messages)",
+            "return max(copied, _repeated_in_view(live, messages))",
             "return _repeated_in_view(live, messages)",
             "langchain/test_beside_other_middleware.py::test_a_history_without_ids_is_not_doubled_once_its_beginning_was_compacted",
+        ),
+        (
+            "a_copy_of_the_newest_answer_ends_what_is_known",
+            "return max(copied, _repeated_in_view(live, messages))",
+            "return copied or _repeated_in_view(live, messages)",
+            "faces/test_callers_lists.py",
+        ),
+        (
+            "examples_with_the_newest_answer_are_new",
+            "messages[max(index + 1, _repeated_in_view(live, messages)) :]",
+            "messages[index + 1 :]",
+            "faces/test_callers_lists.py",
         ),
         (
             "a_list_has_all_tool_rounds_of_the_view",
@@ -599,7 +611,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_a_list_repeats_of_the_view_is_stored_again",
-            "return Reconciled(tuple(messages if whole else messages[_repeated_in_view(live, messages) :]))",
+            "return Reconciled(tuple(messages if whole else messages[repeated_by_content(live, messages) :]))",
             "return Reconciled(tuple(messages))",
             "faces/test_callers_lists.py",
         ),
@@ -647,8 +659,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_list_whose_older_part_changed_only_goes_on",
-            " and incoming.digest(self.before) == self.digest",
-            "",
+            "[*self.handed] and incoming.digest(self.before) == self.digest",
+            "[*self.handed]",
             "engine/test_follow.py::test_a_list_whose_older_part_changed_does_not_only_go_on",
         ),
     ),
@@ -761,9 +773,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_failed_regeneration_loses_the_old_reply",
-            "    if attempt.removal is not None and attempt.new_turn not in open_session.state.closed:\n",
-            "    if attempt.removal is not None and attempt.new_turn in open_session.state.open:\n",
+            "    if attempt.removal and attempt.new_turn not in open_session.state.closed:\n",
+            "    if attempt.removal and attempt.new_turn in open_session.state.open:\n",
             "engine/test_exchange.py::test_a_failed_regeneration_keeps_the_old_reply",
+        ),
+        (
+            "a_failed_request_for_an_overtaken_question_loses_its_answer",
+            "attempt.removal = yield from move_to_end(",
+            "_ = yield from move_to_end(",
+            "llamaindex/test_memory_beside_llm.py::test_an_overtaken_question_keeps_its_answer_when_the_second_one_fails",
         ),
         (
             "a_reply_id_that_comes_twice_is_refused",

@@ -84,6 +84,18 @@ def test_the_examples_of_a_prompt_are_stored_once(asked: Asked) -> None:
     assert asked.lists[-1] == ["Classify.", *(text for _, text in examples), *TURNS]
 
 
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_examples_are_stored_once_where_one_has_the_newest_answer(has_ids: bool) -> None:
+    asked = Asked(messages=(AIMessage("positive") for _ in THREE), lists=[])
+    model = with_context(asked, session_id="s", context_window=8_000)
+    examples = ["good film", "positive", "bad film", "negative"]
+    for question in THREE:
+        kinds = (HumanMessage, AIMessage, HumanMessage, AIMessage, HumanMessage)
+        ids = [uuid.uuid4().hex if has_ids else None for _ in kinds]
+        model.invoke([kind(text, id=i) for kind, text, i in zip(kinds, [*examples, question], ids, strict=True)])
+    assert asked.lists[-1] == [*examples, "question 0", "positive", "question 1", "positive", "question 2"]
+
+
 def test_an_answer_that_was_changed_is_new_and_what_stood_before_it_is_not(asked: Asked) -> None:
     """Some callers show a text of their own where a call has failed."""
     model = with_context(asked, session_id="s", context_window=8_000)

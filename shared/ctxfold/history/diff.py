@@ -208,6 +208,9 @@ def compare(
         if turn_id:
             return Reconciled(new_messages, turn_id)
         if new_messages:
+            if message.id not in given_ids and any(m.role == "assistant" for m in new_messages):
+                # a short answer may also stand among the examples of a prompt
+                new_messages = tuple(messages[max(index + 1, _repeated_in_view(live, messages)) :])
             copied, last_id = _copied_replies(live, message, new_messages)
             return Reconciled(new_messages[copied:], left_behind=_left_behind(live, last_id) if whole else ())
         return _asked_again(live, message, session, from_window=from_window)
@@ -236,14 +239,14 @@ def _copied_replies(live: Sequence[Entry], known: Message, new_messages: Sequenc
 
 
 def repeated_by_content(live: Sequence[Entry], messages: Sequence[Message]) -> int:
-    """Returns how many messages at the beginning of a list the view has under other ids: up to a copy of its newest answer, or
-    else as many as stand there one after the other."""
+    """Returns how many messages at the beginning of a list the view has under other ids: up to a copy of its newest answer,
+    and as many as stand there one after the other."""
     if not live or len(messages) < 3:
         return 0
     newest = _said(live[-1].message) if is_final(live[-1].message) else None
     answers = (i for i in range(len(messages) - 2, 0, -1) if messages[i].role == "assistant")
     copied = next((i + 1 for i in answers if _said(messages[i]) == newest), 0)
-    return copied or _repeated_in_view(live, messages)
+    return max(copied, _repeated_in_view(live, messages))
 
 
 def _repeated_in_view(live: Sequence[Entry], messages: Sequence[Message]) -> int:
