@@ -778,6 +778,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_exchange.py::test_a_failed_regeneration_keeps_the_old_reply",
         ),
         (
+            "a_question_stays_between_another_and_its_answer",
+            "return later[::-1] if len(later) < len(questions) else ()",
+            "return ()",
+            "llamaindex/test_memory_beside_llm.py::test_a_question_that_comes_while_another_is_asked_leaves_it_its_answer",
+        ),
+        (
             "a_failed_request_for_an_overtaken_question_loses_its_answer",
             "attempt.removal = yield from move_to_end(",
             "_ = yield from move_to_end(",

@@ -103,6 +103,34 @@ async def test_an_overtaken_question_keeps_its_answer_when_the_second_one_fails(
         assert contents(memory.get_all()) == ["Ann?", "Ann's.", "Bob?", "Bob's."]
 
 
+async def test_a_question_that_comes_while_another_is_asked_leaves_it_its_answer(store_url: str) -> None:
+    async with one_session(store_url) as (llm, memory, server):
+        memory.put("Bob?")
+        reply = await llm.astream_chat(memory.get())
+        await anext(reply)
+        memory.put("Ann?")
+        window = memory.get()
+        async for _ in reply:
+            pass
+        assert contents(memory.get_all()) == ["Bob?", "Answer to Bob?", "Ann?"]
+        await llm.achat(window)
+        assert [m["content"] for m in server.requests[-1].body["messages"]] == ["Bob?", "Answer to Bob?", "Ann?"]
+        assert contents(memory.get_all()) == ["Bob?", "Answer to Bob?", "Ann?", "Answer to Ann?"]
+
+
+async def test_a_question_that_comes_in_a_tool_round_leaves_it_its_place(store_url: str) -> None:
+    script = [Scripted(tool_calls=(ScriptedCall("add", '{"a": 1, "b": 1}'),)), *map(Scripted, ("Two.", "Ann's."))]
+    async with one_session(store_url, script) as (llm, memory, _):
+        memory.put("Bob?")
+        asked = memory.get()
+        call = (await llm.achat_with_tools([ADD], chat_history=asked)).message
+        memory.put("Ann?")
+        window = memory.get()
+        await llm.achat([*asked, call, result(call.additional_kwargs["tool_calls"][0]["id"], "2")])
+        await llm.achat(window)
+        assert contents(memory.get_all()) == ["Bob?", "", "2", "Two.", "Ann?", "Ann's."]
+
+
 async def test_agents_at_once_keep_all_questions(store_url: str) -> None:
     def script(body: Any) -> Scripted:
         if body["messages"][-1]["role"] == "tool":

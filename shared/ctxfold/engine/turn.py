@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import dropwhile, islice, takewhile
 from typing import Any
 
 from ctxfold.compaction.compact import gauge, idle_time
@@ -28,6 +29,7 @@ from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_
 from ctxfold.history.diff import Reconciled, finished_count
 from ctxfold.history.edits import prompted, reworded
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
+from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
 from ctxfold.policy.settings import check_least, resized
 from ctxfold.protocols import AsyncChunkStream, ChunkStream, Reply, Request, Store, capabilities_of
@@ -518,6 +520,8 @@ def _commit(
     engine.events.emit(Appended(open_session.key.session, (reply,)))
     if ends:
         engine.turn_ended(open_session, turn_id, "completed")
+        for question in _questions_between(attempt, reply):
+            yield from move_to_end(engine, open_session, question, ())
         yield from _make_room(engine, open_session, options, reply)
     return reply
 
@@ -534,6 +538,22 @@ def _was_answered(attempt: TurnAttempt) -> bool:
         state = attempt.open_session.state
         turn = state.open.get(attempt.turn_id)
         return state.entry(asked[-1].id) is not None if turn is None else turn.entries[-1].id != asked[-1].id
+
+
+def _questions_between(attempt: TurnAttempt, reply: Message) -> Sequence[Entry]:
+    """Returns the questions that came between a stored question and its turn while it was asked: they belong behind the reply.
+
+    That question stands in front of the turn where a memory over the session has put it.
+    """
+    view = attempt.sent.view if attempt.sent is not None else None
+    if view is None or not view.live or any(e.message.role != "assistant" for e in view.turn[:1]):
+        return ()
+    first_id, end = (view.turn[0].id, view.turn[0].seq) if view.turn else (reply.id, view.live[-1].seq + 1)
+    with attempt.open_session.lock:
+        before = dropwhile(lambda e: e.id != first_id, reversed(attempt.open_session.state.live))
+        questions = [*takewhile(lambda e: is_question(e.message), islice(before, 1, None))]
+    later = [*takewhile(lambda e: e.seq >= end, questions)]
+    return later[::-1] if len(later) < len(questions) else ()
 
 
 def _make_room(engine: Engine, open_session: OpenSession, options: Options, reply: Message) -> Flow[None]:
