@@ -159,26 +159,33 @@ def remove_ids(
     return record_id
 
 
-def move_to_end(engine: Engine, open_session: OpenSession, entry: Entry, ids: Collection[str]) -> Flow[tuple[str, ...]]:
-    """Puts a live message behind all others and removes the messages `ids`, in one write; another writer may move it first.
+def move_to_end(
+    engine: Engine, open_session: OpenSession, entries: Sequence[Entry], ids: Collection[str] = (), *, behind: str = ""
+) -> Flow[tuple[str, ...]]:
+    """Puts live messages behind all others and removes the messages `ids`, in one write.
 
-    Returns the ids of the edit's records, by which it can be reverted.
+    Nothing changes where another writer has moved one of them first, or where a reply follows the message `behind`. Returns the
+    ids of the edit's records, by which it can be reverted.
     """
     record_id = engine.ports.ids.new()
-    names = yield from record_names(open_session, (entry.id,))
-    whole = yield from originals(open_session, (entry,))
-    moved = replace(whole.get(entry.seq, entry.message), usage=None)
+    names = yield from record_names(open_session, [e.id for e in entries])
+    whole = yield from originals(open_session, entries)
+    moved = [replace(whole.get(e.seq, e.message), usage=None) for e in entries]
 
     def drafts(state: SessionState) -> list[Draft]:
-        if not any((e.id, e.seq) == (entry.id, entry.seq) for e in state.live):
+        after = takewhile(lambda e: e.id != behind, reversed(state.live)) if behind else ()
+        if any(e.message.role == "assistant" for e in after):
             return []
-        removal = draft(
-            engine.ports, MessageRemoved((entry.id, *ids), replaced_by=(names[entry.id],)), record_id=record_id
-        )
-        return [removal, *_added(engine, open_session, [moved], names, waiting_turn=None)]
+        if {(e.id, e.seq) for e in entries} - {(e.id, e.seq) for e in state.live}:
+            return []
+        removal = MessageRemoved((*names, *ids), replaced_by=tuple(names.values()))
+        return [
+            draft(engine.ports, removal, record_id=record_id),
+            *_added(engine, open_session, moved, names, waiting_turn=None),
+        ]
 
     yield from append_decided(open_session, drafts, engine.ports)
-    return (record_id, names[entry.id])
+    return (record_id, *names.values())
 
 
 def pop(engine: Engine, open_session: OpenSession) -> Flow[tuple[Message, ...]]:

@@ -280,7 +280,7 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
     new = compare(open_session, turn_input.messages)
     attempt.shown = new.shown
     if new.overtaken is not None:
-        attempt.removal = yield from move_to_end(engine, open_session, new.overtaken, new.superseded)
+        attempt.removal = yield from move_to_end(engine, open_session, (new.overtaken,), new.superseded)
         return Reconciled(())
     if new.turn_id and (from_start := rewound(open_session, turn_input.messages, new)) is not None:
         yield from engine.close(open_session, new.turn_id, "discarded")
@@ -520,8 +520,8 @@ def _commit(
     engine.events.emit(Appended(open_session.key.session, (reply,)))
     if ends:
         engine.turn_ended(open_session, turn_id, "completed")
-        for question in _questions_between(attempt, reply):
-            yield from move_to_end(engine, open_session, question, ())
+        if questions := _questions_between(attempt, reply):
+            yield from move_to_end(engine, open_session, questions, behind=reply.id)
         yield from _make_room(engine, open_session, options, reply)
     return reply
 
