@@ -169,11 +169,9 @@ def follow(engine: Engine, root: SessionKey, incoming: IncomingList, cursor: Cur
     open_session = yield from engine.open(SessionKey(root.owner, cursor.session))
     copied = cursor.root != root.session
     if not (yield from _has_record(open_session, cursor)):  # the store has lost it: the list is stored again
-        newest = open_session.view().live[-1:]
-        older = any(e.id not in incoming.ids for e in newest)  # it was, and has gone on since
-        return (
-            yield from _attachment(engine, new_branch(engine, root) if older else root if copied else open_session.key)
-        )
+        if any(e.id not in incoming.ids for e in open_session.view().live[-1:]):  # under a name that is used again
+            return (yield from _attachment(engine, new_branch(engine, root)))
+        return (yield from _attachment(engine, root if copied else open_session.key))
     if copied or _was_answered(open_session, cursor.head) or _is_asked(open_session, cursor):
         open_session = yield from _branch(engine, open_session, root, cursor)
     changed = yield from _changes(open_session, incoming, cursor)
