@@ -172,7 +172,7 @@ def _salience(kind: FactKind, words: frozenset[str] | None, spread: Mapping[str,
     """
     if words is None or kind not in ("statement", "name"):
         return 1.0
-    on_subject = sum(min(1.0, math.log2(spread[word]) / math.log2(SUBJECT_MESSAGES)) for word in words)
+    on_subject = math.fsum(min(1.0, math.log2(spread[word]) / math.log2(SUBJECT_MESSAGES)) for word in words)
     return min(1.0, (len(words) + on_subject) / 2 / CONTENT_WORDS)
 
 
