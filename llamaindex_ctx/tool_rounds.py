@@ -59,6 +59,8 @@ def _gathered(messages: Sequence[Message]) -> list[Message]:
 
     An agent that goes on after a cancellation asks twice at once, and its rounds come interleaved.
     """
+    if not any(m.role == "tool" for m in messages):
+        return [*messages]
     rounds: list[list[Message]] = []
     waiting: dict[str, list[Message]] = {}
     for message in messages:

@@ -36,9 +36,7 @@ from ctxfold.protocols import Store
 from ctxfold.session_state import OpenSession, append, draft, originals
 
 BRANCH = "~"  # between a session's name and the suffix of a branch
-LEFT_OUT = (
-    64  # messages that a session has left out of a list, at most, with which changes before them are still followed
-)
+LEFT_OUT = 64  # messages at most that a session has left out of a list, before which changes are still followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +154,7 @@ def _newest_shown(open_session: OpenSession, ids: Sequence[str]) -> Sequence[str
     """
     visible = _visible_ids(open_session)
     newest = [*ids[max(0, len(ids) - len(visible) - LEFT_OUT) :]]
-    unbroken = sum(1 for _ in takewhile(visible.__contains__, reversed(newest)))
+    unbroken = len([*takewhile(visible.__contains__, reversed(newest))])
     found = visible.difference(open_session.state.pins)
     oldest = next((i for i, message_id in enumerate(newest) if message_id in found), len(newest))
     return newest[min(oldest, len(newest) - unbroken) :]
@@ -169,9 +167,10 @@ def follow(engine: Engine, root: SessionKey, incoming: IncomingList, cursor: Cur
     open_session = yield from engine.open(SessionKey(root.owner, cursor.session))
     copied = cursor.root != root.session
     if not (yield from _has_record(open_session, cursor)):  # the store has lost it: the list is stored again
-        if any(e.id not in incoming.ids for e in open_session.view().live[-1:]):  # under a name that is used again
-            return (yield from _attachment(engine, new_branch(engine, root)))
-        return (yield from _attachment(engine, root if copied else open_session.key))
+        key = root if copied else open_session.key
+        if any(e.id not in incoming.ids for e in open_session.view().live[-1:]):  # the name was used again since
+            key = new_branch(engine, root)
+        return (yield from _attachment(engine, key))
     if copied or _was_answered(open_session, cursor.head) or _is_asked(open_session, cursor):
         open_session = yield from _branch(engine, open_session, root, cursor)
     changed = yield from _changes(open_session, incoming, cursor)
