@@ -1919,8 +1919,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_short_rule_counts_less",
-            'if words is None or kind not in ("statement", "name"):',
-            'if words is None or kind not in ("statement", "name", "rule"):',
+            "if text is None or kind not in _JUDGED:",
+            'if text is None or kind not in {*_JUDGED, "rule"}:',
             "compaction/test_statements.py::test_a_short_rule_counts_in_full",
         ),
         (

@@ -51,6 +51,7 @@ from ctxfold.messages import Message, ToolCallPart
 FactSource: TypeAlias = Entry | Message
 
 MAX_ITEM_CHARS = 40  # of an item of a list that counts as a value
+_JUDGED = frozenset({"statement", "name"})  # kinds whose worth depends on what their sentence says
 FRAGMENT = 0.15  # factor of what stands in no whole sentence
 MAX_FRAGMENT_CHARS = 120  # of a line around a literal that stands in no whole sentence
 CONTENT_WORDS = 3  # that a sentence needs to count in full, each on a subject of the conversation
@@ -142,12 +143,13 @@ def extract(sources: Iterable[FactSource]) -> tuple[Fact, ...]:
     replaced = _replaced(stated)
     mentioned: dict[tuple[str, ...], _Mention] = {}
     mentions = Counter(value for said in stated for value in {f.value for f in said.facts})
-    spread = _spread(stated)
+    judged = any(f.kind in _JUDGED for said in stated if said.text is not None for f in said.facts)
+    spread = _spread(stated) if judged else Counter[str]()
     for said in stated:
         if said.line in replaced:
             continue
         for each in said.facts:
-            fact = each._replace(weight=each.weight * _salience(each.kind, said.words, spread))
+            fact = each._replace(weight=each.weight * _salience(each.kind, said.text, spread))
             short = fact.kind == "field" or (fact.kind in ("number", "amount") and len(fact.value) <= SHORT_VALUE)
             identity = (fact.key.casefold(), fact.owner, fact.value) if short else (fact.value,)
             older = mentioned.pop(identity, None)
@@ -161,27 +163,28 @@ def _spread(stated: Sequence[_Said]) -> Counter[str]:
     """Returns in how many messages each content word stands: what a conversation is about comes up again and again."""
     words: defaultdict[str, set[str]] = defaultdict(set)
     for said in stated:
-        words[said.line.message_id] |= said.words or frozenset()
+        words[said.line.message_id] |= content_words(said.text or "")
     return Counter(word for each in words.values() for word in each)
 
 
-def _salience(kind: FactKind, words: frozenset[str] | None, spread: Mapping[str, int]) -> float:
+def _salience(kind: FactKind, text: str | None, spread: Mapping[str, int]) -> float:
     """Returns a factor for a sentence without a value: 1 for four content words on the conversation's subjects, else less.
 
     A rule always counts in full, since "Be brief" says enough.
     """
-    if words is None or kind not in ("statement", "name"):
+    if text is None or kind not in _JUDGED:
         return 1.0
+    words = content_words(text)
     on_subject = math.fsum(min(1.0, math.log2(spread[word]) / math.log2(SUBJECT_MESSAGES)) for word in words)
     return min(1.0, (len(words) + on_subject) / 2 / CONTENT_WORDS)
 
 
 class _Said(NamedTuple):
-    """A line with its facts, the content words of a statement, and its topic, where a later line about the same can replace it."""
+    """A line with its facts, the text of a statement, and its topic, where a later line about the same can replace it."""
 
     line: Line
     facts: tuple[Fact, ...]
-    words: frozenset[str] | None = None  # None for values of a document
+    text: str | None = None  # None for values of a document
     topic: _Topic | None = None
 
 
@@ -314,8 +317,7 @@ def _said(
     sentence = _sentence(statement, message, has_value)
     if own := _placed((*literals, *((f, 1.0) for f in sentence)), line, role):
         topic = _topic(statement, own) if message.role != "tool" else None
-        words = content_words(statement.line.removeprefix(f"{statement.speaker}: "))
-        yield _Said(line, own, words, topic)
+        yield _Said(line, own, statement.line.removeprefix(f"{statement.speaker}: "), topic)
 
 
 def _asked(text: str) -> str:
