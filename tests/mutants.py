@@ -1924,6 +1924,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_statements.py::test_a_short_rule_counts_in_full",
         ),
         (
+            "a_value_of_a_document_is_judged_by_a_sentence",
+            "if text is None or kind not in _JUDGED:\n        return 1.0\n    words = content_words(text)",
+            "if kind not in _JUDGED:\n        return 1.0\n    words = content_words(text or '')",
+            "compaction/test_statements.py::test_a_name_in_a_document_counts_in_full",
+        ),
+        (
             "a_pronoun_in_quotation_marks_is_a_value",
             "if content_words(quoted[1]) or any(c.isdigit() for c in quoted[1]):",
             "if quoted[1]:",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -158,11 +159,13 @@ def test_a_short_rule_counts_in_full() -> None:
     assert rules[0].weight == long_rules[0].weight
 
 
-def test_values_of_a_document_have_no_sentence_to_judge() -> None:
-    call = ToolCallPart("c", "find_guest", '{"guest": "Ann Lee"}')
-    names = [f for f in extract([assistant("", id="a", calls=[call])]) if f.kind == "field"]
-    assert all(f.weight > 1 for f in names)
-    assert names
+def test_a_name_in_a_document_counts_in_full() -> None:
+    note = (
+        "It was given to Ann Lee, who will keep it for all of us until we are back, and who was there when we came by."
+    )
+    call = ToolCallPart("c", "send_note", json.dumps({"note": note}))
+    (name,) = [f for f in extract([assistant("", id="a", calls=[call])]) if f.kind == "name"]
+    assert (name.text, name.weight) == ("Ann Lee", 2.5)
 
 
 def test_a_pronoun_in_quotation_marks_is_no_value() -> None:
