@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from ctxfold.effects import Flow, StoreCall
@@ -92,10 +91,10 @@ def _among(key: SessionKey, terms: Sequence[str], seqs: Sequence[int], hits: Hit
     return {t: tuple(sorted((*(h for h in cached[t] if h[0] not in new), *read[t]))) for t in terms}
 
 
-def sizes(key: SessionKey, seqs: AbstractSet[int], hits: Hits) -> Flow[tuple[tuple[int, int], dict[int, int]]]:
+def sizes(key: SessionKey, seqs: Sequence[int], hits: Hits) -> Flow[tuple[tuple[int, int], dict[int, int]]]:
     """Returns (documents, total length) of the index that `ranked` read last, and the lengths of these documents, by seq."""
     size, known = hits.lengths(seqs)
-    if unknown := sorted(seqs - known.keys()):
+    if unknown := [seq for seq in seqs if seq not in known]:
         read = yield from StoreCall(Store.postings, key, [""], among=unknown)
         size = (read.documents, read.total_length)
         new = dict.fromkeys(unknown) | {seq: length for seq, _, length in read.by_term[""]}

@@ -203,9 +203,14 @@ def _mixed(ranking: Sequence[tuple[int, float]], likeness: Mapping[Chunk, float]
     return dict(best_first(mixed))
 
 
-def _around(own: Mapping[int, float]) -> set[int]:
-    """Returns the records that may be neighbours of the best messages, and these."""
-    return set[int]().union(*(range(max(1, seq - REACH), seq + REACH + 1) for seq in islice(own, HEADS)))
+def _around(own: Mapping[int, float]) -> list[int]:
+    """Returns the records that may be neighbours of the best messages, and these, in order."""
+    around: list[int] = []
+    last = 0
+    for seq in sorted(islice(own, HEADS)):
+        around += range(max(last + 1, seq - REACH), seq + REACH + 1)
+        last = seq + REACH
+    return around
 
 
 def _with_neighbours(
@@ -222,15 +227,13 @@ def _with_neighbours(
     """
     order = sorted(lengths)
     scores = {**own, **{seq: score for seq, score in _summed(own, order, lengths) if seq not in visible}}
-    best = max(scores.values())
     documents, total_length = size
     mean = total_length / max(1, documents)
     records_each = max(1.0, max(scores) / max(1, documents))
-    aged = _aged(scores, age_weight, RECENT * records_each)
-    above = best_first({seq: score for seq, score in aged.items() if score >= FLOOR * best})
+    aged = _aged(scores, age_weight, RECENT * records_each, FLOOR * max(scores.values()))
     kept: dict[int, float] = {}
     tokens, most_tokens = 0.0, _most_whole_tokens(budget_tokens)
-    for seq, score in above[:MOST_CANDIDATES]:
+    for seq, score in best_first(aged)[:MOST_CANDIDATES]:
         if tokens > 1.25 * budget_tokens and len(kept) >= LEAST_CANDIDATES:
             break
         kept[seq] = score
@@ -245,8 +248,9 @@ def _summed(own: Mapping[int, float], order: Sequence[int], lengths: Mapping[int
     Messages are neighbours where no gap of more than REACH records stands between them. It works on whole lists, since a question
     may have a thousand of them.
     """
+    reach = len(NEXT_TO)
     spaced: list[int] = []  # the messages, with as many zeros as neighbours count in each gap and at both ends
-    gap, last = [0] * len(NEXT_TO), -REACH
+    gap, last = [0] * reach, -REACH
     for seq in order:
         if seq - last > REACH:
             spaced += gap
@@ -254,24 +258,31 @@ def _summed(own: Mapping[int, float], order: Sequence[int], lengths: Mapping[int
         last = seq
     spaced += gap
     scores = [own.get(seq, 0.0) for seq in spaced]
-    needs = [HALF_TERMS / (HALF_TERMS + lengths[seq]) if seq else 0.0 for seq in spaced]
-    summed = scores
-    for steps, weight in enumerate(NEXT_TO, 1):
-        sides = zip([0.0] * steps + scores, [*scores[steps:], *([0.0] * steps)], strict=False)
-        nearest = [before if before > after else after for before, after in sides]
-        summed = [s + weight * need * near for s, need, near in zip(summed, needs, nearest, strict=True)]
-    return [(seq, score) for seq, score in zip(spaced, summed, strict=True) if seq and score > 0]
+    near, further, furthest = (
+        [a if a > b else b for a, b in zip(scores[reach - n :], scores[reach + n :], strict=False)] for n in (1, 2, 3)
+    )
+    first, second, third = NEXT_TO
+    summed: list[tuple[int, float]] = []
+    for seq, score, one, two, three in zip(spaced[reach:], scores[reach:], near, further, furthest, strict=False):
+        if seq and (score or one or two or three):
+            need = HALF_TERMS / (HALF_TERMS + lengths[seq])
+            summed.append((seq, score + first * need * one + second * need * two + third * need * three))
+    return summed
 
 
-def _aged(scores: Mapping[int, float], weight: float, recent: float) -> dict[int, float]:
-    """Returns the scores with what age changes: the best one stays, older messages lose and newer ones gain.
+def _aged(scores: Mapping[int, float], weight: float, recent: float, floor: float) -> dict[int, float]:
+    """Returns the scores with what age changes, from `floor` on: the best one stays, older messages lose and newer ones gain.
 
     BM25 adds up log odds, and so does a prior: the odds that a message is meant fall with its distance in records, as a power of
     1 / (1 + distance / `recent`). As the weight goes by that of the query's terms, age decides where few of them match.
     """
     newest, (_, best) = max(scores), max(zip(scores.values(), scores, strict=True))
-    ages = {seq: log(1 + (newest - seq) / recent) for seq in scores}
-    return {seq: score + weight * (ages[best] - ages[seq]) for seq, score in scores.items()}
+    of_best = log(1 + (newest - best) / recent)
+    return {
+        seq: aged
+        for seq, score in scores.items()
+        if (aged := score + weight * (of_best - log(1 + (newest - seq) / recent))) >= floor
+    }
 
 
 def _with_continuations(
