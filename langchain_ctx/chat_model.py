@@ -16,7 +16,6 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.messages.block_translators import get_translator
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool
@@ -55,6 +54,7 @@ from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import translated
 from langchain_ctx.messages import from_langchain, to_langchain
 from langchain_ctx.models import model_profile
+from langchain_ctx.refusals import provider_label
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
 from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
@@ -431,8 +431,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
 
     @property
     def _provider_name(self) -> str:
-        """Returns the provider's name, or another where LangChain would expect replies of that provider's own package."""
-        return f"ctx-{self.provider}" if get_translator(self.provider) else self.provider
+        return provider_label(self.provider)
 
     @property
     def context_backend(self) -> ContextBackend:
@@ -523,6 +522,8 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
 
         A provider that cannot force a tool call while it thinks does not think in such a call; with `thinking` set, use
         method="json_mode". Methods other than function calling are not available in the wire formats of Anthropic and Bedrock.
+
+        A model that refuses is LangChain's ModelRefusalError (OutputParserException before langchain-core 1.7.5).
         """
         settings = call_settings(schema, method, strict=strict)
         return parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)

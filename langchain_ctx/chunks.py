@@ -13,6 +13,7 @@ from ctxfold.messages import Message, Part, ReasoningPart, TextPart
 from ctxfold.protocols import ToolCallDelta
 from ctxfold.stream import Content, ContentFirst, StreamPiece, Thinking, ToolCalls
 from langchain_ctx.messages import reasoning_kwargs, reply_notes, usage_metadata
+from langchain_ctx.refusals import refusal_block
 
 
 class ChunkWriter:
@@ -66,6 +67,8 @@ class ChunkWriter:
         chunk.message.additional_kwargs = extra
         chunk.message.response_metadata |= {name: value for name, value in metadata.items() if value is not None}
         assert isinstance(chunk.message, AIMessageChunk)
+        if self._blocks and (block := refusal_block(chunk.message)) is not None:
+            chunk.message.content = [*chunk.message.content, {**block, "index": self._index("refusal")}]
         chunk.message.chunk_position = "last"
         if message.usage is not None:
             chunk.message.usage_metadata = UsageMetadata(**usage_metadata(message.usage))  # type: ignore[typeddict-item]

@@ -21,6 +21,7 @@ from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import Wire
 from ctxfold.session.context import AgentContext
 from langchain_ctx.content import Content, plain_content
+from langchain_ctx.refusals import unless_refused
 
 
 def bound_tools(tools: Iterable[Any], *, strict: bool | None = None) -> list[dict[str, Any]]:
@@ -170,7 +171,7 @@ def _json_schema(schema: Any, *, strict: bool | None) -> dict[str, Any]:
 
 def parsed(model: Runnable[Any, Any], schema: Any, method: Method, *, include_raw: bool) -> Runnable[Any, Any]:
     """Returns a chain that parses the model's answer by the schema; `include_raw` adds the message and any parsing error."""
-    parser = _parser(schema, method)
+    parser = unless_refused() | _parser(schema, method)
     if not include_raw:
         return model | parser
     attempt: Runnable[Any, Any] = RunnablePassthrough.assign(

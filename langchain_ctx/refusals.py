@@ -1,0 +1,64 @@
+"""Shows a refused reply as LangChain does: a block in its `content_blocks`, and an error in place of a structured answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+from langchain_core import exceptions as lc
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.block_translators import get_translator, register_translator
+from langchain_core.runnables import Runnable, RunnableGenerator
+
+# since langchain-core 1.7.5
+ModelRefusalError: Final[type[Exception]] = getattr(lc, "ModelRefusalError", lc.OutputParserException)
+_REFUSED: Final = "content_filter"  # the finish reason of a refused reply, whatever its provider calls it
+_OF_LANGCHAIN: Final = ("anthropic", "bedrock", "groq", "openai")  # whose own packages return other messages
+_OF_CTXFOLD: Final = ("gemini", "vertex")
+
+
+def provider_label(provider: str) -> str:
+    """Returns the provider's name for metadata, or another where LangChain expects messages of that provider's own package."""
+    return f"ctx-{provider}" if provider not in _OF_CTXFOLD and get_translator(provider) else provider
+
+
+def refusal_block(message: BaseMessage) -> dict[str, Any] | None:
+    """Returns LangChain's standard block for a refused reply of ChatCtx, which may be without text; None for other messages."""
+    if message.response_metadata.get("finish_reason") != _REFUSED:
+        return None
+    return {"type": "refusal", "refusal": message.additional_kwargs.get("refusal") or ""}
+
+
+def unless_refused() -> Runnable[Any, Any]:
+    """Returns a step that passes on a model's reply, also in chunks, and raises ModelRefusalError where the model refused."""
+
+    def check(replies: Iterator[Any]) -> Iterator[Any]:
+        for reply in replies:
+            yield _accepted(reply)
+
+    async def acheck(replies: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for reply in replies:
+            yield _accepted(reply)
+
+    return RunnableGenerator(check, acheck)
+
+
+def _accepted(reply: Any) -> Any:
+    if isinstance(reply, BaseMessage) and (block := refusal_block(reply)) is not None:
+        said = f": {block['refusal']}" if block["refusal"] else ""
+        error = ModelRefusalError(f"the model refused to answer{said}")
+        error.raw_message = reply  # type: ignore[attr-defined]
+        raise error
+    return reply
+
+
+def _content_blocks(message: AIMessage | AIMessageChunk) -> list[Any]:
+    block = refusal_block(message)
+    if block is None:
+        raise NotImplementedError  # LangChain goes on with its best-effort parsing
+    parsed = message.model_copy(update={"response_metadata": {}}).content_blocks
+    return [*parsed, block]
+
+
+for _label in (*map(provider_label, _OF_LANGCHAIN), *_OF_CTXFOLD):
+    register_translator(_label, _content_blocks, _content_blocks)
