@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
@@ -61,7 +62,9 @@ from langchain_ctx.summarizer import ReportedSummarizer
 from langchain_ctx.tools import Method, bound_tools, call_settings, choice, parsed, specs
 
 
+@cache
 def package_version() -> str:
+    """Returns the version that is installed, which is read from a file."""
     try:
         return version("ctxfold")
     except PackageNotFoundError:  # run from its sources

@@ -6,7 +6,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -37,11 +37,15 @@ class EngineSettings(PolicyFields, total=False):
 def check_settings(names: Iterable[str], known: Container[str], constructor: Callable[..., object]) -> None:
     """Raises ConfigError for a keyword that is neither a known setting nor a parameter of the constructor."""
     for name in names:
-        if name not in known:
-            parameters = inspect.signature(constructor).parameters.values()
-            own = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-            if name not in own:
-                raise unknown_setting(name, own)
+        if name not in known and name not in (own := _parameters(constructor)):
+            raise unknown_setting(name, own)
+
+
+@cache
+def _parameters(constructor: Callable[..., object]) -> tuple[str, ...]:
+    """Returns the names that a constructor takes as keywords; reading its signature costs more than the rest of the check."""
+    parameters = inspect.signature(constructor).parameters.values()
+    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
 def warn_caller(message: str) -> None:

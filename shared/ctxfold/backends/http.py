@@ -151,11 +151,15 @@ class Clients:
         if self._injected is not None:
             return Lane(self._injected)
         with self._lock:
-            if self._tls is None:
-                self._tls = httpx.create_ssl_context()  # slow to make: shared by all lanes
-            lane = self._idle.pop() if self._idle else Lane(httpx.Client(limits=LIMITS, verify=self._tls))
+            lane = self._idle.pop() if self._idle else Lane(httpx.Client(limits=LIMITS, verify=self._tls_context()))
             self._busy.add(lane)
         return lane
+
+    def _tls_context(self) -> ssl.SSLContext:
+        """Returns the context of all lanes and loops: it is slow to make. The caller holds the lock."""
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context()
+        return self._tls
 
     def return_lane(self, lane: Lane) -> None:
         """Keeps the lane for another request, unless it was closed meanwhile, and closes lanes that were idle for too long."""
@@ -178,7 +182,9 @@ class Clients:
         loop = asyncio.get_running_loop()
         client = self._async.get(loop)
         if client is None:
-            keeper = _kept_until_the_loop_ends()
+            with self._lock:
+                tls = self._tls_context()
+            keeper = _kept_until_the_loop_ends(tls)
             client = await anext(keeper)
             with self._lock:
                 self._async[loop], self._by_loop[loop] = client, keeper
@@ -203,9 +209,9 @@ class Clients:
             await keeper.aclose()
 
 
-async def _kept_until_the_loop_ends() -> AsyncGenerator[httpx.AsyncClient]:
+async def _kept_until_the_loop_ends(tls: ssl.SSLContext) -> AsyncGenerator[httpx.AsyncClient]:
     """Yields a client that the shutdown of its loop closes, so that nothing leaks when nobody calls `aclose`."""
-    async with httpx.AsyncClient(limits=LIMITS) as client:
+    async with httpx.AsyncClient(limits=LIMITS, verify=tls) as client:
         yield client
 
 

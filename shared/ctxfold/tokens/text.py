@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
 import hashlib
 import importlib.util
 import os
@@ -220,8 +220,8 @@ def _store(path: Path, data: bytes) -> None:
 def _build(name: str, file: _EncodingFile, data: bytes) -> Encoding:
     from tiktoken import Encoding
 
-    rows = (line.split() for line in data.splitlines() if line)
-    ranks = {base64.b64decode(token): int(rank) for token, rank in rows}
+    fields = data.split()  # a token and its rank in each of 200,000 lines: no loop of Python's
+    ranks = dict(zip(map(binascii.a2b_base64, fields[::2]), map(int, fields[1::2]), strict=True))
     return Encoding(name, pat_str=file.pattern, mergeable_ranks=ranks, special_tokens={})
 
 
