@@ -186,7 +186,11 @@ import multiprocessing, sys
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
+import ctxfold.stores.sql, sqlalchemy.dialects.postgresql, sqlalchemy.dialects.sqlite
+from ctxfold import text_counter
 from langchain_ctx import CtxChatMessageHistory
+
+text_counter()  # its encoding is loaded once, too
 
 def write(store, writer):
     answer = RunnableLambda(lambda given: AIMessage("to " + given[-1].content))

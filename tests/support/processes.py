@@ -1,4 +1,4 @@
-"""Starts processes that have imported the engine and the calling test module already: a server imports them once and forks."""
+"""Starts processes that have the engine, its encoding and the calling test module already: a server loads them once and forks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from typing import Any
 __all__ = ["CONTEXT", "Ready", "WorkerDiedError", "import_once", "start", "together"]
 
 CONTEXT: ForkServerContext = multiprocessing.get_context("forkserver")
-_IMPORTED: list[str] = ["ctxfold", "psycopg", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.sqlite"]
+_IMPORTED: list[str] = [
+    "ctxfold.session.context",
+    "ctxfold.stores.sql",
+    "psycopg",
+    "sqlalchemy.dialects.postgresql",
+    "sqlalchemy.dialects.sqlite",
+    "tests.support.encoding",
+]
 
 Ready = Callable[[], None]  # says that a process is prepared, and returns once all of them are
 
