@@ -21,12 +21,12 @@ from tests.langchain.running import T
 from tests.support.summaries import asks_on_live_prefix, asks_with_transcript
 
 SUMMARY = "The user told the codes of rooms, and the assistant looked at each: Room 0 has the code 4000."
-TURNS = 14
+TURNS = 8
 HOWS = ["invoke", "ainvoke", "stream", "astream"]
 
 
 def said(number: int) -> str:
-    return f"Room {number} has the code {4_000 + number * 37}. " + "It stands in the hall. " * 12
+    return f"Room {number} has the code {4_000 + number * 37}. " + "It stands in the hall. " * 24
 
 
 @tool
@@ -187,7 +187,7 @@ async def test_a_call_instead_of_a_summary_is_not_run() -> None:
     with ModelServer(model="m", script=spends) as server:
         made = Agents("middleware", server, spend)
         agent = made.agent("memory://", InMemorySaver(), context_window=2_000)
-        for number in range(24):
+        for number in range(12):
             await run(agent, "ainvoke", said(number))
         assert live_after(server)
         assert any(asks_with_transcript(r.body) for r in server.requests)
@@ -203,7 +203,7 @@ async def test_cached_tokens_of_summaries_are_told() -> None:
 
         plain = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
         with with_context(plain, context_window=2_000, session_id="t", recall_ratio=0) as model:
-            for number in range(30):
+            for number in range(15):
                 await model.ainvoke(said(number))
             usage = model.context("t").usage()
             assert usage.summary_calls == len(live_after(server)) > 0

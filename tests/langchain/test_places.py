@@ -30,10 +30,10 @@ def boss_and_researcher(body: Any) -> Scripted:
     return Scripted(tool_calls=(ScriptedCall("research", '{"q": "private question"}'),))
 
 
-def model_on(kind: str, url: str, store: MemoryStore) -> Any:
+def model_on(kind: str, url: str, store: MemoryStore, window: int = 8_000) -> Any:
     if kind == "ChatCtx":
-        return ChatCtx(model="m", base_url=url, api_key="x", store=store, context_window=8_000)  # type: ignore[arg-type]
-    return with_context(ChatOpenAI(model="m", base_url=url, api_key="x"), store=store, context_window=8_000)  # type: ignore[arg-type]
+        return ChatCtx(model="m", base_url=url, api_key="x", store=store, context_window=window)  # type: ignore[arg-type]
+    return with_context(ChatOpenAI(model="m", base_url=url, api_key="x"), store=store, context_window=window)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])

@@ -16,11 +16,13 @@ from langchain_ctx import ChatCtx, CtxChatMessageHistory, with_context
 from tests.langchain.faces import Agents, closed, model_settings
 from tests.langchain.running import T
 
+TURNS = 7
+
 
 def answer(body: Any) -> Scripted:
     """A long answer, or a short summary."""
     if any(str(m["content"]).startswith("Story") for m in body["messages"]):
-        return Scripted("It is a long story. " * 30)
+        return Scripted("It is a long story. " * 60)
     return Scripted("They asked for one story after the other.")
 
 
@@ -86,7 +88,7 @@ async def test_a_summary_counts(face: str, how: str, store_url: str) -> None:
                 app = made.agent(store_url, InMemorySaver(), context_window=1_500)
         usage, tokens = Counted(), Tokens()
         config: Any = {**T, "callbacks": [usage, tokens]}
-        for number in range(12):
+        for number in range(TURNS):
             text = f"Story {number}?"
             given: Any = (
                 text
@@ -102,7 +104,7 @@ async def test_a_summary_counts(face: str, how: str, store_url: str) -> None:
                     _ = [*app.stream(given, config)]
                 case _:
                     _ = [piece async for piece in app.astream(given, config)]
-        assert tokens.runs == len(server.requests) > 12, "the callbacks hear of every request"
+        assert tokens.runs == len(server.requests) > TURNS, "the callbacks hear of every request"
         assert "one story after the other" not in tokens.text
         if how in ("invoke", "ainvoke"):
             assert usage.calls == len(server.requests)

@@ -1,4 +1,4 @@
-"""Twenty tool rounds with the user's own thinking model, on a service that refuses a round whose reasoning was lost."""
+"""Tool rounds with the user's own thinking model, on a service that refuses a round whose reasoning was lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from openai import BadRequestError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ContextMiddleware, with_context, with_reasoning
 
-ROUNDS = 12
+ROUNDS = 6
 
 
 @tool

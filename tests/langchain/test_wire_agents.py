@@ -17,8 +17,8 @@ from langchain_ctx import ChatCtx, ContextMiddleware
 from tests.support.wires import TOUR, WIRES, Lookups
 
 WIRE = pytest.mark.parametrize("wire", WIRES)
-ROUNDS = 20
-TURNS = 12  # past the window, twice
+ROUNDS = 8
+TURNS, WINDOW = 8, 2_000  # past the window, twice
 MANY: Any = {"recursion_limit": 500}
 
 
@@ -73,7 +73,7 @@ async def test_a_stateless_loop_sends_every_thought_back(wire: str, how: str) ->
 async def test_turns_go_past_the_window_and_nothing_is_refused(wire: str, how: str, kept: str) -> None:
     script = Lookups()
     with ModelServer(script=script, strict=WIRES[wire].strict, reasoning=True) as server:
-        window: Any = {"context_window": 3_000}
+        window: Any = {"context_window": WINDOW}
         chat = ChatCtx(**WIRES[wire].settings(server), **({"session": "s", **window} if kept == "session" else {}))
         middleware = [] if kept == "session" else [ContextMiddleware(session_id="s", **window)]
         agent = create_agent(chat, [look], middleware=middleware)
@@ -97,10 +97,10 @@ async def test_a_session_goes_from_every_wire_to_every_other(tmp_path: Any) -> N
     with ExitStack() as stack:
         servers = {w: ModelServer(script=script, strict=WIRES[w].strict, reasoning=True) for w in WIRES}
         chats = {w: ChatCtx(**WIRES[w].settings(stack.enter_context(server))) for w, server in servers.items()}
-        middleware = stack.enter_context(ContextMiddleware(session_id="s", store=store, context_window=3_000))
+        middleware = stack.enter_context(ContextMiddleware(session_id="s", store=store, context_window=WINDOW))
         for number, wire in enumerate(TOUR):
             agent = create_agent(chats[wire], [look], middleware=[middleware])
-            assert await run(agent, ask(number), "invoke") == "Answer after 2.", TOUR[number - 1 : number + 1]
+            assert await run(agent, ask(number, 1), "invoke") == "Answer after 1.", TOUR[number - 1 : number + 1]
             assert sum(len(server.requests) for server in servers.values()) == script.answered
         assert middleware.context("s").usage().compactions > 1
         for chat in chats.values():
