@@ -24,7 +24,7 @@ from tests.llamaindex.twins import Driver
 # workflows ask every attribute of an agent, pydantic's deprecated ones too
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect")
 
-TURNS, LIMIT = 60, 1_500
+TURNS, LIMIT = 36, 900
 Turn: TypeAlias = "Callable[[CtxMemory, list[ChatMessage], ChatMessage], Any]"
 
 

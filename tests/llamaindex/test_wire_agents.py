@@ -20,8 +20,8 @@ from tests.support.wires import TOUR, WIRES, Lookups
 # workflows ask every attribute of an agent, pydantic's deprecated ones too
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect")
 WIRE = pytest.mark.parametrize("wire", WIRES)
-ROUNDS = 20
-TURNS = 12  # past the window, twice
+ROUNDS = 8
+TURNS, WINDOW = 8, 2_000  # past the window, twice
 
 
 def look(key: int) -> str:
@@ -74,8 +74,8 @@ async def test_stock_memory_sends_every_thought_back(wire: str, streaming: bool)
 async def test_turns_go_past_the_window_and_nothing_is_refused(wire: str, streaming: bool) -> None:
     script = Lookups()
     with ModelServer(script=script, strict=WIRES[wire].strict, reasoning=True) as server:
-        llm = CtxLLM(**WIRES[wire].settings(server), context_window=3_000)
-        memory = CtxMemory.from_defaults(llm=llm, token_limit=3_000)
+        llm = CtxLLM(**WIRES[wire].settings(server), context_window=WINDOW)
+        memory = CtxMemory.from_defaults(llm=llm, token_limit=WINDOW)
         agent = agent_on(llm, streaming=streaming)
         for number in range(TURNS):
             before = len(server.requests)
@@ -96,8 +96,8 @@ async def test_a_conversation_goes_from_every_wire_to_every_other(stock: bool) -
         llms = {w: CtxLLM(**WIRES[w].settings(stack.enter_context(server))) for w, server in servers.items()}
         memory: Any = Memory.from_defaults(session_id="s", token_limit=200_000) if stock else CtxMemory.from_defaults()
         for number, wire in enumerate(TOUR):
-            said = await answer(agent_on(llms[wire]), question(number), memory)
-            assert said == "Answer after 2.", TOUR[number - 1 : number + 1]
+            said = await answer(agent_on(llms[wire]), question(number, 1), memory)
+            assert said == "Answer after 1.", TOUR[number - 1 : number + 1]
             assert sum(len(server.requests) for server in servers.values()) == script.answered
         for llm in llms.values():
             await llm.aclose()

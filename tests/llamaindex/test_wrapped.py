@@ -43,7 +43,7 @@ pytestmark = [
 ]
 KINDS = ["deepseek", "openai_like"]
 HOWS = ["chat", "achat", "stream_chat", "astream_chat"]
-WINDOW = 6_000
+WINDOW = 3_000
 
 
 def talk(body: Any) -> Scripted:
@@ -167,10 +167,10 @@ async def test_a_react_agent() -> None:
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_existing_llm_in_a_small_window(kind: str, how: str, store_url: str) -> None:
-    """Twenty questions through a window of 1,000 tokens; replies are stored under the ids that were shown."""
+    """Twelve questions through a window of 1,000 tokens; replies are stored under the ids that were shown."""
     async with serving(kind, talk, context_window=1_000) as (_, llm):
         chat = with_context(llm, session_id="s", store=store_url, context_window=1_000)
-        for number in range(20):
+        for number in range(12):
             message = (await say(chat, how, ask(f"Q{number:03} please"))).message
             assert (message.content or "").startswith(f"I see Q{number:03}")
             thoughts = [b.content for b in message.blocks if isinstance(b, ThinkingBlock)]
@@ -178,7 +178,7 @@ async def test_an_existing_llm_in_a_small_window(kind: str, how: str, store_url:
             kept = chat.context().get(message.additional_kwargs["ctxfold_id"])
             assert (kept.text, kept.reasoning) == (message.content, "Hm.")
         usage = chat.context().usage()
-        assert usage.turns == 20
+        assert usage.turns == 12
         assert usage.compactions > 0
         await chat.aclose()
 
@@ -270,7 +270,7 @@ async def test_an_overflow_is_learnt_and_the_call_made_again(how: str) -> None:
     """The window given is far too large: the service says so, and the next request fits."""
     async with serving("openai_like", talk, context_window=1_000) as (_, llm):
         chat = with_context(llm, session_id="s", context_window=100_000)
-        for number in range(20):
+        for number in range(12):
             answer = await say(chat, how, ask(f"Q{number:03} please"))
             assert (answer.message.content or "").startswith(f"I see Q{number:03}")
         assert chat.context().usage().compactions > 0

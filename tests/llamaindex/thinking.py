@@ -1,4 +1,4 @@
-"""A service that thinks and calls a tool twenty times, and other people's LLMs that ask it."""
+"""A service that thinks and calls a tool ten times, and other people's LLMs that ask it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llama_index.llms.openai_like import OpenAILike
 
 from ctxfold.testing import ModelServer, Script, Scripted, ScriptedCall
 
-ROUNDS = 20
+ROUNDS = 10
 
 
 def look(key: int) -> str:
