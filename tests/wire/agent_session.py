@@ -60,8 +60,8 @@ async def turn(context: AgentContext, question: str, way: str) -> Reply:
 
 async def past_the_window(backend: HttpBackend, server: ModelServer, model: Model, way: str) -> list[Mapping[str, Any]]:
     """Runs turns with tools past the window, twice; returns the bodies of the requests, of which none was refused."""
-    async with backend, AgentContext(backend, store="memory://", context_window=6_000, system="Be brief.") as context:
-        for number in range(16):
+    async with backend, AgentContext(backend, store="memory://", context_window=3_500, system="Be brief.") as context:
+        for number in range(10):
             question = f"Question {number}: which shelf? " + "It is the one in the hall. " * 5
             reply = await turn(context, question, way)
             assert reply.message.text.startswith("Answer")

@@ -85,7 +85,8 @@ class Clerk:
             + " ".join(
                 f"On shelf {n}-{i} stand {7 * i + n} jars{', one beside the other' * self.beside}."
                 for i in range(self.jars)
-            )
+            ),
+            chunks=8,  # long replies in a few words each would be most of what these tests cost
         )
 
 
