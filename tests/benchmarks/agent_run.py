@@ -21,7 +21,7 @@ from tests.support.summaries import asks_on_live_prefix
 __all__ = ["QUESTIONS", "Run", "agent_run", "facts", "folded", "output", "run"]
 
 WINDOW = 32_000
-CALLS, QUICK_CALLS = 300, 6
+CALLS, QUICK_CALLS = 300, 3
 OUTPUT_CHARS = 40_000
 SYSTEM = "You watch the nightly jobs. Run each job once, in order, and report when all of them are done."
 SUITES = ("payments", "ledger", "search", "mail", "billing", "export", "audit")

@@ -20,7 +20,7 @@ from tests.benchmarks.sheets import Cell, Sheet, times
 
 __all__ = ["run"]
 
-SIZES, QUICK_SIZES = (100, 1_000, 10_000, 50_000), (50, 200)
+SIZES, QUICK_SIZES = (100, 1_000, 10_000, 50_000), (20, 60)
 FULL = Plan(turns=100, block=10, least=1, slow_s=20.0, limit_s=180.0)
 QUICK = Plan(turns=10, block=5, least=1, slow_s=0.1, limit_s=60.0)
 PLAIN, OURS = "CtxMemory without recall, SQLite file", "CtxMemory, SQLite file"

@@ -169,7 +169,7 @@ def test_the_loop_goes_on_while_a_long_text_is_stored_compacted_and_searched() -
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(beat())
-        text = "日本。" * 70_000
+        text = "日本。" * 35_000
         async with AgentContext(context_window=400_000, min_free_ratio=0.01) as ctx:
             step = "add"
             call = assistant("", id="a1", calls=[ToolCallPart("c1", "look", "{}")])

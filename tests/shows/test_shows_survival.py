@@ -25,7 +25,7 @@ def test_marked_facts_are_visible_or_their_reference_resolves(case: survival.Cas
         assert found.widest >= 20
 
 
-RUNS = 15  # of tau-bench; all thirty of the benchmark lead to twice as many summaries
+RUNS = 8  # of tau-bench, which lead to a dozen summaries; all thirty of the benchmark lead to four times as many
 
 
 @pytest.mark.parametrize("fault", bad_summariser.FAULTS)
@@ -36,9 +36,9 @@ def test_a_bad_summariser_loses_no_argument_and_raises_nothing(fault: str) -> No
         pytest.skip(str(missing))
     assert found.errors == ()
     assert found.at_call.lost == found.at_end.lost == ()
-    assert found.at_end.visible + found.at_end.resolved > 160
+    assert found.at_end.visible + found.at_end.resolved > 100
     fallback_levels = dict(found.fallback_levels)
     if fault not in ("none", "rewrites numbers"):
         assert "model" not in fallback_levels
         assert found.problems >= sum(fallback_levels.values())
-    assert sum(fallback_levels.values()) >= 20
+    assert sum(fallback_levels.values()) >= 12
