@@ -94,7 +94,7 @@ def window(way: Callable[[AgentContext, list[list[Message]]], None], told: list[
         return [context.usage().compactions, context.view().tokens, *shown]
 
 
-@settings(max_examples=50)
+@settings(max_examples=max(20, settings.default.max_examples // 3))  # each plays four sessions
 @given(told=st.lists(turns, min_size=3, max_size=9), size=st.sampled_from([1_500, 2_500, 4_000]))
 def test_any_conversation(told: list[Turn], size: int) -> None:
     try:
