@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -385,6 +386,15 @@ def test_many_threads_share_one_backend() -> None:
     with RawServer(STREAM) as server, make(server) as backend, ThreadPoolExecutor(16) as pool:
         runs = [pool.submit(lambda: "".join(c.content for c in backend.open_stream(REQUEST))) for _ in range(48)]
         assert {run.result() for run in runs} == {"ab"}
+
+
+def test_threads_and_loops_share_what_was_read_of_authorities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them takes 25 ms, which each loop of a program that calls `asyncio.run` again and again would pay."""
+    with RawServer(*[OK] * 3) as server, make(server) as backend:
+        assert backend.send(REQUEST).message.text
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))  # whoever reads them again fails
+        for _ in range(2):
+            assert asyncio.run(backend.asend(REQUEST)).message.text
 
 
 def test_the_key_is_never_shown(caller: Caller, caplog: pytest.LogCaptureFixture) -> None:
