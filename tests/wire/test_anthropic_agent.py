@@ -252,6 +252,7 @@ ACCEPTED: dict[str, Change] = {
         b["messages"][1]["content"].pop(0),
         b["messages"].extend([{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]),
     ),
+    "an empty system prompt": lambda b: b.update(system=""),
     "a text after the results": lambda b: b["messages"][2]["content"].append({"type": "text", "text": "x"}),
 }
 

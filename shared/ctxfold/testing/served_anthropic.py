@@ -311,7 +311,9 @@ def _parameters(body: Body) -> str | None:
     forced = as_mapping(body.get("tool_choice")).get("type") in ("any", "tool")
     if forced and thinking.get("type") in ("enabled", "adaptive"):
         return "Thinking may not be enabled when tool_choice forces tool use."
-    if any(not text.strip() for text in _texts(body.get("system"))):
+    system = body.get("system")
+    # a system prompt that is "" counts as none, an empty block of one does not
+    if system != "" and any(not text.strip() for text in _texts(system)):
         return "system: text content blocks must be non-empty"
     return None
 
