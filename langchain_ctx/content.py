@@ -17,6 +17,7 @@ Content: TypeAlias = "str | list[str | dict[Any, Any]]"
 Block: TypeAlias = "dict[str, Any]"
 Layout: TypeAlias = "list[Any]"
 
+RESULT_SEPARATOR = "\n"  # between the texts of a tool's output, which the engine holds as one
 _REASONING_KEYS = {"reasoning": "reasoning", "thinking": "thinking"}
 _MEDIA = {
     "image": "image",
@@ -153,11 +154,18 @@ def content_of(message: Message, layout: Layout | None) -> Content:
     """Restores content by its layout; returns plain content for a message that has changed since or has no layout."""
     if layout is None:
         return plain_content(message)
-    sources = _Sources(message)
+    sources = _Sources(message, _separator(message, layout))
     blocks = [sources.block(place) for place in layout]
     if any(block is None for block in blocks) or not sources.used_up():
         return plain_content(message)
     return cast("Content", blocks)
+
+
+def _separator(message: Message, layout: Layout) -> str:
+    """Returns what stands between the texts; outputs that were stored before there was a separator have none."""
+    lengths = [place[1] for place in layout if place[0] in ("s", "t") and place[1]]
+    separated = sum(lengths) + len(RESULT_SEPARATOR) * (len(lengths) - 1)
+    return RESULT_SEPARATOR if message.role == "tool" and len(message.text) == separated else ""
 
 
 def plain_content(message: Message) -> Content:
@@ -184,8 +192,9 @@ def _media_block(part: MediaPart) -> dict[Any, Any]:
 class _Sources:
     """A message's parts, handed out in the order of a layout."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, separator: str) -> None:
         self._text = message.text
+        self._separator = separator
         self._at = 0
         self._reasoning = message.reasoning
         self._thought_at = 0
@@ -213,8 +222,9 @@ class _Sources:
                 return cast("Block", details[0])
 
     def _take(self, length: int) -> str:
-        self._at += length
-        return self._text[self._at - length : self._at]
+        start = self._at + len(self._separator) if self._at and length else self._at
+        self._at = start + length
+        return self._text[start : self._at]
 
     def _thought(self, kind: str, rest: Block, length: int | None = None) -> Block | None:
         """Returns a block of reasoning. Release 0.1.0 stored no lengths: each block was one part."""

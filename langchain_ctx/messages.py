@@ -34,7 +34,7 @@ from ctxfold.messages import (
     Usage,
 )
 from ctxfold.validation import is_a, json_problem, kind_of
-from langchain_ctx.content import as_json, content_of, parts_of
+from langchain_ctx.content import RESULT_SEPARATOR, as_json, content_of, parts_of
 
 _TEXT = "reasoning_content"
 _DETAILS = "reasoning_details"
@@ -380,7 +380,7 @@ def usage_metadata(usage: Usage) -> dict[str, Any]:
 
 
 def _result(message: ToolMessage, parts: Sequence[Part], extras: dict[str, Any]) -> list[Part]:
-    text = "".join(p.text for p in parts if isinstance(p, TextPart))
+    text = RESULT_SEPARATOR.join(p.text for p in parts if isinstance(p, TextPart))
     if message.artifact is not None and _fits_json(message.artifact):
         extras["artifact"] = message.artifact
     result = ToolResultPart(message.tool_call_id, text, message.name, message.status == "error")

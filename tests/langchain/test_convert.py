@@ -89,6 +89,17 @@ SAMPLES: list[BaseMessage] = [
     ToolMessage(
         [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "u"}}], id="1", tool_call_id="c"
     ),
+    ToolMessage(
+        [
+            {"type": "text", "text": "one"},
+            {"type": "text", "text": ""},
+            {"type": "image_url", "image_url": {"url": "u"}},
+            "two",
+            {"type": "text", "text": "\nthree", "id": "lc_1"},
+        ],
+        id="1",
+        tool_call_id="c",
+    ),
     ChatMessage("hello", role="user", id="1"),
     HumanMessage([{"type": "file", "base64": PIXEL, "mime_type": "application/pdf", "filename": "a.pdf"}], id="1"),
     HumanMessage([{"type": "file", "file_id": "f1"}, {"type": "file", "url": "http://x/a.pdf"}], id="1"),
@@ -251,6 +262,22 @@ def test_what_another_framework_wrote_is_a_normal_message() -> None:
     assert user.content == [{"type": "text", "text": "see"}, {"type": "image", "url": "http://x/y.png"}]
     reply = to_langchain(Message("a", "assistant", (ReasoningPart("hm"), TextPart("yes"), other)))
     assert (reply.content, reply.additional_kwargs) == ("yes", {"reasoning_content": "hm"})
+
+
+def test_texts_of_one_tool_output_are_told_apart() -> None:
+    """Tools of MCP servers return a list of texts; the engine, a search and most wires have them as one."""
+    output = ToolMessage(
+        [{"type": "text", "text": "Berlin: 22 C"}, {"type": "text", "text": "Paris: 24 C"}], id="1", tool_call_id="c"
+    )
+    assert from_langchain(output).text == "Berlin: 22 C\nParis: 24 C"
+
+
+def test_a_tool_output_that_was_stored_without_separators_keeps_its_blocks() -> None:
+    blocks = ["one", {"type": "text", "text": "two", "id": "b"}]
+    message = from_langchain(ToolMessage(blocks, id="1", tool_call_id="c"))
+    opaque = tuple(p for p in message.parts if isinstance(p, Opaque))
+    stored = tool_result("c", "onetwo", id="1")
+    assert to_langchain(Message("1", "tool", (*stored.parts, *opaque))).content == blocks
 
 
 def test_a_message_changed_by_the_engine_shows_the_new_text() -> None:
