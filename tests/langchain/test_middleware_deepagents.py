@@ -7,19 +7,23 @@ import re
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
+from langchain.tools import ToolRuntime
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from ctxfold import MemoryStore
+from ctxfold import MemoryStore, OrphanToolResultError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
 from tests.support.summaries import asks_on_live_prefix
 
 create_deep_agent = pytest.importorskip("deepagents", reason="deepagents needs langchain-core 1.7").create_deep_agent
+PatchToolCallsMiddleware = pytest.importorskip("deepagents.middleware.patch_tool_calls").PatchToolCallsMiddleware
 T: Any = {"recursion_limit": 500, "configurable": {"thread_id": "t"}}
 PAGE = "The quick brown fox reads line after line of the long page. " * 40
 WINDOW = 20_000  # deepagents' own prompt and tools take about a third of it
@@ -217,3 +221,38 @@ def test_a_structured_answer(strategy: Any) -> None:
             assert stored == [m.id for m in state["messages"]]
         assert middleware.context("t").usage().compactions >= 1
         chat.close()
+
+
+@tool
+def to_desk(runtime: ToolRuntime) -> Command[str]:
+    """Hands the conversation over to the desk."""
+    result = ToolMessage("Handed over.", tool_call_id=runtime.tool_call_id)
+    return Command(goto="desk", graph=Command.PARENT, update={"messages": [*runtime.state["messages"], result]})
+
+
+@pytest.mark.parametrize("patched", [True, False])
+def test_a_handoff_among_parallel_calls(patched: bool) -> None:
+    """LangGraph drops the results of the other calls; deepagents' middleware answers them."""
+
+    def play(body: Any) -> Scripted:
+        both = (ScriptedCall("read", '{"page": 1}'), ScriptedCall("to_desk"))
+        return Scripted("", tool_calls=both) if body["messages"][-1]["role"] == "user" else Scripted("At the desk.")
+
+    def agent() -> Any:
+        own = [PatchToolCallsMiddleware()] if patched else []
+        return create_agent(model, [read, to_desk], middleware=[ContextMiddleware(context_window=WINDOW), *own])
+
+    with ModelServer(model="m", script=play, strict="openai") as server:
+        model = chat_on(server)
+        graph = StateGraph(MessagesState)
+        graph.add_node("front", agent(), destinations=("desk",))
+        graph.add_node("desk", agent())
+        graph.add_edge(START, "front")
+        app = graph.compile(checkpointer=InMemorySaver())
+        if patched:
+            assert app.invoke({"messages": [HumanMessage("Go.")]}, T)["messages"][-1].text == "At the desk."
+        else:
+            with pytest.raises(OrphanToolResultError, match=r"1 tool call\(s\) still wait"):
+                app.invoke({"messages": [HumanMessage("Go.")]}, T)
+            assert len(server.requests) == 1
+        model.close()
