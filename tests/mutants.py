@@ -646,6 +646,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_exchange.py::test_a_full_list_is_recognised_by_ids",
         ),
         (
+            "a_stored_answer_is_sent_behind_the_results_that_are_asked_about_again",
+            'if message.role in ("user", "tool") else None',
+            'if message.role == "user" else None',
+            "llamaindex/test_memory_beside_llm.py::test_results_that_are_asked_about_again_give_up_their_answer",
+        ),
+        (
             "questions_that_came_meanwhile_leave_with_an_answer",
             "lambda e: not (from_window and is_question(e.message))",
             "lambda e: True",
@@ -1817,9 +1823,39 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_second_reply_to_the_same_messages_is_lost",
-            "    if _was_answered(attempt):\n",
-            "    if False:\n",
+            "    if (taken := _taken_by(attempt)) is not None:\n",
+            "    if (taken := None) is not None:\n",
             "llamaindex/test_llm_agents.py::test_two_requests_with_the_same_messages_at_once",
+        ),
+        (
+            "a_turn_in_which_others_wait_goes_on_with_the_first_reply",
+            "taken = others > 0 or turn.entries",
+            "taken = turn.entries",
+            "llamaindex/test_llm_agents.py::test_two_requests_that_ask_one_new_question_at_once",
+        ),
+        (
+            "a_request_that_fails_takes_a_question_along_that_another_asks",
+            "    if attempt.new_turn not in open_session.in_flight:",
+            "    if True:",
+            "llamaindex/test_llm_agents.py::test_a_question_that_two_requests_ask_stays_when_the_first_one_fails",
+        ),
+        (
+            "a_turn_that_another_request_has_gone_back_behind_loses_its_reply",
+            "        _take_over(open_session, (new.turn_id,), attempt.new_turn)\n",
+            "",
+            "llamaindex/test_llm_agents.py::test_a_request_keeps_its_reply_when_another_goes_back_behind_its_messages",
+        ),
+        (
+            "a_question_that_another_request_has_added_stays_in_front_of_the_reply",
+            "return later if all(is_question(e.message) for e in later) else ()",
+            "return ()",
+            "llamaindex/test_llm_agents.py::test_a_question_that_comes_while_the_one_before_is_asked_stands_behind_its_answer",
+        ),
+        (
+            "the_first_of_two_answers_in_a_workflow_is_lost",
+            "    if attempt.hides:\n",
+            "    if False:\n",
+            "llamaindex/test_memory_beside_llm.py::test_requests_of_a_workflow_that_ask_the_same_both_stay",
         ),
         (
             "other_words_of_a_question_take_no_room",

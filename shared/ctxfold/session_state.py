@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -161,7 +162,9 @@ class OpenSession:
     recalled_tokens: LruCache[str, int] = field(default_factory=lambda: LruCache(REPORTED_TURNS))
     sent_request: SentRequest | None = None
     live_prefix_failures: int = 0  # summaries on the live prefix that were no summaries, one after the other
-    in_flight: set[str] = field(default_factory=set[str])  # turns in which this process asks a model at this moment
+    in_flight: Counter[str] = field(default_factory=Counter[str])  # how many requests this process asks in a turn now
+    # by a turn in which a request waits, the turn of another one that has gone back behind some of its messages
+    taken_over: dict[str, str] = field(default_factory=dict[str, str])
     overhead_tokens: int = 0  # of the newest request besides the view, so that triggers see what is sent
     compaction_pause: CompactionPause | None = None
     argument_pause: CompactionPause | None = None  # until when large arguments of calls are not looked for

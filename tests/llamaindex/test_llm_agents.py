@@ -162,8 +162,122 @@ async def test_two_requests_with_the_same_messages_at_once(first_calls: bool, se
         told = [m.text for m in llm.context().messages()]
         assert told[-2:] == (["Still green.", "Done."] if second_calls else [told[-2], "Reply 1."])
         assert told.count("Reply 1.") == 1
-        if not (first_calls and second_calls):  # otherwise the first call still waits, and its turn with it
-            assert told[:3] == ["Look at the hill.", "", "It is green."]
+        assert told[:3] == ["Look at the hill.", "", "It is green."]
+
+
+@pytest.mark.parametrize("early_ends", ["first", "last"])
+async def test_a_request_keeps_its_reply_when_another_goes_back_behind_its_messages(early_ends: str) -> None:
+    """A run that goes on after a cancellation asks with the results that it has, and beside that with its new question."""
+    held = {"early": threading.Event(), "late": threading.Event()}
+    look = Scripted(tool_calls=(ScriptedCall("look", '{"place": "hill"}'),))
+    script = [look, Scripted("Early.", held=held["early"]), Scripted("Late.", held=held["late"]), Scripted("Bye.")]
+    async with served(*script, strict="openai") as (plain, server):
+        llm = with_context(plain, session_id="s")
+        question, second = (ChatMessage(role="user", content=text) for text in ("Look at the hill.", "And now?"))
+        call = (await llm.achat_with_tools([LOOK], chat_history=[question])).message
+        lists = {"early": [question, call, _result_of(call, "It is green.")], "late": [question, second, call]}
+        asked: dict[str, asyncio.Task[ChatResponse]] = {}
+        for number, (name, listed) in enumerate(lists.items()):
+            asked[name] = asyncio.create_task(llm.achat_with_tools([LOOK], chat_history=listed))
+            while len(server.requests) < 2 + number:
+                await asyncio.sleep(0.01)
+        for name in ("early", "late") if early_ends == "first" else ("late", "early"):
+            held[name].set()
+            assert (await asked[name]).message.content == f"{name.title()}."
+        told = [m.text for m in llm.context().messages()]
+        assert told[:2] == ["Look at the hill.", "And now?"]
+        assert sorted(told[-2:]) == ["Early.", "Late."]
+        assert len(told) == 6
+        await llm.achat([ChatMessage(role="user", content="Thanks.")])
+    assert [m["role"] for m in server.requests[-1].body["messages"]][-3:] == ["assistant", "assistant", "user"]
+
+
+async def test_a_question_that_two_requests_ask_stays_when_the_first_one_fails() -> None:
+    held = [threading.Event(), threading.Event()]
+    script = [Scripted("First.", held=held[0]), Scripted("Second.", held=held[1])]
+    async with served(*script, strict="openai") as (plain, server):
+        llm = with_context(plain, session_id="s")
+        listed = [ChatMessage(role="user", content="Look at the hill.", additional_kwargs={"ctxfold_id": "q"})]
+        asked: list[asyncio.Task[ChatResponse]] = []
+        for number in range(2):
+            asked.append(asyncio.create_task(llm.achat(listed)))
+            while len(server.requests) < 1 + number:
+                await asyncio.sleep(0.01)
+        asked[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked[0]
+        held[1].set()
+        assert (await asked[1]).message.content == "Second."
+        held[0].set()
+        assert [m.text for m in llm.context().messages()] == ["Look at the hill.", "Second."]
+
+
+@pytest.mark.parametrize("first_calls", [True, False])
+async def test_two_requests_that_ask_one_new_question_at_once(first_calls: bool) -> None:
+    """The one that is answered first, with a call, still sees the question in its next request."""
+    held = [threading.Event(), threading.Event()]
+    calls = (ScriptedCall("look", '{"place": "hill"}'),) if first_calls else ()
+    script = [Scripted("A.", held=held[0]), Scripted("B.", tool_calls=calls, held=held[1]), Scripted("Green.")]
+    async with served(*script, strict="openai") as (plain, server):
+        llm = with_context(plain, session_id="s")
+        question = ChatMessage(role="user", content="Look.", additional_kwargs={"ctxfold_id": "q"})
+        asked: list[asyncio.Task[ChatResponse]] = []
+        for number in range(2):
+            asked.append(asyncio.create_task(llm.achat_with_tools([LOOK], chat_history=[question])))
+            while len(server.requests) < 1 + number:
+                await asyncio.sleep(0.01)
+        held[1].set()
+        called = (await asked[1]).message
+        more = [_result_of(called, "It is green.")] if first_calls else [ChatMessage(role="user", content="Sure?")]
+        await llm.achat_with_tools([LOOK], chat_history=[question, called, *more])
+        texts = [m["content"] for m in server.requests[-1].body["messages"]]
+        assert texts == ["Look.", "B.", more[0].content]
+        held[0].set()
+        assert (await asked[0]).message.content == "A."
+        assert [m.text for m in llm.context().messages()] == [*texts, "Green.", "A."]
+
+
+async def test_a_question_that_comes_while_the_one_before_is_asked_stands_behind_its_answer() -> None:
+    held = [threading.Event(), threading.Event()]
+    script = [Scripted("First.", held=held[0]), Scripted("Second.", held=held[1])]
+    async with served(*script, strict="openai") as (plain, server):
+        llm = with_context(plain, session_id="s")
+        listed = [
+            ChatMessage(role="user", content=text, additional_kwargs={"ctxfold_id": text}) for text in ("Look.", "Now?")
+        ]
+        asked: list[asyncio.Task[ChatResponse]] = []
+        for number in range(2):
+            asked.append(asyncio.create_task(llm.achat(listed[: number + 1])))
+            while len(server.requests) < 1 + number:
+                await asyncio.sleep(0.01)
+        for number in range(2):
+            held[number].set()
+            await asked[number]
+        assert [m.text for m in llm.context().messages()] == ["Look.", "First.", "Now?", "Second."]
+
+
+async def test_a_question_that_comes_while_the_one_before_is_asked_leaves_both_in_sight() -> None:
+    """Two messages in a row on one thread: the second list has the first question too."""
+    held = [threading.Event(), threading.Event()]
+    look = Scripted("First.", tool_calls=(ScriptedCall("look", '{"place": "hill"}'),), held=held[0])
+    async with served(look, Scripted("Second.", held=held[1]), Scripted("Green."), strict="openai") as (plain, server):
+        llm = with_context(plain, session_id="s")
+        listed = [
+            ChatMessage(role="user", content=text, additional_kwargs={"ctxfold_id": text}) for text in ("Look.", "Now?")
+        ]
+        asked: list[asyncio.Task[ChatResponse]] = []
+        for number in range(2):
+            asked.append(asyncio.create_task(llm.achat_with_tools([LOOK], chat_history=listed[: number + 1])))
+            while len(server.requests) < 1 + number:
+                await asyncio.sleep(0.01)
+        held[0].set()
+        call = (await asked[0]).message
+        await llm.achat_with_tools([LOOK], chat_history=[listed[0], call, _result_of(call, "It is green.")])
+        texts = [m["content"] for m in server.requests[-1].body["messages"]]
+        assert texts == ["Look.", "Now?", "First.", "It is green."]
+        held[1].set()
+        await asked[1]
+        assert [m.text for m in llm.context().messages()] == [*texts, "Green.", "Second."]
 
 
 def _result_of(call: ChatMessage, text: str) -> ChatMessage:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 
 from ctxfold import BackendError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
@@ -55,6 +56,38 @@ async def test_a_question_that_others_overtook_is_asked_behind_theirs(store_url:
         assert contents(memory.get_all()) == ["Bob?", "Ann?", "Answer to Ann?"]
         memory.context.undo()
         assert contents(memory.get_all()) == ["Ann?", "Bob?", "Answer to Ann?"]
+
+
+async def test_requests_of_a_workflow_that_ask_the_same_both_stay(store_url: str) -> None:
+    """A run that goes on after a cancellation asks twice, and may end with the first answer: a memory must not lose it."""
+    async with one_session(store_url, [*map(Scripted, ("First.", "Second.", "Bye."))]) as (llm, memory, server):
+
+        class Twice(Workflow):
+            @step
+            async def ask(self, ev: StartEvent) -> StopEvent:
+                memory.put("Ann?")
+                window = memory.get()
+                return StopEvent(result=[str((await llm.achat(window)).message.content) for _ in range(2)])
+
+        assert await Twice().run() == ["First.", "Second."]
+        assert [[m["content"] for m in r.body["messages"]] for r in server.requests] == [["Ann?"]] * 2
+        assert contents(memory.get_all()) == ["Ann?", "First.", "Second."]
+        memory.put("Thanks.")
+        await llm.achat(memory.get())
+        assert contents(memory.get_all())[-2:] == ["Thanks.", "Bye."]
+
+
+async def test_results_that_are_asked_about_again_give_up_their_answer(store_url: str) -> None:
+    """Who never heard of an answer asks once more, as a workflow does whose run was cancelled when the answer was stored."""
+    script = [Scripted(tool_calls=(ScriptedCall("add", '{"a": 1, "b": 1}'),)), Scripted("One."), Scripted("Two.")]
+    async with one_session(store_url, script) as (llm, memory, server):
+        listed = [user("Add.")]
+        listed.append((await llm.achat_with_tools([ADD], chat_history=listed)).message)
+        listed.append(result(listed[-1].additional_kwargs["tool_calls"][0]["id"], "2"))
+        for answer in ("One.", "Two."):
+            assert (await llm.achat(listed)).message.content == answer
+            assert [m["role"] for m in server.requests[-1].body["messages"]] == ["user", "assistant", "tool"]
+        assert contents(memory.get_all()) == ["Add.", "", "2", "Two."]
 
 
 async def test_a_window_that_is_asked_again_gives_up_its_own_answer_only(store_url: str) -> None:

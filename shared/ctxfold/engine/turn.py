@@ -10,7 +10,8 @@ When a step fails, the session is rolled back to what it was before the turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import dropwhile, islice, takewhile
@@ -26,6 +27,7 @@ from ctxfold.engine.section_placement import PlacedSections, place_sections, put
 from ctxfold.errors import BackendError, BudgetError, ContextOverflowError, MessageConflictError, MessageTooLargeError
 from ctxfold.events import Appended, PromptTruncated, RulesChanged
 from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_truncated
+from ctxfold.history.cuts import open_calls
 from ctxfold.history.diff import Reconciled, finished_count
 from ctxfold.history.edits import prompted, reworded
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
@@ -58,7 +60,8 @@ class TurnInput:
     `reply_id` is the id that a streamed reply gets, for faces that show it from the first chunk on; None makes one.
     `attached` says that the same call has just opened the session, to attach a list to it. `from_window` says that the list was
     read from this session and ended with its newest message then: questions that follow it now came since, and stay, and other
-    words of it are for this request alone.
+    words of it are for this request alone. With `keeps_answers`, replies that others have got for the same messages since are
+    hidden from this request alone.
     """
 
     key: SessionKey
@@ -71,6 +74,7 @@ class TurnInput:
     whole: bool = False
     attached: bool = False
     from_window: bool = False
+    keeps_answers: bool = False
 
 
 @dataclass(slots=True)
@@ -88,21 +92,27 @@ class TurnAttempt:
     stored_ids: frozenset[str] = frozenset()
     compactions: tuple[str, ...] = ()  # records of compactions that did not help, newest first
     removal: tuple[str, ...] = ()  # the records that removed or moved messages which the list has gone back behind
+    hides: bool = False  # these are other answers, which come back when the reply is stored
     head_sections: tuple[Message, ...] = ()  # stored in front of the conversation
     prompts: tuple[str, ...] | None = None
     shown: Message | None = None
     sent: SentRequest | None = None  # the newest request of the attempt
+    entered: set[str] = field(default_factory=set[str])  # the turns that it is in
 
     def enter(self, turn_id: str) -> None:
         """Puts the attempt into a turn. A message without an id of its own, asked elsewhere meanwhile, does not join it."""
         self.turn_id = turn_id
         with self.open_session.lock:
-            self.open_session.in_flight.add(turn_id)
+            self.open_session.in_flight.update({turn_id} - self.entered)
+            self.entered.add(turn_id)
 
     def leave(self) -> None:
-        """Notes that nothing is asked in the attempt's turns any more."""
+        """Notes that the attempt asks nothing in its turns any more; other attempts may be in them still."""
         with self.open_session.lock:
-            self.open_session.in_flight -= {self.new_turn, self.turn_id}
+            self.open_session.in_flight -= Counter(self.entered)
+            for turn_id in self.entered - self.open_session.in_flight.keys():
+                self.open_session.taken_over.pop(turn_id, None)
+            self.entered.clear()
 
 
 @dataclass(slots=True)
@@ -183,7 +193,6 @@ def open_reply(engine: Engine, turn_input: TurnInput, message_id: str) -> Flow[O
         attempt.leave()
         raise
     except BaseException:
-        attempt.leave()
         yield from _roll_back(engine, attempt)
         raise
     return OpenReply(attempt, message_id, stream, Fold(message_id, attempt.model or None), options)
@@ -203,7 +212,6 @@ def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
 def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
     """Leaves what `on_abort` says: nothing, or the text that had arrived. A reply that is stored already stays."""
     if reply.stored is None:
-        reply.attempt.leave()
         yield from _roll_back(engine, reply.attempt, partial(_undo_stream, engine, reply))
 
 
@@ -279,10 +287,12 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
     )
     new = compare(open_session, turn_input.messages)
     attempt.shown = new.shown
+    attempt.hides = turn_input.keeps_answers and bool(new.superseded)
     if new.overtaken is not None:
         attempt.removal = yield from move_to_end(engine, open_session, (new.overtaken,), new.superseded)
         return Reconciled(())
     if new.turn_id and (from_start := rewound(open_session, turn_input.messages, new)) is not None:
+        _take_over(open_session, (new.turn_id,), attempt.new_turn)
         yield from engine.close(open_session, new.turn_id, "discarded")
         new = Reconciled(from_start)
     if removed_ids := new.superseded or new.left_behind:
@@ -495,10 +505,15 @@ def _commit(
         reply = replace(reply, id=ports.ids.new())
     reply = validated(reply)
     ends = is_final(reply)
-    if _was_answered(attempt):
-        if ends:
-            yield from engine.close(open_session, turn_id, "aborted")  # nobody will answer the calls of the first reply
-        turn_id = attempt.new_turn
+    questions: Sequence[Entry] = ()
+    if (taken := _taken_by(attempt)) is not None:
+        turn_id = attempt.new_turn if turn_id != attempt.new_turn else ports.ids.new()
+        shared = open_session.view(taken).turn
+        questions, waiting = _added_questions(attempt, shared), bool(open_calls(shared))
+        if ends or not waiting:
+            _take_over(open_session, {attempt.turn_id, taken}, turn_id)
+            # with a final reply nobody will answer the calls that wait there
+            yield from engine.close(open_session, taken, "aborted" if waiting else "completed")
     drafts = [draft(ports, MessageAdded(reply), turn_id=turn_id, record_id=f"m:{reply.id}")]
     if ends:
         drafts.append(closing_draft(ports, turn_id, "completed"))
@@ -518,26 +533,50 @@ def _commit(
     if attempt.sent is not None:
         open_session.sent_request = replace(attempt.sent, at_s=ports.clock.now_s(), usage=reply.usage)
     engine.events.emit(Appended(open_session.key.session, (reply,)))
+    if attempt.hides:
+        yield from revert(engine, open_session, attempt.removal)
     if ends:
         engine.turn_ended(open_session, turn_id, "completed")
-        if questions := _questions_between(attempt, reply):
+        if questions := questions or _questions_between(attempt, reply):
             yield from move_to_end(engine, open_session, questions, behind=reply.id)
         yield from _make_room(engine, open_session, options, reply)
     return reply
 
 
-def _was_answered(attempt: TurnAttempt) -> bool:
-    """Returns True where another request has answered the same messages first: the second reply is a turn of its own.
+def _take_over(open_session: OpenSession, turn_ids: Iterable[str], taker: str) -> None:
+    """Notes that these turns end in favour of the turn `taker`, for other requests that wait in them."""
+    with open_session.lock:
+        open_session.taken_over.update((t, taker) for t in turn_ids if t in open_session.in_flight)
 
-    An agent that goes on after a cancellation asks twice at once.
+
+def _taken_by(attempt: TurnAttempt) -> str | None:
+    """Returns the turn in which other requests wait, or were faster: the reply is a turn of its own then, behind that one.
+
+    They ask the same, as an agent does that goes on after a cancellation, or have added a question or gone back behind some of
+    the messages. None where the turn is this request's alone.
     """
+    open_session, turn_id = attempt.open_session, attempt.turn_id
     asked = attempt.sent.view.turn if attempt.sent is not None else ()
-    if not asked or attempt.turn_id == attempt.new_turn:
-        return False
-    with attempt.open_session.lock:
-        state = attempt.open_session.state
-        turn = state.open.get(attempt.turn_id)
-        return state.entry(asked[-1].id) is not None if turn is None else turn.entries[-1].id != asked[-1].id
+    with open_session.lock:
+        state, taken_over = open_session.state, open_session.taken_over
+        if turn_id in taken_over:
+            return taken_over[turn_id]
+        if not asked:
+            return None
+        turn = state.open.get(turn_id)
+        if turn is None:
+            taken = turn_id != attempt.new_turn and state.entry(asked[-1].id) is not None
+        else:
+            others = open_session.in_flight[turn_id] - (turn_id in attempt.entered)
+            taken = others > 0 or turn.entries[-1].id != asked[-1].id
+    return turn_id if taken else None
+
+
+def _added_questions(attempt: TurnAttempt, shared: Sequence[Entry]) -> Sequence[Entry]:
+    """Returns what a shared turn has behind the messages of this request, if these are questions: they belong behind the reply."""
+    asked = attempt.sent.view.turn if attempt.sent is not None else ()
+    later = [*dropwhile(lambda e: e.id != asked[-1].id, shared)][1:] if asked else []
+    return later if all(is_question(e.message) for e in later) else ()
 
 
 def _questions_between(attempt: TurnAttempt, reply: Message) -> Sequence[Entry]:
@@ -592,6 +631,7 @@ def _calibration_drafts(engine: Engine, open_session: OpenSession, turn_id: str,
 
 def _roll_back(engine: Engine, attempt: TurnAttempt, work: Callable[[], Flow[None]] | None = None) -> Flow[None]:
     """Restores the session after this attempt has failed, now or, where the store fails too, when it is opened next."""
+    attempt.leave()
     work = work or partial(_undo_attempt, engine, attempt)
     yield from engine.roll_back(attempt.open_session, attempt.new_turn, attempt.stored_ids, work)
 
@@ -599,7 +639,8 @@ def _roll_back(engine: Engine, attempt: TurnAttempt, work: Callable[[], Flow[Non
 def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
     """Discards the turn that this attempt opened; one that was under way stays open, so that the caller can try again."""
     open_session = attempt.open_session
-    yield from engine.close(open_session, attempt.new_turn, "discarded")
+    if attempt.new_turn not in open_session.in_flight:  # another request may ask the same in it
+        yield from engine.close(open_session, attempt.new_turn, "discarded")
     yield from take_from_head(engine, open_session, attempt.head_sections)
     for record_id in attempt.compactions:
         yield from revert(engine, open_session, (record_id,))

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
+from itertools import dropwhile, islice, takewhile
 from typing import Any, Protocol
 
 from ctxfold.errors import MessageConflictError
@@ -285,11 +285,19 @@ def _left_behind(live: Sequence[Entry], message_id: str) -> tuple[str, ...]:
 
 
 def _asked_again(live: Sequence[Entry], message: Message, session: str, *, from_window: bool) -> Reconciled:
-    """Returns what a user message that is asked again supersedes: its answer, and what the caller has gone back behind."""
-    position = _position(live, message.id) if message.role == "user" else None
+    """Returns what a user message that is asked again supersedes: its answer, and what the caller has gone back behind.
+
+    Tool results supersede their answer alone, which a caller never heard of, and only where it ends the conversation.
+    """
+    position = _position(live, message.id) if message.role in ("user", "tool") else None
     if position is None:
         return Reconciled(())
     known, later = live[position], live[position + 1 :]
+    if message.role == "tool":
+        later = [*dropwhile(lambda e: e.message.role == "tool", later)]
+        return Reconciled(
+            (), superseded=() if any(is_question(e.message) for e in later) else tuple(e.id for e in later)
+        )
     changed = not known.shown_seq and content_key(known.message) != content_key(message)
     if changed and not from_window:
         raise MessageConflictError(
