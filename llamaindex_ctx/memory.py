@@ -469,8 +469,11 @@ class CtxMemory(BaseMemory, Closing):
 
 
 def _is_of_run(messages: Sequence[Message]) -> bool:
-    """Returns True for the messages of a whole run. An LLM over the session may have stored other results for its calls."""
-    return not unanswered(messages) and any(m.role == "assistant" for m in messages)
+    """Returns True for the messages of a run. An LLM over the session may have stored other results for its calls.
+
+    Calls at the end may wait: a run that goes on after a cancellation asks twice at once, and ends with the first answer.
+    """
+    return any(m.role == "assistant" for m in messages)
 
 
 def _opened(settings: Mapping[str, Any], *, recall: bool) -> tuple[Live, Sequence[ChatMessage | str] | None]:

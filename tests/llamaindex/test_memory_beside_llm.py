@@ -15,6 +15,7 @@ from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from ctxfold import BackendError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from tests.llamaindex.scripted_agents import legal
 from tests.llamaindex.served_llm import ADD, WAYS, ask
 from tests.llamaindex.talk import bot, calling, contents, result, user, words
 from tests.llamaindex.twins import Driver
@@ -300,6 +301,23 @@ async def test_a_result_that_comes_after_its_note_was_answered_is_passed_over(st
         late = result(call.additional_kwargs["tool_calls"][0]["id"], "2")
         assert (await llm.achat([*question, call, late])).message.content == "Well."
         assert [m["role"] for m in server.requests[-1].body["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+async def test_a_late_result_is_passed_over_in_a_run_that_ends_with_calls(store_url: str) -> None:
+    """A run that goes on after a cancellation asks twice at once: it ends with the first answer, and what it leaves may end with
+    the calls of the other one."""
+    script = [Scripted(tool_calls=(ScriptedCall("add", '{"a": 1, "b": 1}'),)), Scripted("No sum.")]
+    async with one_session(store_url, script) as (llm, memory, _):
+        memory.put("Add.")
+        call = (await llm.achat_with_tools([ADD], chat_history=memory.get())).message
+        answer = (await llm.achat([*memory.get(), call])).message
+        late = result(call.additional_kwargs["tool_calls"][0]["id"], "2")
+        await memory.aput_messages([call, late, answer, calling("other")])
+        note = "(no result: the run ended before this call returned)"
+        assert contents(memory.get_all())[:4] == ["Add.", "", note, "No sum."]
+        memory.put("Thanks.")
+        assert contents(memory.get())[-1] == "Thanks."
+        assert legal(memory)
 
 
 async def test_rounds_that_come_interleaved(call: Driver) -> None:
