@@ -11,13 +11,13 @@ from typing import TypeVar, overload
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from ctxfold.history.diff import ids_digest, repeated_count
-from ctxfold.messages import Message, TextPart, ToolCallPart, content_key, tool_result
+from ctxfold.messages import Message, TextPart, ToolCallPart, content_key, joined_texts, tool_result
 from langchain_ctx.messages import from_langchain, given_ids
 
 T_co = TypeVar("T_co", covariant=True)
 
 CACHED_VERSIONS = 2_048  # of each generation of a VersionCache
-CACHED_CHARS = 2_000  # a longer text is hashed each time
+CACHED_CHARS = 4_000_000  # of all texts of a generation
 
 
 class MessageIds(Sequence[str]):
@@ -139,21 +139,14 @@ def leading_count(messages: Sequence[BaseMessage]) -> int:
 
 
 def prompt_text(message: BaseMessage | Message) -> str:
-    """Returns the text of a system message, which is all that a session keeps of it.
-
-    A blank line separates its blocks, unless they bring a space of their own.
-    """
+    """Returns the text of a system message, which is all that a session keeps of it."""
     if isinstance(message, Message):
         texts = [p.text for p in message.parts if isinstance(p, TextPart)]
     else:
         blocks = [message.content] if isinstance(message.content, str) else message.content
         dicts = [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]
         texts = [str(b.get("text") or "") for b in dicts if b.get("type") == "text"]
-    joined = ""
-    for text in filter(None, texts):
-        separated = not joined or joined[-1].isspace() or text[0].isspace()
-        joined += text if separated else f"\n\n{text}"
-    return joined
+    return joined_texts(texts)
 
 
 def _version(message: BaseMessage) -> str:
@@ -179,28 +172,29 @@ class VersionCache:
         # two generations: what the newest lists have not looked up is dropped
         self._newer: dict[tuple[object, ...], str] = {}
         self._older: dict[tuple[object, ...], str] = {}
+        self._chars = 0  # of the newer ones
 
     def versions(self, messages: Sequence[BaseMessage]) -> list[str]:
         versions: list[str] = []
         for message in messages:
             fields = vars(message)
             content = fields.get("content")
-            plain = isinstance(content, str) and len(content) <= CACHED_CHARS
-            if not plain or fields.get("tool_calls") or fields.get("invalid_tool_calls"):
+            if not isinstance(content, str) or fields.get("tool_calls") or fields.get("invalid_tool_calls"):
                 versions.append(_version(message))
                 continue
             key = (type(message), fields.get("type"), content, fields.get("tool_call_id"))
             version = self._newer.get(key)
             if version is None:
                 version = self._newer[key] = self._older.get(key) or _version(message)
-                if len(self._newer) >= CACHED_VERSIONS:
-                    self._older, self._newer = self._newer, {}
+                self._chars += len(content)
+                if len(self._newer) >= CACHED_VERSIONS or self._chars >= CACHED_CHARS:
+                    self._older, self._newer, self._chars = self._newer, {}, 0
             versions.append(version)
         return versions
 
     def clear(self) -> None:
         """Drops the texts, as an erasure demands."""
-        self._newer, self._older = {}, {}
+        self._newer, self._older, self._chars = {}, {}, 0
 
 
 def with_refusals(messages: Sequence[Message]) -> list[Message]:

@@ -185,11 +185,23 @@ class AgentList:
 
 
 class AgentCaches:
-    """Holds what one model call of an agent leaves for the next: converted windows, and versions of messages."""
+    """Holds what one model call of an agent leaves for the next: converted windows and tools, and versions of messages."""
 
     def __init__(self, max_sessions: int) -> None:
         self.windows = WindowCache(min(max_sessions, CONVERTED_WINDOWS))
         self.versions = VersionCache()
+        self._tools: tuple[list[tuple[Any, Any]], tuple[ToolSpec, ...]] = [], ()
+
+    def counted_tools(self, tools: Sequence[Any]) -> tuple[ToolSpec, ...]:
+        """Returns the tools to count; the same ones as in the last call are not converted again."""
+        described = [(tool, getattr(tool, "description", None)) for tool in tools]
+        known, specs = self._tools
+        if len(known) != len(described) or any(
+            a is not b or c != d for (a, c), (b, d) in zip(known, described, strict=True)
+        ):
+            specs = counted(tools)
+            self._tools = described, specs
+        return specs
 
     def clear(self) -> None:
         """Drops all texts, as an erasure demands."""
@@ -218,7 +230,7 @@ class AgentTurn:
         self._messages = messages
         self._model = model
         self._tools = tools
-        self._windows = caches.windows
+        self._caches = caches
         self._separate = separate
         self._key = SessionKey("", "")
         self._prompt = None if request.system_message is None else prompt_text(request.system_message) or None
@@ -279,7 +291,10 @@ class AgentTurn:
         A tool that runs at the provider counts as its description, a structured answer as its schema.
         """
         schemas = getattr(self._request.response_format, "schema_specs", ())
-        return (*counted(self._tools), *(ToolSpec(s.name, s.description, s.json_schema) for s in schemas))
+        return (
+            *self._caches.counted_tools(self._tools),
+            *(ToolSpec(s.name, s.description, s.json_schema) for s in schemas),
+        )
 
     def summary_request(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request for a summary on the live prefix."""
@@ -288,7 +303,7 @@ class AgentTurn:
 
     def request_with(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request with the window in place of its messages; its own system message stays as it is."""
-        messages = self._windows.asked(self._key, window.messages)
+        messages = self._caches.windows.asked(self._key, window.messages)
         if self._prompt is not None:
             own = next((i for i, m in enumerate(messages) if m.type == "system" and m.text == self._prompt), None)
             messages = messages if own is None else [*messages[:own], *messages[own + 1 :]]

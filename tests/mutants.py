@@ -206,6 +206,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "messages.py",
+        (
+            "texts_of_a_users_message_run_together",
+            'joined += text if separated else f"\\n\\n{text}"',
+            "joined += text",
+            "backends/test_openai_request.py::test_texts_of_a_users_message_do_not_run_together",
+        ),
+    ),
+    *_of(
         "retrieval/recall.py",
         (
             "the_tail_gives_way_to_a_question_about_itself",
@@ -245,7 +254,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_neighbour_of_the_last_of_a_stretch_is_the_first_of_the_next",
-            "    gap, last = [0] * len(NEXT_TO), -REACH",
+            "    gap, last = [0] * reach, -REACH",
             "    gap, last = [0], -REACH",
             "retrieval/test_recall.py::test_messages_with_a_gap_of_records_between_them_are_no_neighbours",
         ),

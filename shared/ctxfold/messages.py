@@ -277,6 +277,15 @@ def is_final(message: Message) -> bool:
     return message.role == "assistant" and not message.tool_calls
 
 
+def joined_texts(texts: Iterable[str]) -> str:
+    """Returns texts that came apart as one: a blank line separates two of them, unless they bring white space of their own."""
+    joined = ""
+    for text in filter(None, texts):
+        separated = not joined or joined[-1].isspace() or text[0].isspace()
+        joined += text if separated else f"\n\n{text}"
+    return joined
+
+
 def content_key(message: Message) -> str:
     """Returns a digest of what a model sees of a message: equal keys mean equal content, whichever framework it came from.
 

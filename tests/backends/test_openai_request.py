@@ -17,9 +17,11 @@ from ctxfold import (
     TextPart,
     ToolCallPart,
     assistant,
+    open_backend,
     system,
     user,
 )
+from ctxfold.protocols import Wire
 from tests.backends.openai_backend import CALL, ROUND, TOOL, body, make, rows
 
 
@@ -179,3 +181,23 @@ def test_a_malformed_call_goes_back_as_the_service_takes_it(provider: str, argum
     """Step 7, item A3: OpenAI takes the text; servers that parse the history refuse it, and every later request with it."""
     *_, row = rows(provider, [assistant("", id="a", calls=[ToolCallPart("c", "ls", arguments)])])
     assert row["tool_calls"][0]["function"] == {"name": "ls", "arguments": sent}
+
+
+@pytest.mark.parametrize("wire", ["openai_chat", "openai_responses"])
+@pytest.mark.parametrize(
+    ("texts", "sent"),
+    [
+        (("The page.", "What is its title?"), "The page.\n\nWhat is its title?"),
+        (("", "One. ", "Two.", "\nThree.", ""), "One. Two.\nThree."),
+        (("Alone.",), "Alone."),
+        ((), ""),
+    ],
+)
+def test_texts_of_a_users_message_do_not_run_together(wire: Wire, texts: tuple[str, ...], sent: str) -> None:
+    question = Message("u", "user", tuple(map(TextPart, texts)))
+    answer = Message("a", "assistant", (TextPart("An an"), TextPart("swer.")))
+    with open_backend("openai", "m", wire=wire, base_url="http://localhost:1", api_key="k") as service:
+        body = service.request_body(Request((question, answer)), stream=False)
+    rows = body.get("messages") or body["input"]
+    assert rows[0]["content"] == sent
+    assert "An answer." in json.dumps(rows[1])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
@@ -226,3 +227,40 @@ async def test_a_thread_is_erased_with_its_branches_and_sub_agents(how: str, sto
         await chat.aclose()
         chat.close()
     assert b"Delegate." not in Path(store_url.removeprefix("sqlite:///")).read_bytes()
+
+
+def test_tools_that_other_middleware_changes_are_counted_anew() -> None:
+    """Another tool in the place of one, and the same one with another description."""
+
+    @tool
+    def brief(key: str) -> str:
+        """Looks."""
+        return key
+
+    @tool
+    def long(key: str) -> str:
+        """Looks."""
+        return key
+
+    long.description = "Looks at every entry. " * 100
+    offer = [brief]
+
+    @wrap_model_call
+    def offering(request: Any, handler: Any) -> Any:
+        return handler(request.override(tools=[*offer]))
+
+    with ModelServer(script=lambda _: Scripted("Well.")) as server:
+        ours = ContextMiddleware(store="sqlite://", context_window=8_000, history_tools=False)
+        agent = create_agent(chat_on(server), [brief, long], middleware=[offering, ours], checkpointer=InMemorySaver())
+
+        def used_tokens() -> int:
+            pieces: Any = agent.stream({"messages": [HumanMessage("hello")]}, T, stream_mode="custom")
+            return int(next(p["ctxfold"]["used_tokens"] for p in pieces if p["ctxfold"]["event"] == "WindowGauge"))
+
+        first, second = used_tokens(), used_tokens()
+        assert second < first + 100
+        offer[0] = long
+        third = used_tokens()
+        assert third > second + 400
+        long.description = "Looks."
+        assert used_tokens() < third - 300

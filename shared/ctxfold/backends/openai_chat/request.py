@@ -26,7 +26,7 @@ from ctxfold.backends.profile import (
 )
 from ctxfold.backends.response_parser import as_dict, as_text
 from ctxfold.history.alternation import alternating
-from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec
+from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec, joined_texts
 from ctxfold.protocols import Request
 
 _RESERVED = frozenset({"messages", "model", "stream", "tools"})
@@ -148,9 +148,10 @@ def _row(role: str, message: Message) -> dict[str, Any]:
 
 
 def _content(message: Message) -> str | list[Any]:
-    """Returns a string when there is only text, else a list of typed blocks."""
+    """Returns a string when there is only text, else a list of typed blocks. The texts of a reply are one, of a user several."""
     if not any(isinstance(part, MediaPart) for part in message.parts):
-        return message.text
+        texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+        return joined_texts(texts) if message.role == "user" else "".join(texts)
     blocks: list[Any] = []
     for part in message.parts:
         if isinstance(part, TextPart):

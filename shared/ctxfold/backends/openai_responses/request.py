@@ -22,7 +22,7 @@ from ctxfold.backends.profile import (
     without_refused,
 )
 from ctxfold.history.alternation import alternating
-from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec
+from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec, joined_texts
 from ctxfold.protocols import Request
 
 INCLUDE = "reasoning.encrypted_content"
@@ -349,7 +349,7 @@ def _call_id(original: str) -> str:
 def _content(message: Message) -> str | list[Item]:
     """Returns a string when there is only text, else a list of typed parts."""
     if not any(isinstance(part, MediaPart) for part in message.parts):
-        return message.text
+        return joined_texts(part.text for part in message.parts if isinstance(part, TextPart))
     parts: list[Item] = []
     for part in message.parts:
         if isinstance(part, TextPart):
