@@ -614,8 +614,8 @@ class _IncomingMessages:
     def in_session(self, context: AgentContext, call: LlmCall) -> _SessionCall:
         """Returns the call of a session, in which the messages of the list that the session does not have are new.
 
-        An order to stop is for this request only: stored, it would be obeyed in later runs too. A run of a workflow that asks the
-        same as another request is not asking anew: both answers stay.
+        An order to stop is for this request only: stored, it would be obeyed in later runs too. A workflow's run that asks what
+        another request asks too, with what it has read from the session or with results, is not asking anew: both answers stay.
         """
         key = SessionKey(context.owner, context.session)
         listed, injected = self.listed, self.injected
@@ -629,7 +629,7 @@ class _IncomingMessages:
             given_ids=self.caller_ids,
             reply_id=call.reply_id,
             from_window=self.from_window,
-            keeps_answers=bool(self.run_key.run),
+            keeps_answers=bool(self.run_key.run) and (self.from_window or self.listed[-1].role == "tool"),
         )
         return _SessionCall(context, question, call, self)
 

@@ -1862,7 +1862,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_first_of_two_answers_in_a_workflow_is_lost",
-            "    if attempt.hides:\n",
+            "    if turn_input.keeps_answers and new.superseded:\n",
             "    if False:\n",
             "llamaindex/test_memory_beside_llm.py::test_requests_of_a_workflow_that_ask_the_same_both_stay",
         ),

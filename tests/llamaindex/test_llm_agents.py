@@ -192,6 +192,15 @@ async def test_a_request_keeps_its_reply_when_another_goes_back_behind_its_messa
     assert [m["role"] for m in server.requests[-1].body["messages"]][-3:] == ["assistant", "assistant", "user"]
 
 
+async def test_an_agent_that_is_given_a_cut_list_asks_for_its_answer_anew() -> None:
+    async with served(*map(Scripted, ("First.", "Second.")), strict="openai") as (plain, _):
+        llm = with_context(plain, session_id="s")
+        question = ChatMessage(role="user", content="Look at the hill.", additional_kwargs={"ctxfold_id": "q"})
+        for answer in ("First.", "Second."):
+            assert str(await FunctionAgent(llm=llm).run(chat_history=[question])) == answer
+        assert [m.text for m in llm.context().messages()] == ["Look at the hill.", "Second."]
+
+
 async def test_a_question_that_two_requests_ask_stays_when_the_first_one_fails() -> None:
     held = [threading.Event(), threading.Event()]
     script = [Scripted("First.", held=held[0]), Scripted("Second.", held=held[1])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -61,14 +62,22 @@ async def test_a_question_that_others_overtook_is_asked_behind_theirs(store_url:
 
 async def test_requests_of_a_workflow_that_ask_the_same_both_stay(store_url: str) -> None:
     """A run that goes on after a cancellation asks twice, and may end with the first answer: a memory must not lose it."""
-    async with one_session(store_url, [*map(Scripted, ("First.", "Second.", "Bye."))]) as (llm, memory, server):
+    held = threading.Event()
+    script = [Scripted("First."), Scripted("Second.", held=held), Scripted("Bye.")]
+    async with one_session(store_url, script) as (llm, memory, server):
 
         class Twice(Workflow):
             @step
             async def ask(self, ev: StartEvent) -> StopEvent:
                 memory.put("Ann?")
                 window = memory.get()
-                return StopEvent(result=[str((await llm.achat(window)).message.content) for _ in range(2)])
+                first = await llm.achat(window)
+                second = asyncio.create_task(llm.achat(window))
+                while len(server.requests) < 2:
+                    await asyncio.sleep(0.01)
+                assert contents(memory.get_all()) == ["Ann?", "First."]  # hidden from that request alone
+                held.set()
+                return StopEvent(result=[first.message.content, (await second).message.content])
 
         assert await Twice().run() == ["First.", "Second."]
         assert [[m["content"] for m in r.body["messages"]] for r in server.requests] == [["Ann?"]] * 2

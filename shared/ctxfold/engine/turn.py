@@ -29,7 +29,7 @@ from ctxfold.events import Appended, PromptTruncated, RulesChanged
 from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_truncated
 from ctxfold.history.cuts import open_calls
 from ctxfold.history.diff import Reconciled, finished_count
-from ctxfold.history.edits import prompted, reworded
+from ctxfold.history.edits import ended_with, prompted, reworded
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
@@ -92,10 +92,10 @@ class TurnAttempt:
     stored_ids: frozenset[str] = frozenset()
     compactions: tuple[str, ...] = ()  # records of compactions that did not help, newest first
     removal: tuple[str, ...] = ()  # the records that removed or moved messages which the list has gone back behind
-    hides: bool = False  # these are other answers, which come back when the reply is stored
     head_sections: tuple[Message, ...] = ()  # stored in front of the conversation
     prompts: tuple[str, ...] | None = None
     shown: Message | None = None
+    ends_with: str | None = None  # the message that is asked: what others were told since is hidden from the request
     sent: SentRequest | None = None  # the newest request of the attempt
     entered: set[str] = field(default_factory=set[str])  # the turns that it is in
 
@@ -287,7 +287,9 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
     )
     new = compare(open_session, turn_input.messages)
     attempt.shown = new.shown
-    attempt.hides = turn_input.keeps_answers and bool(new.superseded)
+    if turn_input.keeps_answers and new.superseded:
+        attempt.ends_with = turn_input.messages[-1].id
+        return Reconciled(())
     if new.overtaken is not None:
         attempt.removal = yield from move_to_end(engine, open_session, (new.overtaken,), new.superseded)
         return Reconciled(())
@@ -396,7 +398,7 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     if attempt.prompts is not None and attempt.prompts != window.view.prompts:
         # another call has set other prompts meanwhile
         window = replace(window, view=prompted(window.view, attempt.prompts, counter.count))
-    window = replace(window, view=reworded(window.view, attempt.shown, counter.count))
+    window = replace(window, view=reworded(ended_with(window.view, attempt.ends_with), attempt.shown, counter.count))
     note_prefix(open_session, window, options, turn_id=turn_id, tools_tokens=tools_tokens, backend=backend)
     recalled_tokens = engine.fitter.count_text(window.recalled) if window.recalled else 0
     tokens = window.view.tokens + overhead_tokens + recalled_tokens
@@ -533,8 +535,6 @@ def _commit(
     if attempt.sent is not None:
         open_session.sent_request = replace(attempt.sent, at_s=ports.clock.now_s(), usage=reply.usage)
     engine.events.emit(Appended(open_session.key.session, (reply,)))
-    if attempt.hides:
-        yield from revert(engine, open_session, attempt.removal)
     if ends:
         engine.turn_ended(open_session, turn_id, "completed")
         if questions := questions or _questions_between(attempt, reply):

@@ -112,6 +112,15 @@ def reworded(view: View, message: Message | None, count: Callable[[Message], int
     return replace(view, live=Prefix(live), tokens=tokens)
 
 
+def ended_with(view: View, message_id: str | None) -> View:
+    """Returns the view without the live messages behind this one; as it is without an id, or where a summary has replaced it."""
+    end = next((i + 1 for i, e in enumerate(view.live) if e.id == message_id), None) if message_id is not None else None
+    if end is None:
+        return view
+    later = view.live[end:]
+    return replace(view, live=Prefix([*view.live[:end]]), tokens=view.tokens - sum(e.tokens for e in later))
+
+
 def _checked(entries: Sequence[Entry], index: int) -> int:
     if not -len(entries) <= index < len(entries):
         raise MessageIndexError(f"index {index} is outside a conversation of {len(entries)} messages")
