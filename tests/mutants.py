@@ -1844,7 +1844,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_request_that_fails_takes_a_question_along_that_another_asks",
-            "    if attempt.new_turn not in open_session.in_flight:",
+            "    if not others_wait:",
             "    if True:",
             "llamaindex/test_llm_agents.py::test_a_question_that_two_requests_ask_stays_when_the_first_one_fails",
         ),
@@ -1853,6 +1853,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "        _take_over(open_session, (new.turn_id,), attempt.new_turn)\n",
             "",
             "llamaindex/test_llm_agents.py::test_a_request_keeps_its_reply_when_another_goes_back_behind_its_messages",
+        ),
+        (
+            "a_reply_loses_its_question_with_the_request_that_went_back_behind_it",
+            "(*open_session.in_flight, *open_session.taken_over.values())",
+            "open_session.in_flight",
+            "llamaindex/test_llm_agents.py::test_a_reply_keeps_its_question_when_the_other_request_fails",
+        ),
+        (
+            "a_reply_is_put_in_front_of_a_request_that_was_asked_again",
+            "+ [t for t, by in taken_over.items() if by in turn_ids]",
+            "+ []",
+            "llamaindex/test_llm_agents.py::test_a_reply_keeps_its_question_when_the_other_request_fails",
         ),
         (
             "a_question_that_another_request_has_added_stays_in_front_of_the_reply",

@@ -163,7 +163,7 @@ class OpenSession:
     sent_request: SentRequest | None = None
     live_prefix_failures: int = 0  # summaries on the live prefix that were no summaries, one after the other
     in_flight: Counter[str] = field(default_factory=Counter[str])  # how many requests this process asks in a turn now
-    # by a turn in which a request waits, the turn of another one that has gone back behind some of its messages
+    # by a turn in which a request waits, the newest one that others have closed it for, with its messages or behind them
     taken_over: dict[str, str] = field(default_factory=dict[str, str])
     overhead_tokens: int = 0  # of the newest request besides the view, so that triggers see what is sent
     compaction_pause: CompactionPause | None = None

@@ -192,6 +192,35 @@ async def test_a_request_keeps_its_reply_when_another_goes_back_behind_its_messa
     assert [m["role"] for m in server.requests[-1].body["messages"]][-3:] == ["assistant", "assistant", "user"]
 
 
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_reply_keeps_its_question_when_the_other_request_fails(again: bool) -> None:
+    held = {"early": threading.Event(), "late": threading.Event(), "again": threading.Event()}
+    look = Scripted(tool_calls=(ScriptedCall("look", '{"place": "hill"}'),))
+    script = [look, *(Scripted(f"{name.title()}.", held=event) for name, event in held.items())]
+    async with served(*script, strict="openai") as (plain, server):
+        llm = with_context(plain, session_id="s")
+        question, second = (ChatMessage(role="user", content=text) for text in ("Look at the hill.", "And now?"))
+        call = (await llm.achat_with_tools([LOOK], chat_history=[question])).message
+        behind, result = [question, second, call], _result_of(call, "It is green.")
+        lists = {"early": [question, call, result], "late": behind, "again": [*behind, result]}
+        asked: dict[str, asyncio.Task[ChatResponse]] = {}
+        for number, name in enumerate([*lists][: 3 if again else 2], 2):
+            asked[name] = asyncio.create_task(llm.achat_with_tools([LOOK], chat_history=lists[name]))
+            while len(server.requests) < number:
+                await asyncio.sleep(0.01)
+            if name == "late":
+                asked[name].cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asked[name]
+        for name in ("early", "again") if again else ("early",):
+            held[name].set()
+            assert (await asked[name]).message.content == f"{name.title()}."
+        held["late"].set()
+        told = [m.text for m in llm.context().messages()]
+        assert told[:2] == ["Look at the hill.", "And now?"]
+        assert told[4:] == (["Early.", "Again."] if again else ["Early."])
+
+
 async def test_an_agent_that_is_given_a_cut_list_asks_for_its_answer_anew() -> None:
     async with served(*map(Scripted, ("First.", "Second.")), strict="openai") as (plain, _):
         llm = with_context(plain, session_id="s")

@@ -11,7 +11,7 @@ When a step fails, the session is rolled back to what it was before the turn.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import dropwhile, islice, takewhile
@@ -543,10 +543,12 @@ def _commit(
     return reply
 
 
-def _take_over(open_session: OpenSession, turn_ids: Iterable[str], taker: str) -> None:
+def _take_over(open_session: OpenSession, turn_ids: Collection[str], taker: str) -> None:
     """Notes that these turns end in favour of the turn `taker`, for other requests that wait in them."""
     with open_session.lock:
-        open_session.taken_over.update((t, taker) for t in turn_ids if t in open_session.in_flight)
+        in_flight, taken_over = open_session.in_flight, open_session.taken_over
+        waiting = [t for t in turn_ids if t in in_flight] + [t for t, by in taken_over.items() if by in turn_ids]
+        taken_over.update(dict.fromkeys(waiting, taker))
 
 
 def _taken_by(attempt: TurnAttempt) -> str | None:
@@ -639,7 +641,9 @@ def _roll_back(engine: Engine, attempt: TurnAttempt, work: Callable[[], Flow[Non
 def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
     """Discards the turn that this attempt opened; one that was under way stays open, so that the caller can try again."""
     open_session = attempt.open_session
-    if attempt.new_turn not in open_session.in_flight:  # another request may ask the same in it
+    with open_session.lock:  # others may ask the same in it, or have lost their messages to it
+        others_wait = attempt.new_turn in (*open_session.in_flight, *open_session.taken_over.values())
+    if not others_wait:
         yield from engine.close(open_session, attempt.new_turn, "discarded")
     yield from take_from_head(engine, open_session, attempt.head_sections)
     for record_id in attempt.compactions:
