@@ -30,7 +30,10 @@ def refusal_block(message: BaseMessage) -> dict[str, Any] | None:
 
 
 def unless_refused() -> Runnable[Any, Any]:
-    """Returns a step that passes on a model's reply, also in chunks, and raises ModelRefusalError where the model refused."""
+    """Returns a step that passes on a model's reply, also in chunks, or a mapping with a reply as its `raw`.
+
+    It raises ModelRefusalError where the model refused.
+    """
 
     def check(replies: Iterator[Any]) -> Iterator[Any]:
         for reply in replies:
@@ -44,10 +47,11 @@ def unless_refused() -> Runnable[Any, Any]:
 
 
 def _accepted(reply: Any) -> Any:
-    if isinstance(reply, BaseMessage) and (block := refusal_block(reply)) is not None:
+    message: BaseMessage = reply if isinstance(reply, BaseMessage) else reply["raw"]
+    if (block := refusal_block(message)) is not None:
         said = f": {block['refusal']}" if block["refusal"] else ""
         error = ModelRefusalError(f"the model refused to answer{said}")
-        error.raw_message = reply  # type: ignore[attr-defined]
+        error.raw_message = message  # type: ignore[attr-defined]
         raise error
     return reply
 

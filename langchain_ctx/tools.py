@@ -171,10 +171,11 @@ def _json_schema(schema: Any, *, strict: bool | None) -> dict[str, Any]:
 
 def parsed(model: Runnable[Any, Any], schema: Any, method: Method, *, include_raw: bool) -> Runnable[Any, Any]:
     """Returns a chain that parses the model's answer by the schema; `include_raw` adds the message and any parsing error."""
-    parser = unless_refused() | _parser(schema, method)
+    parser = _parser(schema, method)
     if not include_raw:
-        return model | parser
-    attempt: Runnable[Any, Any] = RunnablePassthrough.assign(
+        return model | unless_refused() | parser
+    # a refusal is seen before the first piece: from then on LangChain takes no fallback
+    attempt: Runnable[Any, Any] = unless_refused() | RunnablePassthrough.assign(
         parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
     )
     failed: Runnable[Any, Any] = RunnablePassthrough.assign(parsed=lambda _: None)

@@ -107,6 +107,15 @@ def test_a_structured_answer_that_the_model_refuses_is_an_error(provider: str, r
         assert (type(raw["parsing_error"]), raw["parsed"]) == (REFUSED, None)
 
 
+async def test_a_refusal_in_a_stream_with_the_raw_reply_is_its_parsing_error() -> None:
+    with ModelServer(script=lambda _: openai(stream=True)) as server:
+        model = chat(server).with_structured_output(SCHEMA, method="json_mode", include_raw=True)
+        for pieces in ([*model.stream("hello")], [piece async for piece in model.astream("hello")]):
+            parts = {name: value for piece in pieces for name, value in dict(piece).items()}
+            assert (type(parts["parsing_error"]), parts["parsed"]) == (REFUSED, None)
+            assert refusals(parts["raw"]) == [SAID]
+
+
 async def test_a_structured_answer_still_arrives_piece_by_piece() -> None:
     with ModelServer(script=lambda _: Scripted('{"text": "one two three"}', chunks=4)) as server:
         model = chat(server).with_structured_output(SCHEMA, method="json_mode")
