@@ -682,6 +682,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "history/prefix.py",
         (
+            "a_shorter_conversation_counts_as_grown",
+            " or len(new.live) < len(old.live):\n        return False\n    if not all",
+            ":\n        return False\n    if not all",
+            "llamaindex/test_memory_beside_llm.py::test_a_request_with_hidden_messages_repeats_no_more_than_it_holds",
+        ),
+        (
             "a_shorter_turn_counts_as_grown",
             "len(place) >= len(old.turn) and all(",
             "all(",

@@ -87,6 +87,27 @@ async def test_requests_of_a_workflow_that_ask_the_same_both_stay(store_url: str
         assert contents(memory.get_all())[-2:] == ["Thanks.", "Bye."]
 
 
+async def test_a_request_with_hidden_messages_repeats_no_more_than_it_holds(store_url: str) -> None:
+    async with one_session(store_url) as (llm, memory, server):
+
+        class Overtaken(Workflow):
+            @step
+            async def ask(self, ev: StartEvent) -> StopEvent:
+                memory.put("Ann?")
+                window = memory.get()
+                await llm.achat(window)
+                memory.put("Bob?")
+                await llm.achat(memory.get())
+                before = llm.context().usage().prefix
+                await llm.achat(window)
+                return StopEvent(result=(before, llm.context().usage().prefix))
+
+        before, after = await Overtaken().run()
+        assert [m["content"] for m in server.requests[-1].body["messages"]] == ["Ann?"]
+        assert after.reused_tokens - before.reused_tokens <= after.sent_tokens - before.sent_tokens
+        assert contents(memory.get_all()) == ["Ann?", "Answer to Ann?", "Bob?", "Answer to Bob?", "Answer to Ann?"]
+
+
 async def test_results_that_are_asked_about_again_give_up_their_answer(store_url: str) -> None:
     """Who never heard of an answer asks once more, as a workflow does whose run was cancelled when the answer was stored."""
     script = [Scripted(tool_calls=(ScriptedCall("add", '{"a": 1, "b": 1}'),)), Scripted("One."), Scripted("Two.")]

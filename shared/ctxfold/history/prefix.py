@@ -170,7 +170,7 @@ def _continues(old: View, new: View) -> bool:
 def _grew(old: View, new: View) -> bool:
     """Returns True when, within one epoch, the old turn's entries directly follow the old live ones in the new view."""
     heads = (old.epoch, len(old.system), len(old.compressed))
-    if heads != (new.epoch, len(new.system), len(new.compressed)):
+    if heads != (new.epoch, len(new.system), len(new.compressed)) or len(new.live) < len(old.live):
         return False
     if not all(map(_same, old.system, new.system)):  # each call may go out under prompts of its own
         return False
