@@ -707,8 +707,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_epoch_does_not_break_the_prefix",
-            "if heads != (new.epoch, len(new.system), len(new.compressed)):",
-            "if heads[1:] != (len(new.system), len(new.compressed)):",
+            "if heads != (new.epoch, len(new.system), len(new.compressed)) or",
+            "if heads[1:] != (len(new.system), len(new.compressed)) or",
             "engine/test_prefix.py engine/test_exchange.py",
         ),
         (
