@@ -1873,6 +1873,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_llm_agents.py::test_a_reply_keeps_its_question_when_the_other_request_fails",
         ),
         (
+            "results_that_are_asked_about_again_are_sent_with_what_was_said_since",
+            'or (new == Reconciled(()) and asked.role == "tool"):',
+            "or False:",
+            "llamaindex/test_memory_beside_llm.py::test_results_are_asked_about_again_without_what_was_said_since",
+        ),
+        (
             "a_question_that_another_request_has_added_stays_in_front_of_the_reply",
             "return later if all(is_question(e.message) for e in later) else ()",
             "return ()",
@@ -1880,8 +1886,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_first_of_two_answers_in_a_workflow_is_lost",
-            "    if turn_input.keeps_answers and new.superseded:\n",
-            "    if False:\n",
+            "(turn_input.keeps_answers and new.superseded) or",
+            "False or",
             "llamaindex/test_memory_beside_llm.py::test_requests_of_a_workflow_that_ask_the_same_both_stay",
         ),
         (

@@ -121,6 +121,20 @@ async def test_results_that_are_asked_about_again_give_up_their_answer(store_url
         assert contents(memory.get_all()) == ["Add.", "", "2", "Two."]
 
 
+async def test_results_are_asked_about_again_without_what_was_said_since(store_url: str) -> None:
+    """A service takes no request that ends with an answer, and a later question keeps its answer."""
+    script = [Scripted(tool_calls=(ScriptedCall("add", '{"a": 1, "b": 1}'),)), *map(Scripted, ("One.", "Hi.", "Two."))]
+    async with one_session(store_url, script) as (llm, memory, server):
+        listed = [user("Add.")]
+        listed.append((await llm.achat_with_tools([ADD], chat_history=listed)).message)
+        listed.append(result(listed[-1].additional_kwargs["tool_calls"][0]["id"], "2"))
+        answer = (await llm.achat(listed)).message
+        await llm.achat([*listed, answer, user("Hello.")])
+        assert (await llm.achat(listed)).message.content == "Two."
+        assert [m["role"] for m in server.requests[-1].body["messages"]] == ["user", "assistant", "tool"]
+        assert contents(memory.get_all()) == ["Add.", "", "2", "One.", "Hello.", "Hi.", "Two."]
+
+
 async def test_a_window_that_is_asked_again_gives_up_its_own_answer_only(store_url: str) -> None:
     async with one_session(store_url) as (llm, memory, _):
         memory.put("Ann?")

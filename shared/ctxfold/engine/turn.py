@@ -95,7 +95,7 @@ class TurnAttempt:
     head_sections: tuple[Message, ...] = ()  # stored in front of the conversation
     prompts: tuple[str, ...] | None = None
     shown: Message | None = None
-    ends_with: str | None = None  # the message that is asked: what others were told since is hidden from the request
+    ends_with: str | None = None  # the message that is asked: what was said since is hidden from the request
     sent: SentRequest | None = None  # the newest request of the attempt
     entered: set[str] = field(default_factory=set[str])  # the turns that it is in
 
@@ -287,8 +287,9 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
     )
     new = compare(open_session, turn_input.messages)
     attempt.shown = new.shown
-    if turn_input.keeps_answers and new.superseded:
-        attempt.ends_with = turn_input.messages[-1].id
+    asked = turn_input.messages[-1]
+    if (turn_input.keeps_answers and new.superseded) or (new == Reconciled(()) and asked.role == "tool"):
+        attempt.ends_with = asked.id  # also of results that others have asked a question after
         return Reconciled(())
     if new.overtaken is not None:
         attempt.removal = yield from move_to_end(engine, open_session, (new.overtaken,), new.superseded)
