@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableGenerator
 ModelRefusalError: Final[type[Exception]] = getattr(lc, "ModelRefusalError", lc.OutputParserException)
 _REFUSED: Final = "content_filter"  # the finish reason of a refused reply, whatever its provider calls it
 _OF_LANGCHAIN: Final = ("anthropic", "bedrock", "groq", "openai")  # whose own packages return other messages
-_OF_CTXFOLD: Final = ("gemini", "vertex")
+_OF_CTXFOLD: Final = ("azure", "gemini", "vertex")  # names that no package of LangChain has
 
 
 def provider_label(provider: str) -> str:

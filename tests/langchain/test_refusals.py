@@ -60,7 +60,12 @@ def refusals(message: BaseMessage) -> list[str]:
 
 @pytest.mark.parametrize(
     ("provider", "reply", "said"),
-    [("openai", openai(stream=False), SAID), ("anthropic", anthropic(), ""), ("gemini", gemini(), "")],
+    [
+        ("openai", openai(stream=False), SAID),
+        ("azure", deepseek(), ""),
+        ("anthropic", anthropic(), ""),
+        ("gemini", gemini(), ""),
+    ],
 )
 def test_a_refused_reply_has_langchains_standard_block(provider: str, reply: RawReply, said: str) -> None:
     with ModelServer(script=lambda _: reply) as server:
