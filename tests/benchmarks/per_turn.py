@@ -18,7 +18,7 @@ __all__ = ["run"]
 
 MEMORY, SQLITE = "ctxfold, MemoryStore", "ctxfold, SQLite file"
 SIZES, PEER_SIZES = (1_000, 10_000, 100_000), (1_000, 10_000)
-QUICK_SIZES, QUICK_PEER_SIZES = (50, 100), (50, 100)
+QUICK_SIZES, QUICK_PEER_SIZES = (100, 400), (100, 200)
 QUICK = Plan(turns=20, block=5, least=1, slow_s=0.1, limit_s=60.0)
 
 

@@ -16,7 +16,7 @@ from tests.benchmarks.sheets import Cell, Sheet
 
 __all__ = ["common", "run"]
 
-QUICK_TURNS = 30
+QUICK_TURNS = 60
 
 
 def run(*, quick: bool = False) -> list[Sheet]:
