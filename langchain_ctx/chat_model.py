@@ -526,7 +526,7 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
         A provider that cannot force a tool call while it thinks does not think in such a call; with `thinking` set, use
         method="json_mode". Methods other than function calling are not available in the wire formats of Anthropic and Bedrock.
 
-        A model that refuses is LangChain's ModelRefusalError (OutputParserException before langchain-core 1.7.5).
+        Raises LangChain's ModelRefusalError when the model refuses to answer (OutputParserException before langchain-core 1.7.5).
         """
         settings = call_settings(schema, method, strict=strict)
         return parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)

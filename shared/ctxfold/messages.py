@@ -278,7 +278,7 @@ def is_final(message: Message) -> bool:
 
 
 def joined_texts(texts: Iterable[str]) -> str:
-    """Returns texts that came apart as one: a blank line separates two of them, unless they bring white space of their own."""
+    """Joins the texts of several blocks: a blank line separates two of them, unless they bring white space of their own."""
     joined = ""
     for text in filter(None, texts):
         separated = not joined or joined[-1].isspace() or text[0].isspace()
