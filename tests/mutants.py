@@ -361,7 +361,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_closed_turn_takes_messages",
             "        closed = turn_id in open_session.state.closed\n",
             "        closed = turn_id in open_session.state.open and turn_id in open_session.state.closed\n",
-            "engine/test_journal.py::test_a_reply_to_a_turn_that_was_closed_meanwhile",
+            "llamaindex/test_overlapping_requests.py::test_a_question_that_was_taken_back_elsewhere_is_asked_again",
         ),
         (
             "rules_of_one_window_are_taken_for_those_of_another",
@@ -1832,14 +1832,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine/turn.py",
         (
             "what_the_service_spent_beside_a_reply_is_not_stored",
-            "        drafts.append(draft(ports, OutputsSummarised((), usage=own)))\n",
-            "",
+            "        beside.append(draft(ports, OutputsSummarised((), usage=billed - (reply.usage or Usage()))))\n",
+            "        pass\n",
             "wire/test_provider_compaction.py::test_what_a_summary_within_a_reply_took_is_in_the_sessions_sums",
         ),
         (
             "a_second_reply_to_the_same_messages_is_lost",
-            "    if (taken := _taken_by(attempt)) is not None:\n",
-            "    if (taken := None) is not None:\n",
+            "    if (taken := _taken_by(attempt)) is None:\n",
+            "    if (taken := None) is None:\n",
             "llamaindex/test_llm_agents.py::test_two_requests_with_the_same_messages_at_once",
         ),
         (
@@ -1850,9 +1850,45 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_request_that_fails_takes_a_question_along_that_another_asks",
-            "    if not others_wait:",
-            "    if True:",
+            "    if not (others_wait or joined):",
+            "    if not joined:",
             "llamaindex/test_llm_agents.py::test_a_question_that_two_requests_ask_stays_when_the_first_one_fails",
+        ),
+        (
+            "a_request_that_fails_takes_a_question_along_that_another_process_has_added",
+            "    if not (others_wait or joined):",
+            "    if not others_wait:",
+            "llamaindex/test_overlapping_requests.py::test_a_cancelled_request_leaves_the_question_that_another_process_has_added",
+        ),
+        (
+            "the_second_reply_of_two_processes_is_lost",
+            "    if attempt.listed:\n",
+            "    if False:\n",
+            "llamaindex/test_overlapping_requests.py::test_two_processes_answer_one_question_and_both_replies_stay",
+        ),
+        (
+            "a_reply_is_lost_whose_turn_was_closed_for_its_age",
+            "            yield from append_decided(open_session, drafts, ports)\n",
+            "            raise\n",
+            "engine/test_journal.py::test_a_reply_stays_when_its_turn_was_closed_meanwhile",
+        ),
+        (
+            "the_reply_of_a_cancelled_request_keeps_its_turn_open",
+            "    attempt.stored_ids |= {reply.id}\n",
+            "",
+            "engine/test_exchange.py::test_a_cancel_right_after_a_reply_with_tool_calls_was_stored",
+        ),
+        (
+            "the_process_that_opened_a_turn_loses_its_reply_to_a_faster_one",
+            "            taken = state.entry(asked[-1].id) is not None\n",
+            "            taken = turn_id != attempt.new_turn and state.entry(asked[-1].id) is not None\n",
+            "llamaindex/test_overlapping_requests.py::test_two_processes_answer_one_question_and_both_replies_stay",
+        ),
+        (
+            "a_reply_with_calls_loses_its_question_to_the_calls_of_another_process",
+            "if taken in state.open else []",
+            "if taken in state.open and not waiting else []",
+            "llamaindex/test_overlapping_requests.py::test_two_replies_with_calls_of_two_processes_both_go_on",
         ),
         (
             "a_turn_that_another_request_has_gone_back_behind_loses_its_reply",

@@ -498,9 +498,9 @@ def check_open(open_session: OpenSession, turn_id: str | None) -> None:
         closed = turn_id in open_session.state.closed
     if closed:
         raise TurnClosedError(
-            f"turn {turn_id!r} of session {open_session.key.session!r} was closed meanwhile (opening a "
-            "session closes turns without a new record for 15 minutes): later messages are not part of the conversation; "
-            "send the question again"
+            f"turn {turn_id!r} of session {open_session.key.session!r} was closed meanwhile (a cancelled request takes its "
+            "question back, and opening a session closes turns without a new record for 15 minutes): later messages are not "
+            "part of the conversation; send the question again"
         )
 
 

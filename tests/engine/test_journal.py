@@ -18,7 +18,6 @@ from ctxfold import (
     SessionKey,
     StoreCorruptError,
     StoreFormatError,
-    TurnClosedError,
     Usage,
     assistant,
     tool_result,
@@ -121,7 +120,7 @@ def test_a_turn_that_was_left_joins_after_the_time_out() -> None:
         first.add(tool_result("c10", "nobody asked", id="never"))
 
 
-def test_a_reply_to_a_turn_that_was_closed_meanwhile() -> None:
+def test_a_reply_stays_when_its_turn_was_closed_meanwhile() -> None:
     store, clock = MemoryStore(), Clock()
 
     def slow(_: Any) -> str:
@@ -131,11 +130,12 @@ def test_a_reply_to_a_turn_that_was_closed_meanwhile() -> None:
         return "late"
 
     seen: list[int] = []
-    ctx = timed(store, clock, scripted(slow, assistant("", id="x", calls=[call("c")]), "fine"))
-    with pytest.raises(TurnClosedError, match="send the question again"):
-        ctx.send("hi")
+    ctx = timed(store, clock, scripted(slow, "fine"))
+    assert ctx.send("hi").message.text == "late"
     assert seen == [1]
-    assert [m.text for m in ctx.view().messages] == ["hi"]
+    assert [m.text for m in ctx.view().messages] == ["hi", "late"]
+    assert ctx.send("well?").message.text == "fine"
+    assert [m.text for m in timed(store, clock).view().messages] == ["hi", "late", "well?", "fine"]
 
 
 def test_discarded_messages_may_come_again(make: Make) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.tools import FunctionTool
 
 from ctxfold import BaseBackend, Reply, Request, ToolCallPart, assistant
+from ctxfold.errors import TurnClosedError
 from llamaindex_ctx import CtxLLM, with_context
 from tests.llamaindex.served_llm import LOOK
 from tests.properties.machine import assert_legal
@@ -141,3 +144,102 @@ async def test_requests_of_several_runs_keep_all_that_was_said(seed: int) -> Non
     assert len(told) == len(set(told))
     assert set(program.answers) <= set(told)
     await program.start(Thread())  # a later run
+
+
+class TwoProcesses:
+    """Two engines over one store, which know of each other what the store has, as in two processes."""
+
+    def __init__(self, store: str) -> None:
+        self.backend = Waiting()
+        inner = CtxLLM(model="m", backend=self.backend, context_window=60_000, max_tokens=500)
+        self.llms = [with_context(inner, session_id="s", store=store) for _ in range(2)]
+
+    async def ask(self, process: int, *listed: ChatMessage) -> asyncio.Task[ChatResponse]:
+        before = len(self.backend.requests)
+        task = asyncio.create_task(self.llms[process].achat_with_tools(TOOLS, chat_history=list(listed)))
+        while len(self.backend.requests) == before:
+            if task.done():
+                task.result()
+            await asyncio.sleep(0)
+        return task
+
+    async def answer(self, number: int, task: asyncio.Task[ChatResponse], *, calls: int = 0) -> ChatMessage:
+        self.backend.release(number, calls=calls)
+        return (await task).message
+
+    def told(self) -> list[str]:
+        """The texts of the conversation, which both processes see alike."""
+        first, second = ([m.text for m in llm.context().messages()] for llm in self.llms)
+        assert first == second
+        return first
+
+    def close(self) -> None:
+        for llm in self.llms:
+            llm.context().close()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[TwoProcesses]:
+    processes = TwoProcesses(f"sqlite:///{tmp_path / 'two.db'}")
+    yield processes
+    processes.close()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_two_processes_answer_one_question_and_both_replies_stay(two: TwoProcesses, first: int) -> None:
+    question = _message("user", "Q?")
+    tasks = [await two.ask(process, question) for process in range(2)]
+    for number in (first, 1 - first):
+        await two.answer(number, tasks[number])
+    assert two.told() == ["Q?", f"R{first}.", f"R{1 - first}."]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_two_replies_with_calls_of_two_processes_both_go_on(two: TwoProcesses, first: int) -> None:
+    question = _message("user", "Q?")
+    tasks = [await two.ask(process, question) for process in range(2)]
+    replies = [await two.answer(number, task, calls=1) for number, task in enumerate(tasks)]
+    for process in (first, 1 - first):
+        reply = replies[process]
+        call = reply.additional_kwargs["tool_calls"][0]
+        number = len(two.backend.requests)
+        task = await two.ask(process, question, reply, _message("tool", f"T{call['id']}", tool_call_id=str(call["id"])))
+        messages = two.backend.requests[number].messages
+        assert_legal(messages)
+        assert "Q?" in [m.text for m in messages]
+        await two.answer(number, task)
+    told = two.told()
+    assert {"R0.", "Tc0-0", "R1.", "Tc1-0", "R2.", "R3."} <= set(told)
+    assert len(told) == len(set(told))
+
+
+async def test_a_cancelled_request_leaves_the_question_that_another_process_has_added(two: TwoProcesses) -> None:
+    first = _message("user", "Q1?")
+    cancelled = await two.ask(0, first)
+    other = await two.ask(1, first, _message("user", "Q2?"))
+    cancelled.cancel()
+    with suppress(asyncio.CancelledError):
+        await cancelled
+    await two.answer(1, other)
+    assert two.told() == ["Q1?", "Q2?", "R1."]
+
+
+async def test_replies_of_two_processes_that_come_at_once_both_stay(two: TwoProcesses) -> None:
+    for turn in range(20):
+        question = _message("user", f"Q{turn}?")
+        tasks = [await two.ask(process, question) for process in range(2)]
+        await asyncio.gather(*(two.answer(2 * turn + n, task) for n, task in enumerate(tasks)))
+        assert two.told()[-3] == f"Q{turn}?"
+    assert len(two.told()) == 60
+
+
+async def test_a_question_that_was_taken_back_elsewhere_is_asked_again(two: TwoProcesses) -> None:
+    question = _message("user", "Q?")
+    cancelled, other = [await two.ask(process, question) for process in range(2)]
+    cancelled.cancel()
+    with suppress(asyncio.CancelledError):
+        await cancelled
+    with pytest.raises(TurnClosedError, match="send the question again"):
+        await two.answer(1, other)
+    await two.answer(2, await two.ask(1, question))
+    assert two.told() == ["Q?", "R2."]

@@ -30,17 +30,19 @@ from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_
 from ctxfold.history.cuts import open_calls
 from ctxfold.history.diff import Reconciled, finished_count
 from ctxfold.history.edits import ended_with, prompted, reworded
-from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
+from ctxfold.history.log import SessionState
+from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey, TurnStatus
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
 from ctxfold.policy.settings import check_least, resized
-from ctxfold.protocols import AsyncChunkStream, ChunkStream, Reply, Request, Store, capabilities_of
+from ctxfold.protocols import AsyncChunkStream, ChunkStream, Ports, Reply, Request, Store, capabilities_of
 from ctxfold.session_state import (
     WINDOW_FIELDS,
     OpenSession,
     SentRequest,
     Stage,
     append,
+    append_decided,
     check_open,
     closing_draft,
     draft,
@@ -82,13 +84,15 @@ class TurnAttempt:
     """Holds what has to be rolled back when an attempt fails: the turn `new_turn`, if it was opened, an edit, compactions.
 
     `model` is the one that is asked: what it reports is learnt about it alone. `stored_ids` are the messages that the attempt
-    put into that turn. `shown` is the newest question as this request shows it, where that differs.
+    put into that turn, its reply included. `listed` says that they came as a list: other processes may ask the same in this turn.
+    `shown` is the newest question as this request shows it, where that differs.
     """
 
     open_session: OpenSession
     new_turn: str
     turn_id: str
     model: str
+    listed: bool = False
     stored_ids: frozenset[str] = frozenset()
     compactions: tuple[str, ...] = ()  # records of compactions that did not help, newest first
     removal: tuple[str, ...] = ()  # the records that removed or moved messages which the list has gone back behind
@@ -234,7 +238,8 @@ def _open(engine: Engine, turn_input: TurnInput) -> Flow[TurnAttempt]:
     open_session.model = options.model or open_session.model  # without one, the backend's
     by_request = bool(options.extra.get("context_management"))
     open_session.provider_compacts = by_request or capabilities_of(backend).compacts_itself
-    attempt = TurnAttempt(open_session, new_turn, new_turn, open_session.model, prompts=turn_input.prompts)
+    listed = turn_input.given_ids is not None
+    attempt = TurnAttempt(open_session, new_turn, new_turn, open_session.model, listed, prompts=turn_input.prompts)
     attempt.enter(new_turn)
     return attempt
 
@@ -342,6 +347,7 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
         known_ids=turn_input.known_ids,
         options=options,
     )
+    attempt.stored_ids |= {m.id for m in added.messages}  # with calls that had to be stored again before their results
     attempt.head_sections = placed.head
     if placed.head:
         yield from put_at_head(engine, open_session, placed.head)
@@ -503,45 +509,73 @@ def _commit(
     A reply whose id the session has gets a new one. Raises TurnClosedError when somebody has closed the turn meanwhile: the
     reply is not part of the conversation then. `billed` is what the service spent in all, with a summary on its own side.
     """
-    open_session, turn_id, ports = attempt.open_session, attempt.turn_id, engine.ports
+    open_session, ports = attempt.open_session, engine.ports
     if (yield from StoreCall(Store.find, open_session.key, (f"m:{reply.id}",))):
         reply = replace(reply, id=ports.ids.new())
     reply = validated(reply)
-    ends = is_final(reply)
-    questions: Sequence[Entry] = ()
-    if (taken := _taken_by(attempt)) is not None:
-        turn_id = attempt.new_turn if turn_id != attempt.new_turn else ports.ids.new()
-        shared = open_session.view(taken).turn
-        questions, waiting = _added_questions(attempt, shared), bool(open_calls(shared))
-        if ends or not waiting:
-            _take_over(open_session, {attempt.turn_id, taken}, turn_id)
-            # with a final reply nobody will answer the calls that wait there
-            yield from engine.close(open_session, taken, "aborted" if waiting else "completed")
-    drafts = [draft(ports, MessageAdded(reply), turn_id=turn_id, record_id=f"m:{reply.id}")]
-    if ends:
-        drafts.append(closing_draft(ports, turn_id, "completed"))
+    attempt.stored_ids |= {reply.id}
+    beside = _calibration_drafts(engine, open_session, attempt.turn_id, reply)
     if billed is not None:
-        own = billed - (reply.usage or Usage())
-        drafts.append(draft(ports, OutputsSummarised((), usage=own)))
-    drafts += _calibration_drafts(engine, open_session, attempt.turn_id, reply)
-    check_open(open_session, turn_id)
-    try:
-        yield from append(open_session, drafts, ports)
-    except MessageConflictError:
-        yield from refresh(open_session, ports)
-        check_open(open_session, turn_id)
-        raise
-    if not ends:
-        check_open(open_session, turn_id)
+        beside.append(draft(ports, OutputsSummarised((), usage=billed - (reply.usage or Usage()))))
+    place = ReplyPlace(attempt.turn_id)
+
+    def drafts(_: SessionState) -> Sequence[Draft]:
+        nonlocal place
+        place = _place_of(attempt, reply, ports)
+        check_open(open_session, place.turn_id)
+        added = draft(ports, MessageAdded(reply), turn_id=place.turn_id, record_id=f"m:{reply.id}")
+        closing = [closing_draft(ports, place.turn_id, "completed")] if is_final(reply) else []
+        return [*(closing_draft(ports, *ended) for ended in place.ended), added, *closing, *beside]
+
+    if attempt.listed:
+        yield from append_decided(open_session, drafts, ports)
+    else:
+        try:
+            yield from append(open_session, drafts(open_session.state), ports)
+        except MessageConflictError:  # the turn has been closed elsewhere
+            yield from refresh(open_session, ports)
+            yield from append_decided(open_session, drafts, ports)
     if attempt.sent is not None:
         open_session.sent_request = replace(attempt.sent, at_s=ports.clock.now_s(), usage=reply.usage)
+    _take_over(open_session, place.replaced, place.turn_id)
+    for turn_id, status in place.ended:
+        engine.turn_ended(open_session, turn_id, status)
     engine.events.emit(Appended(open_session.key.session, (reply,)))
-    if ends:
-        engine.turn_ended(open_session, turn_id, "completed")
-        if questions := questions or _questions_between(attempt, reply):
+    if is_final(reply):
+        engine.turn_ended(open_session, place.turn_id, "completed")
+        if questions := place.questions or _questions_between(attempt, reply):
             yield from move_to_end(engine, open_session, questions, behind=reply.id)
         yield from _make_room(engine, open_session, options, reply)
     return reply
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPlace:
+    """Says in which turn a reply is stored, and which turns end before it, how.
+
+    Requests that wait in a turn of `replaced` go on behind the reply. `questions` were added to its turn meanwhile: they belong
+    behind the reply too.
+    """
+
+    turn_id: str
+    ended: Sequence[tuple[str, TurnStatus]] = ()
+    replaced: Collection[str] = ()
+    questions: Sequence[Entry] = ()
+
+
+def _place_of(attempt: TurnAttempt, reply: Message, ports: Ports) -> ReplyPlace:
+    """Returns the place of a reply: the turn in which it was asked, or a turn of its own behind one that others share."""
+    if (taken := _taken_by(attempt)) is None:
+        return ReplyPlace(attempt.turn_id)
+    own_turn = attempt.new_turn if attempt.turn_id != attempt.new_turn else ports.ids.new()
+    state = attempt.open_session.state
+    shared = state.view(taken).turn
+    questions, waiting = _added_questions(attempt, shared), bool(open_calls(shared))
+    # with a final reply nobody will answer the calls that wait there
+    ended: list[tuple[str, TurnStatus]] = (
+        [(taken, "aborted" if waiting else "completed")] if taken in state.open else []
+    )
+    return ReplyPlace(own_turn, ended, {attempt.turn_id, taken}, questions)
 
 
 def _take_over(open_session: OpenSession, turn_ids: Collection[str], taker: str) -> None:
@@ -568,7 +602,7 @@ def _taken_by(attempt: TurnAttempt) -> str | None:
             return None
         turn = state.open.get(turn_id)
         if turn is None:
-            taken = turn_id != attempt.new_turn and state.entry(asked[-1].id) is not None
+            taken = state.entry(asked[-1].id) is not None
         else:
             others = open_session.in_flight[turn_id] - (turn_id in attempt.entered)
             taken = others > 0 or turn.entries[-1].id != asked[-1].id
@@ -641,11 +675,15 @@ def _roll_back(engine: Engine, attempt: TurnAttempt, work: Callable[[], Flow[Non
 
 def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
     """Discards the turn that this attempt opened; one that was under way stays open, so that the caller can try again."""
-    open_session = attempt.open_session
-    with open_session.lock:  # others may ask the same in it, or have lost their messages to it
-        others_wait = attempt.new_turn in (*open_session.in_flight, *open_session.taken_over.values())
-    if not others_wait:
-        yield from engine.close(open_session, attempt.new_turn, "discarded")
+    open_session, new_turn = attempt.open_session, attempt.new_turn
+    yield from refresh(open_session, engine.ports)
+    with open_session.lock:  # others may ask the same in it, have lost their messages to it, or have added some
+        others_wait = new_turn in (*open_session.in_flight, *open_session.taken_over.values())
+        turn = open_session.state.open.get(new_turn)
+        messages = [e for e in turn.entries if e.message.kind == "message"] if turn is not None else []
+        joined = any(e.id not in attempt.stored_ids for e in messages)
+    if not (others_wait or joined):
+        yield from engine.close(open_session, new_turn, "discarded")
     yield from take_from_head(engine, open_session, attempt.head_sections)
     for record_id in attempt.compactions:
         yield from revert(engine, open_session, (record_id,))
