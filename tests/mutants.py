@@ -844,6 +844,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/engine.py",
         (
+            "a_result_for_a_call_of_another_engine_is_left_out",
+            "if stale and len(record_ids) < len(checked):",
+            "if False:",
+            "llamaindex/test_memory_beside_llm.py::test_an_agent_that_is_handed_a_question_is_sent_the_handoff",
+        ),
+        (
             "results_for_a_stored_call_hinder_the_rest_of_a_list",
             "turn_id, rest=True)",
             "turn_id)",

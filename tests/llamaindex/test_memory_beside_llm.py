@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
+from llama_index.core.agent.workflow.multi_agent_workflow import DEFAULT_HANDOFF_OUTPUT_PROMPT
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 
@@ -285,6 +286,29 @@ async def test_agents_of_a_workflow_are_not_given_each_others_prompts(store_url:
             await flow.run(question, memory=memory)
         prompts = [[m["content"] for m in r.body["messages"] if m["role"] == "system"] for r in server.requests]
         assert prompts == [["You greet."], ["You pay."], ["You greet."]]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_an_agent_that_is_handed_a_question_is_sent_the_handoff(store_url: str, streaming: bool) -> None:
+    """The LLM has the call in a turn of its own; the memory puts the result there, of which nobody has told its engine yet."""
+    handoff = ScriptedCall("handoff", '{"to_agent": "clerk", "reason": "money"}', "h1")
+    script = [
+        Scripted("To the clerk.", tool_calls=(handoff,)),
+        Scripted(tool_calls=(ScriptedCall("add"),)),
+        Scripted("Paid."),
+    ]
+    async with one_session(store_url, script) as (llm, memory, server):
+        agents: list[Any] = [
+            FunctionAgent(name=name, description=name, llm=llm, tools=[ADD], streaming=streaming)
+            for name in ("porter", "clerk")
+        ]
+        assert str(await AgentWorkflow(agents=agents, root_agent="porter").run("Pay me.", memory=memory)) == "Paid."
+        sent = [(m["role"], m.get("content") or "") for m in server.requests[1].body["messages"]]
+        moved = DEFAULT_HANDOFF_OUTPUT_PROMPT.format(to_agent="clerk", reason="money")
+        assert sent == [("user", "Pay me."), ("assistant", "To the clerk."), ("tool", moved)]
+        assert contents(memory.get_all())[:3] == ["Pay me.", "To the clerk.", moved]
+        assert [m.role.value for m in memory.get_all()][3:] == ["assistant", "tool", "assistant"]
+        assert legal(memory)
 
 
 async def test_an_order_to_stop_is_not_stored(store_url: str) -> None:

@@ -218,13 +218,16 @@ class Engine:
         ):
             return Added(tuple(messages), own_turn)
         checked, new_messages, record_ids = yield from self._unstored(
-            open_session, messages, turn_id, known_ids=known_ids, skip_orphans=skip_orphans
+            open_session,
+            messages,
+            turn_id,
+            known_ids=known_ids,
+            skip_orphans=skip_orphans,
+            stale=expect is not None,
         )
         turn = waiting_turn(open_session.open_turns(), new_messages) or turn_id
         if known_ids and len(new_messages) < len(checked):
             # a retry continues the turn that an earlier attempt left open
-            if expect is not None:
-                yield from refresh(open_session, self.ports)
             starts = open_turn_starts(open_session, checked, record_ids)
             if not hold and (parts := [at for at, _ in starts if at]):
                 add = partial(self.add, open_session, new_turn=new_turn, skip_orphans=skip_orphans, options=options)
@@ -278,13 +281,21 @@ class Engine:
         *,
         known_ids: bool,
         skip_orphans: bool,
+        stale: bool,
     ) -> Flow[tuple[Sequence[Message], Sequence[Message], Mapping[str, str]]]:
-        """Returns the messages checked, those of them that are not stored yet, and the record ids of these."""
+        """Returns the messages checked, those of them that are not stored yet, and the record ids of these.
+
+        `stale` says that others may have written since the session was read.
+        """
         checked: Sequence[Message] = [validated(m) for m in messages]
         yield from self.count_long(checked)
         record_ids = {m.id: f"m:{m.id}" for m in checked}
         if known_ids:
             checked, record_ids = yield from _matched(open_session, checked)
+            if stale and len(record_ids) < len(checked):
+                # who stored the known ones may have opened the turn that the others answer
+                yield from refresh(open_session, self.ports)
+                checked, record_ids = yield from _matched(open_session, checked)
         checked = self.without_orphans(open_session, checked, turn_id) if skip_orphans else checked
         new_messages: Sequence[Message] = [m for m in {m.id: m for m in checked}.values() if m.id in record_ids]
         if skip_orphans and len(new_messages) < len(checked):
