@@ -167,6 +167,26 @@ def test_a_trimmed_list(saver: Any) -> None:
         on.close()
 
 
+@pytest.mark.parametrize("edited", [True, False])
+def test_a_secret_that_a_summary_replaces_is_sent_until_it_is_erased(saver: Any, *, edited: bool) -> None:
+    """To remove or change it in the agent's state is not enough: a trimmed message may still be recalled."""
+    with ModelServer(model="m", script=play, strict="openai", context_window=3_000) as server:
+        on = Running(server, saver, window=3_000)
+        on.ask("The passphrase is zebra-9911.", id="secret")
+        for number in range(20):
+            on.ask(f"Q{number:03}")
+        on.agent.update_state(
+            T, {"messages": [HumanMessage("[gone]", id="secret") if edited else RemoveMessage("secret")]}
+        )
+        on.ask("What is the passphrase?")
+        assert "zebra-9911" in str(on.asked())
+        on.middleware.context("t").erase("secret")
+        for question in ("What is the passphrase?", "What is the passphrase now?"):
+            on.ask(question)
+            assert "zebra" not in str(on.asked())
+        on.close()
+
+
 @pytest.mark.parametrize("private", [True, False])
 def test_a_copied_thread(running: Running, private: bool) -> None:
     """Each of the two goes on by itself, under its own name; with the private state, as the very same session."""
