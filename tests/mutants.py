@@ -850,6 +850,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_memory_beside_llm.py::test_an_agent_that_is_handed_a_question_is_sent_the_handoff",
         ),
         (
+            "a_long_turn_after_one_that_was_closed_is_spread_over_open_turns",
+            "if turn in open_session.state.closed:",
+            "if turn in open_session.state.undone:",
+            "engine/test_journal.py::test_a_long_turn_is_stored_whole_after_another_context_closed_the_one_before",
+        ),
+        (
             "results_for_a_stored_call_hinder_the_rest_of_a_list",
             "turn_id, rest=True)",
             "turn_id)",

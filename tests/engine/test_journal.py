@@ -120,6 +120,17 @@ def test_a_turn_that_was_left_joins_after_the_time_out() -> None:
         first.add(tool_result("c10", "nobody asked", id="never"))
 
 
+def test_a_long_turn_is_stored_whole_after_another_context_closed_the_one_before(make: Make) -> None:
+    store = MemoryStore()
+    ctx, other = make(store=store), make(store=store)
+    ctx.add([user("q", id="q"), assistant("", id="open", calls=[call("c9")])])
+    other.clear()
+    rounds = [*tool_round("t", "word " * 500), *tool_round("s", "word " * 500)]
+    long_turn = [user("go", id="g"), *rounds, assistant("done", id="d")]  # too long for the window: stored in pieces
+    ctx.add(long_turn)
+    assert [m.id for m in other.messages()] == [m.id for m in long_turn]
+
+
 def test_a_reply_stays_when_its_turn_was_closed_meanwhile() -> None:
     store, clock = MemoryStore(), Clock()
 

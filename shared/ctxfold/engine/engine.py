@@ -193,8 +193,7 @@ class Engine:
         messages: Sequence[Message],
         *,
         turn_id: str | None = None,
-        new_turn: str | None = None,
-        hold: bool = False,
+        hold_in: str | None = None,
         known_ids: bool = True,
         skip_orphans: bool = False,
         expect: int | None = None,
@@ -203,20 +202,22 @@ class Engine:
         """Stores messages and, when they complete a turn, makes room where the rules ask for it.
 
         Messages go to the open turn that waits for their tool results, else to `turn_id`, else straight into the view. With
-        `hold` they stay in an open turn until it is closed; a turn that has to be opened is called `new_turn`.
+        `hold_in` they stay in an open turn until it is closed; a turn that has to be opened gets that id.
         `known_ids` False says that all ids are newly made. `skip_orphans` leaves out incomplete tool rounds instead of raising
         OrphanToolResultError. With `expect`, raises HeadMovedError when the log does not end there. Of `options`,
         `auto_compact` False makes no room, and `context_window` is the window in which there has to be room.
         """
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
-        own_turn = new_turn if hold and known_ids and turn_id is None and expect is None else None
         if (
-            own_turn
+            hold_in is not None
+            and known_ids
+            and turn_id is None
+            and expect is None
             and _is_question(messages)
-            and (yield from self._stored_at_once(open_session, messages[0], own_turn, options))
+            and (yield from self._stored_at_once(open_session, messages[0], hold_in, options))
         ):
-            return Added(tuple(messages), own_turn)
+            return Added(tuple(messages), hold_in)
         checked, new_messages, record_ids = yield from self._unstored(
             open_session,
             messages,
@@ -229,27 +230,22 @@ class Engine:
         if known_ids and len(new_messages) < len(checked):
             # a retry continues the turn that an earlier attempt left open
             starts = open_turn_starts(open_session, checked, record_ids)
-            if not hold and (parts := [at for at, _ in starts if at]):
-                add = partial(self.add, open_session, new_turn=new_turn, skip_orphans=skip_orphans, options=options)
+            if hold_in is None and (parts := [at for at, _ in starts if at]):
+                add = partial(self.add, open_session, skip_orphans=skip_orphans, options=options)
                 return (yield from self._add_parts(checked, parts, turn_id, add))
             if starts:
                 turn = starts[-1][1]
                 open_session.pending_rollbacks.pop(turn, None)
                 if not new_messages:
-                    return Added((), (yield from self._resume(open_session, turn, hold=hold)))
+                    return Added((), (yield from self._resume(open_session, turn, hold=hold_in is not None)))
         if not new_messages:
             return Added((), turn if turn in open_session.state.open else None)
-        stage = open_session.stage(turn, options.context_window)
-        makes_room = not hold and options.may_compact(stage.rules)
-        pieces = self._pieces(open_session, stage, new_messages) if makes_room else (new_messages,)
-        in_turn = partial(self._add_in_turn, open_session, pieces)
-        at_once = partial(self._store, open_session, new_messages, hold=hold)
-        store = in_turn if len(pieces) > 1 else at_once
-        open_turn = yield from store(turn, record_ids=record_ids, new_turn=new_turn, expect=expect, options=options)
-        if makes_room and open_turn is None and new_messages[-1].role in ("user", "tool"):
-            stage = open_session.stage(None, options.context_window)
-            if not open_calls(stage.view.live):  # no request is made before all results of a round are there
-                yield from self.fitter.make_room(open_session, stage)
+        if turn in open_session.state.closed:
+            turn = None
+        store = self._store_and_make_room if hold_in is None else partial(self._store, hold_in=hold_in)
+        open_turn = yield from store(
+            open_session, new_messages, turn, record_ids=record_ids, expect=expect, options=options
+        )
         return Added(tuple(new_messages), open_turn)
 
     def _stored_at_once(self, open_session: OpenSession, question: Message, turn: str, options: Options) -> Flow[bool]:
@@ -259,9 +255,7 @@ class Engine:
         """
         yield from self.count_long((validated(question),))
         rules, record_ids = open_session.rules(options.context_window), {question.id: f"m:{question.id}"}
-        _, drafts = yield from self._drafts(
-            open_session, rules, (question,), None, hold=True, record_ids=record_ids, new_turn=turn
-        )
+        _, drafts = yield from self._drafts(open_session, rules, (question,), None, record_ids=record_ids, hold_in=turn)
         try:
             stored = yield from append(open_session, drafts, self.ports)
         except MessageConflictError:
@@ -376,35 +370,58 @@ class Engine:
             return (new_messages,)
         return tuple(new_messages[a:b] for a, b in pairwise((0, *reply_starts, len(new_messages))))
 
-    def _add_in_turn(
+    def _store_and_make_room(
+        self,
+        open_session: OpenSession,
+        new_messages: Sequence[Message],
+        turn: str | None,
+        *,
+        record_ids: Mapping[str, str],
+        expect: int | None,
+        options: Options,
+    ) -> Flow[str | None]:
+        """Stores new messages and compacts where requests for them would have. Returns the turn that stays open, if any."""
+        store = partial(self._store, open_session, record_ids=record_ids, options=options)
+        stage = open_session.stage(turn, options.context_window)
+        if not options.may_compact(stage.rules):
+            return (yield from store(new_messages, turn, expect=expect))
+        pieces = self._pieces(open_session, stage, new_messages)
+        if len(pieces) > 1:
+            open_turn = yield from self._store_pieces(open_session, pieces, turn, store, expect=expect, options=options)
+        else:
+            open_turn = yield from store(new_messages, turn, expect=expect)
+        if open_turn is None and new_messages[-1].role in ("user", "tool"):
+            stage = open_session.stage(None, options.context_window)
+            if not open_calls(stage.view.live):  # no request is made before all results of a round are there
+                yield from self.fitter.make_room(open_session, stage)
+        return open_turn
+
+    def _store_pieces(
         self,
         open_session: OpenSession,
         pieces: Sequence[Sequence[Message]],
         turn: str | None,
+        store: Callable[..., Flow[str | None]],
         *,
-        record_ids: Mapping[str, str],
-        new_turn: str | None,
         expect: int | None,
         options: Options,
     ) -> Flow[str | None]:
         """Stores a turn in pieces and makes room before each reply; no other turn sees it before it is complete."""
-        open_turn = turn or new_turn or self.ports.ids.new()
-        own: set[str] = set()
-        store = partial(self._store, open_session, record_ids=record_ids, options=options)
+        open_turn = turn or self.ports.ids.new()
+        stored_ids: set[str] = set()
         try:
             for piece in pieces[:-1]:
-                yield from store(piece, open_turn, hold=True, expect=expect)
-                own.update(m.id for m in piece)
+                yield from store(piece, open_turn, hold_in=open_turn, expect=expect)
+                stored_ids.update(m.id for m in piece)
                 expect = None
                 yield from self.fitter.make_room(open_session, open_session.stage(open_turn, options.context_window))
-            return (yield from store(pieces[-1], open_turn, hold=False))
+            return (yield from store(pieces[-1], open_turn))
         except GeneratorExit:
             raise
         except BaseException:
             if turn is None:
-                yield from self.roll_back(
-                    open_session, open_turn, own, partial(self.close, open_session, open_turn, "discarded")
-                )
+                discard = partial(self.close, open_session, open_turn, "discarded")
+                yield from self.roll_back(open_session, open_turn, stored_ids, discard)
             raise
 
     def _store(
@@ -413,21 +430,15 @@ class Engine:
         new_messages: Sequence[Message],
         turn: str | None,
         *,
-        hold: bool,
         record_ids: Mapping[str, str],
-        new_turn: str | None = None,
+        hold_in: str | None = None,
         expect: int | None = None,
         options: Options,
     ) -> Flow[str | None]:
-        """Appends new messages and returns the open turn that they are in, if any."""
+        """Appends new messages to a turn, or to the view. Returns the open turn that they are in, if any; see `add`."""
+        rules = open_session.rules(options.context_window)
         open_turn, drafts = yield from self._drafts(
-            open_session,
-            open_session.rules(options.context_window),
-            new_messages,
-            turn,
-            hold=hold,
-            record_ids=record_ids,
-            new_turn=new_turn,
+            open_session, rules, new_messages, turn, record_ids=record_ids, hold_in=hold_in
         )
         try:
             stored = yield from append(open_session, drafts, self.ports, expect=expect)
@@ -454,22 +465,19 @@ class Engine:
         new_messages: Sequence[Message],
         turn: str | None,
         *,
-        hold: bool,
         record_ids: Mapping[str, str],
-        new_turn: str | None,
+        hold_in: str | None,
     ) -> Flow[tuple[str | None, list[Draft]]]:
+        """Returns the open turn that the messages will be in, if any, and the drafts that store them."""
         view = open_session.view(turn)
-        entries = view.turn
         drafts: list[Draft] = []
-        if turn is not None and not entries and turn in open_session.state.closed:
-            turn = None
-        waiting = open_calls(entries)
+        waiting = open_calls(view.turn)
         for_model = [m for m in new_messages if m.visibility != "user"]  # others belong to no turn
         if waiting and for_model and for_model[0].role != "tool":
             drafts.append(closing_draft(self.ports, turn or "", "aborted"))
             turn, waiting = None, Counter[str]()
         pending = check_sequence(for_model, waiting=waiting)
-        open_turn = turn or ((new_turn or self.ports.ids.new()) if pending or hold else None)
+        open_turn = turn or hold_in or (self.ports.ids.new() if pending else None)
         turn_by_id = {m.id: open_turn for m in for_model}
         after = Sizing(view, open_session.overhead_tokens)
         measure = partial(sized, new_messages, rules=rules, counter=self.ports.counter, after=after)
@@ -479,11 +487,11 @@ class Engine:
                 MessageAdded(m, shown),
                 turn_id=turn_by_id.get(m.id),
                 record_id=record_ids[m.id],
-                provisional=hold,  # the turn's reply, or what undoes the turn, is written next
+                provisional=hold_in is not None,  # the turn's reply, or what undoes the turn, is written next
             )
             for m, shown in (yield from off_loop(measure, sum(map(searchable_chars, new_messages))))
         ]
-        if open_turn is None or pending or hold or not for_model:
+        if open_turn is None or pending or hold_in is not None or not for_model:
             return open_turn, drafts
         return None, [*drafts, closing_draft(self.ports, open_turn, "completed")]
 

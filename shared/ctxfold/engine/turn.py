@@ -342,8 +342,7 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
         open_session,
         placed.messages,
         turn_id=new.turn_id,
-        new_turn=attempt.new_turn,
-        hold=True,
+        hold_in=attempt.new_turn,
         known_ids=turn_input.known_ids,
         options=options,
     )
