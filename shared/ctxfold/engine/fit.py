@@ -38,21 +38,27 @@ __all__ = ["FRAME_TOKENS", "Window", "WindowFitter", "newest_question"]
 _log = logging.getLogger("ctxfold")
 
 FIT_TRIES = 4
-ARGUMENT_STEP = (
-    0.125  # of the tokens that arguments have to free: by as many the view grows until they are looked at again
-)
 PROVIDER_RATIO = 0.95  # of the budget: up to here a provider that compacts by itself is left to do so
+ARGUMENT_STEP = (
+    0.125  # arguments are looked at again when the view has grown by this share of what they would have to free
+)
 FRAME_TOKENS = 8  # role and gaps of the message in which recalled passages and sections travel
-GIVES_WAY_TOKENS = 8_192  # budget up to which the tail gives way to recall: what follows the break is new to the cache
+GIVES_WAY_TOKENS = (
+    8_192  # largest budget in which older turns give way to recall, since what follows the gap is not cached
+)
 ENOUGH = 0.4  # of recall's share: where so much of it is free, nothing gives way
-ENOUGH_TOKENS = 800  # or less, where the share is: a question about long messages needs some five of them
+ENOUGH_TOKENS = (
+    800  # the least that is enough, or the whole share if smaller: a question about long messages needs some five
+)
 FREE_PART = (
-    8  # of the budget: with tools it stays free then, so that the request begins alike in the turn's next tool rounds
+    8  # with tools, one part in so many of the budget stays free: the turn's next tool rounds then keep the prefix
 )
 SMALL_TOKENS = 1_600  # budget from which on the part of the tail that stays grows faster than the budget
 NEWEST = 16  # messages among which a tool's result tells that the model works with tools
-COUNTED_TEXTS = 64  # whose counts are kept
-RECALL_ROUNDS = 8  # of tools; passages stand at the end, so they are new to the cache in every later request
+COUNTED_TEXTS = 64  # texts whose token counts are cached
+RECALL_ROUNDS = (
+    8  # tool rounds after which recall ends: passages stand at the end, so they are new to the cache each time
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +108,12 @@ class WindowFitter:
         overhead = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
         open_session.overhead_tokens = overhead
         may_compact = rules.auto_compact if auto_compact is None else auto_compact
-        if may_compact and (needs_goal(rules) or needs_tool_summaries(rules)):
-            yield from self._prepare(open_session, stage)
-            stage = open_session.with_new_view(stage)
-        if may_compact and stage.turn_id is not None and self._has_summarizer(rules):
-            yield from self._ask_summarizer(open_session, stage, overhead)
-            stage = open_session.with_new_view(stage)
-        if may_compact and self._arguments_due(open_session, stage):
-            yield from self._shorten_arguments(open_session, stage, overhead)
-            stage = open_session.with_new_view(stage)
+        if may_compact:
+            stage = yield from self._compact_early(open_session, stage, overhead)
         coming = _coming_message(open_session, stage.view, question) if question else None
-        travelling: Sequence[Section] = ()
-        if recall and sections is not None:
-            travelling = sections
-        elif recall:
-            travelling = [s for s in self.sections if question is not None or s.lifetime == "request"]
+        if sections is None:
+            sections = [s for s in self.sections if question is not None or s.lifetime == "request"]
+        travelling = sections if recall else ()
         required = [s for s in travelling if s.required]
         optional = [s for s in travelling if not s.required]
         texts: list[str] = []
@@ -141,6 +138,32 @@ class WindowFitter:
                 room = rules.budget_tokens - stage.view.tokens - beside - count(shown.recalled)
                 texts.append((yield from self._section_text(open_session, stage, optional, asking, room)))
         return Window(stage.view, "\n\n".join(t for t in texts if t))
+
+    def _compact_early(self, open_session: OpenSession, stage: Stage, extra: int) -> Flow[Stage]:
+        """Compacts what the policy has compacted before a request that may well fit, and returns the stage after that.
+
+        A summarizer of the user's is asked on every input and between tool rounds. Large arguments of earlier calls become
+        excerpts where that is worth an epoch.
+        """
+        if needs_goal(stage.rules) or needs_tool_summaries(stage.rules):
+            yield from self._prepare(open_session, stage)
+            stage = open_session.with_new_view(stage)
+        strategy = self.strategies.get(stage.rules.strategy)
+        if stage.turn_id is not None and isinstance(strategy, SummarizerStrategy):
+            stage = yield from self._try_compact(open_session, stage, extra)
+        if self._arguments_due(open_session, stage):
+            stage = yield from self._try_compact(open_session, stage, extra, EarlyArguments())
+        return stage
+
+    def _try_compact(
+        self, open_session: OpenSession, stage: Stage, extra: int, strategy: Strategy | None = None
+    ) -> Flow[Stage]:
+        """Compacts if that is due, and returns the stage after that; a failure is reported and stops no request."""
+        try:
+            yield from self._compact(open_session, stage, "after_turn", overhead_tokens=extra, strategy=strategy)
+        except CtxError as error:
+            self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
+        return open_session.with_new_view(stage)
 
     def _required_text(
         self,
@@ -420,9 +443,6 @@ class WindowFitter:
         for output_event in (yield from prepare_pairs(open_session, stage, self.ports)):
             self.events.emit(output_event)
 
-    def _has_summarizer(self, rules: Policy) -> bool:
-        return isinstance(self.strategies.get(rules.strategy), SummarizerStrategy)
-
     def _arguments_due(self, open_session: OpenSession, stage: Stage) -> bool:
         """Tells whether arguments of earlier calls may take enough room to give way; takes constant time.
 
@@ -441,22 +461,6 @@ class WindowFitter:
         last = view.last()
         asks = last is not None and last.message.role == "user"
         return asks or not capabilities_of(self.ports.backend).binds_reasoning
-
-    def _shorten_arguments(self, open_session: OpenSession, stage: Stage, extra: int) -> Flow[None]:
-        """Replaces large arguments of earlier calls with excerpts, where that is worth an epoch; a failure stops no request."""
-        try:
-            yield from self._compact(
-                open_session, stage, "after_turn", overhead_tokens=extra, strategy=EarlyArguments()
-            )
-        except CtxError as error:
-            self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
-
-    def _ask_summarizer(self, open_session: OpenSession, stage: Stage, extra: int) -> Flow[None]:
-        """Asks a summarizer of the user's on every input and between tool rounds; a failure does not stop the request."""
-        try:
-            yield from self._compact(open_session, stage, "after_turn", overhead_tokens=extra)
-        except CtxError as error:
-            self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
 
     def _compact(
         self,
