@@ -176,45 +176,54 @@ def compare(
     in_flight: Collection[str] = (),
     from_window: bool = False,
 ) -> Reconciled:
-    """Returns the messages after the last one that the session knows; all of them when it knows none.
+    """Returns the messages after the newest one that the session knows, all of them when it knows none, and what they replace.
 
-    `given_ids` are ids that the caller chose. Other ids were made on the way: such a message is known by its content as the last
-    one of a turn, unless the turn is `in_flight`, because then another call asks the same at this moment. White space around a
-    text does not count. A copy of a reply under another id, which a caller has made of its text, is known where it follows what
-    the reply followed. Where nothing else is known, so are messages that begin the list as they stand in the view, a question and
-    its answer at least, unless the list is a `whole` conversation. A list that ends with a known user message asks for its reply
-    again. Raises MessageConflictError when that message has other content than in the session. Where a `whole` conversation
-    continues before a stored answer, that answer and what follows it is left behind. A list `from_window` ended with the newest
-    message when it was read: later questions came since and stay, and other content is meant for this request only.
+    `open_turns` are the entries of each open turn; a turn that is `in_flight` is asked by another call at this moment.
+    `given_ids` are the ids that the caller chose. A `whole` list has all that its caller keeps of the conversation: what the
+    session has after the message from which it goes on is left behind. A list that ends with a known user message asks for its
+    reply again. Raises MessageConflictError when that message has other content than in the session, except in a list
+    `from_window`: it ended with the newest message when it was read, so that later questions came since and stay, and other
+    content is meant for this request only.
     """
-    turn_of = {e.id: turn_id for turn_id, entries in open_turns.items() for e in entries}
-    last_of_turn = {
-        _said(entries[-1].message): turn_id
-        for turn_id, entries in open_turns.items()
-        if entries and turn_id not in in_flight
-    }
-    if live:
-        last_of_turn.setdefault(_said(live[-1].message), "")
-    live_ids = {e.id for e in live[-_LOOK_BACK:]} if given_ids else set[str]()
+    known = _newest_known(live, open_turns, messages, given_ids, in_flight)
+    if known is None:
+        return Reconciled(tuple(messages if whole else messages[repeated_by_content(live, messages) :]))
+    index, turn_id = known
+    message, new_messages = messages[index], tuple(messages[index + 1 :])
+    if turn_id is not None:
+        return Reconciled(new_messages, turn_id)
+    if not new_messages:
+        return _asked_again(live, message, session, from_window=from_window)
+    if message.id not in given_ids and any(m.role == "assistant" for m in new_messages):
+        # a short answer may also stand among the examples of a prompt
+        new_messages = tuple(messages[max(index + 1, _repeated_in_view(live, messages)) :])
+    copied, last_id = _copied_replies(live, message, new_messages)
+    return Reconciled(new_messages[copied:], left_behind=_left_behind(live, last_id) if whole else ())
+
+
+def _newest_known(
+    live: Sequence[Entry],
+    open_turns: Mapping[str, Sequence[Entry]],
+    messages: Sequence[Message],
+    given_ids: Collection[str],
+    in_flight: Collection[str],
+) -> tuple[int, str | None] | None:
+    """Returns the position of the newest message that the session knows and its open turn, if it is in one; None for no such one.
+
+    A message with an id of `given_ids` is known by it, any other by its content as the last one of a turn. The content proves
+    nothing where the turn is in flight, because another call may ask the same.
+    """
+    turn_of: dict[str, str | None] = {e.id: None for e in live[-_LOOK_BACK:]} if given_ids else {}
+    turn_of |= {e.id: turn_id for turn_id, entries in open_turns.items() for e in entries}
+    waiting = {t: entries[-1] for t, entries in open_turns.items() if entries and t not in in_flight}
+    last_of_turn: dict[str, str | None] = {_said(e.message): None for e in live[-1:]}
+    last_of_turn |= {_said(last.message): turn_id for turn_id, last in waiting.items()}
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
-        if message.id not in given_ids:
-            turn_id = last_of_turn.get(_said(message))
-        else:  # "" stands for the closed conversation
-            turn_id = turn_of.get(message.id, "" if message.id in live_ids else None)
-        if turn_id is None:
-            continue
-        new_messages = tuple(messages[index + 1 :])
-        if turn_id:
-            return Reconciled(new_messages, turn_id)
-        if new_messages:
-            if message.id not in given_ids and any(m.role == "assistant" for m in new_messages):
-                # a short answer may also stand among the examples of a prompt
-                new_messages = tuple(messages[max(index + 1, _repeated_in_view(live, messages)) :])
-            copied, last_id = _copied_replies(live, message, new_messages)
-            return Reconciled(new_messages[copied:], left_behind=_left_behind(live, last_id) if whole else ())
-        return _asked_again(live, message, session, from_window=from_window)
-    return Reconciled(tuple(messages if whole else messages[repeated_by_content(live, messages) :]))
+        known, key = (turn_of, message.id) if message.id in given_ids else (last_of_turn, _said(message))
+        if key in known:
+            return index, known[key]
+    return None
 
 
 def _said(message: Message) -> str:
