@@ -52,7 +52,7 @@ def compact(
     stage: Stage,
     facts: SessionFacts,
     ports: Ports,
-    own: Mapping[str, Strategy] | None = None,
+    own: Mapping[str, Strategy],
     *,
     summary_tokens: int | None = None,
 ) -> Flow[tuple[Outcome, tuple[Event, ...]]]:
@@ -60,12 +60,12 @@ def compact(
 
     `own` are the user's strategies by name. `summary_tokens` is the limit of this one summary, in place of the policy's.
     """
-    view, rules = stage.view, _with_summary_limit(stage.rules, summary_tokens)
+    rules = _with_summary_limit(stage.rules, summary_tokens)
     after_turn = facts.occasion == "after_turn"
     if after_turn and _is_paused(open_session, stage):
         return Outcome(None, "nothing has changed since the last attempt could not help"), ()
-    check_known(rules.strategy, own or {}, open_session.key.session)
-    strategy = (own or {}).get(rules.strategy) or BUILT_IN[rules.strategy]
+    check_known(rules.strategy, own, open_session.key.session)
+    strategy = own.get(rules.strategy) or BUILT_IN[rules.strategy]
     with open_session.lock:
         # what must fit now does not wait for a summary by another task: whoever writes first wins
         if open_session.compacting and after_turn:
@@ -73,33 +73,41 @@ def compact(
         open_session.compacting += 1
     open_session.worker = open_session.worker or ports.ids.new()
     try:
-        case = CompactionInput(view, facts, rules, ports.counter)
-        decision, events = yield from _decide(open_session, case, strategy)
-        write = partial(_write_summary, open_session, ports)
-        if isinstance(decision, Skip):
-            yield from prepare(open_session, case, strategy, write)
-            return Outcome(None, decision.reason), (*events, *_pause_after(open_session, stage, case, decision))
-        imported = replace(decision, writer="model") if _is_import(decision, case, ports) else None
-        if imported is not None:
-            note = f"{len(decision.covered)} messages came at once: a summary by the model follows"
-            decision = replace(decision, writer="extractive", reason=f"{decision.reason}; {note}")
-        prepared = yield from prepared_or_leased(open_session, decision, case, strategy, write, ports)
-        if isinstance(prepared, str):
-            return Outcome(None, prepared), events
-        outcome = yield from _traced(open_session, *prepared, case, ports)
-        known_ids = {e.id for e in view}
-        stand_in = next((e.id for e in open_session.view().compressed if e.id not in known_ids), None)
-        if imported is not None and outcome.compacted and stand_in is not None:
-            outcome = replace(outcome, postponed=Postponed(imported, case, stand_in))
+        case = CompactionInput(stage.view, facts, rules, ports.counter)
+        return (yield from _compact_once(open_session, stage, case, strategy, ports))
     finally:
         open_session.compacting -= 1
+
+
+def _compact_once(
+    open_session: OpenSession, stage: Stage, case: CompactionInput, strategy: Strategy, ports: Ports
+) -> Flow[tuple[Outcome, tuple[Event, ...]]]:
+    """Decides, writes the summary and commits. The model's summary of an import is postponed: an extractive one stands for it."""
+    decision, events = yield from _decide(open_session, case, strategy)
+    write = partial(_write_summary, open_session, ports)
+    if isinstance(decision, Skip):
+        yield from prepare(open_session, case, strategy, write)
+        return Outcome(None, decision.reason), (*events, *_pause_after(open_session, stage, case, decision))
+    plan, imported = decision, _is_import(decision, case, ports)
+    if imported:
+        note = f"{len(plan.covered)} messages came at once: a summary by the model follows"
+        plan = replace(plan, writer="extractive", reason=f"{plan.reason}; {note}")
+    prepared = yield from prepared_or_leased(open_session, plan, case, strategy, write, ports)
+    if isinstance(prepared, str):
+        return Outcome(None, prepared), events
+    outcome = yield from _traced(open_session, *prepared, case, ports)
     if outcome.refused is not None:
         events = (*events, outcome.refused)
-    if not outcome.compacted:
-        if after_turn:
+    event = outcome.event
+    if event is None:
+        if case.facts.occasion == "after_turn":
             _pause(open_session, stage, case.needed_tokens)
-        events = (*events, CompactionHeld(open_session.key.session, outcome.reason))
-    return outcome, (*events, outcome.event) if outcome.event else events
+        return outcome, (*events, CompactionHeld(open_session.key.session, outcome.reason))
+    known_ids = {e.id for e in case.view}
+    stand_in = next((e.id for e in open_session.view().compressed if e.id not in known_ids), None)
+    if imported and stand_in is not None:
+        outcome = replace(outcome, postponed=Postponed(replace(decision, writer="model"), case, stand_in))
+    return outcome, (*events, event)
 
 
 # the input of a decision
