@@ -908,26 +908,26 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine/fit.py",
         (
             "what_a_request_holds_besides_is_not_counted",
-            "            if stage.view.tokens + extra <= budget_tokens:\n",
+            "            if stage.view.tokens + overhead_tokens <= budget_tokens:\n",
             "            if stage.view.tokens <= budget_tokens:\n",
             "engine/test_whole_lists.py::test_what_else_the_request_holds_is_counted",
         ),
         (
             "the_room_for_a_long_reply_is_not_counted",
-            "overhead = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)",
-            "overhead = overhead_tokens",
+            "overhead_tokens += max(0, (max_tokens or 0) - rules.reply_reserve_tokens)",
+            "pass",
             "engine/test_budget.py engine/test_overflow.py",
         ),
         (
             "what_can_never_fit_is_compacted",
-            "if (error := _too_large(stage.view, extra, stage.rules)) is not None:",
-            "if (error := _too_large(stage.view, extra, stage.rules)) is not None and stage.view.tokens < 0:",
+            "if (error := _too_large(stage.view, overhead_tokens, stage.rules)) is not None:",
+            "if (error := _too_large(stage.view, overhead_tokens, stage.rules)) is not None and budget_tokens < 0:",
             "engine/test_overflow.py::test_what_no_compaction_could_help_is_not_compacted",
         ),
         (
             "what_does_not_fit_is_sent",
-            "        if stage.view.tokens + extra > budget_tokens:\n",
-            "        if stage.view.tokens + extra > 2 * budget_tokens:\n",
+            "        if stage.view.tokens + overhead_tokens > budget_tokens:\n",
+            "        if stage.view.tokens + overhead_tokens > 2 * budget_tokens:\n",
             "engine/test_overflow.py engine/test_audience.py engine/test_request_window.py",
         ),
         (

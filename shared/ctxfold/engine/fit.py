@@ -98,18 +98,19 @@ class WindowFitter:
         sections: Sequence[Section] | None = None,
         whole_tail: bool = False,
     ) -> Flow[Window]:
-        """Returns what the next request may hold. Raises ContextOverflowError when it cannot, or may not, be made to fit.
+        """Returns the window of the next request. Raises ContextOverflowError when it cannot, or may not, be made to fit.
 
-        `question` is a user message that is not stored yet: it is counted, recall searches for it, and all sections (or those
-        given) travel with the request, as none was stored with it. Without `recall` nothing is searched. Required sections are
-        filled first, and the view is made to fit beside them. With `whole_tail`, no live message gives way to recall.
+        Required sections are filled first, and the view is made to fit beside them. Without `recall` the window has neither
+        passages nor sections. `question` is a user message that is not stored yet: it is counted, passages are searched for it,
+        and all sections (or `sections`) go into the window, not only those of one request. With `whole_tail`, no live message
+        gives way to passages.
         """
         count, rules = self.count_text, stage.rules
-        overhead = overhead_tokens + max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
-        open_session.overhead_tokens = overhead
+        overhead_tokens += max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
+        open_session.overhead_tokens = overhead_tokens
         may_compact = rules.auto_compact if auto_compact is None else auto_compact
         if may_compact:
-            stage = yield from self._compact_early(open_session, stage, overhead)
+            stage = yield from self._compact_early(open_session, stage, overhead_tokens)
         coming = _coming_message(open_session, stage.view, question) if question else None
         if sections is None:
             sections = [s for s in self.sections if question is not None or s.lifetime == "request"]
@@ -118,28 +119,31 @@ class WindowFitter:
         optional = [s for s in travelling if not s.required]
         texts: list[str] = []
         if required:
-            text = yield from self._required_text(open_session, stage, required, coming, overhead)
+            text = yield from self._required_text(open_session, stage, required, coming, overhead_tokens)
             texts = [text] if text else []
-            overhead += count(text) + FRAME_TOKENS if text else 0
-            open_session.overhead_tokens = overhead  # triggers have to see it too
+            overhead_tokens += count(text) + FRAME_TOKENS if text else 0
+            open_session.overhead_tokens = overhead_tokens  # triggers have to see it too
             stage = open_session.with_new_view(stage)
-        extra = overhead + (self.ports.counter.count(coming) if coming else 0)
-        if stage.view.tokens + extra > rules.budget_tokens:
-            stage = yield from self._fitted(open_session, stage, extra, may_compact=may_compact)
+        if coming is not None:
+            overhead_tokens += self.ports.counter.count(coming)
+        if stage.view.tokens + overhead_tokens > rules.budget_tokens:
+            stage = yield from self._fitted(open_session, stage, overhead_tokens, may_compact=may_compact)
         asking = coming or newest_question(stage.view)
         if recall and asking is not None:
-            beside = extra + (0 if texts else FRAME_TOKENS)
-            kept_free = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
-            room = rules.budget_tokens - stage.view.tokens - beside
-            shown = yield from self._recalled(open_session, stage, asking, room - kept_free, whole_tail=whole_tail)
+            beside_tokens = overhead_tokens + (0 if texts else FRAME_TOKENS)
+            reserved_tokens = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
+            room_tokens = rules.budget_tokens - stage.view.tokens - beside_tokens
+            shown = yield from self._recalled(
+                open_session, stage, asking, room_tokens - reserved_tokens, whole_tail=whole_tail
+            )
             stage = replace(stage, view=shown.view)
             texts.append(shown.recalled)
             if optional:
-                room = rules.budget_tokens - stage.view.tokens - beside - count(shown.recalled)
-                texts.append((yield from self._section_text(open_session, stage, optional, asking, room)))
+                room_tokens = rules.budget_tokens - stage.view.tokens - beside_tokens - count(shown.recalled)
+                texts.append((yield from self._section_text(open_session, stage, optional, asking, room_tokens)))
         return Window(stage.view, "\n\n".join(t for t in texts if t))
 
-    def _compact_early(self, open_session: OpenSession, stage: Stage, extra: int) -> Flow[Stage]:
+    def _compact_early(self, open_session: OpenSession, stage: Stage, overhead_tokens: int) -> Flow[Stage]:
         """Compacts what the policy has compacted before a request that may well fit, and returns the stage after that.
 
         A summarizer of the user's is asked on every input and between tool rounds. Large arguments of earlier calls become
@@ -150,17 +154,19 @@ class WindowFitter:
             stage = open_session.with_new_view(stage)
         strategy = self.strategies.get(stage.rules.strategy)
         if stage.turn_id is not None and isinstance(strategy, SummarizerStrategy):
-            stage = yield from self._try_compact(open_session, stage, extra)
+            stage = yield from self._try_compact(open_session, stage, overhead_tokens)
         if self._arguments_due(open_session, stage):
-            stage = yield from self._try_compact(open_session, stage, extra, EarlyArguments())
+            stage = yield from self._try_compact(open_session, stage, overhead_tokens, EarlyArguments())
         return stage
 
     def _try_compact(
-        self, open_session: OpenSession, stage: Stage, extra: int, strategy: Strategy | None = None
+        self, open_session: OpenSession, stage: Stage, overhead_tokens: int, strategy: Strategy | None = None
     ) -> Flow[Stage]:
         """Compacts if that is due, and returns the stage after that; a failure is reported and stops no request."""
         try:
-            yield from self._compact(open_session, stage, "after_turn", overhead_tokens=extra, strategy=strategy)
+            yield from self._compact(
+                open_session, stage, "after_turn", overhead_tokens=overhead_tokens, strategy=strategy
+            )
         except CtxError as error:
             self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
         return open_session.with_new_view(stage)
@@ -171,31 +177,33 @@ class WindowFitter:
         stage: Stage,
         sections: Sequence[Section],
         coming: Message | None,
-        overhead: int,
+        overhead_tokens: int,
     ) -> Flow[str]:
         """Returns the required sections as text, within the budget that the system prompts and the question leave."""
         newest = stage.view.newest_user()
         question = coming or (newest.message if newest else user("", id=_question_id(open_session)))
-        room = stage.rules.budget_tokens - sum(e.tokens for e in stage.view.system) - overhead - FRAME_TOKENS
+        room = stage.rules.budget_tokens - sum(e.tokens for e in stage.view.system) - overhead_tokens - FRAME_TOKENS
         room -= self.ports.counter.count(question)
         return (yield from self._section_text(open_session, stage, sections, question, room))
 
-    def _fitted(self, open_session: OpenSession, stage: Stage, extra: int, *, may_compact: bool) -> Flow[Stage]:
-        """Compacts a view that does not fit beside `extra` tokens until it does."""
+    def _fitted(
+        self, open_session: OpenSession, stage: Stage, overhead_tokens: int, *, may_compact: bool
+    ) -> Flow[Stage]:
+        """Compacts a view that does not fit beside `overhead_tokens` until it does."""
         budget_tokens = stage.rules.budget_tokens
         reason = "automatic compaction is off"
         for _ in range(FIT_TRIES if may_compact else 0):
-            if stage.view.tokens + extra <= budget_tokens:
+            if stage.view.tokens + overhead_tokens <= budget_tokens:
                 break
-            if (error := _too_large(stage.view, extra, stage.rules)) is not None:
+            if (error := _too_large(stage.view, overhead_tokens, stage.rules)) is not None:
                 raise error  # no compaction could help: nothing is written
-            outcome = yield from self._compact(open_session, stage, "must_fit", overhead_tokens=extra)
+            outcome = yield from self._compact(open_session, stage, "must_fit", overhead_tokens=overhead_tokens)
             reason, epoch = outcome.reason, stage.view.epoch
             stage = open_session.with_new_view(stage)
             if not outcome.compacted and stage.view.epoch == epoch:
                 break
-        if stage.view.tokens + extra > budget_tokens:
-            raise _overflow(stage.view, extra, stage.rules, reason)
+        if stage.view.tokens + overhead_tokens > budget_tokens:
+            raise _overflow(stage.view, overhead_tokens, stage.rules, reason)
         return stage
 
     def _recalled(
@@ -207,10 +215,10 @@ class WindowFitter:
         *,
         whole_tail: bool,
     ) -> Flow[Window]:
-        """Returns the view with passages for the question, in whose place older turns of the tail may give way.
+        """Returns the view with passages for the question; older turns of the tail may give way to them.
 
-        They do where the archive matches the question about as well as they do, in this request only: nothing is compacted, and
-        they are back in the next window. The newest of them that find room beside the passages stay; all do with `whole_tail`.
+        They give way where the archive matches the question about as well as they do, and only in this request: nothing is
+        compacted. The newest of them that fit beside the passages stay; with `whole_tail` all of them do.
         """
         rules, view, count = stage.rules, stage.view, self.count_text
         if not self._may_recall(open_session, stage, question):
@@ -237,9 +245,9 @@ class WindowFitter:
         return Window(view, (yield from self.recall_passages(open_session, stage, question, room_tokens)))
 
     def _may_recall(self, open_session: OpenSession, stage: Stage, question: Message) -> bool:
-        """Tells whether there is something to recall, and whether the turn has not outlived its passages.
+        """Tells whether there is an archive to recall from, and fewer than eight tool rounds have followed the question.
 
-        They end once eight rounds of tools have followed the question: what a long run needs then, it has said or can look up.
+        What a longer run still needs, it has said or can look up.
         """
         state = open_session.state
         return bool(state.compactions or state.excerpts) and _rounds_after(question, stage.view) < RECALL_ROUNDS
@@ -269,10 +277,10 @@ class WindowFitter:
         share_tokens: int,
         older: Sequence[Entry] = (),
     ) -> Flow[tuple[Passage, ...]]:
-        """Returns the passages that bear on the question; with `older`, of those messages of the tail too.
+        """Returns the passages that bear on the question, from the archive and from `older`, which are messages of the tail.
 
-        Nothing where these are given and match the question better than what was compacted. Nothing either where the conversation
-        works with tools and the question does not reach back: each round would send the passages anew.
+        Returns none where `older` matches the question better than the archive does, and none where the conversation works with
+        tools and the question does not reach back: each round would send the passages anew.
         """
         view = stage.view
         visible = frozenset(e.seq for e in view if not e.shown_seq) | open_session.state.taken_out.keys()
@@ -345,11 +353,11 @@ class WindowFitter:
 
     def make_room(self, open_session: OpenSession, stage: Stage) -> Flow[None]:
         """Compacts as a request at this point would have done, for callers that only store a conversation."""
-        extra = open_session.overhead_tokens
-        if not stage.rules.auto_compact or stage.view.tokens + extra <= stage.rules.budget_tokens:
+        overhead_tokens = open_session.overhead_tokens
+        if not stage.rules.auto_compact or stage.view.tokens + overhead_tokens <= stage.rules.budget_tokens:
             return
         try:
-            yield from self._fitted(open_session, stage, extra, may_compact=True)
+            yield from self._fitted(open_session, stage, overhead_tokens, may_compact=True)
         except CtxError as error:
             # what is stored stays so; a request asks for room again
             self.events.emit(CompactionHeld(open_session.key.session, f"the conversation does not fit: {error}"))
@@ -529,11 +537,10 @@ def _works_with_tools(view: View) -> bool:
 
 
 def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> list[Sequence[Entry]]:
-    """Returns the turns that may give way to recall: all but the newest one, and the newest ones that `_kept_tokens` holds.
+    """Returns the turns that may give way to recall: all but the newest ones, which fit in `_kept_tokens`.
 
-    None unless the window is small and leaves less than two fifths of recall's share, or less than 800 tokens where the share
-    is as large. A turn with a message that has to stay is left whole. A newest turn of more than half the budget may give way
-    too.
+    The newest turn stays too, unless it takes more than half of the budget, and so does a turn with a message that has to stay.
+    Nothing gives way in a large window, or where the room that is left is enough: see ENOUGH and ENOUGH_TOKENS.
     """
     view, rules = stage.view, stage.rules
     share_tokens = rules.recall_share_tokens
@@ -561,9 +568,9 @@ def _kept_tokens(rules: Policy) -> float:
 
 
 def _kept_free(open_session: OpenSession, stage: Stage) -> int:
-    """Returns the tokens that passages and staying turns leave to the results of the turn's next tool rounds.
+    """Returns the tokens that passages and staying turns leave to the results of the turn's next tool rounds; 0 in a chat.
 
-    None in a chat: nothing stands beside its messages, and none of them is a tool's result.
+    A conversation counts as a chat when no tools are sent with it, and none of its messages is a tool's result.
     """
     tools = open_session.overhead_tokens or any(e.message.role == "tool" for e in stage.view)
     return stage.rules.budget_tokens // FREE_PART if tools else 0
@@ -592,7 +599,7 @@ def newest_question(view: View) -> Message | None:
 
 
 def _coming_message(open_session: OpenSession, view: View, question: str) -> Message | None:
-    """Returns a question that is about to be asked as a message, None when it stands in the view already."""
+    """Returns the question, which is about to be asked, as a message; None when it is in the view already."""
     newest = newest_question(view)
     if newest is not None and newest.text == question:
         return None
@@ -600,7 +607,7 @@ def _coming_message(open_session: OpenSession, view: View, question: str) -> Mes
 
 
 def _question_id(open_session: OpenSession) -> str:
-    """Returns an id for a question that is not stored. Texts found for it are kept by it; a compaction gives more to find."""
+    """Returns an id for a question that is not stored. Its texts are cached under it until the archive grows."""
     return f"asked:{open_session.state.compactions}.{open_session.state.turns}"
 
 
@@ -613,7 +620,7 @@ def _remembered(open_session: OpenSession, key: str, question: Message) -> Reque
 def _near(
     open_session: OpenSession, query: str, ports: Ports, visible: frozenset[int], older: Sequence[Entry]
 ) -> Flow[Mapping[Chunk, float]]:
-    """Returns passages near in meaning; none when the embedder fails, and recall goes by words alone."""
+    """Returns how near chunks of the archive are to the query in meaning; nothing where the embedder fails."""
     try:
         return (yield from near_chunks(open_session, query, ports, visible=visible, older=older))
     except Exception as error:  # noqa: BLE001 - somebody else's embedder: reported, and the turn goes on
@@ -633,13 +640,13 @@ def _rounds_after(question: Message, view: View) -> int:
     return rounds
 
 
-def _too_large(view: View, extra: int, rules: Policy) -> MessageTooLargeError | None:
+def _too_large(view: View, overhead_tokens: int, rules: Policy) -> MessageTooLargeError | None:
     """Returns the error for a question, or an output that is never shortened, that does not fit even alone.
 
     A question that has its answer gives way like any other message.
     """
     question = newest_question(view)
-    newest, alone = _beside_newest_user(view, extra)
+    newest, alone = _beside_newest_user(view, overhead_tokens)
     if question is None or newest is None or alone <= rules.budget_tokens:
         return _excluded_too_large(view, alone, rules) if rules.exclude_tools else None
     return MessageTooLargeError(
@@ -649,17 +656,17 @@ def _too_large(view: View, extra: int, rules: Policy) -> MessageTooLargeError | 
     )
 
 
-def _answered_too_large(view: View, extra: int, rules: Policy) -> str:
+def _answered_too_large(view: View, overhead_tokens: int, rules: Policy) -> str:
     """Returns the id of the newest user message where it has its answer and does not fit even alone; else nothing."""
-    newest, alone = _beside_newest_user(view, extra)
+    newest, alone = _beside_newest_user(view, overhead_tokens)
     answered = newest is not None and newest_question(view) is None
     return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""
 
 
-def _beside_newest_user(view: View, extra: int) -> tuple[Entry | None, int]:
+def _beside_newest_user(view: View, overhead_tokens: int) -> tuple[Entry | None, int]:
     """Returns the entry of the newest user message, and the tokens of a request that holds nothing else of the conversation."""
     newest = view.newest_user()
-    return newest, sum(e.tokens for e in view.system) + extra + (newest.tokens if newest else 0)
+    return newest, sum(e.tokens for e in view.system) + overhead_tokens + (newest.tokens if newest else 0)
 
 
 def _excluded_too_large(view: View, fixed_tokens: int, rules: Policy) -> MessageTooLargeError | None:
@@ -685,9 +692,9 @@ def _excluded_too_large(view: View, fixed_tokens: int, rules: Policy) -> Message
     )
 
 
-def _overflow(view: View, extra: int, rules: Policy, reason: str) -> BudgetError:
+def _overflow(view: View, overhead_tokens: int, rules: Policy, reason: str) -> BudgetError:
     """Returns the error for a view that cannot be made to fit: its newest user message alone, or everything together."""
-    return _too_large(view, extra, rules) or ContextOverflowError(
-        f"the request needs {view.tokens + extra + rules.reply_reserve_tokens} tokens, the window is "
+    return _too_large(view, overhead_tokens, rules) or ContextOverflowError(
+        f"the request needs {view.tokens + overhead_tokens + rules.reply_reserve_tokens} tokens, the window is "
         f"{rules.context_window} ({reason}): raise context_window, unpin messages or call compact()"
     )
