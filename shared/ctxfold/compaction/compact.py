@@ -225,9 +225,9 @@ def _are_messages(value: object) -> TypeGuard[Sequence[Message]]:
 
 
 def _is_import(plan: Plan, case: CompactionInput, ports: Ports) -> bool:
-    """Tells whether the span is larger than a conversation gets between two compactions, such as an agent's old history.
+    """Tells whether the plan covers more than a conversation grows by between two compactions, as an imported history does.
 
-    Its summary takes many model calls, for which only a compaction on demand waits.
+    Such a summary takes many model calls, for which only a compaction on demand waits.
     """
     if case.facts.occasion == "on_demand" or ports.summarizer is None or ports.tasks is None:
         return False
@@ -524,7 +524,7 @@ def _accepted(
 def gauge(
     open_session: OpenSession, stage: Stage, counter: TokenCounter, *, auto_compact: bool | None = None
 ) -> WindowGauge:
-    """Returns the size of the next request, of the stage's open turn or between turns, beside its limits."""
+    """Returns the size of the next request, for the stage's open turn or between turns, with its limits."""
     rules, compacts_at = stage.rules, None
     used_tokens = stage.view.tokens + open_session.overhead_tokens
     if rules.auto_compact if auto_compact is None else auto_compact:

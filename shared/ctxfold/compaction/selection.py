@@ -78,7 +78,7 @@ def widest_spans(
 ) -> Iterator[tuple[Entry, ...]]:
     """Yields everything that may be covered, without the newest turn, then with it.
 
-    `asked` says that the newest question is not among the entries, so that all of their turns are older ones.
+    `has_question` says that the newest question is elsewhere, so that all turns of the entries are older ones.
     """
     keep = facts.kept(entries, question=not has_question)
     cuts = legal_cuts(entries)

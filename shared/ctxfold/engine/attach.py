@@ -36,14 +36,15 @@ from ctxfold.protocols import Store
 from ctxfold.session_state import OpenSession, append, draft, originals
 
 BRANCH = "~"  # between a session's name and the suffix of a branch
-LEFT_OUT = 64  # messages at most that a session has left out of a list, before which changes are still followed
+LEFT_OUT = 64  # most messages of a list's end that a session may have left out without losing sight of earlier changes
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """The session that serves a list: the ids that it sees, and those of them that are to be stored again.
+    """Names the session `key` that serves a list, and what it has of the list.
 
-    `repeated` counts the messages at the beginning of the list that the session has under other ids.
+    `known` are the ids of the messages that it shows, `restored` those of messages to be stored again, and `repeated` counts the
+    messages at the beginning of the list that it has under other ids.
     """
 
     key: SessionKey
@@ -54,17 +55,16 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """The places at which a caller's list may continue.
+    """Says where a caller's list may continue.
 
-    `root` is the session asked for, `cursor` the one kept beside the list. `exclusive`: nobody else goes on from that cursor.
-    `first`: this process has not seen another run at the list's place. `kept_elsewhere` asks whether the caller has kept a cursor
-    of `root` beside another state of the list: without a `cursor`, this state is older than the session.
+    `kept_elsewhere` asks whether the caller has kept a cursor of `root` beside another state of the list: a state without a
+    cursor is then older than the session.
     """
 
-    root: SessionKey
-    cursor: Cursor | None = None
-    exclusive: bool = False
-    first: bool = False
+    root: SessionKey  # the session asked for
+    cursor: Cursor | None = None  # kept beside the list
+    exclusive: bool = False  # nobody else continues from the cursor
+    first: bool = False  # this process has not seen another run at the list's place
     kept_elsewhere: Effect[bool] | None = None
 
 
@@ -77,10 +77,10 @@ def attach(
     separate_runs: bool,
     unanswered: bool,
 ) -> Flow[tuple[SessionKey, Attachment]]:
-    """Returns the session asked for and the one that serves the list, which then lacks only new messages at the end of the list.
+    """Returns the session asked for, and the one that serves the list after the list's edits were applied to it.
 
-    `separate_runs`: each run at the `place` has a session of its own. `unanswered`: the list may be handed in again before the
-    reply is in it, so that an exclusive session is not compared with the cursor.
+    With `separate_runs` each run at the `place` has a session of its own. With `unanswered` the list may be handed in again
+    before the reply is in it, so that an exclusive session is not compared with the cursor.
     """
     root, origin, cursor = start.root, start.root, start.cursor
     if start.first:
@@ -147,10 +147,9 @@ def cursor_at(
 
 
 def _newest_shown(open_session: OpenSession, ids: Sequence[str]) -> Sequence[str]:
-    """Returns the end of the list from the oldest message on that the session shows.
+    """Returns the list from the oldest message on that the session shows, with those after it that the session has left out.
 
-    Among them are messages that it has left out, such as calls that were never answered. A pinned message whose neighbours were
-    compacted is not looked for.
+    A call that was never answered is one that is left out. A pinned message whose neighbours were compacted does not count.
     """
     visible = _visible_ids(open_session)
     newest = [*ids[max(0, len(ids) - len(visible) - LEFT_OUT) :]]
@@ -236,7 +235,7 @@ def _branch(engine: Engine, open_session: OpenSession, root: SessionKey, cursor:
 def _changes(
     open_session: OpenSession, incoming: IncomingList, cursor: Cursor
 ) -> Flow[dict[str, Message | None] | None]:
-    """Returns the cursor's messages that have other content now, None for removed ones; None in all for another list."""
+    """Returns the new content of messages of the cursor that have changed, None for removed ones. None in all: another list."""
     if cursor.has_same_ids(incoming):
         return changed_messages(incoming, cursor, range(cursor.before, cursor.end))
     positions = kept_positions(incoming, cursor)

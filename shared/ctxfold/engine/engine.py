@@ -47,7 +47,7 @@ from ctxfold.telemetry import record_event, record_opened
 from ctxfold.validation import named
 
 _log = logging.getLogger("ctxfold")
-RESULTS_LOOKED_AT = 256  # newest messages of the conversation in which results are looked for that come again
+RESULTS_LOOKED_AT = 256  # newest messages that are searched for a result that comes again
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Added:
 class Engine:
     """Runs sessions over one set of ports. Safe across threads and tasks.
 
-    The `max_sessions` sessions used last are kept in memory, and beyond them those in which something goes on.
+    The `max_sessions` sessions used last stay in memory, and any other in which a call or a compaction is under way.
     """
 
     def __init__(
@@ -249,9 +249,9 @@ class Engine:
         return Added(tuple(new_messages), open_turn)
 
     def _stored_at_once(self, open_session: OpenSession, question: Message, turn: str, options: Options) -> Flow[bool]:
-        """Stores a question, nearly always a new one, without looking for it first; False where the session has its id already.
+        """Stores a question without a search for its id, which is nearly always new. Returns False when the session has it.
 
-        Nothing is written then: a store refuses a known id with other content, and passes over one with the same.
+        Nothing is written then: a store refuses a known id with other content, and ignores one with the same content.
         """
         yield from self.count_long((validated(question),))
         rules, record_ids = open_session.rules(options.context_window), {question.id: f"m:{question.id}"}
@@ -306,12 +306,11 @@ class Engine:
         asks: bool = False,
         rest: bool = False,
     ) -> Sequence[Message]:
-        """Returns the messages that can follow the open turn which they answer, or `turn_id`; an event names the others.
+        """Returns the messages without incomplete tool rounds, after the open turn that they answer or else after `turn_id`.
 
-        When none can follow, all are returned, to be refused later: nothing would be asked or stored otherwise. With `rest`
-        they are the rest of a list whose other messages are stored.
-        With `asks` the model is asked now, so calls at the very end were left by a run that failed and are left out. So are
-        results of calls that have results here: another request told the model that there are none.
+        An event names the messages left out. When that would be all, all are returned, to be refused later; with `rest`, other
+        messages of the same list are stored, and none may be returned. With `asks` the model is asked now: calls at the very end
+        were left by a run that failed, and are left out. So are results of calls that another request has noted as unanswered.
         """
         turns = open_session.open_turns()
         answered = {r.call_id for m in takewhile(lambda m: m.role == "tool", messages) for r in m.tool_results}
@@ -354,7 +353,7 @@ class Engine:
     def _pieces(
         self, open_session: OpenSession, stage: Stage, new_messages: Sequence[Message]
     ) -> tuple[Sequence[Message], ...]:
-        """Returns a turn's messages, split at its requests when the last of these would not have fitted; else in one piece.
+        """Returns the messages in one piece, or split before each reply if the request for the last reply would not have fit.
 
         So a transcript is compacted alike whether it is stored request by request or as a whole.
         """
@@ -503,10 +502,9 @@ class Engine:
     def roll_back(
         self, open_session: OpenSession, turn_id: str, stored_ids: Collection[str], work: Callable[[], Flow[None]]
     ) -> Flow[None]:
-        """Restores the session by `work` after an attempt that failed in turn `turn_id`, in which it had stored `stored_ids`.
+        """Restores the session with `work` after an attempt that stored the messages `stored_ids` in the turn and failed.
 
-        When the store fails here too, the session is restored when it is opened next, and the caller gets the attempt's own
-        error.
+        When the store fails again, the session is restored when it is opened next, and the caller gets the attempt's own error.
         """
         try:
             yield from work()
@@ -544,7 +542,7 @@ class Engine:
 
 
 def _has_results(open_session: OpenSession, turn_id: str | None, messages: Sequence[Message]) -> bool:
-    """Tells whether the messages are results of calls which the turn, or else the newest of the conversation, has results for."""
+    """Tells whether all are results of calls with results in the turn, or among the newest messages where it is empty."""
     view = open_session.view(turn_id)
     entries = view.turn or view.live[-RESULTS_LOOKED_AT:]
     known = {r.call_id for e in entries for r in e.message.tool_results}
@@ -553,7 +551,7 @@ def _has_results(open_session: OpenSession, turn_id: str | None, messages: Seque
 
 
 def _is_question(messages: Sequence[Message]) -> bool:
-    """Tells whether the messages are one question; anything that is no message is refused where it is stored."""
+    """Tells whether the messages are one question. An object of another type is refused where it is stored."""
     first = messages[0]
     is_message = isinstance(first, Message)  # pyright: ignore[reportUnnecessaryIsInstance] - what a user hands in
     return len(messages) == 1 and is_message and first.role == "user" and first.visibility != "user"

@@ -54,16 +54,19 @@ from ctxfold.telemetry import record_window
 
 @dataclass(frozen=True, slots=True)
 class TurnInput:
-    """Holds what is asked in which session. `prompts` are the system prompts, None to leave them as they are.
+    """Holds the messages to send in a session, which are new, or a whole list that the caller keeps.
 
-    `messages` are new, unless `given_ids` is set: then they are a full list of which only what the session does not know is
-    new, and `given_ids` are the ids that came with it. With `whole` too, answers that the session has after the newest message
-    in common were left behind: they leave the conversation. `known_ids` False says that all ids were made for this input.
-    `reply_id` is the id that a streamed reply gets, for faces that show it from the first chunk on; None makes one.
-    `attached` says that the same call has just opened the session, to attach a list to it. `from_window` says that the list was
-    read from this session and ended with its newest message then: questions that follow it now came since, and stay, and other
-    words of it are for this request alone. With `keeps_answers`, replies that others have got for the same messages since are
-    hidden from this request alone.
+    Args:
+        prompts: the system prompts; None leaves them as they are.
+        known_ids: False says that all ids were made for this input, so that none is stored already.
+        given_ids: marks `messages` as a list, and holds the ids that came with it: only messages that the session does not
+            have are new.
+        reply_id: the id of a streamed reply, for callers that show it from the first chunk on; None makes one.
+        whole: with `given_ids`, removes answers that the session has after the newest message in common.
+        attached: the same call has just opened the session, to attach the list to it.
+        from_window: the list was read from this session and ended with its newest message then. Questions that follow it came
+            since and stay; another text of a known question is for this request alone.
+        keeps_answers: hides replies that others have got for the same messages since, from this request alone.
     """
 
     key: SessionKey
@@ -81,24 +84,19 @@ class TurnInput:
 
 @dataclass(slots=True)
 class TurnAttempt:
-    """Holds what has to be rolled back when an attempt fails: the turn `new_turn`, if it was opened, an edit, compactions.
-
-    `model` is the one that is asked: what it reports is learnt about it alone. `stored_ids` are the messages that the attempt
-    put into that turn, its reply included. `listed` says that they came as a list: other processes may ask the same in this turn.
-    `shown` is the newest question as this request shows it, where that differs.
-    """
+    """Holds the progress of one call, and what has to be rolled back when it fails: a new turn, an edit, compactions."""
 
     open_session: OpenSession
-    new_turn: str
-    turn_id: str
-    model: str
-    listed: bool = False
-    stored_ids: frozenset[str] = frozenset()
+    new_turn: str  # the id of the turn that the attempt opens, if it opens one
+    turn_id: str  # the turn that it asks in
+    model: str  # the one that is asked: what it reports is learnt about it alone
+    listed: bool = False  # its messages came as a list: other processes may ask the same in this turn
+    stored_ids: frozenset[str] = frozenset()  # the messages that it put into its turn, its reply included
     compactions: tuple[str, ...] = ()  # records of compactions that did not help, newest first
     removal: tuple[str, ...] = ()  # the records that removed or moved messages which the list has gone back behind
     head_sections: tuple[Message, ...] = ()  # stored in front of the conversation
     prompts: tuple[str, ...] | None = None
-    shown: Message | None = None
+    shown: Message | None = None  # the newest question as this request shows it, where that differs
     ends_with: str | None = None  # the message that is asked: what was said since is hidden from the request
     sent: SentRequest | None = None  # the newest request of the attempt
     entered: set[str] = field(default_factory=set[str])  # the turns that it is in
