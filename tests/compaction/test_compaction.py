@@ -64,7 +64,6 @@ def test_rounds_are_never_cut() -> None:
     assert [round_of(whole, i) for i in range(5)] == [(0, 1), (1, 4), (1, 4), (1, 4), (4, 5)]
     assert complete_prefix(whole[:3]) == 1
     assert legal_cuts([]) == {0}
-    assert legal_cuts(whole, rules=()) == set(range(6))
     assert kept(whole, pins={"t-r1"}) == {"u", "t-a", "t-r0", "t-r1"}
     assert kept(entries([system("s", id="s"), user("a", id="a"), user("b", id="b")]), pins=()) == {"s", "b"}
 

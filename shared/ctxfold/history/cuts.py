@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, takewhile
-from typing import TypeAlias
 
 from ctxfold.errors import OrphanToolResultError
 from ctxfold.history.sections import lasting_sections
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart, ToolResultPart, is_question, without_calls
 
-CutRule: TypeAlias = Callable[[Sequence[Entry]], frozenset[int]]
 
-
-def complete_rounds(entries: Sequence[Entry]) -> frozenset[int]:
-    """Returns the cut positions at which no tool call is separated from any of its results, parallel calls included."""
+def legal_cuts(entries: Sequence[Entry]) -> frozenset[int]:
+    """Returns the indices at which no tool call is separated from any of its results; `entries[:cut]` may be compacted."""
     cuts: set[int] = set()
     waiting: set[str] = set()
     for index, entry in enumerate(entries):
@@ -27,16 +24,6 @@ def complete_rounds(entries: Sequence[Entry]) -> frozenset[int]:
     if not waiting:
         cuts.add(len(entries))
     return frozenset(cuts)
-
-
-DEFAULT_RULES: tuple[CutRule, ...] = (complete_rounds,)
-
-
-def legal_cuts(entries: Sequence[Entry], *, rules: Iterable[CutRule] = DEFAULT_RULES) -> frozenset[int]:
-    """Returns the indices at which every rule allows a cut; `entries[:cut]` may then be compacted."""
-    allowed = [rule(entries) for rule in rules]
-    everywhere = frozenset(range(len(entries) + 1))
-    return everywhere.intersection(*allowed)
 
 
 def kept(entries: Sequence[Entry], *, pins: Collection[str], question: bool = True) -> frozenset[str]:
@@ -133,7 +120,7 @@ def round_tokens(entries: Sequence[Entry]) -> int:
 
 def complete_prefix(entries: Sequence[Entry]) -> int:
     """Returns how many leading entries form a legal conversation: an unfinished last round is left out."""
-    return max(complete_rounds(entries))
+    return max(legal_cuts(entries))
 
 
 def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()) -> Counter[str]:
