@@ -10,12 +10,14 @@ from ctxfold.effects import Flow
 from ctxfold.engine.edit import remove_ids
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import FRAME_TOKENS
+from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError
 from ctxfold.events import Event, SectionInjected
 from ctxfold.history.records import MessageInserted, Undone
 from ctxfold.history.sections import Place, SectionNote, section, section_note
 from ctxfold.history.view import View
 from ctxfold.messages import Message
+from ctxfold.policy.settings import Policy
 from ctxfold.protocols import capabilities_of
 from ctxfold.sections.fill import Filled, fill
 from ctxfold.sections.section import KINDS, Item, Section
@@ -40,45 +42,34 @@ def place_sections(
     messages: tuple[Message, ...],
     *,
     turn_id: str | None,
-    context_window: int | None,
     overhead_tokens: int,
-    recall: bool,
-    scratch: str | None,
+    options: Options,
 ) -> Flow[PlacedSections]:
-    """Returns the messages of a turn with the sections to be stored beside its question, if they end with one. Stores nothing.
+    """Returns the messages of a turn with the sections to be stored before its question, if they end with one. Stores nothing.
 
-    Where the provider binds reasoning to everything before it, the reply is bound to what would be the request's alone too:
-    recalled passages, `scratch` and the sections of one request are stored as well.
+    Where the provider binds reasoning to everything before it, what a request would otherwise hold for itself alone is stored
+    too: recalled passages, the scratch message and the sections of one request.
     """
     question = messages[-1]
     bound = capabilities_of(engine.ports.backend).binds_reasoning
     if question.role != "user" or question.kind != "message":
         return PlacedSections(messages)
-    stage, counter = open_session.stage(turn_id, context_window), engine.ports.counter
-    new_id = engine.ports.ids.new
-    rules, view = stage.rules, stage.view
-    sections = [s for s in engine.fitter.sections if bound or s.lifetime == "epoch"] if recall else []
+    stage, counter = open_session.stage(turn_id, options.context_window), engine.ports.counter
+    new_id, view = engine.ports.ids.new, stage.view
+    sections = [s for s in engine.fitter.sections if bound or s.lifetime == "epoch"] if options.recall else []
     before: list[Message] = []
-    room = rules.budget_tokens - overhead_tokens - sum(counter.count(m) for m in messages)
-    required_tokens = room - sum(e.tokens for e in view.system)
-    room -= view.tokens
+    room_tokens = stage.rules.budget_tokens - overhead_tokens - sum(counter.count(m) for m in messages)
+    required_tokens = room_tokens - sum(e.tokens for e in view.system)
+    room_tokens -= view.tokens
     if bound:
-        passages = ""
-        if recall:
-            conversation = open_session.view()
-            free_tokens = rules.budget_tokens - conversation.tokens - open_session.overhead_tokens - FRAME_TOKENS
-            free_tokens = min(free_tokens - counter.count(question), int(STORED_RECALL_RATIO * rules.budget_tokens))
-            passages = yield from engine.fitter.recall_passages(
-                open_session, Stage(rules, conversation), question, free_tokens
-            )
-        text = "\n\n".join(t for t in (passages, scratch) if t)
-        if text:
+        passages = (yield from _stored_passages(engine, open_session, stage.rules, question)) if options.recall else ""
+        if text := "\n\n".join(t for t in (passages, options.scratch) if t):
             before.append(section(new_id(), text, SectionNote("request")))
-            room -= counter.count(before[0])
+            room_tokens -= counter.count(before[0])
     filled: Sequence[Filled] = ()
     if sections:
         filled = yield from engine.fitter.fill(
-            open_session, stage, sections, question, room_tokens=room, required_tokens=required_tokens
+            open_session, stage, sections, question, room_tokens=room_tokens, required_tokens=required_tokens
         )
     heads, tails = _placed(open_session, view, filled)
     events = tuple(f.event(open_session.key.session) for f in (*heads, *tails))
@@ -86,6 +77,15 @@ def place_sections(
     if not view.live and not view.turn:
         return PlacedSections((*front, *messages[:-1], *before, question), events=events)
     return PlacedSections((*messages[:-1], *before, question), tuple(front), events)
+
+
+def _stored_passages(engine: Engine, open_session: OpenSession, rules: Policy, question: Message) -> Flow[str]:
+    """Returns passages for the question that are to stay in the conversation: at most a tenth of the budget."""
+    view = open_session.view()
+    free_tokens = rules.budget_tokens - view.tokens - open_session.overhead_tokens - FRAME_TOKENS
+    free_tokens -= engine.ports.counter.count(question)
+    most_tokens = min(free_tokens, int(STORED_RECALL_RATIO * rules.budget_tokens))
+    return (yield from engine.fitter.recall_passages(open_session, Stage(rules, view), question, most_tokens))
 
 
 def put_at_head(engine: Engine, open_session: OpenSession, messages: Sequence[Message]) -> Flow[None]:

@@ -323,10 +323,8 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
             open_session,
             new.messages,
             turn_id=new.turn_id,
-            context_window=options.context_window,
             overhead_tokens=_overhead_tokens(engine, open_session, options),
-            recall=options.recall,
-            scratch=options.scratch,
+            options=options,
         )
     attempt.stored_ids = frozenset(m.id for m in placed.messages)
     stage = open_session.stage(None, options.context_window)

@@ -199,24 +199,18 @@ def fill(
     ones come before them and take up to `required_tokens`; WindowTooSmallError is raised for one that does not fit and may not be
     cut. A section put in `by_hand` repeats items that are in the window, if it has new ones.
     """
-    key, budget = open_session.key, stage.rules.budget_tokens
-    free = room_tokens / budget
+    key, budget_tokens = open_session.key, stage.rules.budget_tokens
     standing = _standing(stage.view)
     queries: list[tuple[Section, Query]] = []
     events: list[Event] = []
     for each in sorted(sections, key=lambda s: (not s.whole, not s.required)):
-        reason = ""
         if each.required:
-            share = max(0, budget if each.whole else min(int(each.share_ratio * budget), required_tokens))
+            share: int | str = _required_share(each, budget_tokens, required_tokens)
         else:
-            used = sum(tokens for _, tokens in standing.get(each.kind, ()))
-            share = min(int(each.share_ratio * budget) - used, room_tokens)
-            if free < each.least_free_ratio:
-                reason = f"{max(0.0, free):.0%} of the budget is free, it wants {each.least_free_ratio:.0%}"
-            elif share < LEAST_TOKENS:
-                reason = f"its share of the budget is used up: {max(0, share)} tokens are left for it"
-        if reason:
-            events.append(SectionSkipped(key.session, each.kind, reason))
+            used_tokens = sum(tokens for _, tokens in standing.get(each.kind, ()))
+            share = _share_or_reason(each, budget_tokens, room_tokens, used_tokens)
+        if isinstance(share, str):
+            events.append(SectionSkipped(key.session, each.kind, share))
         else:
             queries.append((each, Query(question, share, key.session, key.owner, stage.turn_id)))
     results = yield from sources.ask(queries, open_session, ports)
@@ -237,6 +231,23 @@ def fill(
             events.append(SectionSkipped(key.session, each.kind, section_or_reason))
     _check_whole(stage.rules, [f for f in filled if f.section.whole], required_tokens)
     return tuple(filled), tuple(events)
+
+
+def _required_share(required: Section, budget_tokens: int, required_tokens: int) -> int:
+    """Returns the most tokens for a required section: all of the budget where it may not be cut, else within `required_tokens`."""
+    share = budget_tokens if required.whole else min(int(required.share_ratio * budget_tokens), required_tokens)
+    return max(0, share)
+
+
+def _share_or_reason(optional: Section, budget_tokens: int, room_tokens: int, used_tokens: int) -> int | str:
+    """Returns the most tokens for an optional section, of which `used_tokens` stand in the view, or why it is skipped."""
+    free = room_tokens / budget_tokens
+    if free < optional.least_free_ratio:
+        return f"{max(0.0, free):.0%} of the budget is free, it wants {optional.least_free_ratio:.0%}"
+    share = min(int(optional.share_ratio * budget_tokens) - used_tokens, room_tokens)
+    if share < LEAST_TOKENS:
+        return f"its share of the budget is used up: {max(0, share)} tokens are left for it"
+    return share
 
 
 def _check_whole(rules: Policy, filled: Sequence[Filled], room_tokens: int) -> None:
