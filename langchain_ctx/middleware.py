@@ -210,7 +210,7 @@ class AgentCaches:
 
 
 class AgentTurn:
-    """Runs one model call of an agent in its session.
+    """Runs one model call of an agent in the session that its address `root` names.
 
     With `separate`, the session follows the agent's state: the answer comes with the cursor to keep there.
     """
@@ -219,16 +219,18 @@ class AgentTurn:
         self,
         request: ModelRequest[Any],
         messages: AgentList,
+        root: Address,
         model: BaseChatModel,
         caches: AgentCaches,
         *,
         tools: list[Any],
         separate: bool,
     ) -> None:
+        self.request = request
         self.incoming = messages.incoming
-        self._request = request
+        self.root = root
+        self.model = model
         self._messages = messages
-        self._model = model
         self._tools = tools
         self._caches = caches
         self._separate = separate
@@ -259,14 +261,14 @@ class AgentTurn:
         return split_settled(unseen, attachment.restored, continues_known=known >= 0)
 
     def _question(self, visit: Visit, messages: tuple[Message, ...]) -> TurnInput:
-        settings = self._request.model_settings
+        settings = self.request.model_settings
         limit = settings.get("max_tokens")
         options = Options(
             tools=self._counted_tools(),
             max_tokens=limit if isinstance(limit, int) else None,
-            context_window=settings.get(WINDOW) or visit.sessions.window_of(self._model),
+            context_window=settings.get(WINDOW) or visit.sessions.window_of(self.model),
         )
-        leading = self._request.messages[: leading_count(self._request.messages)]
+        leading = self.request.messages[: leading_count(self.request.messages)]
         prompts = (*(() if self._prompt is None else (self._prompt,)), *map(prompt_text, leading))
         given_ids = frozenset(m.id for m in messages)
         whole = self._separate and visit.cursor is None
@@ -281,7 +283,7 @@ class AgentTurn:
 
     def repeats(self, request: Request) -> bool:
         """Tells whether the agent would send the session's request like this: with the same tools, for an answer in text."""
-        own = self._request
+        own = self.request
         free = own.response_format is None and is_free(own.tool_choice) and answers_freely(own.model_settings.keys())
         return free and request.tools == self._counted_tools()
 
@@ -290,7 +292,7 @@ class AgentTurn:
 
         A tool that runs at the provider counts as its description, a structured answer as its schema.
         """
-        schemas = getattr(self._request.response_format, "schema_specs", ())
+        schemas = getattr(self.request.response_format, "schema_specs", ())
         return (
             *self._caches.counted_tools(self._tools),
             *(ToolSpec(s.name, s.description, s.json_schema) for s in schemas),
@@ -299,7 +301,7 @@ class AgentTurn:
     def summary_request(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request for a summary on the live prefix."""
         request = self.request_with(window)
-        return request.override(model_settings={**request.model_settings, **limits(self._model, window)})
+        return request.override(model_settings={**request.model_settings, **limits(self.model, window)})
 
     def request_with(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request with the window in place of its messages; its own system message stays as it is."""
@@ -307,9 +309,9 @@ class AgentTurn:
         if self._prompt is not None:
             own = next((i for i, m in enumerate(messages) if m.type == "system" and m.text == self._prompt), None)
             messages = messages if own is None else [*messages[:own], *messages[own + 1 :]]
-        settings = {name: value for name, value in self._request.model_settings.items() if name != WINDOW}
-        return self._request.override(
-            model=self._model,
+        settings = {name: value for name, value in self.request.model_settings.items() if name != WINDOW}
+        return self.request.override(
+            model=self.model,
             messages=cast("list[Any]", messages),
             tools=self._tools,
             model_settings=settings,
@@ -453,24 +455,22 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
         request = _with_chosen_model(request)
-        messages, tools = AgentList.of(request, self._caches.versions), self._usable_tools(request)
-        if not messages.ids:
-            return handler(request.override(tools=tools))
-        root, model = self._root(request, messages), self._model(request)
-        turn = AgentTurn(request, messages, model, self._caches, tools=tools, separate=not self._is_shared(root))
+        turn = self._turn(request)
+        if turn is None:
+            return handler(request.override(tools=self._usable_tools(request)))
 
         def send(window: Request) -> Reply:
             report.send()
-            with as_backend_error(type(model).__name__), annotated(**turn.metadata(window)):
+            with as_backend_error(type(turn.model).__name__), annotated(**turn.metadata(window)):
                 return reply_from(handler(turn.request_with(window)))
 
         def repeat(window: Request) -> Reply:
-            with as_backend_error(type(model).__name__), asking_for_summary():
+            with as_backend_error(type(turn.model).__name__), asking_for_summary():
                 return reply_from(handler(turn.summary_request(window)))
 
-        caller = Caller(model, send=send, repeat=repeat, repeats=turn.repeats, own=request.model)
-        with self._call(request, root, turn, caller) as (report, flow):
-            answer = self._sessions.run(root.key, flow)
+        caller = Caller(turn.model, send=send, repeat=repeat, repeats=turn.repeats, own=request.model)
+        with self._call(turn, caller) as (report, flow):
+            answer = self._sessions.run(turn.root.key, flow)
             report.send()
             return answer
 
@@ -478,34 +478,32 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Any:
         request = _with_chosen_model(request)
-        messages, tools = AgentList.of(request, self._caches.versions), self._usable_tools(request)
-        if not messages.ids:
-            return await handler(request.override(tools=tools))
-        root, model = self._root(request, messages), self._model(request)
-        turn = AgentTurn(request, messages, model, self._caches, tools=tools, separate=not self._is_shared(root))
+        turn = self._turn(request)
+        if turn is None:
+            return await handler(request.override(tools=self._usable_tools(request)))
 
         async def asend(window: Request) -> Reply:
             await report.asend()
-            with as_backend_error(type(model).__name__), annotated(**turn.metadata(window)):
+            with as_backend_error(type(turn.model).__name__), annotated(**turn.metadata(window)):
                 return reply_from(await handler(turn.request_with(window)))
 
         async def arepeat(window: Request) -> Reply:
-            with as_backend_error(type(model).__name__), asking_for_summary():
+            with as_backend_error(type(turn.model).__name__), asking_for_summary():
                 return reply_from(await handler(turn.summary_request(window)))
 
-        caller = Caller(model, asend=asend, arepeat=arepeat, repeats=turn.repeats, own=request.model)
-        with self._call(request, root, turn, caller) as (report, flow):
-            answer = await self._sessions.arun(root.key, flow)
+        caller = Caller(turn.model, asend=asend, arepeat=arepeat, repeats=turn.repeats, own=request.model)
+        with self._call(turn, caller) as (report, flow):
+            answer = await self._sessions.arun(turn.root.key, flow)
             await report.asend()
             return answer
 
     @contextmanager
     def _call(
-        self, request: ModelRequest[Any], root: Address, turn: AgentTurn, caller: Caller
+        self, turn: AgentTurn, caller: Caller
     ) -> Generator[tuple[Report, Callable[[Engine], Flow[Any]]], None, None]:
         """Yields what reports the events of the call, and the flow that makes it."""
-        shared = self._is_shared(root)
-        cursor = None if shared else kept_cursor(request.state)
+        root, shared = turn.root, self._is_shared(turn.root)
+        cursor = None if shared else kept_cursor(turn.request.state)
         elsewhere = None if shared else KeptElsewhere.of(ensure_config(), root.key.session)
         if cursor is None and elsewhere is None and not shared and not root.place:
             cursor = self._sessions.subgraphs.cursor_of(root.key, turn.incoming)
@@ -513,13 +511,19 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
             translated(),
             original_error(),
             calling(caller),
-            reporting(getattr(request.runtime, "stream_writer", None)) as report,
+            reporting(getattr(turn.request.runtime, "stream_writer", None)) as report,
             self._sessions.entered(root, turn.incoming, cursor=cursor, kept_elsewhere=elsewhere) as attach,
         ):
             yield report, partial(turn.run, attach)
 
-    def _root(self, request: ModelRequest[Any], messages: AgentList) -> Address:
-        return root_of(ensure_config(), messages.messages, request.state, session=self._session, owner=self._owner)
+    def _turn(self, request: ModelRequest[Any]) -> AgentTurn | None:
+        """Returns the model call for the request; None where it has no messages, system messages aside."""
+        messages = AgentList.of(request, self._caches.versions)
+        if not messages.ids:
+            return None
+        root = root_of(ensure_config(), messages.messages, request.state, session=self._session, owner=self._owner)
+        model, tools, separate = self._model(request), self._usable_tools(request), not self._is_shared(root)
+        return AgentTurn(request, messages, root, model, self._caches, tools=tools, separate=separate)
 
     def _is_shared(self, root: Address) -> bool:
         """Returns True for a session that others may use too: it does not follow the agent's state."""
