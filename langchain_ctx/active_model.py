@@ -116,9 +116,9 @@ class CallersModel:
 
 
 class CallersSummarizer(CallersModel):
-    """Summaries by `given`, a chat model or backend; without it, by the model of the call that needs them.
+    """Writes summaries with `summarizer`, a chat model or backend; without one, with the model of the call that needs them.
 
-    Outside of any call, by the one that was asked last. The model of the call itself is asked on the live prefix where it can be.
+    Outside of any call, that is the model asked last. The model of the call itself is asked on the live prefix where possible.
     """
 
     def __init__(self, summarizer: Any = None) -> None:
@@ -128,7 +128,7 @@ class CallersSummarizer(CallersModel):
 
     @property
     def capabilities(self) -> BackendCapabilities:  # type: ignore[override]
-        """Returns those of the given summariser; a chat model is asked on the live prefix where it is the call's own."""
+        """Returns the capabilities of the given summariser, which `continues` the live prefix where it is the call's own model."""
         return replace(capabilities_of(self._own), continues=self._continues)
 
     @property

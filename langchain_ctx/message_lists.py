@@ -21,8 +21,7 @@ CACHED_CHARS = 4_000_000  # of all texts of a generation
 
 
 class MessageIds(Sequence[str]):
-    """The ids of messages, "" for one without, read when they are asked for and from the newest on: a pass over a long list that
-    was just loaded is slow."""
+    """Reads the ids of messages, "" for one without, on demand and newest first: a pass over a freshly loaded list is slow."""
 
     def __init__(self, messages: Sequence[BaseMessage]) -> None:
         self._messages = messages

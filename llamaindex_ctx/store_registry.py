@@ -138,7 +138,7 @@ def keep_live(live: Live) -> None:
 
 
 def drop_live(live: Live) -> None:
-    """Its store is closed: what is opened from a dict from now on opens the store anew, in the other sessions over it too."""
+    """Removes an engine whose store was closed, and all others over that store: dicts that name them open the store anew."""
     with _lock:
         _live.pop(live.key, None)
         if live.opened is not None:

@@ -77,7 +77,7 @@ _TAKEN = (
     "pydantic_program_mode",
     "query_wrapper_prompt",
 )
-MAX_RUNS = 256  # those that may be gone on with, newest ones
+MAX_RUNS = 256  # the newest runs, which later lists may continue
 _RUN_TAG = "llamaindex.run_id"  # on whatever happens in a workflow's run; older releases do without
 # how an agent with an output class asks for its output
 _TRANSCRIPT = [b.text for b in messages_to_xml_format([])[0].blocks if isinstance(b, TextBlock)]
@@ -86,7 +86,7 @@ _STOP_BEGINS, _STOP_ENDS = DEFAULT_EARLY_STOPPING_PROMPT.split("{max_iterations}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A session, what it is to be given first as history, and what is asked in it then."""
+    """Holds the session of a run, the messages to store in it first as history, and the new ones to send."""
 
     context: AgentContext
     earlier: tuple[Message, ...]
@@ -107,7 +107,7 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Rounds:
-    """The runs under way that have asked a question; of a single one its newest list, and the ids that came with that."""
+    """Counts the runs under way that have asked a question; holds the newest list, and the ids in it, if there is only one."""
 
     runs: int
     listed: tuple[Message, ...] = ()
@@ -115,10 +115,10 @@ class _Rounds:
 
 
 class RunSessions(SessionPool):
-    """Named sessions over one engine and one store, and runs, each in a memory of its own. Safe across threads and tasks.
+    """Opens named sessions over one engine and one store, and runs, each in a memory of its own. Safe across threads and tasks.
 
-    A run is recognised by its words: the list that a call brings begins with what an earlier call was given, and its answer.
-    It is gone on with once; a second list with the same beginning, such as another branch, starts from its own messages.
+    A run is recognised by its text: the list of a call begins with the list of an earlier call and its answer. It is continued
+    once; a second list with the same beginning, such as another branch, starts from its own messages.
     """
 
     def __init__(self, *, store: str | Store | None, settings: Mapping[str, Any]) -> None:
@@ -202,9 +202,10 @@ def _is_transcript(messages: Sequence[ChatMessage]) -> bool:
 
 
 def _after_question(rounds: _Rounds, run_key: RunKey, *, over: bool) -> _Rounds:
-    """Returns what to keep when the question is asked again: no tool rounds, only the number of runs under way.
+    """Returns the number of runs under way, without tool rounds, after a question was asked, perhaps again.
 
-    In a session, and in a workflow's run, only the newest is. Elsewhere nothing tells a run that was left from one that goes on.
+    In a session, and in a workflow's run, the newest is the only one. Elsewhere a run that was abandoned cannot be told from one
+    that continues.
     """
     if over:
         return _Rounds(rounds.runs)

@@ -76,9 +76,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """Holds the newest request that a model has answered, the view that it showed, and what is known of the provider's cache.
+    """Holds the newest request that a model has answered, its view, and the figures that tell whether the provider cached it.
 
-    `repeated_tokens` are those that the request before began with too; `usage` is what the provider reported for the reply.
+    `repeated_tokens` is the size of the prefix that it shares with the request before; `usage` is the provider's report.
     """
 
     request: Request
@@ -102,9 +102,9 @@ class RequestText:
 
 @dataclass(slots=True)
 class BackgroundSummary:
-    """The work that is done ahead: `ready` is a plan with its summary, see `compaction.background`.
+    """Holds a summary that is written before it is needed: `ready` is a plan with its summary, see `compaction.background`.
 
-    In an epoch in which it failed it is not tried again.
+    It is not tried again in `failed_epoch`, the epoch in which it failed.
     """
 
     running: bool = False

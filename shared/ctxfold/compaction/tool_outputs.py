@@ -121,7 +121,7 @@ def clear_tools(
 
 
 def _shorter(entry: Entry, parts: int, focus: Focus) -> Message:
-    """Returns the output with one of so many parts of what is shown of it; with 0, with as little as an excerpt has."""
+    """Returns an excerpt with one part in `parts` of the text that is shown now; with 0, the shortest excerpt."""
     message = _with_texts(entry.message)
     longest = max((len(r.content) for r in message.tool_results), default=0)
     most = max(EXCERPT_CHARS, longest // parts if parts else 0)
@@ -157,7 +157,7 @@ def repeated_outputs(entries: Sequence[Entry]) -> frozenset[str]:
 
 
 def _asked(call: ToolCallPart) -> tuple[str, str]:
-    """Returns what two calls for the same share: the name, and the arguments in whatever order they stand."""
+    """Returns a key that is equal for calls with the same name and the same arguments, in whatever order they stand."""
     try:
         return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
     except (ValueError, RecursionError):
@@ -357,10 +357,10 @@ def sized(
 ) -> list[tuple[Message, Message | None]]:
     """Returns each message with its excerpt, None where it is shown whole.
 
-    An output that fits the free room is shown whole, and so is one that takes no more than `tool_result_ratio` of the budget, for
-    which older ones give way. Of any other, the first time already, an excerpt is shown, as a later cut would break the prefix. It
-    has the share of the room that the output's size and the number of excerpts before it leave, but at least `excerpt_ratio`.
-    Outputs of `exclude_tools` are shown whole, and `ToolRule.excerpt_tokens` limits those of its tool.
+    An output is shown whole if it fits the free room, or takes no more than `tool_result_ratio` of the budget: older ones then
+    give way. Any other is an excerpt from the first time on, as a later cut would break the prefix. The larger the output and the
+    more excerpts came before, the smaller its share of the room, down to `excerpt_ratio` of the budget. Outputs of
+    `exclude_tools` are shown whole, and `ToolRule.excerpt_tokens` limits those of its tool.
     """
     if not any(m.role == "tool" for m in messages):
         return [(m, None) for m in messages]

@@ -64,9 +64,9 @@ _Made: TypeAlias = dict[str, tuple[Compacted, tuple[Entry, ...], Policy, Compact
 
 @dataclass(slots=True)
 class Scrub:
-    """Rewrites a log in one pass, in order: call `body` for each record, `cover` for a summary of erased messages, then `note`.
+    """Rewrites a log in one pass: call `body` for each record in order, `cover` if its summary has to be rewritten, then `note`.
 
-    `erased_ids` are those of the messages; ids of summaries of which nothing is left are added on the way.
+    `erased_ids` are the ids of erased messages; the ids of summaries that are removed as a whole are added on the way.
     """
 
     erased_ids: set[str]
@@ -476,7 +476,7 @@ def _shared(records: Sequence[Record], copied: Sequence[Record], among: frozense
 
 
 def _newest(key: SessionKey, known: Sequence[Record]) -> Flow[Sequence[Record]]:
-    """Returns the log; what is known of it is not read again, unless it was rewritten or begun anew since."""
+    """Returns the log. Only records after the `known` ones are read, unless the log was rewritten or begun anew since."""
     if known:
         later = yield from StoreCall(Store.read, key, after=known[-1].seq - 1)
         if later[:1] == (known[-1],) and not any(isinstance(record.body, Erased) for record in later):
@@ -487,9 +487,9 @@ def _newest(key: SessionKey, known: Sequence[Record]) -> Flow[Sequence[Record]]:
 def _rewrite(
     ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str], made: _Made | None = None
 ) -> Flow[list[Rewrite]]:
-    """Returns the log of one session without these messages; an empty list when there are none.
+    """Returns the change that erases these messages from the log of one session, in a list; an empty list without ids.
 
-    `made` has the compactions that an earlier try wrote again, and gets those of this one.
+    `made` caches the compactions that were rewritten, for another try.
     """
     if not erased_ids:
         return []

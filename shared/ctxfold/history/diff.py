@@ -294,9 +294,9 @@ def _left_behind(live: Sequence[Entry], message_id: str) -> tuple[str, ...]:
 
 
 def _asked_again(live: Sequence[Entry], message: Message, session: str, *, from_window: bool) -> Reconciled:
-    """Returns what a user message that is asked again supersedes: its answer, and what the caller has gone back behind.
+    """Returns the messages that a user message supersedes when it is asked again: all after it, or `from_window` its answer.
 
-    Tool results supersede their answer alone, which a caller never heard of, and only where it ends the conversation.
+    Tool results supersede only the answer to them, which the caller never received, and only where it ends the conversation.
     """
     position = _position(live, message.id) if message.role in ("user", "tool") else None
     if position is None:
@@ -325,11 +325,11 @@ def _asked_again(live: Sequence[Entry], message: Message, session: str, *, from_
 def rewound_turn(
     entries: Sequence[Entry], messages: Sequence[Message], new_messages: Sequence[Message], *, in_flight: bool
 ) -> tuple[Message, ...] | None:
-    """Returns the open turn as the list has it, with the new messages, where the turn cannot go on as it is; else None.
+    """Returns the messages of the open turn as the list has them, with the new ones, if the turn cannot continue as it is.
 
-    A failed run of an agent leaves its newest round in the session, and its list is asked again without it; or the list ends
-    with calls that nobody will answer any more, or has results for them in place of the notes that a failed request got; or a
-    question came in before that round, which a cancelled run had begun. A turn that is `in_flight` keeps its notes.
+    Returns None where it can. It cannot where a failed run has left a newest round that the list lacks, where the list ends with
+    calls that nobody will answer any more, where it has results in place of the notes that a failed request got, and where a
+    question came in before a round of a cancelled run. A turn that is `in_flight` keeps its notes.
     """
     in_common = messages[: len(messages) - len(new_messages)]
     newest = in_common[-1]
@@ -350,9 +350,9 @@ def rewound_turn(
 
 
 def _from_inserted_question(entries: Sequence[Entry], in_common: Sequence[Message]) -> Sequence[Message]:
-    """Returns the list from a user message on that stands between the turn's question and its first reply; () without one.
+    """Returns the list from a user message on that came in between the turn's question and its first reply; () without one.
 
-    A message that takes the place of one of the turn's is none: some callers write the time or a state into each request.
+    A message that replaces one of the turn's does not count: some callers write the time or a state into each request.
     """
     replies = [e.message for e in entries]
     replies = replies[next((i for i, m in enumerate(replies) if m.role == "assistant"), len(replies)) :]
@@ -391,9 +391,9 @@ def finished_count(messages: Sequence[Message]) -> int:
 def split_settled(
     messages: Sequence[Message], restored: Collection[str], *, continues_known: bool
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """Returns the messages of finished turns, which the session should have before a request, and all that make the request.
+    """Returns the messages of finished turns, to be stored before the request, and all messages that make the request.
 
-    With `continues_known` the first message is the newest one that the session knows. `restored` ids are stored again: their
+    With `continues_known` the first message is the newest one that the session knows. The ids `restored` are stored again: their
     usage was counted before.
     """
     incoming = [replace(m, usage=None) if m.id in restored else m for m in messages]
@@ -421,9 +421,10 @@ def repeated_count(messages: Sequence[Message], given_ids: Collection[str], show
 def _repeated_input(
     messages: Sequence[Message], given_ids: Collection[str], known: Mapping[str, str], *, unread: bool
 ) -> int:
-    """Returns how many leading messages are the input, which an agent hands back in its output.
+    """Returns how many leading messages are the input of an agent, which its output repeats.
 
-    There it follows the messages that were shown; in a first turn it follows itself, with ids, or on a history read as empty.
+    The output repeats it after the messages that were shown. In a first turn it comes twice in a row: with ids the second time,
+    or after the history was read as empty.
     """
     keys = [content_key(m) for m in messages]
     known_at = [i for i, m in enumerate(messages) if m.id in given_ids and m.id in known]

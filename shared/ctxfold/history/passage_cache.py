@@ -161,14 +161,14 @@ class Vectors:
         return packed_vectors([first for _, first in chunks], values)
 
     def unpack(self, rows: Mapping[int, bytes]) -> None:
-        """Adds what `packed` returned, by seq. StoreCorruptError for what it did not."""
+        """Adds vectors that `packed` returned, by seq. Raises StoreCorruptError for other data."""
         for seq, data in rows.items():
             places, values = unpacked_vectors(data)
             if places:
                 self._add([(seq, first) for first in places], values, len(values) // len(places))
 
     def nearest(self, vector: Sequence[float], limit: int, visible: Collection[int]) -> dict[Chunk, float]:
-        """Returns the likeness of the nearest chunks outside the visible records, the nearest first, without those of none."""
+        """Returns the likeness of the nearest chunks outside the visible records, nearest first, where it is above 0."""
         query = array("f", vector)
         with self._lock:
             if self._chunks and len(query) != self._size:

@@ -51,7 +51,7 @@ class Hits:
         return same
 
     def lengths(self, seqs: Iterable[int]) -> tuple[tuple[int, int], dict[int, int | None]]:
-        """Returns the newest reading's size, and the lengths of those documents that are cached, None for what is no document."""
+        """Returns the size of the index when it was last read, and the cached lengths by seq; None for a seq without a document."""
         with self._lock:
             return self._size, {seq: self._lengths[seq] for seq in seqs if seq in self._lengths}
 

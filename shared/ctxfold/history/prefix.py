@@ -14,7 +14,7 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """Counts requests, the tokens sent, those of them in an unbroken prefix of the request before, and breaks by cause."""
+    """Counts requests, their tokens, the tokens in an unbroken prefix of the request before, and prefix breaks by cause."""
 
     requests: int = 0
     sent_tokens: int = 0

@@ -123,7 +123,7 @@ class Unpinned:
 
 
 def _stored_name(field_name: str) -> str:
-    """Returns the name of a field in stored records: what is stored keeps the name of the first release."""
+    """Returns the name of a field in stored records, which is that of the first release."""
     return "rung" if field_name == "fallback_level" else field_name
 
 
@@ -204,7 +204,7 @@ class Calibrated:
 
 @dataclass(frozen=True, slots=True)
 class Subgoal:
-    """Holds a step of the task. Records from `since` on were written for it, up to the next one's; without a text, for none."""
+    """Holds a step of the task. Records from `since` up to the next step's belong to it, or to no step if it has no text."""
 
     text: str
     since: int = 0

@@ -69,7 +69,7 @@ REPORTED = ("cached", "input", "output")
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """The turns that share a column; its curves are those of the turn with the largest window."""
+    """Holds the turns that share a column, which shows the figures of the turn with the largest window."""
 
     turns: tuple[Row, ...]
 

@@ -316,7 +316,7 @@ def _joined(
 
 @lru_cache(maxsize=64)
 def _documents_of(data: bytes) -> dict[int, Hit]:
-    """Returns the lengths of documents that a leaf holds: each question reads them again, and those of older ones rarely change."""
+    """Returns the lengths of documents in a leaf by seq. Cached: every search reads them, and older leaves rarely change."""
     return {hit[0]: hit for hit in hits_of(data, b"")}
 
 

@@ -152,7 +152,7 @@ class Rows:
     # an owner's erasure: rows without a session are out of sight, and are removed in batches
 
     def hide_owner(self, connection: Driven, owner: str) -> None:
-        """Removes the owner's sessions, what is small, and each log's newest record, by which a reader knows its log again."""
+        """Removes the rows of all small tables, and each log's newest record, by which a reader recognises its log."""
         from ctxfold.stores.sql_schema import SMALL_TABLES
 
         mark = _mark(self.dialect)
