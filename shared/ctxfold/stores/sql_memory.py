@@ -30,8 +30,8 @@ def remember(rows: Rows, connection: Driven, owner: str, items: Sequence[MemoryI
     """Stores new items and the items that they replace; see `Store.remember`."""
     _locked(rows, connection, owner)
     places = {_stored(place_of(i)): place_of(i) for i in items}
-    found = rows.listed(connection, rows.sql.standing_in, (owner,), sorted(places))
-    standing = [(places[row[0]], decode_item(row[1])) for row in sorted(found, key=lambda r: (r[2], r[3]))]
+    stored = rows.listed(connection, rows.sql.standing_in, (owner,), sorted(places))
+    standing = [(places[row[0]], decode_item(row[1])) for row in sorted(stored, key=lambda r: (r[2], r[3]))]
     changed, results = settle(items, standing)
     _write(rows, connection, [_Row(owner, _stored(place), item) for place, item in changed])
     return tuple(results)
@@ -42,43 +42,38 @@ def memories(
 ) -> tuple[MemoryItem, ...]:
     """Returns items, the newest first; with `everything`, superseded and forgotten ones too."""
     sql = rows.sql.every_memory if everything else rows.sql.live_memories
-    if kinds is None:
-        found = connection.execute(sql.format(kinds=""), (owner, newest)).fetchall()
-    else:
-        wanted = f"AND kind IN {rows.marks(len(kinds), rows.dialect)} " if kinds else "AND 1 = 0 "
-        found = connection.execute(sql.format(kinds=wanted), (owner, *kinds, newest)).fetchall()
-    return tuple(decode_item(row[0]) for row in found)
+    condition = ""
+    if kinds is not None:
+        condition = f"AND kind IN {rows.marks(len(kinds), rows.dialect)} " if kinds else "AND 1 = 0 "
+    stored = connection.execute(sql.format(kinds=condition), (owner, *(kinds or ()), newest)).fetchall()
+    return tuple(decode_item(row[0]) for row in stored)
 
 
 def forget(rows: Rows, connection: Driven, owner: str, ids: Collection[str]) -> tuple[MemoryItem, ...]:
     """Erases the text of items, and returns those that existed."""
     _locked(rows, connection, owner)
-    found = rows.listed(connection, rows.sql.memories_in, (owner,), sorted(ids))
-    chosen = [(str(place), decode_item(payload)) for place, payload in found]
-    gone = {item.id for _, item in chosen}
+    stored = rows.listed(connection, rows.sql.memories_in, (owner,), sorted(ids))
+    chosen = [(str(place), decode_item(payload)) for place, payload in stored]
     emptied = [_Row(owner, place, forgotten(item)) for place, item in chosen if not item.forgotten]
-    _write(rows, connection, [*emptied, *_unnamed(rows, connection, owner, [i for _, i in chosen], gone)])
+    _write(rows, connection, [*emptied, *_without_quotations(rows, connection, owner, [i for _, i in chosen])])
     return tuple(item for _, item in chosen if not item.forgotten)
 
 
 def without_sources(rows: Rows, connection: Driven, owner: str, session: str, message_ids: Collection[str]) -> None:
     """Deletes the items that were learnt from any of these messages of a session."""
-    wanted = frozenset(message_ids)
-    found = connection.execute(rows.sql.session_memories, (owner, session)).fetchall()
-    gone = [item for item in (decode_item(row[0]) for row in found) if wanted & frozenset(item.sources)]
-    ids = {i.id for i in gone}
-    _write(rows, connection, _unnamed(rows, connection, owner, gone, ids))
-    if ids:
-        rows.many(connection, rows.sql.drop_memory, [(owner, i) for i in sorted(ids)])
+    sources = frozenset(message_ids)
+    stored = connection.execute(rows.sql.session_memories, (owner, session)).fetchall()
+    learnt = [item for item in (decode_item(row[0]) for row in stored) if not sources.isdisjoint(item.sources)]
+    _write(rows, connection, _without_quotations(rows, connection, owner, learnt))
+    if learnt:
+        rows.many(connection, rows.sql.drop_memory, [(owner, i) for i in sorted({item.id for item in learnt})])
 
 
-def _unnamed(
-    rows: Rows, connection: Driven, owner: str, gone: Sequence[MemoryItem], ids: Collection[str]
-) -> list[_Row]:
-    """Returns the items that replaced those and quote their text, without the quotation."""
-    heirs = sorted({i.superseded_by for i in gone if i.superseded_by and i.superseded_by not in ids})
-    found = rows.listed(connection, rows.sql.memories_in, (owner,), heirs)
-    return [_Row(owner, str(place), replace(decode_item(payload), replaces="")) for place, payload in found]
+def _without_quotations(rows: Rows, connection: Driven, owner: str, removed_items: Sequence[MemoryItem]) -> list[_Row]:
+    """Returns the items that have replaced removed ones and quote their text, without the quotation."""
+    successor_ids = {i.superseded_by for i in removed_items if i.superseded_by} - {i.id for i in removed_items}
+    stored = rows.listed(connection, rows.sql.memories_in, (owner,), sorted(successor_ids))
+    return [_Row(owner, str(place), replace(decode_item(payload), replaces="")) for place, payload in stored]
 
 
 def _write(rows: Rows, connection: Driven, made: Sequence[_Row]) -> None:
