@@ -175,6 +175,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_tail_gives_way.py::test_the_request_begins_alike_all_turn_long",
         ),
         (
+            "a_message_pinned_within_the_turn_stays_hidden",
+            "if fits and not any(e.id in open_session.state.pins for e in missing):",
+            "if fits:",
+            "retrieval/test_tail_gives_way.py::test_a_message_that_is_pinned_within_the_turn_is_shown_again",
+        ),
+        (
             "nothing_stays_free_for_tool_rounds",
             "return stage.rules.budget_tokens // FREE_PART if tools else 0",
             "return 0",

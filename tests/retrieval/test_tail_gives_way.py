@@ -148,6 +148,18 @@ def test_the_request_begins_alike_all_turn_long(make: Make) -> None:
     assert {m.text for r in requests for m in r.messages if m.kind == "section"} == {requests[0].messages[-1].text}
 
 
+def test_a_message_that_is_pinned_within_the_turn_is_shown_again(make: Make) -> None:
+    """As an agent does with `pin_message`: older messages gave way in the turn's first request, and one of them is pinned."""
+    backend = scripted(assistant("", id="t", calls=[ToolCallPart("c", "look", "{}")]), "It opens early.")
+    ctx = talked(make, backend)
+    question = old_question(ctx)
+    ctx.send(user(question, id="q"))
+    hidden = [m.id for m in ctx.view().messages if m.kind == "message" and m.id not in shown_ids(backend.requests[0])]
+    ctx.pin(hidden[0])
+    ctx.send(tool_result("c", "nothing here", id="r"))
+    assert hidden[0] in shown_ids(backend.requests[1])
+
+
 def test_what_gave_way_and_came_back_are_breaks_named_recall(make: Make) -> None:
     ctx = talked(make, scripted("Good.", "It opens early.", "You are welcome."))
     before = ctx.view().epoch

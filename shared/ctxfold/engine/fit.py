@@ -226,8 +226,10 @@ class WindowFitter:
         older = [] if whole_tail else _older_tail(open_session, stage, room_tokens)
         known = _remembered(open_session, question.id, question)
         if known is not None and known.hidden:
-            freed = sum(e.tokens for e in view.live if e.seq in known.hidden)
-            if count(known.text) <= min(rules.recall_share_tokens, room_tokens + freed):
+            missing = [e for e in view.live if e.seq in known.hidden]
+            fits = count(known.text) <= min(rules.recall_share_tokens, room_tokens + sum(e.tokens for e in missing))
+            # a message may have been pinned within the turn
+            if fits and not any(e.id in open_session.state.pins for e in missing):
                 return Window(_without(view, known.hidden), known.text)
         if older and (known is None or known.hidden):
             room = room_tokens + sum(e.tokens for turn in older for e in turn) - _kept_free(open_session, stage)
