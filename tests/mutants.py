@@ -170,9 +170,21 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_gave_way_changes_within_a_turn",
-            "        if known is not None and known.hidden:\n",
+            "        if known is not None and known.hidden and not whole_tail:\n",
             "        if False and known:\n",
             "retrieval/test_tail_gives_way.py::test_the_request_begins_alike_all_turn_long",
+        ),
+        (
+            "a_whole_tail_lacks_what_gave_way_in_the_turn",
+            "        if known is not None and known.hidden and not whole_tail:\n",
+            "        if known is not None and known.hidden:\n",
+            "retrieval/test_tail_gives_way.py::test_a_whole_tail_is_whole_in_the_middle_of_a_turn",
+        ),
+        (
+            "a_window_with_the_whole_tail_changes_the_requests_of_the_turn",
+            "        if keep:\n            open_session.request_texts",
+            "        if True:\n            open_session.request_texts",
+            "retrieval/test_tail_gives_way.py::test_a_whole_tail_is_whole_in_the_middle_of_a_turn",
         ),
         (
             "a_message_pinned_within_the_turn_stays_hidden",

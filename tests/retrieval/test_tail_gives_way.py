@@ -160,6 +160,18 @@ def test_a_message_that_is_pinned_within_the_turn_is_shown_again(make: Make) -> 
     assert hidden[0] in shown_ids(backend.requests[1])
 
 
+def test_a_whole_tail_is_whole_in_the_middle_of_a_turn(make: Make) -> None:
+    """A list that may be handed back has what gave way in the turn's requests, which stay as they are."""
+    backend = scripted(assistant("", id="t", calls=[ToolCallPart("c", "look", "{}")]), "It opens early.")
+    ctx = talked(make, backend)
+    before = [m.id for m in ctx.view().messages]
+    ctx.send(user(old_question(ctx), id="q"))
+    assert shown_ids(ctx.window(recall=True, whole_tail=True)) == [m.id for m in ctx.view().messages]
+    ctx.send(tool_result("c", "nothing here", id="r"))
+    first, second = ([i for i in shown_ids(r) if i in before] for r in backend.requests)
+    assert first == second != before
+
+
 def test_what_gave_way_and_came_back_are_breaks_named_recall(make: Make) -> None:
     ctx = talked(make, scripted("Good.", "It opens early.", "You are welcome."))
     before = ctx.view().epoch

@@ -225,7 +225,7 @@ class WindowFitter:
             return Window(view)
         older = [] if whole_tail else _older_tail(open_session, stage, room_tokens)
         known = _remembered(open_session, question.id, question)
-        if known is not None and known.hidden:
+        if known is not None and known.hidden and not whole_tail:
             missing = [e for e in view.live if e.seq in known.hidden]
             fits = count(known.text) <= min(rules.recall_share_tokens, room_tokens + sum(e.tokens for e in missing))
             # a message may have been pinned within the turn
@@ -244,7 +244,8 @@ class WindowFitter:
                 text = render(p for p in passages if p.number not in numbers)
                 open_session.request_texts.put(question.id, RequestText(question.text, text, hidden))
                 return Window(_without(view, hidden), text)
-        return Window(view, (yield from self.recall_passages(open_session, stage, question, room_tokens)))
+        own = whole_tail and known is not None and bool(known.hidden)
+        return Window(view, (yield from self.recall_passages(open_session, stage, question, room_tokens, keep=not own)))
 
     def _may_recall(self, open_session: OpenSession, stage: Stage, question: Message) -> bool:
         """Tells whether there is an archive to recall from, and fewer than eight tool rounds have followed the question.
@@ -255,11 +256,11 @@ class WindowFitter:
         return bool(state.compactions or state.excerpts) and _rounds_after(question, stage.view) < RECALL_ROUNDS
 
     def recall_passages(
-        self, open_session: OpenSession, stage: Stage, question: Message, room_tokens: int
+        self, open_session: OpenSession, stage: Stage, question: Message, room_tokens: int, *, keep: bool = True
     ) -> Flow[str]:
         """Returns passages of compacted messages for the question, within the policy's share and the room left.
 
-        They stay the same all turn long, unless less room is left for them.
+        They stay the same all turn long, unless less room is left for them. Without `keep`, the turn's requests keep theirs.
         """
         share = min(stage.rules.recall_share_tokens, room_tokens)
         if share <= 0 or not self._may_recall(open_session, stage, question):
@@ -268,7 +269,8 @@ class WindowFitter:
         if known is not None and not known.hidden and self.count_text(known.text) <= share:
             return known.text
         text = render((yield from self._passages(open_session, stage, question, share)))
-        open_session.request_texts.put(question.id, RequestText(question.text, text))
+        if keep:
+            open_session.request_texts.put(question.id, RequestText(question.text, text))
         return text
 
     def _passages(
