@@ -1904,7 +1904,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_reply_of_a_cancelled_request_keeps_its_turn_open",
-            "    attempt.stored_ids |= {reply.id}\n",
+            "    attempt.reply_id = reply.id\n",
             "",
             "engine/test_exchange.py::test_a_cancel_right_after_a_reply_with_tool_calls_was_stored",
         ),

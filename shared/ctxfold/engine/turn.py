@@ -91,7 +91,8 @@ class TurnAttempt:
     turn_id: str  # the turn that it asks in
     model: str  # the one that is asked: what it reports is learnt about it alone
     listed: bool = False  # its messages came as a list: other processes may ask the same in this turn
-    stored_ids: frozenset[str] = frozenset()  # the messages that it put into its turn, its reply included
+    stored_ids: frozenset[str] = frozenset()  # the messages that it put into its turn
+    reply_id: str = ""  # of the reply that it stores
     compactions: tuple[str, ...] = ()  # records of compactions that did not help, newest first
     removal: tuple[str, ...] = ()  # the records that removed or moved messages which the list has gone back behind
     head_sections: tuple[Message, ...] = ()  # stored in front of the conversation
@@ -508,7 +509,7 @@ def _commit(
     if (yield from StoreCall(Store.find, open_session.key, (f"m:{reply.id}",))):
         reply = replace(reply, id=ports.ids.new())
     reply = validated(reply)
-    attempt.stored_ids |= {reply.id}
+    attempt.reply_id = reply.id
     beside = _calibration_drafts(engine, open_session, attempt.turn_id, reply)
     if billed is not None:
         beside.append(draft(ports, OutputsSummarised((), usage=billed - (reply.usage or Usage()))))
@@ -676,7 +677,7 @@ def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
         others_wait = new_turn in (*open_session.in_flight, *open_session.taken_over.values())
         turn = open_session.state.open.get(new_turn)
         messages = [e for e in turn.entries if e.message.kind == "message"] if turn is not None else []
-        joined = any(e.id not in attempt.stored_ids for e in messages)
+        joined = any(e.id not in (*attempt.stored_ids, attempt.reply_id) for e in messages)
     if not (others_wait or joined):
         yield from engine.close(open_session, new_turn, "discarded")
     yield from take_from_head(engine, open_session, attempt.head_sections)
