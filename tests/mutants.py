@@ -110,6 +110,21 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "compaction/background.py",
+        (
+            "a_prepared_summary_that_reaches_further_is_thrown_away",
+            "and kept.isdisjoint(e.id for e in prepared_plan.covered)",
+            "and {e.id for e in plan.covered}.issuperset(e.id for e in prepared_plan.covered)",
+            "compaction/test_background.py::test_no_summary_is_paid_for_twice_where_few_turns_have_room",
+        ),
+        (
+            "a_prepared_summary_covers_what_was_pinned_since",
+            " and kept.isdisjoint(e.id for e in prepared_plan.covered)",
+            "",
+            "compaction/test_background.py::test_what_was_prepared_is_thrown_away_when_a_message_of_it_was_pinned",
+        ),
+    ),
+    *_of(
         "compaction/built_in.py",
         (
             "outputs_give_way_all_at_once",

@@ -180,6 +180,43 @@ def test_what_was_prepared_is_thrown_away_when_its_source_changed() -> None:
         assert "Y0" in str(slow.backend.requests[-1].messages)
 
 
+def long_turns(slow: Slow) -> AgentContext:
+    """A session in whose window five or six turns have room."""
+    answers = scripted(*["noted " * 90] * 20)
+    return context(answers, summarizer=slow, context_window=1_500, background=True, summary_timeout_s=None)
+
+
+def test_no_summary_is_paid_for_twice_where_few_turns_have_room() -> None:
+    """The new question counts among the newest messages: what has to go before it ends earlier than what was prepared."""
+    slow = Slow(held=False)
+    with long_turns(slow) as ctx:
+        events = compactions(ctx)
+        for number in range(16):
+            ctx.send(f"Point {number} is X{number}. " + "filler " * 140)
+            quiet(ctx)
+        assert len(events) >= 5
+        assert len(slow.callers) <= len(events) + 1
+        assert sum("background" in e.reason for e in events) > len(events) / 2
+
+
+def test_what_was_prepared_is_thrown_away_when_a_message_of_it_was_pinned() -> None:
+    slow = Slow(held=False)
+    with long_turns(slow) as ctx:
+        events = compactions(ctx)
+        number = 0
+        while not slow.callers:
+            ctx.send(f"Point {number} is X{number}. " + "filler " * 140)
+            number += 1
+            quiet(ctx)
+        assert not events
+        ctx.pin("#1")
+        while not events:
+            ctx.send(f"Point {number} is X{number}. " + "filler " * 140)
+            number += 1
+            quiet(ctx)
+        assert any(m.text.startswith("Point 0 is X0.") for m in ctx.view().messages)
+
+
 def test_a_failure_falls_back_to_the_ordinary_path() -> None:
     broken = Slow(error=BackendError("down", kind="server"))
     with session(broken) as ctx:

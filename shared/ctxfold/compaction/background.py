@@ -58,16 +58,18 @@ def prepare(
 def _take_prepared(
     open_session: OpenSession, plan: Plan, case: CompactionInput, ports: Ports
 ) -> tuple[Plan, Summary] | None:
-    """Returns the prepared summary with its own plan, if its source is an unchanged part of the plan's span."""
+    """Returns the prepared summary with its own span, if that is unchanged and nothing in it has to stay since.
+
+    It may reach beyond the span of `plan`, which counts the new question among the newest messages that stay.
+    """
     ahead = open_session.background_summary
     with open_session.lock:
         prepared = _prepared(open_session)
         if prepared is None:
             return None
         prepared_plan, summary = prepared
-        versions = {e.id: e.version for e in plan.covered}
-        is_part = all(versions.get(e.id) == e.version for e in prepared_plan.covered)
-        usable = plan.writer == "model" and plan.turn_id is None and is_part
+        kept = case.facts.kept([*case.view])
+        usable = plan.writer == "model" and plan.turn_id is None and kept.isdisjoint(e.id for e in prepared_plan.covered)
         if not usable or not _is_unchanged(open_session, prepared_plan):
             ahead.ready = None
             return None
