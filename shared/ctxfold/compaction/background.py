@@ -69,7 +69,9 @@ def _take_prepared(
             return None
         prepared_plan, summary = prepared
         kept = case.facts.kept([*case.view])
-        usable = plan.writer == "model" and plan.turn_id is None and kept.isdisjoint(e.id for e in prepared_plan.covered)
+        usable = (
+            plan.writer == "model" and plan.turn_id is None and kept.isdisjoint(e.id for e in prepared_plan.covered)
+        )
         if not usable or not _is_unchanged(open_session, prepared_plan):
             ahead.ready = None
             return None
