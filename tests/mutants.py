@@ -1828,6 +1828,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/compact.py",
         (
+            "a_summariser_that_timed_out_is_asked_by_every_compaction",
+            "    if summary.timed_out:\n",
+            "    if False:\n",
+            "compaction/test_summarize.py::test_a_summariser_that_timed_out_is_not_asked_at_once_again",
+        ),
+        (
+            "a_compaction_on_demand_does_without_a_summariser_that_timed_out",
+            ' and case.facts.occasion != "on_demand":\n        summary = ',
+            ":\n        summary = ",
+            "compaction/test_summarize.py::test_a_summariser_that_timed_out_is_not_asked_at_once_again",
+        ),
+        (
             "a_provider_is_asked_below_its_least_size",
             "if own_size < least:",
             "if False:",

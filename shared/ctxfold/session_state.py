@@ -161,6 +161,7 @@ class OpenSession:
     # by turn, in its largest request: for reports, and not stored
     recalled_tokens: LruCache[str, int] = field(default_factory=lambda: LruCache(REPORTED_TURNS))
     sent_request: SentRequest | None = None
+    summariser_paused_until_s: float = 0.0  # until when automatic compactions do without a summariser that timed out
     live_prefix_failures: int = 0  # summaries on the live prefix that were no summaries, one after the other
     in_flight: Counter[str] = field(default_factory=Counter[str])  # how many requests this process asks in a turn now
     # by a turn in which a request waits, the newest one that others have closed it for, with its messages or behind them

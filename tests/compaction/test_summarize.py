@@ -7,6 +7,8 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from ctxfold import (
 from ctxfold.compaction.summarize import DATA_HEADING, HEADING
 from ctxfold.compaction.transcript import pieces, transcript
 from ctxfold.compaction.verify import check
-from tests.support.driven import COUNTER, Driven, call, scripted, text_of, turns
+from tests.support.driven import COUNTER, Driven, call, scripted, text_of, tool_round, turns
 from tests.support.oracle import OracleSummarizer, fact, facts
 
 Make = Callable[..., Driven]
@@ -101,6 +103,57 @@ def test_a_summariser_that_hangs_is_given_up(make: Make) -> None:
     gate.set()
     assert events[-1].fallback_level == "extractive"
     assert "no answer within 0.05 s" in events[-1].problems[0]
+
+
+class Clock:
+    time = 1_000_000.0
+
+    def now_s(self) -> float:
+        return self.time
+
+
+class Hanging(ScriptedBackend):
+    """A summariser whose service accepts each call and never answers."""
+
+    def send(self, request: Any) -> Any:
+        self.requests.append(request)
+        raise BackendError("no answer", kind="timeout")
+
+    async def asend(self, request: Any) -> Any:
+        return self.send(request)
+
+
+def test_a_summariser_that_timed_out_is_not_asked_at_once_again(make: Make) -> None:
+    clock, hanging = Clock(), Hanging([])
+    ctx = make(
+        scripted(*["Noted. " + "word " * 150] * 40), context_window=2_000, summarizer=hanging, summary_timeout_s=60.0
+    )
+    engine = ctx.ctx._engine
+    engine.fitter.ports = replace(engine.fitter.ports, clock=clock)
+    events = watched(ctx)
+    asked_at: list[float] = []
+    for number in range(40):
+        clock.time += 30.0
+        before = len(hanging.requests)
+        ctx.send(f"What about order {number}? " + "word " * 100)
+        asked_at += [clock.time] * (len(hanging.requests) - before)
+    assert len(events) > len(asked_at) > 1
+    assert all(later - earlier >= 300 for earlier, later in pairwise(asked_at))
+    assert {e.fallback_level for e in events} == {"extractive"}
+    paused = [e.problems[0] for e in events if "asked again in" in e.problems[0]]
+    assert len(paused) == len(events) - len(asked_at)
+    ctx.compact()
+    assert len(hanging.requests) == len(asked_at) + 1, "who asks for a compaction asks the summariser"
+
+
+def test_a_span_with_tool_outputs_waits_once_for_a_summariser_that_hangs(make: Make) -> None:
+    hanging = Hanging([])
+    ctx = make(context_window=4_000, summarizer=hanging)
+    for number in range(6):
+        seen = assistant(f"seen {number} " * 40, id=f"a{number}")
+        ctx.add([user(f"look {number}", id=f"u{number}"), *tool_round(f"t{number}"), seen])
+    ctx.compact()
+    assert len(hanging.requests) == 1
 
 
 def test_what_the_model_leaves_out_is_in_the_ledger_with_its_reference(make: Make) -> None:

@@ -45,6 +45,9 @@ from ctxfold.validation import whole_number
 SUBSCRIBER = "on_compaction"
 FEW_TOKENS = 64
 IMPORT_RATIO = 2.0  # of the budget
+SUMMARISER_PAUSE = (
+    5  # times summary_timeout_s: so at most a sixth of a session's time is spent waiting for a dead summariser
+)
 
 
 def compact(
@@ -335,9 +338,17 @@ def _progress_of(open_session: OpenSession) -> Progress:
 def _write_summary(
     open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput, progress: Progress | None = None
 ) -> Flow[Summary]:
-    """Returns the summary of the plan's span, probed where the policy says so; books its model calls."""
+    """Returns the summary of the plan's span, probed where the policy says so; books its model calls.
+
+    A summariser that did not answer in time is asked by no automatic compaction for a while: the summary is extractive then.
+    """
     rules = case.rules
     asks = plan.writer == "model" and plan.text is None
+    wait_s = open_session.summariser_paused_until_s - ports.clock.now_s()
+    if asks and wait_s > 0 and case.facts.occasion != "on_demand":
+        summary = yield from _write_summary(open_session, ports, replace(plan, writer="extractive"), case)
+        problem = f"model: the summariser did not answer in time; it is asked again in {math.ceil(wait_s)} s"
+        return replace(summary, problems=(problem, *summary.problems))
     summary = yield from summarize(
         plan.covered,
         rules=rules,
@@ -351,6 +362,9 @@ def _write_summary(
     )
     open_session.unbooked_calls += summary.calls
     open_session.unbooked_usage += summary.usage
+    if summary.timed_out:
+        pause_s = SUMMARISER_PAUSE * (rules.summary_timeout_s or 120.0)
+        open_session.summariser_paused_until_s = ports.clock.now_s() + pause_s
     if summary.live is not None:
         open_session.live_prefix_failures = 0 if summary.live else open_session.live_prefix_failures + 1
     if not rules.probe or not summary.fallback_level.startswith("model"):

@@ -23,7 +23,7 @@ from ctxfold.compaction.strategy import MODEL_SHARE
 from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcript
 from ctxfold.compaction.verify import Verification, check, invented_too_much, looks_wrong
 from ctxfold.effects import All, Complete, Flow, limited, off_loop
-from ctxfold.errors import CtxError, SummarizationFailedError
+from ctxfold.errors import BackendError, CtxError, SummarizationFailedError
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Part, ProviderSummary, TextPart, Usage, tool_result, user
@@ -63,6 +63,7 @@ class Summary:
         provided: the provider's own summary of the span, which its model reads in place of the text; None without one.
         live: True when it was written on the live prefix, False when the model was asked that way and wrote no summary, else
             None.
+        timed_out: True when the summariser did not answer in time.
     """
 
     text: str
@@ -76,6 +77,7 @@ class Summary:
     usage: Usage = field(default_factory=Usage)
     live: bool | None = None
     provided: ProviderSummary | None = None
+    timed_out: bool = False
 
     @property
     def rung(self) -> str:
@@ -103,6 +105,7 @@ class _Task:
     usage: Usage = field(default_factory=Usage)
     progress: Progress | None = None
     live: bool | None = None
+    timed_out: bool = False
 
     @property
     def new_messages(self) -> list[Message]:
@@ -160,19 +163,19 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
         return _counted(task, "", "dropped", None, 0, len(task.facts))
     if writer == "model" and window_tokens is not None:
         has_outputs = lead is None and any(e.message.role == "tool" for e in entries)
+        levels = MODEL_LEVELS if has_outputs else MODEL_LEVELS[:1]
+        attempts = [(level, partial(_by_model, task, level, window_tokens, bodies=bodies)) for level, bodies in levels]
         if live is not None:
+            attempts.insert(0, ("live prefix", partial(_on_live_prefix, task, live, window_tokens)))
+        for name, attempt in attempts:
             try:
-                return (yield from _on_live_prefix(task, live, window_tokens))
-            except Exception as error:  # noqa: BLE001 - as below
-                task.problems.append(
-                    f"live prefix: {error}" if isinstance(error, CtxError) else f"live prefix: {error!r}"
-                )
-        for fallback_level, bodies in MODEL_LEVELS if has_outputs else MODEL_LEVELS[:1]:
-            try:
-                return (yield from _by_model(task, fallback_level, window_tokens, bodies=bodies))
+                return (yield from attempt())
             except Exception as error:  # noqa: BLE001 - any failure of a user's summariser is reported; the next fallback follows
                 problem = str(error) if isinstance(error, CtxError) else repr(error)
-                task.problems.append(f"{fallback_level}: {problem}")
+                task.problems.append(f"{name}: {problem}")
+                if isinstance(error, BackendError) and error.kind == "timeout":
+                    task.timed_out = True
+                    break  # another call would wait as long
     if writer in ("model", "extractive"):
         try:
             return (yield from _extractive(task))
@@ -375,6 +378,7 @@ def _counted(
         task.calls,
         task.usage,
         task.live,
+        timed_out=task.timed_out,
     )
 
 
