@@ -1847,8 +1847,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_failed_summary_of_the_provider_is_not_named",
-            "problems=(problem, *summary.problems)",
-            "problems=summary.problems",
+            "if problem is None else replace(summary, problems=(problem, *summary.problems))",
+            "if problem is None else summary",
             "wire/test_provider_compaction.py::test_where_there_is_no_such_summary_the_ladder_writes_it",
         ),
         (
