@@ -187,7 +187,7 @@ class NothingToUndoError(SessionError, LookupError):
 
 
 class TurnClosedError(SessionError):
-    """The turn has ended; open a new one."""
+    """Another writer has closed the turn; send the question again."""
 
 
 class CompactionError(CtxError):

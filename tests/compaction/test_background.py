@@ -95,8 +95,8 @@ class Slow:
     async def aclose(self) -> None: ...
 
 
-def talk(number: int) -> str:
-    return f"Point {number} is X{number}. " + "filler " * 20
+def talk(number: int, *, fillers: int = 20) -> str:
+    return f"Point {number} is X{number}. " + "filler " * fillers
 
 
 def session(summarizer: Any, **settings: Any) -> AgentContext:
@@ -120,6 +120,15 @@ def busy(ctx: AgentContext) -> bool:
 def quiet(ctx: AgentContext) -> None:
     """Until nothing is under way in the background."""
     wait_for(lambda: not busy(ctx))
+
+
+def sent_until(done: Callable[[], object], ctx: AgentContext, number: int = 0, *, fillers: int = 20) -> int:
+    """Sends one turn after the other until `done` is true; returns the number of the next one."""
+    while not done():
+        ctx.send(talk(number, fillers=fillers))
+        number += 1
+        quiet(ctx)
+    return number
 
 
 TURNS_AT_ONCE = 3  # that end while one summary is held: as many as there is room for
@@ -166,17 +175,10 @@ def test_what_was_prepared_is_thrown_away_when_its_source_changed() -> None:
     slow = Slow(held=False)
     with session(slow) as ctx:
         events = compactions(ctx)
-        number = 0
-        while not slow.callers:
-            ctx.send(talk(number))
-            number += 1
-            quiet(ctx)
+        number = sent_until(lambda: slow.callers, ctx)
         assert not events
         ctx.update(0, ctx.user_message("Point 0 is Y0 now. " + "filler " * 20))
-        while not events:
-            ctx.send(talk(number))
-            number += 1
-            quiet(ctx)
+        sent_until(lambda: events, ctx, number)
         assert "Y0" in str(slow.backend.requests[-1].messages)
 
 
@@ -192,7 +194,7 @@ def test_no_summary_is_paid_for_twice_where_few_turns_have_room() -> None:
     with long_turns(slow) as ctx:
         events = compactions(ctx)
         for number in range(16):
-            ctx.send(f"Point {number} is X{number}. " + "filler " * 140)
+            ctx.send(talk(number, fillers=140))
             quiet(ctx)
         assert len(events) >= 5
         assert len(slow.callers) <= len(events) + 1
@@ -203,17 +205,10 @@ def test_what_was_prepared_is_thrown_away_when_a_message_of_it_was_pinned() -> N
     slow = Slow(held=False)
     with long_turns(slow) as ctx:
         events = compactions(ctx)
-        number = 0
-        while not slow.callers:
-            ctx.send(f"Point {number} is X{number}. " + "filler " * 140)
-            number += 1
-            quiet(ctx)
+        number = sent_until(lambda: slow.callers, ctx, fillers=140)
         assert not events
         ctx.pin("#1")
-        while not events:
-            ctx.send(f"Point {number} is X{number}. " + "filler " * 140)
-            number += 1
-            quiet(ctx)
+        sent_until(lambda: events, ctx, number, fillers=140)
         assert any(m.text.startswith("Point 0 is X0.") for m in ctx.view().messages)
 
 

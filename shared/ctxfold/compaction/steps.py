@@ -111,9 +111,9 @@ class ShowToolSummaries:
 class ClearToolOutputs:
     """Replaces tool outputs and large arguments of calls with excerpts: of the past and, when a request must fit, of its turn.
 
-    With `gently` an output keeps a quarter of its text, and is cut further at a later epoch. Without `spare_recent` new outputs
-    are cut too, except those of the newest round. Without `spare_repeated` so are outputs of calls that were made again after
-    their first output had been cut.
+    With `gently` an output keeps a quarter of what is shown of it, and is cut further at a later epoch. Without `spare_recent`
+    new outputs are cut too, except those of the newest round. Without `spare_repeated` so are outputs of calls that were made
+    again after their first output had been cut.
     """
 
     gently: bool = False

@@ -118,6 +118,16 @@ class TurnAttempt:
             self.entered.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class ReplyPlace:
+    """Says where a reply is stored when several requests are in one turn."""
+
+    turn_id: str
+    ended: Sequence[tuple[str, TurnStatus]] = ()  # turns that end before it, and how
+    replaced: Collection[str] = ()  # turns whose waiting requests go on behind the reply
+    questions: Sequence[Entry] = ()  # were added to its turn while it was asked: they belong behind the reply
+
+
 @dataclass(slots=True)
 class OpenReply:
     """A streamed reply: feed each chunk of `stream` to `fold`, then call `finish_stream` or `abandon`.
@@ -502,8 +512,9 @@ def _commit(
 ) -> Flow[Message]:
     """Stores the reply; without tool calls it closes the turn, and the triggers are asked. Returns the reply as it is stored.
 
-    A reply whose id the session has gets a new one. Raises TurnClosedError when somebody has closed the turn meanwhile: the
-    reply is not part of the conversation then. `billed` is what the service spent in all, with a summary on its own side.
+    A reply whose id the session has gets a new one. Raises TurnClosedError when another writer has closed the turn and its
+    question is not in the conversation any more: the reply is not stored then. `billed` is what the service spent in all, with
+    a summary on its own side.
     """
     open_session, ports = attempt.open_session, engine.ports
     if (yield from StoreCall(Store.find, open_session.key, (f"m:{reply.id}",))):
@@ -517,7 +528,7 @@ def _commit(
 
     def drafts(_: SessionState) -> Sequence[Draft]:
         nonlocal place
-        place = _place_of(attempt, reply, ports)
+        place = _place_of(attempt, ports)
         check_open(open_session, place.turn_id)
         added = draft(ports, MessageAdded(reply), turn_id=place.turn_id, record_id=f"m:{reply.id}")
         closing = [closing_draft(ports, place.turn_id, "completed")] if is_final(reply) else []
@@ -545,21 +556,7 @@ def _commit(
     return reply
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyPlace:
-    """Says in which turn a reply is stored, and which turns end before it, how.
-
-    Requests that wait in a turn of `replaced` go on behind the reply. `questions` were added to its turn meanwhile: they belong
-    behind the reply too.
-    """
-
-    turn_id: str
-    ended: Sequence[tuple[str, TurnStatus]] = ()
-    replaced: Collection[str] = ()
-    questions: Sequence[Entry] = ()
-
-
-def _place_of(attempt: TurnAttempt, reply: Message, ports: Ports) -> ReplyPlace:
+def _place_of(attempt: TurnAttempt, ports: Ports) -> ReplyPlace:
     """Returns the place of a reply: the turn in which it was asked, or a turn of its own behind one that others share."""
     if (taken := _taken_by(attempt)) is None:
         return ReplyPlace(attempt.turn_id)
@@ -567,7 +564,7 @@ def _place_of(attempt: TurnAttempt, reply: Message, ports: Ports) -> ReplyPlace:
     state = attempt.open_session.state
     shared = state.view(taken).turn
     questions, waiting = _added_questions(attempt, shared), bool(open_calls(shared))
-    # with a final reply nobody will answer the calls that wait there
+    # calls that wait there are stored again before their results, if these come
     ended: list[tuple[str, TurnStatus]] = (
         [(taken, "aborted" if waiting else "completed")] if taken in state.open else []
     )
