@@ -7,12 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 LONG_LINE_CHARS = 2_000  # a longer run without the end of a sentence is gone through in stretches
 MAX_JSON_CHARS = 200_000  # longer JSON is split as text
 LEAST_ROWS = 3  # lines with equal columns that make a table
 MAX_TERM_CHARS = 256  # a longer word is data; it is found by its beginning
+WORD_CHARS = 24  # the terms of a token up to this length are remembered
 
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _TOKEN = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+(?:[-_.@/:][^\W_{_CJK}]+)*")
@@ -124,20 +126,22 @@ STOP_WORDS = frozenset(
 def terms(text: str) -> Iterator[str]:
     """Returns the search terms in order: lower-case words without stop words, lightly stemmed; identifiers whole and in pieces;
     Chinese, Japanese and Korean as overlapping pairs of characters (a lone character as itself)."""
-    for match in _TOKEN.finditer(text.lower()):
-        token: str = match.group()
-        long = len(token) > MAX_TERM_CHARS
-        if token.isascii() and token.isalnum():  # most are
-            if token not in STOP_WORDS:
-                yield token[:MAX_TERM_CHARS] if long else _stem(token)
-            continue
-        if _IS_CJK.match(token):
-            yield from (token[i : i + 2] for i in range(max(1, len(token) - 1)))
-            continue
-        pieces = _PIECE.split(token)
-        if len(pieces) > 1:
-            yield token[:MAX_TERM_CHARS]
-        yield from (_stem(p[:MAX_TERM_CHARS]) for p in pieces if p not in STOP_WORDS)
+    tokens: list[str] = _TOKEN.findall(text.lower())
+    return chain.from_iterable(_terms_of_word(t) if len(t) <= WORD_CHARS else _terms_of(t) for t in tokens)
+
+
+def _terms_of(token: str) -> tuple[str, ...]:
+    long = len(token) > MAX_TERM_CHARS
+    if token.isascii() and token.isalnum():  # most are
+        return () if token in STOP_WORDS else (token[:MAX_TERM_CHARS] if long else _stem(token),)
+    if _IS_CJK.match(token):
+        return tuple(token[i : i + 2] for i in range(max(1, len(token) - 1)))
+    pieces = _PIECE.split(token)
+    whole = (token[:MAX_TERM_CHARS],) if len(pieces) > 1 else ()
+    return (*whole, *(_stem(p[:MAX_TERM_CHARS]) for p in pieces if p not in STOP_WORDS))
+
+
+_terms_of_word = lru_cache(maxsize=16_384)(_terms_of)
 
 
 def term_counts(text: str) -> Counter[str]:
@@ -241,7 +245,6 @@ def stretches(text: str, max_chars: int = LONG_LINE_CHARS) -> Iterator[str]:
     yield text[start:].strip()
 
 
-@lru_cache(maxsize=65_536)
 def _stem(word: str) -> str:
     if not word.isascii() or not word.isalpha() or len(word) < 4:
         return word
