@@ -758,11 +758,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "protocols.py",
+        (
+            "the_backends_own_model_speaks_for_all",
+            "return declared.of_model(model) if model and declared.of_model is not None else declared",
+            "return declared",
+            "wire/test_model_switch.py",
+        ),
+    ),
+    *_of(
         "engine/turn.py",
         (
             "the_retry_sends_the_same_request_again",
-            "unbound_seq = open_session.refused_seq = open_session.state.head\n            return (yield from send(",
-            "unbound_seq = open_session.unbound_seq\n            return (yield from send(",
+            "open_session.refused_seqs[attempt.model] = open_session.state.head\n            return (yield from send(",
+            "open_session.refused_seqs.get(attempt.model)\n            return (yield from send(",
             "wire/test_reasoning_retry.py",
         ),
         (
@@ -990,6 +999,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "engine/request.py",
+        (
+            "reasoning_that_one_model_refused_is_kept_from_all",
+            "open_session.refused_seqs.get(model, 0)",
+            "max(open_session.refused_seqs.values(), default=0)",
+            "wire/test_model_switch.py",
+        ),
         (
             "passages_stand_behind_the_question",
             'if passages and scratch.role == "user" and messages and',
@@ -1792,6 +1807,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "backends/openai_responses/request.py",
         (
+            "a_broken_reply_sends_reasoning_alone",
+            'if message.finish_reason == "aborted":',
+            'if message.finish_reason == "":',
+            "wire/test_model_switch.py",
+        ),
+        (
             "reasoning_goes_without_the_item_that_followed_it",
             "torn = bool(others) and (others[0].whole is None or others[0].after not in {None, *ids})",
             "torn = False",
@@ -1860,6 +1881,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "backends/anthropic/request.py",
+        (
+            "a_round_of_another_model_goes_on_with_a_budget",
+            "return began is not None and _holds(",
+            "return began is None and _holds(",
+            "wire/test_model_switch.py",
+        ),
+        (
+            "a_round_begins_with_any_row_of_the_user",
+            ' and not _holds(row, "tool_result", "toolResult"))',
+            ")",
+            "wire/test_model_switch.py",
+        ),
         (
             "what_a_compaction_stands_for_is_sent_again",
             "            result.rows.clear()\n",

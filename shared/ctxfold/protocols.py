@@ -188,6 +188,8 @@ class BackendCapabilities:
             thinking; None sends the request as it is.
         continues: of a summariser that is another object than the session's backend: returns True when it can send the given
             request, the last one of the conversation, again with an instruction after it; None where it cannot.
+        of_model: a function that returns the properties for another model of the service, which a request may name; None where
+            all its models have these.
     """
 
     binds_reasoning: bool = False
@@ -199,6 +201,7 @@ class BackendCapabilities:
     provider: str | None = None
     sparing: Callable[[Request], Request] | None = None
     continues: Callable[[Request], bool] | None = None
+    of_model: Callable[[str], BackendCapabilities] | None = None
 
 
 class ContextBackend(Protocol):
@@ -598,8 +601,8 @@ class Ports:
 _NO_CAPABILITIES = BackendCapabilities()
 
 
-def capabilities_of(backend: ContextBackend | None) -> BackendCapabilities:
-    """Returns what a backend declares; the defaults for None.
+def capabilities_of(backend: ContextBackend | None, model: str | None = None) -> BackendCapabilities:
+    """Returns what a backend declares, for `model` where a request names one; the defaults for None.
 
     A backend of version 0.1 has no `capabilities` and may have attributes of the same names: they count until release 2.0.
     """
@@ -607,7 +610,7 @@ def capabilities_of(backend: ContextBackend | None) -> BackendCapabilities:
         return _NO_CAPABILITIES
     declared: BackendCapabilities | None = getattr(backend, "capabilities", None)
     if declared is not None:
-        return declared
+        return declared.of_model(model) if model and declared.of_model is not None else declared
     names = [name for name in BackendCapabilities.__dataclass_fields__ if hasattr(backend, name)]
     if not names:
         return _NO_CAPABILITIES

@@ -152,7 +152,8 @@ class OpenSession:
     unbooked_calls: int = 0  # to the summariser, for summaries that were not written in the end
     unbooked_usage: Usage = field(default_factory=Usage)
     unbound_seq: int = 0  # newest record at the last break of the prefix, or when the session was opened
-    refused_seq: int = 0  # newest record when the service last refused reasoning that it may do without
+    # by model: newest record when its service last refused reasoning that it may do without
+    refused_seqs: dict[str, int] = field(default_factory=dict[str, int])
     model: str = ""  # of the current or the next request: its calibration and its limit count
     # with which this engine opened the session; its window is that of the engine's models
     opening_policy: Policy | None = None

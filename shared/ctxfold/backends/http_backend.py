@@ -264,7 +264,10 @@ class HttpBackend(ABC, Closing):
     @property
     def capabilities(self) -> BackendCapabilities:
         """Returns the abilities of the service by the provider's profile for this model."""
-        row = self.profile
+        return self._capabilities_for(self._model)
+
+    def _capabilities_for(self, model: str) -> BackendCapabilities:
+        row = self._profile_for(model)
         return BackendCapabilities(
             binds_reasoning=row.reasoning_out.prefix_bound,
             reasoning_optional=row.reasoning_out.optional,
@@ -273,6 +276,7 @@ class HttpBackend(ABC, Closing):
             compacts_from=None if row.compaction is None else row.compaction.min_tokens,
             provider=row.name,
             sparing=self.sparing,
+            of_model=self._capabilities_for,
         )
 
     def sparing(self, request: Request) -> Request:

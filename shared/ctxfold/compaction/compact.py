@@ -271,7 +271,9 @@ def _pause_after(open_session: OpenSession, stage: Stage, case: CompactionInput,
 def _traced(
     open_session: OpenSession, plan: Plan, summary: Summary | None, case: CompactionInput, ports: Ports
 ) -> Flow[Outcome]:
-    open_session.events.emit(_started(open_session, plan, asks_model=summary is None and _asks_model(plan, ports)))
+    open_session.events.emit(
+        _started(open_session, plan, asks_model=summary is None and _asks_model(plan, ports, open_session.model))
+    )
     with span("compact", {"gen_ai.operation.name": "compact", "ctxfold.strategy": plan.strategy}) as compact_span:
         try:
             outcome = yield from releasing(
@@ -298,8 +300,8 @@ def _started(open_session: OpenSession, plan: Plan, *, asks_model: bool, backgro
     return CompactionStarted(name, plan.strategy, reason, len(entries), tokens, asks_model, background)
 
 
-def _asks_model(plan: Plan, ports: Ports) -> bool:
-    if plan.writer == "provider" and capabilities_of(ports.backend).compacts_from is not None:
+def _asks_model(plan: Plan, ports: Ports, model: str) -> bool:
+    if plan.writer == "provider" and capabilities_of(ports.backend, model).compacts_from is not None:
         return True
     return bool(plan.covered) and plan.writer == "model" and plan.text is None and ports.summarizer is not None
 
@@ -418,7 +420,7 @@ def _by_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: Comp
 
 def _asked_of_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput) -> Request | str:
     """Returns the request for the service's own summary of the plan's span, or why it is not asked for one."""
-    least = capabilities_of(ports.backend).compacts_from
+    least = capabilities_of(ports.backend, open_session.model).compacts_from
     if least is None:
         return "this service writes no summaries of its own"
     if plan.within or plan.turn_id is not None:
@@ -435,13 +437,14 @@ def _asked_of_provider(open_session: OpenSession, ports: Ports, plan: Plan, case
         return f"the part to summarise has {size} tokens, and the window {case.rules.context_window}"
     sent = open_session.sent_request
     base = sent.request if sent is not None else Request(())
+    refused_seq = open_session.refused_seqs.get(open_session.model, 0)
     return Request(
         [e.message for e in entries],
         tools=base.tools,
         thinking=base.thinking,
         model=open_session.model or None,
         unbound_before=len(entries),  # a service that binds reasoning takes the conversation without it
-        refused_before=sum(e.seq <= open_session.refused_seq for e in entries),
+        refused_before=sum(e.seq <= refused_seq for e in entries),
         cache_key=base.cache_key,
         compact=True,
     )

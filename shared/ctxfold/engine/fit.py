@@ -472,7 +472,7 @@ class WindowFitter:
         open_session.argument_pause = CompactionPause(view.epoch, view.tokens + ARGUMENT_STEP * least, rules)
         last = view.last()
         asks = last is not None and last.message.role == "user"
-        return asks or not capabilities_of(self.ports.backend).binds_reasoning
+        return asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning
 
     def _compact(
         self,

@@ -130,13 +130,14 @@ def place_scratch(messages: list[Message], scratch: Scratch, passages: str = "")
 
 
 def build_request(
-    open_session: OpenSession, window: Window, options: Options, *, rules: Policy, scratch_role: Role
+    open_session: OpenSession, window: Window, options: Options, *, model: str, rules: Policy, scratch_role: Role
 ) -> Request:
-    """Returns the request that shows the model this window, with the marks by which a backend sets its cache points."""
+    """Returns the request that shows `model` this window, with the marks by which a backend sets its cache points."""
     stored = [entry.message for entry in window.view]
     messages = place_scratch(stored, Scratch(options.scratch or "", scratch_role), window.recalled)
-    unbound_before = _up_to(window, open_session.unbound_seq)
-    refused_before = _up_to(window, open_session.refused_seq)
+    refused_seq = open_session.refused_seqs.get(model, 0)
+    unbound_before = _up_to(window, max(open_session.unbound_seq, refused_seq))
+    refused_before = _up_to(window, refused_seq)
     # passages and scratch are among the last three: passages, question, scratch
     last = range(max(0, len(messages) - 3), len(messages))
     stable = next((i for i in last if messages[i].id in (SCRATCH_ID, PASSAGES_ID)), len(messages))
@@ -191,7 +192,7 @@ def note_prefix(
                 ("tools", hashlib.sha256(tools.encode()).hexdigest() if options.tools else ""),
                 ("thinking", str(options.thinking)),
             ),
-            reasoning_expires=capabilities_of(backend).reasoning_expires,
+            reasoning_expires=capabilities_of(backend, open_session.model).reasoning_expires,
         )
     if cause is not None:
         open_session.unbound_seq = open_session.state.head

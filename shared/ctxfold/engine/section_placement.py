@@ -51,7 +51,7 @@ def place_sections(
     too: recalled passages, the scratch message and the sections of one request.
     """
     question = messages[-1]
-    bound = capabilities_of(engine.ports.backend).binds_reasoning
+    bound = capabilities_of(engine.ports.backend, open_session.model).binds_reasoning
     if question.role != "user" or question.kind != "message":
         return PlacedSections(messages)
     stage, counter = open_session.stage(turn_id, options.context_window), engine.ports.counter

@@ -246,7 +246,7 @@ def _open(engine: Engine, turn_input: TurnInput) -> Flow[TurnAttempt]:
     new_turn = engine.ports.ids.new()
     open_session.model = options.model or open_session.model  # without one, the backend's
     by_request = bool(options.extra.get("context_management"))
-    open_session.provider_compacts = by_request or capabilities_of(backend).compacts_itself
+    open_session.provider_compacts = by_request or capabilities_of(backend, open_session.model).compacts_itself
     listed = turn_input.given_ids is not None
     attempt = TurnAttempt(open_session, new_turn, new_turn, open_session.model, listed, prompts=turn_input.prompts)
     attempt.enter(new_turn)
@@ -328,7 +328,7 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
     """
     open_session, options = attempt.open_session, turn_input.options
     placed = PlacedSections(new.messages)
-    if engine.sections or capabilities_of(engine.ports.backend).binds_reasoning:
+    if engine.sections or capabilities_of(engine.ports.backend, attempt.model).binds_reasoning:
         placed = yield from place_sections(
             engine,
             open_session,
@@ -394,7 +394,7 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     backend = engine.ports.backend
     open_session.model = attempt.model
     scratch_role: Role = "system" if backend is not None and backend.scratch_role == "system" else "user"
-    if capabilities_of(backend).binds_reasoning:
+    if capabilities_of(backend, attempt.model).binds_reasoning:
         options = replace(options, scratch=None, recall=False)  # stored in the turn instead
     tools_tokens = counter.count_tools(options.tools) + options.overhead_tokens
     overhead_tokens = tools_tokens + scratch_tokens(options.scratch, scratch_role, counter)
@@ -421,7 +421,9 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     if engine.events:
         reading = gauge(open_session, open_session.with_new_view(stage), counter, auto_compact=options.auto_compact)
         engine.events.emit(replace(reading, used_tokens=tokens))
-    request = build_request(open_session, window, options, rules=stage.rules, scratch_role=scratch_role)
+    request = build_request(
+        open_session, window, options, model=attempt.model, rules=stage.rules, scratch_role=scratch_role
+    )
     attempt.sent = SentRequest(request, window.view, open_session.tracker.repeated_tokens, 0.0)
     return request
 
@@ -441,10 +443,10 @@ def _send_with_recovery(
     try:
         return (yield from send(request))
     except BackendError as error:
-        abilities = capabilities_of(engine.ports.backend)
+        abilities = capabilities_of(engine.ports.backend, attempt.model)
         if error.kind == "reasoning_replay" and (abilities.binds_reasoning or abilities.reasoning_optional):
             # reasoning that the provider can do without: sent without, once; other rows would send the same again
-            open_session.unbound_seq = open_session.refused_seq = open_session.state.head
+            open_session.refused_seqs[attempt.model] = open_session.state.head
             return (yield from send((yield from _next_request(engine, attempt, options))))
         if error.kind != "context_overflow":
             raise
@@ -648,7 +650,7 @@ def _calibration_drafts(engine: Engine, open_session: OpenSession, turn_id: str,
     if open_session.provider_compacts and reported < estimated:
         return []  # the service counted what it had left of the prompt
     known = open_session.state.calibrations.get(model)
-    cuts = capabilities_of(engine.ports.backend).truncates_silently
+    cuts = capabilities_of(engine.ports.backend, model).truncates_silently
     if cuts and was_truncated(known, estimated=estimated, reported=reported):
         engine.events.emit(PromptTruncated(open_session.key.session, model, estimated, reported))
         return []

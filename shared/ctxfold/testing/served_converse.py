@@ -82,9 +82,7 @@ class Converse(ServedWire):
         checks = (_turns(rows), _blocks(rows), _tools(config, rows), _pairs(rows))
         message = next((found for found in checks if found), None)
         thinking = as_mapping(as_mapping(asked.body.get("additionalModelRequestFields")).get("thinking"))
-        # models that think as they see fit accept turns that begin without
-        needed = thinking.get("type") != "adaptive"
-        message = message or _cache_points(asked.body, rows) or _reasoning(rows, produced, needed=needed)
+        message = message or _cache_points(asked.body, rows) or _reasoning(rows, produced, str(thinking.get("type")))
         return None if message is None else ErrorReply(400, {"message": message})
 
     def whole(self, completion: render.Completion) -> bytes:
@@ -291,8 +289,12 @@ def _cache_points(body: Mapping[str, Any], rows: Rows) -> str | None:
     return None
 
 
-def _reasoning(rows: Rows, produced: LruCache[str, str], *, needed: bool) -> str | None:
-    """Checks that signed reasoning comes back as it was and, where it is needed, with the calls of the open turn."""
+def _reasoning(rows: Rows, produced: LruCache[str, str], mode: str) -> str | None:
+    """Checks that signed reasoning comes back as it was and, where it is needed, with the calls of the open turn.
+
+    Models that think as they see fit accept turns that begin without, those that always think none that this server has sent
+    with it. One that thinks by a budget does not for the first turn after a question.
+    """
     asked = max((i for i, row in enumerate(rows) if row["role"] == "user" and not _of(row, "toolResult")), default=0)
     for index, row in enumerate(rows):
         sent = [
@@ -301,8 +303,15 @@ def _reasoning(rows: Rows, produced: LruCache[str, str], *, needed: bool) -> str
         for place, text in enumerate(as_mapping(one) for one in sent if one is not None):
             if text.get("signature") != render.signature("converse", str(text.get("text"))):
                 return f"{_MODEL_SAID}messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
-        wanted = {produced.get(str(use.get("toolUseId"))) for use in _of(row, "toolUse")} - {None}
-        if needed and index > asked and wanted and "reasoningContent" not in _content(row)[0]:
+        calls = _of(row, "toolUse")
+        wanted = mode == "enabled" and calls and index == asked + 1
+        wanted = wanted or any(produced.get(str(use.get("toolUseId"))) for use in calls)
+        if (
+            mode not in ("adaptive", "disabled")
+            and index > asked
+            and wanted
+            and "reasoningContent" not in _content(row)[0]
+        ):
             return (
                 f"{_MODEL_SAID}messages.{index}.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`. "
                 "When `thinking` is enabled, a final `assistant` message must start with a thinking block."

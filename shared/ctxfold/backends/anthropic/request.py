@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from ctxfold.backends.media import chat_form, media_block, unread
@@ -78,7 +78,7 @@ def _last(blocks: Iterable[list[ContentBlock]]) -> ContentBlock | None:
     """Returns the last block that may carry a mark."""
     for of in reversed(list(blocks)):
         for block in reversed(of):
-            if block.get("type") not in _UNMARKABLE and "reasoningContent" not in block:
+            if not _thinks(block):
                 return block
     return None
 
@@ -278,6 +278,8 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
         unbound_before=request.unbound_before,
         refused_before=request.refused_before,
     )
+    if may_not_think(projected.rows, thinking_fields(profile, request.thinking).get("thinking")):
+        request = replace(request, thinking=False)
     tools = [tool_body(tool) for tool in request.tools]
     if request.stable_messages is not None or request.cache_key is not None:
         mark_stable(
@@ -316,6 +318,26 @@ def _begin_with_user(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not rows or rows[0]["role"] == "user" or compacts(rows[0]["content"][0]):
         return rows
     return [{"role": "user", "content": [{"type": "text", "text": NOBODY_ASKED}]}, *rows]
+
+
+def may_not_think(rows: Sequence[Mapping[str, Any]], thinking: object) -> bool:
+    """Returns True in a tool round that began without thinking, as with the call of another model, if `thinking` has a budget.
+
+    The service refuses a budget there. A model that thinks as it sees fit may begin to think within a round.
+    """
+    if "budget_tokens" not in as_dict(thinking):
+        return False
+    asked = (i for i, row in enumerate(rows) if row["role"] == "user" and not _holds(row, "tool_result", "toolResult"))
+    began = next(iter(rows[max(asked, default=-1) + 1 :]), None)
+    return began is not None and _holds(began, "tool_use", "toolUse") and not _thinks(began["content"][0])
+
+
+def _holds(row: Mapping[str, Any], *kinds: str) -> bool:
+    return any(block.get("type") in kinds or not block.keys().isdisjoint(kinds) for block in row["content"])
+
+
+def _thinks(block: ContentBlock) -> bool:
+    return block.get("type") in _UNMARKABLE or "reasoningContent" in block
 
 
 def _within(body: dict[str, Any]) -> dict[str, Any]:

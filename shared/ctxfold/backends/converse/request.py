@@ -9,7 +9,14 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
-from ctxfold.backends.anthropic.request import Projected, call_id, data_url, fitting_thinking, mark_stable
+from ctxfold.backends.anthropic.request import (
+    Projected,
+    call_id,
+    data_url,
+    fitting_thinking,
+    mark_stable,
+    may_not_think,
+)
 from ctxfold.backends.anthropic.request import project as project_rows
 from ctxfold.backends.media import DOCUMENT_FORMATS, Block, chat_form, media_block
 from ctxfold.backends.profile import (
@@ -21,7 +28,7 @@ from ctxfold.backends.profile import (
     tool_choice,
     without_refused,
 )
-from ctxfold.backends.response_parser import as_dicts
+from ctxfold.backends.response_parser import as_dict, as_dicts
 from ctxfold.history.alternation import NOBODY_ASKED, alternating
 from ctxfold.messages import (
     MediaPart,
@@ -198,6 +205,9 @@ def request_body(profile: Profile, request: Request, *, model: str) -> dict[str,
     projected = project(
         profile, messages, model=model, unbound_before=request.unbound_before, refused_before=request.refused_before
     )
+    additional = as_dict(thinking_fields(profile, request.thinking).get(ADDITIONAL))
+    if may_not_think(projected.rows, additional.get("thinking")):
+        request = replace(request, thinking=False)
     if request.stable_messages is not None or request.cache_key is not None:
         mark_stable(
             profile.cache,

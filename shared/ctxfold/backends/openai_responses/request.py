@@ -162,11 +162,20 @@ def _for_model(message: Message, model: str, *, keeps: bool, refused: bool) -> M
     """Returns a reply with what may go back to the model: of another model's, and after a refusal, no reasoning and no ids."""
     if message.role != "assistant":
         return message
+    if message.finish_reason == "aborted":
+        message = _up_to_its_words(message)
     if message.model in (None, model):
         kept = message if keeps and not refused else message.without_reasoning()
         return kept if not refused else replace(kept, parts=tuple(_unbound(part) for part in kept.parts))
     parts = tuple(replace(p, extra=None) if isinstance(p, TextPart | ToolCallPart) else p for p in message.parts)
     return replace(message, parts=parts).without_reasoning()
+
+
+def _up_to_its_words(message: Message) -> Message:
+    """Returns a reply that broke off without the reasoning at its end, whose item never came: the service refuses it alone."""
+    said = max((i for i, p in enumerate(message.parts) if isinstance(p, TextPart | ToolCallPart)), default=-1)
+    kept = (p for i, p in enumerate(message.parts) if i < said or not isinstance(p, ReasoningPart))
+    return replace(message, parts=tuple(kept))
 
 
 def _unbound(part: Part) -> Part:
