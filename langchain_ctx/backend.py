@@ -83,7 +83,11 @@ class LangChainBackend:
     def _call(
         self, request: Request
     ) -> tuple[Runnable[LanguageModelInput, AIMessage], list[BaseMessage], dict[str, Any]]:
-        return offered(self._model, request), asked(request.messages), self._options(request)
+        return (
+            offered(self._model, request),
+            asked(request.messages, request.model or self.model),
+            self._options(request),
+        )
 
     def _options(self, request: Request) -> dict[str, Any]:
         fields = type(self._model).model_fields

@@ -30,9 +30,12 @@ Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
 
 
-def asked(messages: Iterable[Message]) -> list[BaseMessage]:
-    """Returns the messages for a model: one for each tool result, and signed reasoning in its original blocks."""
-    return [_sent(piece) for message in messages for piece in _pieces(message)]
+def asked(messages: Iterable[Message], model: str | None = None) -> list[BaseMessage]:
+    """Returns the messages for a model: one for each tool result, and signed reasoning in its original blocks.
+
+    What another model has signed stays out where `model` names the one that is asked: no service can verify it.
+    """
+    return [_sent(piece, model) for message in messages for piece in _pieces(message)]
 
 
 def _pieces(message: Message) -> list[Message]:
@@ -54,18 +57,18 @@ class WindowCache:
     """
 
     def __init__(self, max_sessions: int) -> None:
-        self._windows: LruCache[SessionKey, Window] = LruCache(max_sessions)
+        self._windows: LruCache[tuple[SessionKey, str], Window] = LruCache(max_sessions)
 
-    def asked(self, key: SessionKey, messages: Iterable[Message]) -> list[BaseMessage]:
-        """Returns the messages as LangChain's, in a new list."""
-        last, shown = self._windows.get(key) or Window([], []), [*messages]
+    def asked(self, key: SessionKey, messages: Iterable[Message], model: str) -> list[BaseMessage]:
+        """Returns the messages as LangChain's, for this model, in a new list."""
+        last, shown = self._windows.get((key, model)) or Window([], []), [*messages]
         same = [*map(is_, last.messages, shown), False].index(False)
         # by identity: the old messages are kept with what they became, so that no id comes twice
         known = {id(m): own for m, own in zip(last.messages[same:], last.copiers[same:], strict=True)}
         copiers = last.copiers[:same]
         for message in shown[same:]:
-            copiers.append(known.get(id(message)) or [_Copier(_sent(piece)) for piece in _pieces(message)])
-        self._windows.put(key, Window(shown, copiers))
+            copiers.append(known.get(id(message)) or [_Copier(_sent(piece, model)) for piece in _pieces(message)])
+        self._windows.put((key, model), Window(shown, copiers))
         return [copier.copy() for own in copiers for copier in own]
 
     def clear(self) -> None:
@@ -128,7 +131,7 @@ def _copied_json(value: object) -> Any:
     return [_copied_json(v) for v in cast("list[object]", value)] if isinstance(value, list) else value
 
 
-def _sent(message: Message) -> BaseMessage:
+def _sent(message: Message, model: str | None) -> BaseMessage:
     converted = to_langchain(message)
     # nothing can answer these
     if isinstance(converted, AIMessage) and any(not c["id"] for c in converted.invalid_tool_calls):
@@ -136,6 +139,8 @@ def _sent(message: Message) -> BaseMessage:
             update={"invalid_tool_calls": [c for c in converted.invalid_tool_calls if c["id"]]}
         )
     if not isinstance(converted.content, str) or not any(isinstance(p, ReasoningPart) for p in message.parts):
+        return converted
+    if model is not None and message.model not in (None, model):
         return converted
     if not any(_thought_blocks(part) for part in message.parts):
         return converted

@@ -60,7 +60,7 @@ from langchain_ctx.inner_model import WindowCache
 from langchain_ctx.kept_cursor import KEPT, KeptElsewhere, kept_cursor
 from langchain_ctx.message_lists import LangChainList, VersionCache, leading_count, name_refusals, prompt_text
 from langchain_ctx.messages import from_langchain
-from langchain_ctx.models import chosen_model, is_configurable
+from langchain_ctx.models import chosen_model, is_configurable, model_name
 from langchain_ctx.reasoning import returning
 from langchain_ctx.reporting import Report, annotated, reporting
 from langchain_ctx.session_routing import MADE_FROM, Address, first_id, placed, session_key
@@ -305,7 +305,7 @@ class AgentTurn:
 
     def request_with(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request with the window in place of its messages; its own system message stays as it is."""
-        messages = self._caches.windows.asked(self._key, window.messages)
+        messages = self._caches.windows.asked(self._key, window.messages, model_name(self.model))
         if self._prompt is not None:
             own = next((i for i, m in enumerate(messages) if m.type == "system" and m.text == self._prompt), None)
             messages = messages if own is None else [*messages[:own], *messages[own + 1 :]]

@@ -14,6 +14,7 @@ from langchain_core.runnables import Runnable
 from ctxfold.adapters.model_calls import Replay, no_replay, replaying
 from ctxfold.errors import ConfigError
 from ctxfold.validation import is_a, kind_of
+from langchain_ctx.models import model_name
 
 M = TypeVar("M", bound=BaseChatModel)
 FIELD = "reasoning_content"
@@ -96,7 +97,7 @@ class _ReturnsReasoning:
         payload: dict[str, Any] = base._get_request_payload(input_, stop=stop, **kwargs)
         model: Any = self
         if isinstance(payload.get("messages"), list):  # the Responses API has `input`, and keeps reasoning itself
-            _restore(payload["messages"], model._convert_input(input_).to_messages())
+            _restore(payload["messages"], model._convert_input(input_).to_messages(), model)
         return payload
 
     def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
@@ -123,12 +124,16 @@ class _ReturnsReasoning:
         return made
 
 
-def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage]) -> None:
-    """Puts reasoning into the request's assistant messages, in order. When one has it, services require the field in all."""
+def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage], model: BaseChatModel) -> None:
+    """Puts reasoning into the request's assistant messages, in order. When one has it, services require the field in all.
+
+    DeepSeek wants the field in every answer while it thinks, and ignores it else. What a model of another service has thought
+    is not sent: services that do not think refuse the field.
+    """
     answers = [m for m in messages if isinstance(m, AIMessage) or getattr(m, "role", None) == "assistant"]
     places = [m for m in sent if m.get("role") == "assistant"]
-    thoughts = [_thought(m) for m in answers]
-    if not any(t is not None for t in thoughts):
+    thoughts = [None if _is_foreign(m, model) else _thought(m) for m in answers]
+    if all(t is None for t in thoughts) and not _is_deepseek(model):
         return
     if len(answers) != len(places):
         raise ConfigError(
@@ -137,6 +142,20 @@ def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage]) ->
         )
     for place, thought in zip(places, thoughts, strict=True):
         place.setdefault(FIELD, thought or "")
+
+
+def _is_deepseek(model: BaseChatModel) -> bool:
+    packages = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
+    return "langchain_deepseek" in packages or "deepseek" in str(getattr(model, "openai_api_base", None) or "")
+
+
+def _is_foreign(message: BaseMessage, model: BaseChatModel) -> bool:
+    """Returns True for an answer that a model of another name gave through another package."""
+    meta = message.response_metadata
+    name, own, provider = meta.get("model_name"), model_name(model), meta.get("model_provider")
+    if not isinstance(name, str) or name.startswith(own) or own.startswith(name):  # services add a date to the name
+        return False
+    return provider not in (model._get_ls_params().get("ls_provider"), "openai")  # which packages built on it may leave
 
 
 def _thought(message: BaseMessage) -> str | None:

@@ -82,14 +82,16 @@ class ChatModelSummarizer:
 
     def send(self, request: Request) -> Reply:
         try:
-            answer = self._model.invoke(asked(request.messages), _config(), **self._arguments(request))
+            answer = self._model.invoke(asked(request.messages, self.model), _config(), **self._arguments(request))
         except Exception as error:
             raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
 
     async def asend(self, request: Request) -> Reply:
         try:
-            answer = await self._model.ainvoke(asked(request.messages), _config(), **self._arguments(request))
+            answer = await self._model.ainvoke(
+                asked(request.messages, self.model), _config(), **self._arguments(request)
+            )
         except Exception as error:
             raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)

@@ -371,7 +371,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
 
         def send(window: Request) -> Reply:
             with as_backend_error(model_name(inner)):
-                return reply_of(generate(asked(window.messages)))
+                return reply_of(generate(asked(window.messages, model_name(inner))))
 
         # with the model's cache and rate limiter; its tokens are told to this call's listeners
         generate = partial(inner._generate_with_cache, stop=stop, run_manager=run_manager, **rest)
@@ -394,7 +394,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
 
         async def asend(window: Request) -> Reply:
             with as_backend_error(model_name(inner)):
-                return reply_of(await generate(asked(window.messages)))
+                return reply_of(await generate(asked(window.messages, model_name(inner))))
 
         generate = partial(inner._agenerate_with_cache, stop=stop, run_manager=run_manager, **rest)
         if address is None or self.sessions is None:
@@ -422,7 +422,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         def open_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
                 inner.rate_limiter.acquire(blocking=True)
-            source = inner._stream(asked(window.messages), stop=stop, **rest)
+            source = inner._stream(asked(window.messages, model_name(inner)), stop=stop, **rest)
             return inner_stream(source, model_name(inner), pieces, inner.output_version).begin()
 
         if address is None or self.sessions is None:
@@ -451,7 +451,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         async def aopen_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
                 await inner.rate_limiter.aacquire(blocking=True)
-            source = inner._astream(asked(window.messages), stop=stop, **rest)
+            source = inner._astream(asked(window.messages, model_name(inner)), stop=stop, **rest)
             return await inner_stream(source, model_name(inner), pieces, inner.output_version).abegin()
 
         if address is None or self.sessions is None:
