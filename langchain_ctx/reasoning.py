@@ -149,7 +149,7 @@ def _is_deepseek(model: BaseChatModel) -> bool:
     return "langchain_deepseek" in packages or "deepseek" in str(getattr(model, "openai_api_base", None) or "")
 
 
-def _is_foreign(message: BaseMessage, model: BaseChatModel) -> bool:
+def _is_foreign(message: BaseMessage, model: Any) -> bool:
     """Returns True for an answer that a model of another name gave through another package."""
     meta = message.response_metadata
     name, own, provider = meta.get("model_name"), model_name(model), meta.get("model_provider")

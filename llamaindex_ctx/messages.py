@@ -153,8 +153,11 @@ def _only_text(message: Message) -> str | None:
 
 
 def _reply_note(message: Message) -> Json:
-    """Returns what the blocks of a reply have no place for: which model made it, and what it sent beside texts and calls."""
-    if not bound(message):
+    """Returns what the blocks of a reply have no place for: which model made it, and what it sent beside texts and calls.
+
+    The model counts where something may go back to it alone, thoughts that are not signed among it.
+    """
+    if not (bound(message) or message.reasoning):
         return {}
     note: Json = {} if message.model is None else {"model": message.model}
     if any(isinstance(part, TextPart) and part.extra is not None for part in message.parts):

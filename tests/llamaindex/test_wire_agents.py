@@ -142,3 +142,27 @@ async def test_structured_output_and_calls_in_every_form(wire: str) -> None:
         none = llm.chat_with_tools([LOOK], user_msg="Say nothing.")
         assert llm.get_tool_calls_from_response(none, error_on_no_tool_call=False) == []
         await llm.aclose()
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+async def test_thoughts_of_another_model_do_not_go_to_gemini(way: str) -> None:
+    """They are unsigned there; a list of messages tells which model has thought them all the same."""
+    kimis, own_reply = Scripted("done", "a thought of Kimi"), Scripted("done", "a thought of Gemini")
+    with (
+        ModelServer(script=[kimis], strict="moonshot") as first,
+        ModelServer(script=[own_reply] * 2, strict="gemini") as own,
+    ):
+        kimi = CtxLLM(model="kimi-k2.6", provider="moonshot", base_url=first.base_url, api_key="k")
+        gemini = CtxLLM(model="gemini-3-pro", provider="gemini", wire="gemini", base_url=own.base_url, api_key="k")
+        history = [ChatMessage(role="user", content="q")]
+        for llm in (kimi, gemini, gemini):
+            response = await llm.achat(history) if way == "async" else llm.chat(history)
+            history += [response.message, ChatMessage(role="user", content="and now?")]
+        for llm in (kimi, gemini):
+            await llm.aclose()
+        thoughts = [
+            part["text"] for r in own.requests for c in r.body["contents"] for part in c["parts"] if part.get("thought")
+        ]
+    # its own go back
+    assert thoughts == ["a thought of Gemini"]
+    assert own.requests[0].body["contents"][1]["parts"] == [{"text": "done"}]

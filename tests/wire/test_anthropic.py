@@ -133,17 +133,23 @@ def test_max_tokens_are_asked_for_or_the_rows_or_stated() -> None:
     ],
 )
 def test_thinking_is_switched_as_the_model_wants_it(model: str, thinking: Any, sent: dict[str, Any]) -> None:
-    fields = body(model=model, thinking=thinking, temperature=0.5)
+    fields = body([user("q", id="q")], model=model, thinking=thinking, temperature=0.5)
     assert {name: fields[name] for name in ("thinking", "output_config") if name in fields} == sent
     takes_temperature = model.startswith(("claude-opus-4-6", "claude-sonnet-4", "elsewhere")) and not thinking
     assert ("temperature" in fields) is takes_temperature
 
 
 def test_a_thinking_budget_stays_below_max_tokens() -> None:
-    assert body(model="claude-haiku-4-5", thinking=True, max_tokens=4000)["thinking"]["budget_tokens"] == 2000
-    assert body(model="claude-haiku-4-5", thinking=True, max_tokens=1025)["thinking"]["budget_tokens"] == 1024
+    assert (
+        body([user("q", id="q")], model="claude-haiku-4-5", thinking=True, max_tokens=4000)["thinking"]["budget_tokens"]
+        == 2000
+    )
+    assert (
+        body([user("q", id="q")], model="claude-haiku-4-5", thinking=True, max_tokens=1025)["thinking"]["budget_tokens"]
+        == 1024
+    )
     with pytest.raises(ConfigError, match="raise max_tokens"):
-        body(model="claude-haiku-4-5", thinking=True, max_tokens=1024)
+        body([user("q", id="q")], model="claude-haiku-4-5", thinking=True, max_tokens=1024)
 
 
 def test_tool_choice_is_forced_only_where_the_model_takes_it() -> None:
