@@ -127,13 +127,15 @@ class _ReturnsReasoning:
 def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage], model: BaseChatModel) -> None:
     """Puts reasoning into the request's assistant messages, in order. When one has it, services require the field in all.
 
-    DeepSeek wants the field in every answer while it thinks, and ignores it else. What a model of another service has thought
-    is not sent: services that do not think refuse the field.
+    DeepSeek wants the field in every answer while it thinks, also in those of other models, and ignores it else. What a model of
+    another service has thought is not sent: services that do not think refuse the field.
     """
     answers = [m for m in messages if isinstance(m, AIMessage) or getattr(m, "role", None) == "assistant"]
     places = [m for m in sent if m.get("role") == "assistant"]
     thoughts = [None if _is_foreign(m, model) else _thought(m) for m in answers]
-    if all(t is None for t in thoughts) and not _is_deepseek(model):
+    if all(t is None for t in thoughts) and not (
+        _is_deepseek(model) and any(_is_of_another(m, model) for m in answers)
+    ):
         return
     if len(answers) != len(places):
         raise ConfigError(
@@ -149,13 +151,17 @@ def _is_deepseek(model: BaseChatModel) -> bool:
     return "langchain_deepseek" in packages or "deepseek" in str(getattr(model, "openai_api_base", None) or "")
 
 
+def _is_of_another(message: BaseMessage, model: BaseChatModel) -> bool:
+    """Returns True for an answer that says that a model of another name gave it; services may add a date to the name."""
+    name, own = message.response_metadata.get("model_name"), model_name(model)
+    return isinstance(name, str) and not (name.startswith(own) or own.startswith(name))
+
+
 def _is_foreign(message: BaseMessage, model: Any) -> bool:
-    """Returns True for an answer that a model of another name gave through another package."""
-    meta = message.response_metadata
-    name, own, provider = meta.get("model_name"), model_name(model), meta.get("model_provider")
-    if not isinstance(name, str) or name.startswith(own) or own.startswith(name):  # services add a date to the name
-        return False
-    return provider not in (model._get_ls_params().get("ls_provider"), "openai")  # which packages built on it may leave
+    """Returns True for an answer that says that a model of another name gave it through another package."""
+    own_provider = model._get_ls_params().get("ls_provider")
+    providers = (own_provider, "openai")  # which packages built on that of OpenAI may leave as it was
+    return _is_of_another(message, model) and message.response_metadata.get("model_provider") not in providers
 
 
 def _thought(message: BaseMessage) -> str | None:
