@@ -1266,8 +1266,32 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             "a_summary_keeps_what_was_erased",
             "if isinstance(body, Compacted) and scrub.covers(record.body):",
-            "if isinstance(body, Compacted) and not scrub.gone:",
+            "if isinstance(body, Compacted) and not scrub.erased_ids:",
             "erasure/test_erase.py::test_a_message_leaves_every_place",
+        ),
+        (
+            "summaries_are_rewritten_under_the_newest_rules",
+            "        if isinstance(body, PolicyChanged):\n            rules = body.policy\n",
+            "        rules = [r.body.policy for r in records if isinstance(r.body, PolicyChanged)][-1]\n",
+            "erasure/test_erase.py::test_summaries_that_have_nothing_of_it_stay_as_they_are",
+        ),
+        (
+            "summaries_are_rewritten_under_the_first_rules",
+            "        if isinstance(body, PolicyChanged):\n            rules = body.policy\n",
+            "",
+            "erasure/test_erase.py::test_summaries_that_have_nothing_of_it_stay_as_they_are",
+        ),
+        (
+            "a_rewritten_summary_may_be_larger",
+            "        most_tokens=ports.counter.count_text(body.summary.text),\n",
+            "",
+            "erasure/test_erase.py::test_summaries_that_have_nothing_of_it_stay_as_they_are",
+        ),
+        (
+            "each_erasure_shrinks_every_summary",
+            "rules=Policy.model_validate_json(rules),",
+            "rules=Policy.model_validate_json(rules).model_copy(update={'summary_tokens': len(body.summary.text) // 4}),",
+            "erasure/test_erase.py::test_summaries_that_have_nothing_of_it_stay_as_they_are",
         ),
         (
             "a_call_id_of_another_turn_is_erased_too",

@@ -11,17 +11,20 @@ import pytest
 
 from ctxfold import (
     AgentContext,
+    Message,
     MessageErasedError,
     MessageError,
     MessageNotFoundError,
     NothingToUndoError,
     Reply,
     Section,
+    SessionKey,
     Usage,
     assistant,
     tool_result,
     user,
 )
+from ctxfold.history.records import Compacted
 from tests.erasure.erasing import MARK, SAID, assert_gone, filled, opened_store
 from tests.erasure.scan import places_of
 from tests.properties.machine import assert_legal
@@ -44,8 +47,57 @@ def test_a_message_leaves_every_place(make: Callable[..., Driven], store: Any) -
     assert_gone(ctx, store)
     assert [m.id for m in ctx.messages()] == [i for i in before if i != "m"]
     anew = ctx.view().compressed[0].message
-    assert (anew.id, "question 3 word" in anew.text) == (summary.id, True)  # the rest of the span is still there
+    assert (anew.id, "question 36 word" in anew.text) == (summary.id, True)  # the rest of the span is still there
     assert ctx.counter.count(anew) <= ctx.counter.count(summary)
+
+
+def test_summaries_that_have_nothing_of_it_stay_as_they_are(make: Callable[..., Driven], store: Any) -> None:
+    """An erasure ends with the first summary that comes out as it was, under the limit of its time, and shrinks none."""
+    ctx = make(store=store, context_window=2_000, summary_tokens=220, owner="o", session_id="s")
+    places = ("river", "planet", "window", "garden", "engine", "tunnel", "bridge", "ticket", "market", "letter")
+    for n in range(240):
+        if n in (90, 170):
+            ctx.set_policy(summary_tokens={90: 320, 170: 150}[n])
+        where, cost = f"{places[n % 10]} hall{' behind the door' * (n % 3)}", f" and costs {n} EUR" * (n > 50)
+        ctx.add([user(f"Box KX-{n} stands in the {where}{cost}.", id=f"u{n}"), assistant("Noted.", id=f"a{n}")])
+
+    def summaries() -> list[Message]:
+        bodies = [record.body for record in store.read(SessionKey("o", "s"))]
+        return [b.summary for b in bodies if isinstance(b, Compacted) and b.summary is not None]
+
+    before, mark = summaries(), "KX-3 "
+    assert [mark in m.text for m in before[:2]] == [True, False], "later facts took its place"
+    for name in ("u3", "u5", "u103"):
+        ctx.erase(name)
+    after = summaries()
+    assert not any(mark in m.text for m in after)
+    assert [m.id for m in after] == [m.id for m in before]
+    assert after[0] != before[0]
+    assert after[1:] == before[1:]
+    sizes = [(ctx.counter.count(a), ctx.counter.count(b)) for a, b in zip(after, before, strict=True)]
+    assert all(a <= b for a, b in sizes)
+    assert min(a / b for a, b in sizes) > 0.9, "what was freed is used again"
+
+
+def test_a_summary_of_a_word_is_no_larger_than_a_note(make: Callable[..., Driven]) -> None:
+    """Nothing fits the size of such a summary: a note that names the number of messages takes its place."""
+
+    class Brief:
+        name = "brief"
+
+        def should_summarize(self, history: list[Message]) -> bool:
+            return len(history) > 8
+
+        def summarize(self, history: list[Message]) -> list[Message]:
+            return [user("Talk.", id="brief"), *history[-4:]]
+
+    ctx = make(session_id="s", strategy=Brief())
+    ctx.add([user(SAID, id="m"), assistant("noted", id="n"), *turns(8)])
+    assert [e.message.text for e in ctx.view().compressed] == ["Talk."]
+    ctx.erase("m")
+    (anew,) = ctx.view().compressed
+    assert "earlier messages are archived." in anew.message.text
+    assert MARK not in anew.message.text
 
 
 def test_a_reference_to_an_erased_message_says_so(make: Callable[..., Driven]) -> None:

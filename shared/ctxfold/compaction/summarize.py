@@ -100,6 +100,7 @@ class _Task:
     previous: str = ""
     facts: tuple[Fact, ...] = ()
     lead: Entry | None = None
+    most_tokens: int | None = None
     problems: list[str] = field(default_factory=list[str])
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -140,12 +141,14 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
     lead: Entry | None = None,
     live: LivePrefix | None = None,
     progress: Progress | None = None,
+    most_tokens: int | None = None,
 ) -> Flow[Summary]:
     """Returns a summary of the entries within the policy's limit; never fails, as the last fallbacks need no model.
 
     `text` is a summary that is written already: it is counted, not checked. `calls_left` is how often the summariser may be
     asked, None for any number. `lead` is the entry that the others answer: the model sees it, and the summary, which stands beside
-    it, has no heading. With `live` the model is asked on the live prefix first.
+    it, has no heading. With `live` the model is asked on the live prefix first. `most_tokens` is the size of the text that an
+    extractive summary replaces: where it would be larger within the policy's limit, it has fewer lines.
     """
     messages = [e for e in covered if e.message.kind != "section"]  # sections leave without a summary
     entries = [part for e in messages for part in _split_summary(e)]
@@ -154,7 +157,7 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
     task = _Task(
         entries, rules, counter, window_tokens, calls_left, limit, source_tokens, _previous(messages), lead=lead
     )
-    task.progress = progress
+    task.progress, task.most_tokens = progress, most_tokens
     task.facts = yield from _off_loop(partial(extract, entries), entries)
     if text is not None:
         verification = yield from _verify(task, text)
@@ -323,10 +326,15 @@ def _verify(task: _Task, text: str) -> Flow[Verification]:
 
 def _extractive(task: _Task) -> Flow[Summary]:
     verification = Verification((), task.facts, (), 0)
-    summary = yield from _off_loop(partial(_finished, task, "", "extractive", verification), task.entries)
-    if summary.text in (HEADING, ""):
-        raise SummarizationFailedError("no sentence and no literal fits the limit" if task.facts else "nothing to keep")
-    return summary
+    while True:
+        summary = yield from _off_loop(partial(_finished, task, "", "extractive", verification), task.entries)
+        if summary.text in (HEADING, ""):
+            raise SummarizationFailedError(
+                "no sentence and no literal fits the limit" if task.facts else "nothing to keep"
+            )
+        if task.most_tokens is None or (excess := task.counter.count_text(summary.text) - task.most_tokens) <= 0:
+            return summary
+        task.limit -= excess
 
 
 def _note(task: _Task) -> Summary:

@@ -59,7 +59,7 @@ QUOTE_CHARS = 12  # a shorter sentence says nothing of its own
 Age: TypeAlias = timedelta | datetime
 _Choice: TypeAlias = Callable[[Sequence[Record]], frozenset[str]]
 # by record: a compaction without the erased messages, what is left of its sources, the rules, and it with a new summary
-_Made: TypeAlias = dict[str, tuple[Compacted, tuple[Entry, ...], Policy, Compacted]]
+_Made: TypeAlias = dict[str, tuple[Compacted, tuple[Entry, ...], str, Compacted]]
 
 
 @dataclass(slots=True)
@@ -494,11 +494,13 @@ def _rewrite(
     if not erased_ids:
         return []
     erased_ids |= quoting_sections(records, erased_ids)
-    rules = _rules(records)
+    rules = next(r.body.policy for r in records if isinstance(r.body, PolicyChanged))
     scrub = Scrub(set(erased_ids), ports.counter.count, ports.counter.id)
     changed: list[Record] = []
     for record in records:
         body = scrub.body(record)
+        if isinstance(body, PolicyChanged):
+            rules = body.policy
         if isinstance(body, Compacted) and scrub.covers(record.body):
             sources = scrub.cover(body)
             written = (made or {}).get(record.id)
@@ -517,25 +519,24 @@ def _rewrite(
     return [Rewrite(key, records[-1].seq, touched, tuple(changed), unindexed, tuple(drafts))]
 
 
-def _resummarised(body: Compacted, sources: Sequence[Entry], rules: Policy, ports: Ports) -> Flow[Compacted]:
-    """Returns the compaction with an extractive summary of the remaining messages, no larger than the old one, or with none."""
+def _resummarised(body: Compacted, sources: Sequence[Entry], rules: str, ports: Ports) -> Flow[Compacted]:
+    """Returns the compaction with an extractive summary of the remaining messages, no larger than the old one, or with none.
+
+    It is written within the limit of its own time: once nothing of the erased messages is left in it, it comes out as it was, and
+    summaries of it stay as they are.
+    """
     if body.summary is None or not sources:
         return replace(body, summary=None)
-    limit = min(rules.summary_tokens, ports.counter.count(body.summary))
     summary = yield from summarize(
         sources,
-        rules=rules.model_copy(update={"summary_tokens": limit}),
+        rules=Policy.model_validate_json(rules),
         counter=ports.counter,
         window_tokens=None,
         writer="extractive",
+        most_tokens=ports.counter.count_text(body.summary.text),
     )
     message = as_message(summary, message_id=body.summary.id, role=body.summary.role)
     return replace(body, summary=message, fallback_level=summary.fallback_level)
-
-
-def _rules(records: Sequence[Record]) -> Policy:
-    text = next(r.body.policy for r in reversed(records) if isinstance(r.body, PolicyChanged))
-    return Policy.model_validate_json(text)
 
 
 def _report(engine: Engine, rewrites: Sequence[Rewrite]) -> None:
