@@ -128,14 +128,19 @@ def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage], mo
     """Puts reasoning into the request's assistant messages, in order. When one has it, services require the field in all.
 
     DeepSeek wants the field in every answer while it thinks, also in those of other models, and ignores it else. What a model of
-    another service has thought is not sent: services that do not think refuse the field.
+    another name has thought through another package is not sent: services that do not think refuse the field.
     """
     answers = [m for m in messages if isinstance(m, AIMessage) or getattr(m, "role", None) == "assistant"]
     places = [m for m in sent if m.get("role") == "assistant"]
-    thoughts = [None if _is_foreign(m, model) else _thought(m) for m in answers]
-    if all(t is None for t in thoughts) and not (
-        _is_deepseek(model) and any(_is_of_another(m, model) for m in answers)
-    ):
+    own_name = model_name(model)
+    of_others = [_is_of_another(m, own_name) for m in answers]
+    # packages built on that of OpenAI may leave its name as it was
+    own_providers = (cast("Any", model)._get_ls_params().get("ls_provider"), "openai") if any(of_others) else ()
+    thoughts = [
+        None if of_other and m.response_metadata.get("model_provider") not in own_providers else _thought(m)
+        for m, of_other in zip(answers, of_others, strict=True)
+    ]
+    if all(t is None for t in thoughts) and not (any(of_others) and _is_deepseek(model)):
         return
     if len(answers) != len(places):
         raise ConfigError(
@@ -151,17 +156,10 @@ def _is_deepseek(model: BaseChatModel) -> bool:
     return "langchain_deepseek" in packages or "deepseek" in str(getattr(model, "openai_api_base", None) or "")
 
 
-def _is_of_another(message: BaseMessage, model: BaseChatModel) -> bool:
+def _is_of_another(message: BaseMessage, own_name: str) -> bool:
     """Returns True for an answer that says that a model of another name gave it; services may add a date to the name."""
-    name, own = message.response_metadata.get("model_name"), model_name(model)
-    return isinstance(name, str) and not (name.startswith(own) or own.startswith(name))
-
-
-def _is_foreign(message: BaseMessage, model: Any) -> bool:
-    """Returns True for an answer that says that a model of another name gave it through another package."""
-    own_provider = model._get_ls_params().get("ls_provider")
-    providers = (own_provider, "openai")  # which packages built on that of OpenAI may leave as it was
-    return _is_of_another(message, model) and message.response_metadata.get("model_provider") not in providers
+    name: object = message.response_metadata.get("model_name")
+    return isinstance(name, str) and not (name.startswith(own_name) or own_name.startswith(name))
 
 
 def _thought(message: BaseMessage) -> str | None:
