@@ -547,6 +547,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "history/cuts.py",
         (
+            "what_a_tool_adds_stays_in_front_of_the_other_results",
+            "    messages = _with_results_together(messages, waiting or ())\n",
+            "",
+            "langchain/test_added_messages.py",
+        ),
+        (
+            "a_late_result_is_moved_once",
+            "            unanswered -= results\n        elif between or",
+            "            unanswered.clear()\n        elif between or",
+            "langchain/test_added_messages.py",
+        ),
+        (
             "some_results_of_a_round_are_enough",
             "    if len(starts) > 1 and Counter(waiting) -",
             "    if False and Counter(waiting) -",

@@ -149,13 +149,17 @@ def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()
 
 
 def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None = None) -> tuple[Message, ...]:
-    """Returns the messages of a list that somebody else keeps, without what would make it no legal conversation.
+    """Returns the messages of a list that somebody else keeps as a legal conversation.
+
+    Results that stand behind other messages come right behind their round, as services demand, and these messages after them: a
+    tool may add messages beside its result while other calls of its round are running.
 
     Left out are results whose call is not in the list, second results of one call, and calls that the conversation went on
     from before they were answered: the whole round, or a malformed call alone. `waiting` are the calls that are open before
     the list, whose results are left out unless they answer all of them or end the list; None keeps the results at its beginning,
     whatever they answer. The last round may still wait.
     """
+    messages = _with_results_together(messages, waiting or ())
     starts = [*(i for i, m in enumerate(messages) if m.role != "tool" and m.visibility != "user"), len(messages)]
     first = messages[: starts[0]]
     legal = [*first] if waiting is None else _answers(first, waiting)
@@ -175,6 +179,26 @@ def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None
         if message.tool_calls or message.text or not missing:
             legal += [message, *results]
     return tuple(legal)
+
+
+def _with_results_together(messages: Sequence[Message], waiting: Collection[str]) -> list[Message]:
+    """Returns the messages with each result in front of what stands between it and its round, up to the next assistant message."""
+    ordered, between = list[Message](), list[Message]()
+    unanswered = Counter(waiting)
+    for message in messages:
+        results = Counter(r.call_id for r in message.tool_results)
+        if message.role == "assistant" and message.visibility != "user":
+            ordered += [*between, message]
+            between.clear()
+            unanswered = Counter(c.id for c in message.tool_calls)
+        elif results & unanswered:
+            ordered.append(message)
+            unanswered -= results
+        elif between or (unanswered and message.visibility != "user"):
+            between.append(message)
+        else:
+            ordered.append(message)
+    return ordered + between
 
 
 def _answers(messages: Iterable[Message], calls: Collection[str]) -> list[Message]:
