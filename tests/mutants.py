@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "bound_reasoning_loses_its_prefix_for_arguments",
-            "return asks or not capabilities_of(self.ports.backend).binds_reasoning",
+            "return asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning",
             "return True",
             "compaction/test_arguments.py::test_bound_reasoning_keeps_its_prefix_within_a_turn",
         ),
