@@ -25,6 +25,7 @@ from ctxfold.messages import Message, Part, ReasoningPart, TextPart, Usage
 from ctxfold.protocols import Chunk, Request, ToolCallDelta
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.messages import from_langchain, to_langchain
+from langchain_ctx.models import is_same_model
 
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
@@ -140,7 +141,7 @@ def _sent(message: Message, model: str | None) -> BaseMessage:
         )
     if not isinstance(converted.content, str) or not any(isinstance(p, ReasoningPart) for p in message.parts):
         return converted
-    if model is not None and message.model not in (None, model):
+    if model is not None and message.model is not None and not is_same_model(message.model, model):
         return converted
     if not any(_thought_blocks(part) for part in message.parts):
         return converted

@@ -20,6 +20,11 @@ def model_name(model: object) -> str:
     return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
 
+def is_same_model(name: str, other: str) -> bool:
+    """Tells whether two names are of one model: services report a name with its date."""
+    return name.startswith(other) or other.startswith(name)
+
+
 def model_window(model: object) -> int | None:
     """Returns `max_input_tokens` of the model's profile; None where the model has no profile or the profile lacks it."""
     profile: object = getattr(model, "profile", None)

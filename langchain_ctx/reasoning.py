@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable
 from ctxfold.adapters.model_calls import Replay, no_replay, replaying
 from ctxfold.errors import ConfigError
 from ctxfold.validation import is_a, kind_of
-from langchain_ctx.models import model_name
+from langchain_ctx.models import is_same_model, model_name
 
 M = TypeVar("M", bound=BaseChatModel)
 FIELD = "reasoning_content"
@@ -157,9 +157,9 @@ def _is_deepseek(model: BaseChatModel) -> bool:
 
 
 def _is_of_another(message: BaseMessage, own_name: str) -> bool:
-    """Returns True for an answer that says that a model of another name gave it; services may add a date to the name."""
+    """Returns True for an answer that says that a model of another name gave it."""
     name: object = message.response_metadata.get("model_name")
-    return isinstance(name, str) and not (name.startswith(own_name) or own_name.startswith(name))
+    return isinstance(name, str) and not is_same_model(name, own_name)
 
 
 def _thought(message: BaseMessage) -> str | None:
