@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from ctxfold.errors import ConfigError, MissingExtraError
 
 _OWN_KEYS = frozenset({"context_window", "owner", "session_id", "thread_id"})
 _GRAPH_KEYS = ("__pregel_", "checkpoint_")
+_DATE = re.compile(r"[-@](?:\d{4}|\d{8}|\d{4}-\d{2}-\d{2})")
 
 
 def model_name(model: object) -> str:
@@ -21,8 +23,9 @@ def model_name(model: object) -> str:
 
 
 def is_same_model(name: str, other: str) -> bool:
-    """Tells whether two names are of one model: services report a name with its date."""
-    return name.startswith(other) or other.startswith(name)
+    """Tells whether two names are of one model: a service may report a name with its date."""
+    shorter, longer = sorted((name, other), key=len)
+    return longer.startswith(shorter) and (longer == shorter or _DATE.fullmatch(longer, len(shorter)) is not None)
 
 
 def model_window(model: object) -> int | None:

@@ -1282,14 +1282,14 @@ MUTANTS: tuple[Mutant, ...] = (
             "erasure/test_erase.py::test_a_message_leaves_every_place",
         ),
         (
-            "summaries_are_rewritten_under_the_newest_rules",
-            "        if isinstance(body, PolicyChanged):\n            rules = body.policy\n",
-            "        rules = [r.body.policy for r in records if isinstance(r.body, PolicyChanged)][-1]\n",
+            "summaries_are_rewritten_under_the_newest_policy",
+            "        if isinstance(body, PolicyChanged):\n            policy = body.policy\n",
+            "        policy = [r.body.policy for r in records if isinstance(r.body, PolicyChanged)][-1]\n",
             "erasure/test_erase.py::test_summaries_that_have_nothing_of_it_stay_as_they_are",
         ),
         (
-            "summaries_are_rewritten_under_the_first_rules",
-            "        if isinstance(body, PolicyChanged):\n            rules = body.policy\n",
+            "summaries_are_rewritten_under_the_first_policy",
+            "        if isinstance(body, PolicyChanged):\n            policy = body.policy\n",
             "",
             "erasure/test_erase.py::test_summaries_that_have_nothing_of_it_stay_as_they_are",
         ),
@@ -1301,8 +1301,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "each_erasure_shrinks_every_summary",
-            "rules=Policy.model_validate_json(rules),",
-            "rules=Policy.model_validate_json(rules).model_copy(update={'summary_tokens': len(body.summary.text) // 4}),",
+            "rules=Policy.model_validate_json(policy),",
+            "rules=Policy.model_validate_json(policy).model_copy(update={'summary_tokens': len(body.summary.text) // 4}),",
             "erasure/test_erase.py::test_summaries_that_have_nothing_of_it_stay_as_they_are",
         ),
         (

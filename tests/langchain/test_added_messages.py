@@ -44,8 +44,8 @@ def look(key: int) -> str:
 def desk(body: Any) -> Scripted:
     """Calls the tools for a question that says so, then answers."""
     last = body["messages"][-1]
-    texts = str(last["content"])
-    return Scripted("", tool_calls=CALLS) if "look" in texts and last["role"] == "user" else Scripted("Done.")
+    text = str(last["content"])
+    return Scripted("", tool_calls=CALLS) if "look" in text and last["role"] == "user" else Scripted("Done.")
 
 
 def model_of(strict: str, url: str) -> Any:

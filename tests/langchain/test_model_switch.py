@@ -83,6 +83,7 @@ def test_thoughts_of_another_service_do_not_go_to_openai() -> None:
         ("anthropic", "claude-haiku-4-5", ["text"]),
         ("anthropic", "claude-opus-4-8", ["thinking", "text"]),
         ("anthropic", "claude-opus-4-8-20260930", ["thinking", "text"]),
+        ("anthropic", "claude-opus-4", ["text"]),
     ],
 )
 async def test_signed_thinking_goes_to_chat_anthropic_from_the_same_model_only(

@@ -1,4 +1,4 @@
-"""Beside each of LangChain's own middlewares, before and after it, the model is sent what it is sent without ctxfold."""
+"""Before and after eleven of LangChain's own middlewares, the model is sent what it is sent without ctxfold."""
 
 from __future__ import annotations
 

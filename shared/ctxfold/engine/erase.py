@@ -58,7 +58,7 @@ _NONE: frozenset[str] = frozenset()
 QUOTE_CHARS = 12  # a shorter sentence says nothing of its own
 Age: TypeAlias = timedelta | datetime
 _Choice: TypeAlias = Callable[[Sequence[Record]], frozenset[str]]
-# by record: a compaction without the erased messages, what is left of its sources, the rules, and it with a new summary
+# by record: a compaction without the erased messages, what is left of its sources, the policy, and it with a new summary
 _Made: TypeAlias = dict[str, tuple[Compacted, tuple[Entry, ...], str, Compacted]]
 
 
@@ -494,18 +494,18 @@ def _rewrite(
     if not erased_ids:
         return []
     erased_ids |= quoting_sections(records, erased_ids)
-    rules = next(r.body.policy for r in records if isinstance(r.body, PolicyChanged))
+    policy = next(r.body.policy for r in records if isinstance(r.body, PolicyChanged))
     scrub = Scrub(set(erased_ids), ports.counter.count, ports.counter.id)
     changed: list[Record] = []
     for record in records:
         body = scrub.body(record)
         if isinstance(body, PolicyChanged):
-            rules = body.policy
+            policy = body.policy
         if isinstance(body, Compacted) and scrub.covers(record.body):
             sources = scrub.cover(body)
             written = (made or {}).get(record.id)
-            if written is None or written[:3] != (body, sources, rules):
-                written = (body, sources, rules, (yield from _resummarised(body, sources, rules, ports)))
+            if written is None or written[:3] != (body, sources, policy):
+                written = (body, sources, policy, (yield from _resummarised(body, sources, policy, ports)))
             if made is not None:
                 made[record.id] = written
             body = written[3]
@@ -519,17 +519,17 @@ def _rewrite(
     return [Rewrite(key, records[-1].seq, touched, tuple(changed), unindexed, tuple(drafts))]
 
 
-def _resummarised(body: Compacted, sources: Sequence[Entry], rules: str, ports: Ports) -> Flow[Compacted]:
+def _resummarised(body: Compacted, sources: Sequence[Entry], policy: str, ports: Ports) -> Flow[Compacted]:
     """Returns the compaction with an extractive summary of the remaining messages, no larger than the old one, or with none.
 
-    It is written within the limit of its own time: once nothing of the erased messages is left in it, it comes out as it was, and
-    summaries of it stay as they are.
+    `policy` is that of its own time, as JSON: once nothing of the erased messages is left in the summary, it comes out as it was,
+    and later summaries stay as they are.
     """
     if body.summary is None or not sources:
         return replace(body, summary=None)
     summary = yield from summarize(
         sources,
-        rules=Policy.model_validate_json(rules),
+        rules=Policy.model_validate_json(policy),
         counter=ports.counter,
         window_tokens=None,
         writer="extractive",
