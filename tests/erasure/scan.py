@@ -28,7 +28,15 @@ def _in_files(text: str, url: str) -> list[str]:
     path = Path(url.removeprefix("sqlite:///"))
     files = sorted(path.parent.glob(f"{path.name}*"))
     assert path in files
-    return [f.name for f in files if text.lower().encode() in f.read_bytes().lower()]
+    return [f.name for f in files if text.lower().encode() in _bytes_of(f).lower()]
+
+
+def _bytes_of(file: Path) -> bytes:
+    """Returns what the file holds: nothing, where a writer in the background has just ended and removed its journal."""
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def _in_tables(text: str, url: str) -> list[str]:
