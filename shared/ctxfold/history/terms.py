@@ -13,6 +13,7 @@ from typing import Any
 LONG_LINE_CHARS = 2_000  # a longer run without the end of a sentence is gone through in stretches
 MAX_JSON_CHARS = 200_000  # longer JSON is split as text
 LEAST_ROWS = 3  # lines with equal columns that make a table
+WHOLE_OBJECT_CHARS = 1_000  # a JSON object up to this length is one record
 MAX_TERM_CHARS = 256  # a longer word is data; it is found by its beginning
 WORD_CHARS = 24  # the terms of a token up to this length are remembered
 
@@ -22,6 +23,8 @@ _IS_CJK = re.compile(f"[{_CJK}]")
 _PIECE = re.compile(r"[-_.@/:]")
 _PROSE = re.compile(r"[.!?]\s|,\s+(?:and|but|so|which)\b")
 _RULE = re.compile(r"[\s|:+=-]*")  # the line under a table's header
+_VOWEL = re.compile(r"[aeiou]|(?<!^)y")
+_LACKS_E = re.compile(r"[^aeiou]?[aeiouy][^aeiouwxy]")  # what is left of "moved" or "using"
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+|(?<=[}\]]),\s*")
 
 STOP_WORDS = frozenset(
@@ -161,11 +164,15 @@ def sentences(text: str) -> list[str]:
 def records(text: str) -> list[str]:
     """Returns the sentences of prose, the elements of a JSON list, and the rows of a table, each with the table's header.
 
-    A JSON object is split at its longest list; what stands beside that list is a record of its own. Empty for an empty text.
+    A JSON object of more than `WHOLE_OBJECT_CHARS` is split at its longest list; what stands beside that list is a record of its
+    own. Empty for an empty text.
     """
     if len(text) <= MAX_JSON_CHARS and text.lstrip()[:1] in ("{", "["):
         try:
-            return _json_records(json.loads(text)) or sentences(text)
+            value: object = json.loads(text)
+            if isinstance(value, dict) and len(text) <= WHOLE_OBJECT_CHARS:
+                return [_dumped(value)]
+            return _json_records(value) or sentences(text)
         except (ValueError, RecursionError):
             pass
     lines = text.split("\n")
@@ -246,10 +253,39 @@ def stretches(text: str, max_chars: int = LONG_LINE_CHARS) -> Iterator[str]:
 
 
 def _stem(word: str) -> str:
+    """Returns what the forms of an English word have in common: of "plans", "planned" and "planning" it is "plan".
+
+    These are the rules for plurals, "-ed" and "-ing" of Porter's stemmer (https://tartarus.org/martin/PorterStemmer/), so that
+    a word of any other language stays nearly as it is.
+    """
     if not word.isascii() or not word.isalpha() or len(word) < 4:
         return word
-    for ending, least in (("ies", 3), ("ing", 4), ("ed", 4), ("es", 4), ("s", 3)):
-        if word.endswith(ending) and len(word) - len(ending) >= least and not word.endswith("ss"):
-            stem = word[: -len(ending)]
-            return stem + "y" if ending == "ies" else stem.rstrip("e") if ending == "es" else stem
-    return word.rstrip("e") if len(word) > 4 else word
+    if word.endswith("ies") and len(word) > 4:
+        return f"{word[:-3]}y"
+    if word.endswith("s") and not word.endswith("ss"):
+        word = word[:-2] if word.endswith(("xes", "ches", "shes", "sses", "zzes")) else word[:-1]
+    return _without_verb_ending(word)
+
+
+def renewed(term: str) -> str:
+    """Returns what this release has for a term of release 0.1, which kept "plann" and "moved" apart from "plan" and "move"."""
+    return _without_verb_ending(term) if term.isascii() and term.isalpha() and len(term) > 3 else term
+
+
+def _without_verb_ending(word: str) -> str:
+    if word.endswith(("reed", "teed")) and _VOWEL.search(word[:-3]):  # agreed, guaranteed; not need, freed
+        word = word[:-1]
+    ending = "ing" if word.endswith("ing") else "ed" if word.endswith("ed") and not word.endswith("eed") else ""
+    stem = word.removesuffix(ending)
+    if not ending or len(stem) < 2 or not _VOWEL.search(stem):
+        return _without_e(word)
+    if ending == "ed" and stem.endswith("i"):  # tried
+        return f"{stem[:-1]}y"
+    return f"{stem}e" if _LACKS_E.fullmatch(stem) else _without_e(stem)
+
+
+def _without_e(stem: str) -> str:
+    """Returns a stem without a last "e", and with one consonant in place of two at its end: "hous", "plan"."""
+    stem = stem.rstrip("e") if len(stem) > 4 else stem
+    doubled = len(stem) > 3 and stem[-1] == stem[-2] and stem[-1] not in "aeiosfz"
+    return stem[:-1] if doubled and (stem[-1] != "l" or len(stem) > 5) else stem

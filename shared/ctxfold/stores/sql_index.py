@@ -13,6 +13,7 @@ from typing import Any
 
 from ctxfold.history.posting_cache import Hit
 from ctxfold.history.records import SessionKey
+from ctxfold.history.terms import renewed
 from ctxfold.protocols import Document
 from ctxfold.stores.base import indexed_term
 from ctxfold.stores.posting_leaves import (
@@ -211,10 +212,12 @@ class Index:
         if not found:  # another process came first
             return (key.owner, key.session, str(row[2]), int(row[3])), 0
         if session is not None:
-            hits: dict[bytes, list[Hit]] = {}
+            counts: dict[bytes, dict[int, Hit]] = {}
             for term, seq, count, length in found:
-                hits.setdefault(stored_term(str(term)), []).append((int(seq), int(count), int(length)))
-            self._put(connection, key, hits, small=int(session[2]) <= _SMALL_ARCHIVE)
+                hits = counts.setdefault(stored_term(renewed(str(term))), {})
+                hits[int(seq)] = (int(seq), int(count) + (hits[int(seq)][1] if int(seq) in hits else 0), int(length))
+            moved = {term: list(hits.values()) for term, hits in counts.items()}
+            self._put(connection, key, moved, small=int(session[2]) <= _SMALL_ARCHIVE)
         last = (str(found[-1][0]), int(found[-1][1]))
         connection.execute(self.rows.sql.drop_old_rows, (*key, *last))
         return (key.owner, key.session, *last), len(found)
