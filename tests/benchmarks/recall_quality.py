@@ -21,7 +21,7 @@ from tests.benchmarks.data import folder
 from tests.benchmarks.sheets import Cell, Sheet
 from tests.support.minilm import MiniLM
 
-__all__ = ["SETS", "Asked", "Conversation", "by_meaning", "curve", "loaded", "table"]
+__all__ = ["SETS", "Asked", "Conversation", "by_meaning", "curve", "filled", "loaded", "ranked", "table"]
 
 SETS = {"bfcl_memory": 1, "molweni": 1, "ubuntu_irc": 3, "qmsum": 4}  # every so many questions are asked
 WINDOWS = (2_000, 4_000, 8_000)
@@ -135,7 +135,7 @@ def _key_sentence(text: str, asked: Asked) -> str:
     return max(sentences, key=lambda s: (len(answer & {*_stems(s)}), len(question & {*_stems(s)}), len(s)))
 
 
-def _ranked(conversation: Conversation, asked: Asked, *, neighbours: bool) -> list[int]:
+def ranked(conversation: Conversation, asked: Asked, *, neighbours: bool) -> list[int]:
     """Returns the positions of messages by BM25, the best first."""
     counts = conversation.counts[: asked.end]
     sizes = [c.total() for c in counts]
@@ -155,7 +155,7 @@ def _ranked(conversation: Conversation, asked: Asked, *, neighbours: bool) -> li
     return sorted((at for at in range(asked.end) if scores[at] > 0), key=lambda at: -scores[at])
 
 
-def _filled(conversation: Conversation, order: Sequence[int], budget: int) -> str:
+def filled(conversation: Conversation, order: Sequence[int], budget: int) -> list[str]:
     """Returns the texts of the first messages in the order that fit."""
     chosen: list[str] = []
     for at in order:
@@ -164,7 +164,7 @@ def _filled(conversation: Conversation, order: Sequence[int], budget: int) -> st
         if cost <= budget:
             budget -= cost
             chosen.append(text)
-    return "\n".join(chosen)
+    return chosen
 
 
 def _session(conversation: Conversation, end: int, window: int, embedder: MiniLM | None = None) -> AgentContext:
@@ -199,15 +199,13 @@ def _rows(name: str, conversations: Sequence[Conversation], window: int) -> Iter
                 request = sessions[asked.end].window(recall=True, question=asked.question)
                 budget = window - window // 5 - COUNTER.count(asked.question)
                 texts = {
-                    "ctxfold": "\n".join([*(m.text for m in request.messages), request.recalled]),
-                    "BM25": _filled(conversation, _ranked(conversation, asked, neighbours=False), budget),
-                    "BM25 with neighbours": _filled(
-                        conversation, _ranked(conversation, asked, neighbours=True), budget
-                    ),
-                    "newest messages": _filled(conversation, range(asked.end - 1, -1, -1), budget),
+                    "ctxfold": [*(m.text for m in request.messages), request.recalled],
+                    "BM25": filled(conversation, ranked(conversation, asked, neighbours=False), budget),
+                    "BM25 with neighbours": filled(conversation, ranked(conversation, asked, neighbours=True), budget),
+                    "newest messages": filled(conversation, range(asked.end - 1, -1, -1), budget),
                 }
-                for peer, text in texts.items():
-                    shown = Shown.of(conversation, asked, text), asked.evidence[0] >= NEWEST * asked.end
+                for peer, lines in texts.items():
+                    shown = Shown.of(conversation, asked, "\n".join(lines)), asked.evidence[0] >= NEWEST * asked.end
                     totals.setdefault(peer, _Totals([])).rows.append(shown)
     for peer, total in totals.items():
         yield (name, f"{window:,}", len(total.rows), peer, *total.cells())
@@ -256,8 +254,9 @@ def _with_embedder(conversations: Sequence[Conversation], window: int) -> dict[s
             sessions: dict[tuple[int, str], AgentContext] = {}
             for asked in conversation.questions:
                 budget = window - window // 5 - COUNTER.count(asked.question)
-                ranked = _ranked(conversation, asked, neighbours=True)
-                texts = {"BM25 with neighbours": _filled(conversation, ranked, budget)}
+
+                order = ranked(conversation, asked, neighbours=True)
+                texts = {"BM25 with neighbours": "\n".join(filled(conversation, order, budget))}
                 for peer, chosen in (("ctxfold", None), ("ctxfold with embedder", embedder)):
                     place = asked.end, peer
                     if place not in sessions:

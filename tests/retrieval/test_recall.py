@@ -241,6 +241,120 @@ def test_lists_and_tables_are_cut_between_their_records() -> None:
     assert cages.count("| name | cage |") == 1
 
 
+def add_call(ctx: AgentContext, name: str, arguments: str, output: str = "ok", text: str = "") -> None:
+    ctx.add(
+        [user(f"Use {name}.", id=f"u-{name}"), assistant(text, id=name, calls=[ToolCallPart(name, name, arguments)])]
+    )
+    ctx.add([tool_result(name, output, id=f"t-{name}"), assistant("Done.", id=f"d-{name}")])
+
+
+def test_tool_calls_are_recalled_with_their_message() -> None:
+    with context() as ctx:
+        add_call(ctx, "cancel_order", '{"order": "8C8K4E"}', text="I cancel it now.")
+        add_days(ctx, "late")
+        lines = recalled(ctx, "What did you do with 8C8K4E?")
+        assert '- #2 assistant: I cancel it now. cancel_order({"order": "8C8K4E"})' in lines
+        assert ctx.search("8C8K4E")[0].excerpt == 'cancel_order({"order": "8C8K4E"})', "the archive says it alike"
+
+
+def test_of_long_arguments_the_lines_that_match_are_recalled() -> None:
+    code = "\n".join([*(f"value_{n} = {n}" for n in range(200)), "zebra_stripes = 4182", "done = True"])
+    with context(context_window=1_000) as ctx:
+        add_call(ctx, "write_file", json.dumps({"path": "app.py", "content": code, "mode": 420}))
+        add_days(ctx, "late")
+        line = next(line for line in recalled(ctx, "What is zebra_stripes?") if line.startswith("- #2 "))
+        assert "zebra_stripes = 4182" in line
+        assert "value_5 = 5" not in line
+        assert "\\n" not in line, "texts of several lines are shown as lines, not as JSON"
+        start = next(line for line in recalled(ctx, "What did write_file do to app.py?") if line.startswith("- #2 "))
+        assert 'write_file({"path": "app.py", "mode": 420})' in start
+
+
+def test_secrets_in_arguments_are_not_recalled() -> None:
+    key = "-----BEGIN PRIVATE KEY-----\nMIIzebraMII\n-----END PRIVATE KEY-----"
+    arguments = json.dumps({"host": "zebra7", "key": key, "token": "ghp_" + "a1B2" * 9, "note": "x" * 400})
+    with context() as ctx:
+        add_call(ctx, "deploy", arguments)
+        add_days(ctx, "late")
+        line = next(line for line in recalled(ctx, "Where did we deploy zebra7?") if line.startswith("- #2 "))
+    assert "zebra7" in line
+    assert "redacted" in line
+    assert "MIIzebraMII" not in line
+    assert "a1B2a1B2" not in line
+
+
+def test_a_malformed_call_is_recalled_as_it_came() -> None:
+    with context() as ctx:
+        add_call(ctx, "feed", '{"animal": "zebra", ' + "x" * 400)
+        add_days(ctx, "late")
+        assert any(line.startswith('- #2 assistant: feed({"animal": "zebra",') for line in recalled(ctx, "The zebra?"))
+
+
+def test_a_json_object_is_cut_at_its_list_when_it_is_long_only() -> None:
+    short = {"order": "8C8K4E", "items": [{"name": f"part {n}", "price": 10 + n} for n in range(8)], "state": "sent"}
+    long = {**short, "order": "LONG77", "items": [{"name": f"piece {n}", "price": 90 + n} for n in range(80)]}
+    with context(context_window=1_500) as ctx:
+        add_call(ctx, "look", "{}", json.dumps(short))
+        add_call(ctx, "look_again", "{}", json.dumps(long))
+        add_days(ctx, "late")
+        line = next(line for line in recalled(ctx, "What is in 8C8K4E?") if line.startswith("- #3 "))
+        assert line == f"- #3 tool: {json.dumps(short)}"
+        line = next(line for line in recalled(ctx, "What is in LONG77?") if line.startswith("- #7 "))
+        assert '"order": "LONG77"' in line
+        assert '"piece 70"' not in line
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        "cancel cancels canceled cancelled cancelling",
+        "plan plans planned planning",
+        "move moves moved moving",
+        "use uses used using",
+        "ask asks asked asking",
+        "add adds added adding",
+        "fix fixes fixed fixing",
+        "try tries tried trying",
+        "meet meets meeting meetings",
+        "agree agrees agreed",
+        "install installs installed installing",
+        "address addresses addressed addressing",
+        "query queries queried querying",
+        "cache caches cached caching",
+        "need needs needed needing",
+        "bring brings bringing",
+        "house houses housed housing",
+    ],
+)
+def test_a_message_is_found_by_every_form_of_its_words(forms: str) -> None:
+    words = forms.split()
+    with context() as ctx:
+        ctx.add([user(f"Zoe says {word} here.", id=word) for word in words])
+        ctx.add([user("Speed, seed and wedding: the king sings of a thing in spring.", id="other")])
+        add_days(ctx, "late")
+        for word in words:
+            assert {hit.message_id for hit in ctx.search(word)} == {*words}
+
+
+def test_words_that_only_look_like_a_form_of_another_stay_apart() -> None:
+    pairs = [
+        "bring br",
+        "need ne",
+        "string str",
+        "thing th",
+        "speed spe",
+        "ball bal",
+        "less le",
+        "hop hope",
+        "car care",
+    ]
+    with context() as ctx:
+        ctx.add([user(first, id=first) for first in (pair.split()[0] for pair in pairs)])
+        add_days(ctx, "late")
+        for pair in pairs:
+            assert [hit.message_id for hit in ctx.search(pair.split()[1])] == []
+
+
 def test_what_was_stored_on_another_day_is_dated_once() -> None:
     day, first_s = 86_400.0, 1_714_730_000.0  # 2024-05-03
     said = {0: "came", 1: "ate", 2 * day: "left", 4 * day: "returned"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctxfold import SqlStore
-from tests.benchmarks import evidence
+from tests.benchmarks import agent_logs, evidence
 from tests.benchmarks.data import DataMissingError
 from tests.support.postgres_schema import fresh_schema
 
@@ -22,6 +22,19 @@ def test_evidence_of_public_questions_is_in_the_window() -> None:
     assert large.half_and_half / large.questions >= 0.96
     assert small.tail < small.half_and_half
     assert large.tail < large.half_and_half
+
+
+def test_what_tools_returned_and_were_called_with_is_in_the_window() -> None:
+    """Runs that no rule was tuned on; BM25 over whole messages has the whole prompt for them."""
+    try:
+        told = agent_logs.sessions("not tuned on")
+    except DataMissingError as missing:
+        pytest.skip(str(missing))
+    rows = [row for messages in told for row in agent_logs.answered(messages, 4_000)]
+    ours, plain, near, _ = (sum(map(float, column)) / len(rows) for column in zip(*rows, strict=True))
+    assert len(rows) > 200
+    assert ours >= 0.97
+    assert ours > near > plain
 
 
 @pytest.mark.parametrize("language", evidence.CJK)

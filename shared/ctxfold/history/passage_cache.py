@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 import math
 import struct
 import sys
@@ -21,9 +22,9 @@ from ctxfold.history.posting_cache import Hits, LiveIndex
 from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Record
 from ctxfold.history.snapshot import stored_message
-from ctxfold.history.terms import records, term_counts
+from ctxfold.history.terms import MAX_JSON_CHARS, records, sentences, term_counts
 from ctxfold.lru import LruCache
-from ctxfold.messages import Message
+from ctxfold.messages import Message, ToolCallPart
 
 __all__ = [
     "CHUNK_SENTENCES",
@@ -39,11 +40,15 @@ __all__ = [
 
 SIZE = 256  # messages
 CHUNK_SENTENCES = 4  # that get a vector together
+LONG_ARGUMENTS = 320  # characters; shorter arguments of a tool call stay as they came
 
 
 @dataclass(slots=True)
 class Reading:
-    """Holds an archived message as recall reads it; it is split into sentences when they are first asked for."""
+    """Holds an archived message as recall reads it; it is split into sentences when they are first asked for.
+
+    `text` is all that it says: its text, then its tool calls, which `calls` holds one by one.
+    """
 
     number: int
     message_id: str
@@ -51,13 +56,16 @@ class Reading:
     name: str
     text: str
     at_s: float
+    calls: tuple[str, ...] = ()
     _sentences: tuple[tuple[str, frozenset[str]], ...] | None = None
 
     @property
     def sentences(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        """Returns each sentence, or record of JSON or a table, with its terms."""
+        """Returns each sentence, or record of JSON or a table, or line of a tool call, with its terms."""
         if self._sentences is None:
-            self._sentences = tuple((each, frozenset(term_counts(each))) for each in records(self.text))
+            said = self.text.removesuffix("\n".join(self.calls))
+            parts = [*records(said), *(each for call in self.calls for each in sentences(call))]
+            self._sentences = tuple((each, frozenset(term_counts(each))) for each in parts)
         return self._sentences
 
 
@@ -97,8 +105,19 @@ def reading(record: Record) -> Reading | None:
     message = stored_message(record)
     if message is None:
         return None
-    text = without_private_keys(message.text)
-    return Reading(record.number, message.id, message.role, message.name or "", text, record.at_s)
+    calls = tuple(without_private_keys(_call_text(call)) for call in message.tool_calls)
+    text = "\n".join(filter(None, (without_private_keys(message.text), *calls)))
+    return Reading(record.number, message.id, message.role, message.name or "", text, record.at_s, calls)
+
+
+def _call_text(call: ToolCallPart) -> str:
+    """Returns `name(arguments)`. Of long arguments, texts that have several lines follow it, so that recall finds single lines."""
+    arguments = call.parsed() if LONG_ARGUMENTS < len(call.arguments) <= MAX_JSON_CHARS else None
+    texts = {name: value for name, value in (arguments or {}).items() if isinstance(value, str) and "\n" in value}
+    if arguments is None or not texts:
+        return f"{call.name}({call.arguments})"
+    others = json.dumps({name: value for name, value in arguments.items() if name not in texts}, ensure_ascii=False)
+    return "\n".join([f"{call.name}({others})", *(f"{name}: {text}" for name, text in texts.items())])
 
 
 Chunk = tuple[int, int]

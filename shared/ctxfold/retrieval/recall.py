@@ -1,8 +1,8 @@
 """Recalls what compacted messages say on a question.
 
 Messages are ranked by BM25 and, where there is an embedder, by meaning; neighbouring messages speak for each other. Short ones are
-shown whole, of long ones the passages that match best. A message that an edit removes from the view stays searchable and is not
-recalled.
+shown whole, of long ones the passages that match best; tool calls are part of their message. A message that an edit removes from
+the view stays searchable and is not recalled.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ BY_MEANING = 0.5  # weight of the likeness of meaning, where there is an embedde
 REACHES_BACK = (
     0.3  # of the weight of the query's terms: a question of which no archived message has so much is not about them
 )
+IN_HALF = log(2)  # weight of a term that half of all messages have
 LOOKED_AT = 8  # best messages that are looked at for that
 AS_WELL = 0.7  # of the best score among older messages of the tail: from here on a question is about the archive too
 RECENCY = 0.02  # of the weight of all query terms: what a message loses each time that its distance grows e times
@@ -179,12 +180,17 @@ def search(
 
 
 def _covered(matches: Matches) -> float:
-    """Returns which share of the weight of all query terms a message has at most, among the best ones."""
+    """Returns which share of the weight of all query terms a message has at most, among the best ones.
+
+    Of terms that a message has, those count that fewer than half of all messages have: in a row of calls that write modules, each
+    has the words of "Write module 7.", which asks for none of them.
+    """
     total, best = fsum(matches.weights.values()), 0.0
+    rare = {term: weight for term, weight in matches.weights.items() if weight > IN_HALF}
     for seq in islice(matches.scores, LOOKED_AT):
         if seq in matches.readings:
             held = frozenset[str]().union(*(terms for _, terms in matches.readings[seq].sentences))
-            best = max(best, fsum(weight for term, weight in matches.weights.items() if term in held))
+            best = max(best, fsum(weight for term, weight in rare.items() if term in held))
     return best / total if total else 0.0
 
 
