@@ -18,6 +18,7 @@ import pytest
 from ctxfold import AgentContext
 from tests.support.connections import open_connections, watch_async_clients
 from tests.support.driven import Driven, context
+from tests.support.postgres_schema import empty, fresh_schema
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
@@ -156,6 +157,19 @@ def postgres_url() -> str:
     except psycopg.OperationalError as error:
         pytest.skip(f"{_NOT_RUN}: no server at 127.0.0.1:5432, user postgres, database test ({str(error).strip()})")
     return POSTGRES_URL
+
+
+@pytest.fixture(scope="session")
+def kept_schema(postgres_url: str) -> Iterator[str]:
+    with fresh_schema(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture
+def emptied_schema(kept_schema: str) -> Iterator[str]:
+    """URL of a PostgreSQL schema without rows, whose tables an earlier test may have made; a test uses one at a time."""
+    yield kept_schema
+    empty(kept_schema)
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from ctxfold import AgentContext, MemoryStore, SqlStore, Store, assistant, user
 from tests.support.driven import Driven, context, scripted, text_of, turns
-from tests.support.postgres_schema import fresh_schema
 
 Make = Callable[..., Driven]
 SECRET = "The zebra7 password hint is marmalade."
@@ -24,7 +23,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         with SqlStore(f"sqlite:///{tmp_path}/a.db") as opened:
             yield opened
     else:
-        with fresh_schema(request.getfixturevalue("postgres_url")) as url, SqlStore(url) as opened:
+        with SqlStore(request.getfixturevalue("emptied_schema")) as opened:
             yield opened
 
 

@@ -13,7 +13,6 @@ from ctxfold import MemoryStore, SqlStore, assistant, user
 from tests.erasure.scan import places_of
 from tests.properties.machine import assert_legal
 from tests.support.driven import text_of, turns
-from tests.support.postgres_schema import fresh_schema
 
 MARK = "Zanzibar-4711"
 SAID = f"the locker is {MARK} on the left"
@@ -29,7 +28,7 @@ def opened_store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[An
             with SqlStore(f"sqlite:///{tmp_path}/a.db") as opened:
                 yield opened
         case _:
-            with fresh_schema(request.getfixturevalue("postgres_url")) as url, SqlStore(url) as opened:
+            with SqlStore(request.getfixturevalue("emptied_schema")) as opened:
                 yield opened
 
 

@@ -46,7 +46,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         with SqlStore(f"sqlite:///{tmp_path / 'kept.db'}") as found:
             yield found
         return
-    with fresh_schema(request.getfixturevalue("postgres_url")) as url, SqlStore(url) as found:
+    with SqlStore(request.getfixturevalue("emptied_schema")) as found:
         yield found
 
 

@@ -41,11 +41,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Store]:
         case "outside":
             found = TableStore(tmp_path / "a.db")
         case _:
-            with fresh_schema(request.getfixturevalue("postgres_url")) as url:
-                postgres = SqlStore(url)
-                yield postgres
-                postgres.close()
-            return
+            found = SqlStore(request.getfixturevalue("emptied_schema"))
     yield found
     found.close()
 

@@ -38,7 +38,6 @@ from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
 from ctxfold.retrieval.recall import SHORT_CHARS, Passage, chosen, render, search, sentence_scores, tokens_of
 from ctxfold.session_state import index_entry
 from tests.support.driven import COUNTER
-from tests.support.postgres_schema import fresh_schema
 
 KEY = SessionKey("ann", "s1")
 MANY = 6_000
@@ -51,7 +50,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Any]:
             with MemoryStore() as store:
                 yield store
         case "postgres":
-            with fresh_schema(request.getfixturevalue("postgres_url")) as url, SqlStore(url) as store:
+            with SqlStore(request.getfixturevalue("emptied_schema")) as store:
                 yield store
         case _:
             with SqlStore(f"sqlite:///{tmp_path}/a.db") as store:

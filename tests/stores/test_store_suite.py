@@ -14,7 +14,7 @@ import pytest
 from ctxfold import AgentContext, MemoryStore, ScriptedBackend, SqlStore, Store
 from ctxfold.testing.store_suite import StoreSuite
 from tests.stores.outside_store import TableStore
-from tests.support.postgres_schema import fresh_schema
+from tests.support.postgres_schema import empty, fresh_schema
 
 
 class TestMemoryStore(StoreSuite):
@@ -37,10 +37,16 @@ class TestSqlite(StoreSuite):
 
 
 class TestPostgres(StoreSuite):
-    @pytest.fixture
-    def place(self, postgres_url: str) -> Generator[str]:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def schema(cls, postgres_url: str) -> Generator[str]:
         with fresh_schema(postgres_url) as url:
             yield url
+
+    @pytest.fixture
+    def place(self, schema: str) -> Generator[str]:
+        yield schema
+        empty(schema)
 
     def open_store(self, place: str) -> Store:
         return SqlStore(place)

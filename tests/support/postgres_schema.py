@@ -1,4 +1,4 @@
-"""A PostgreSQL schema for one test, gone after it."""
+"""A PostgreSQL schema for one test, gone after it, or emptied for the next."""
 
 from __future__ import annotations
 
@@ -25,3 +25,16 @@ def fresh_schema(postgres_url: str) -> Generator[str, None, None]:
     finally:
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(f'DROP SCHEMA "{schema}" CASCADE'.encode())
+
+
+def empty(url: str) -> None:
+    """Deletes the rows of all tables of a schema, but those that say how they were made.
+
+    It takes a tenth of the time of a new schema with its tables, for tests that ask nothing about how these come to be.
+    """
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        names = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace "
+            "AND relkind IN ('r', 'p') AND NOT relispartition AND relname <> 'ctxfold_meta'"
+        ).fetchall()
+        connection.execute(";".join(f'DELETE FROM "{name}"' for (name,) in names).encode())
