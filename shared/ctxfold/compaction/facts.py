@@ -149,7 +149,8 @@ def extract(sources: Iterable[FactSource]) -> tuple[Fact, ...]:
         if said.line in replaced:
             continue
         for each in said.facts:
-            fact = each._replace(weight=each.weight * _salience(each.kind, said.text, spread))
+            salience = _salience(each.kind, said.text, spread)
+            fact = each if salience == 1.0 else each._replace(weight=each.weight * salience)
             short = fact.kind == "field" or (fact.kind in ("number", "amount") and len(fact.value) <= SHORT_VALUE)
             identity = (fact.key.casefold(), fact.owner, fact.value) if short else (fact.value,)
             older = mentioned.pop(identity, None)
@@ -356,8 +357,9 @@ def _lines(
 
 def _placed(facts: Iterable[tuple[Fact, float]], line: Line, role: float) -> tuple[Fact, ...]:
     """Returns facts of a line with their place, weighted by who says them and by their factors."""
-    return tuple(
-        f._replace(number=line.number, message_id=line.message_id, line=line, weight=f.weight * role * factor)
+    number, message_id = line.number, line.message_id
+    return tuple(  # built anew, as `_replace` takes three times as long
+        Fact(f.kind, f.text, f.value, f.key, number, message_id, f.weight * role * factor, f.owner, line)
         for f, factor in facts
     )
 
