@@ -303,6 +303,19 @@ def test_a_json_object_is_cut_at_its_list_when_it_is_long_only() -> None:
         assert '"piece 70"' not in line
 
 
+@pytest.mark.parametrize("before", ["", "look: ", "[2024-05-03 10:11] agent 7: ", "The result:\n"])
+def test_json_with_a_name_before_it_is_cut_by_record(before: str) -> None:
+    animals = [{"name": f"animal {n}", "note": "Eats; sleeps, e.g. {hay}, [oats]. Eats."} for n in range(60)]
+    animals[30] = {"name": "zebra", "note": "Bites; beware, e.g. {hands}, [feet]. Keep off."}
+    with context(context_window=1_000) as ctx:
+        ctx.add([user("List.", id="u"), assistant(f"{before}{json.dumps({'total': 60, 'animals': animals})}", id="a")])
+        ctx.add([user("Again.", id="u2"), assistant(f"{before}{json.dumps(animals)} are all.", id="prose")])
+        add_days(ctx, "late")
+        line = next(line for line in recalled(ctx, "Is the zebra dangerous?") if line.startswith("- #2 "))
+    assert json.dumps(animals[30]) in line
+    assert "animal 5" not in line
+
+
 @pytest.mark.parametrize(
     "forms",
     [

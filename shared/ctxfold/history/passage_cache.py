@@ -58,15 +58,23 @@ class Reading:
     at_s: float
     calls: tuple[str, ...] = ()
     _sentences: tuple[tuple[str, frozenset[str]], ...] | None = None
+    _said: int = 0
 
     @property
     def sentences(self) -> tuple[tuple[str, frozenset[str]], ...]:
         """Returns each sentence, or record of JSON or a table, or line of a tool call, with its terms."""
         if self._sentences is None:
-            said = self.text.removesuffix("\n".join(self.calls))
-            parts = [*records(said), *(each for call in self.calls for each in sentences(call))]
+            said = records(self.text.removesuffix("\n".join(self.calls)))
+            self._said = len(said)
+            parts = [*said, *(each for call in self.calls for each in sentences(call))]
             self._sentences = tuple((each, frozenset(term_counts(each))) for each in parts)
         return self._sentences
+
+    @property
+    def terms(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Returns the terms of the text, and those of the tool calls."""
+        terms = [each for _, each in self.sentences]
+        return frozenset[str]().union(*terms[: self._said]), frozenset[str]().union(*terms[self._said :])
 
 
 class PassageCache:

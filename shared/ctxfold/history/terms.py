@@ -25,6 +25,9 @@ _PROSE = re.compile(r"[.!?]\s|,\s+(?:and|but|so|which)\b")
 _RULE = re.compile(r"[\s|:+=-]*")  # the line under a table's header
 _VOWEL = re.compile(r"[aeiou]|(?<!^)y")
 _LACKS_E = re.compile(r"[^aeiou]?[aeiouy][^aeiouwxy]")  # what is left of "moved" or "using"
+_BEFORE_JSON = re.compile(
+    r"\s*((?:\[[^\]\n]{1,48}\] ?)?(?:[^\n{\[]{1,80}:\s)?)(?=[{\[])"
+)  # a time, a name or a heading, if any
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+|(?<=[}\]]),\s*")
 
 STOP_WORDS = frozenset(
@@ -165,16 +168,17 @@ def records(text: str) -> list[str]:
     """Returns the sentences of prose, the elements of a JSON list, and the rows of a table, each with the table's header.
 
     A JSON object of more than `WHOLE_OBJECT_CHARS` is split at its longest list; what stands beside that list is a record of its
-    own. Empty for an empty text.
+    own. A name or a heading may stand before JSON. Empty for an empty text.
     """
-    if len(text) <= MAX_JSON_CHARS and text.lstrip()[:1] in ("{", "["):
+    before = _BEFORE_JSON.match(text) if len(text) <= MAX_JSON_CHARS else None
+    if before is not None:
         try:
-            value: object = json.loads(text)
-            if isinstance(value, dict) and len(text) <= WHOLE_OBJECT_CHARS:
-                return [_dumped(value)]
-            return _json_records(value) or sentences(text)
+            value: object = json.loads(text[before.end() :])
         except (ValueError, RecursionError):
-            pass
+            value = None
+        whole = isinstance(value, dict) and len(text) <= WHOLE_OBJECT_CHARS
+        if found := [_dumped(value)] if whole else _json_records(value):
+            return [f"{before[1]}{found[0]}", *found[1:]]
     lines = text.split("\n")
     separator = _column_separator(lines)
     if separator is None:

@@ -182,15 +182,15 @@ def search(
 def _covered(matches: Matches) -> float:
     """Returns which share of the weight of all query terms a message has at most, among the best ones.
 
-    Of terms that a message has, those count that fewer than half of all messages have: in a row of calls that write modules, each
-    has the words of "Write module 7.", which asks for none of them.
+    Of a tool call those terms count that fewer than half of all messages have: where an agent writes module after module, each
+    call has the words of "Write module 7.", which asks for none of them.
     """
     total, best = fsum(matches.weights.values()), 0.0
-    rare = {term: weight for term, weight in matches.weights.items() if weight > IN_HALF}
     for seq in islice(matches.scores, LOOKED_AT):
         if seq in matches.readings:
-            held = frozenset[str]().union(*(terms for _, terms in matches.readings[seq].sentences))
-            best = max(best, fsum(weight for term, weight in rare.items() if term in held))
+            said, called = matches.readings[seq].terms
+            held = (w for t, w in matches.weights.items() if t in said or (t in called and w > IN_HALF))
+            best = max(best, fsum(held))
     return best / total if total else 0.0
 
 
