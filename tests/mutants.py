@@ -514,6 +514,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_leaving.py::test_recall_does_not_bring_it_back",
         ),
         (
+            "what_was_compacted_before_a_clearing_is_recalled",
+            "return _OutOfRecall(seqs, self.cleared_seq, self.uncleared) if self.cleared_seq else seqs",
+            "return seqs",
+            "engine/test_leaving.py::test_recall_does_not_bring_back_what_was_compacted_before_the_conversation_was_emptied",
+        ),
+        (
+            "what_came_back_after_a_clearing_stays_out_of_recall",
+            "if entry.seq < self.cleared_seq:",
+            "if entry.seq < 0:",
+            "engine/test_leaving.py::test_what_comes_back_after_a_clearing_is_recalled_once_it_is_compacted",
+        ),
+        (
             "an_erasure_leaves_the_state_as_it_was",
             "self.stale = self.stale or record.seq > self.read_upto",
             "self.stale = self.stale or record.seq < self.read_upto",

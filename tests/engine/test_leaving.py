@@ -84,6 +84,57 @@ def test_recall_does_not_bring_it_back(make: Make, how: str) -> None:
     assert SECRET not in text_of(backend.requests[-1].messages)
 
 
+@pytest.mark.parametrize("how", ["clear", "set"])
+def test_recall_does_not_bring_back_what_was_compacted_before_the_conversation_was_emptied(make: Make, how: str) -> None:
+    """A new conversation in the same session begins without the old one, whether that had been compacted or not."""
+    backend = scripted(*["ok"] * 4)
+    store = MemoryStore()
+    settings: dict[str, Any] = {"store": store, "session_id": "s", "context_window": 8_000, "keep_last": 2}
+    ctx = said(make(backend, **settings))
+    ctx.compact()
+    assert "z" not in {m.id for m in ctx.view().messages}
+    EDITS[how](ctx)
+    ctx.add([user("The lynx9 badge is orange.", id="l"), *turns(6, start=10)])
+    ctx.compact()
+    for asking in (ctx, make(backend, **settings)):
+        asking.send("What of the zebra7 marmalade hint, and of the lynx9 badge?")
+        sent = text_of(backend.requests[-1].messages)
+        assert "user: The lynx9 badge is orange." in sent
+        assert "marmalade." not in sent
+    assert found(ctx)[0] == "z", "search has it"
+
+
+def test_what_was_compacted_is_recalled_after_an_undone_clearing(make: Make) -> None:
+    backend = scripted("ok", "ok")
+    ctx = said(make(backend, context_window=8_000, keep_last=2))
+    ctx.compact()
+    ctx.clear()
+    ctx.undo()
+    ctx.send("What is the zebra7 hint?")
+    assert f"user: {SECRET}" in text_of(backend.requests[-1].messages)
+
+
+def test_what_comes_back_after_a_clearing_is_recalled_once_it_is_compacted(make: Make) -> None:
+    """A restored message, and one of a turn that was open meanwhile: their records are older than the clearing."""
+    backend = scripted("Noted.", "ok")
+    settings = {"strategy": "sliding_window", "keep_last": 2, "auto_compact": False, "context_window": 64_000}
+    shared: dict[str, Any] = {"store": MemoryStore(), "session_id": "s", **settings}
+    ctx = said(make(backend, **shared))
+    stream = ctx.ctx.send_stream(user("The lynx9 badge is orange.", id="l"))
+    next(stream)
+    with context(None, **shared) as other:
+        other.clear()
+        other.restore("z")
+    assert list(stream)
+    ctx.add(turns(300, start=10))  # a snapshot is taken
+    ctx.compact()
+    assert not {"z", "l"} & {m.id for m in ctx.view().messages}
+    for opened in (ctx, make(backend, **shared)):
+        window = opened.window(recall=True, question="What of the zebra7 marmalade hint, and of the lynx9 badge?")
+        assert "marmalade." in window.recalled
+        assert "orange" in window.recalled
+
+
 def test_what_comes_back_and_is_compacted_is_recalled_again(make: Make) -> None:
     backend = scripted(*["ok"] * 4)
     ctx = said(make(backend, context_window=8_000, keep_last=2))

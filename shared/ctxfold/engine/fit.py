@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, chain, islice, pairwise
@@ -287,9 +287,9 @@ class WindowFitter:
         tools and the question does not reach back: each round would send the passages anew.
         """
         view = stage.view
-        visible = frozenset(e.seq for e in view if not e.shown_seq) | open_session.state.taken_out.keys()
-        unseen = visible - {e.seq for e in older}
-        likeness = yield from _near(open_session, question.text, self.ports, unseen, older)
+        tail = {e.seq for e in older}
+        visible = open_session.state.out_of_recall({e.seq for e in view if not e.shown_seq and e.seq not in tail})
+        likeness = yield from _near(open_session, question.text, self.ports, visible, older)
         now_s, counter = self.ports.clock.now_s(), self.ports.counter
 
         def read() -> Flow[tuple[Passage, ...]]:
@@ -622,7 +622,7 @@ def _remembered(open_session: OpenSession, key: str, question: Message) -> Reque
 
 
 def _near(
-    open_session: OpenSession, query: str, ports: Ports, visible: frozenset[int], older: Sequence[Entry]
+    open_session: OpenSession, query: str, ports: Ports, visible: Container[int], older: Sequence[Entry]
 ) -> Flow[Mapping[Chunk, float]]:
     """Returns how near chunks of the archive are to the query in meaning; nothing where the embedder fails."""
     try:

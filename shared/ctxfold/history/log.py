@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar, assert_never
@@ -49,6 +49,18 @@ class OpenTurn:
     at_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _OutOfRecall(Container[int]):
+    """Holds the given records, and all before the last clearing but those that came back since."""
+
+    seqs: Set[int]
+    cleared_seq: int
+    back: Container[int]
+
+    def __contains__(self, seq: object) -> bool:
+        return seq in self.seqs or (isinstance(seq, int) and seq < self.cleared_seq and seq not in self.back)
+
+
 @dataclass(eq=False, repr=False)
 class SessionState:
     """Holds one session, folded up to record `head`. `apply` takes records in order of seq and ignores those at or before `head`.
@@ -89,6 +101,8 @@ class SessionState:
     dropped: dict[str, None] = field(default_factory=dict[str, None])
     # records of removed and cleared messages: recall does not bring them back
     taken_out: dict[int, None] = field(default_factory=dict[int, None])
+    # records from before the last clearing that joined the conversation after it: restored messages, turns that were open
+    uncleared: dict[int, None] = field(default_factory=dict[int, None])
     fixed: tuple[str, ...] = ()  # policy fields that were set at run time
     excerpts: bool = False  # True once an original was too large to be shown
     usage: Usage = field(default_factory=Usage)
@@ -142,6 +156,11 @@ class SessionState:
         )
         return next((e for zone in zones for e in reversed(zone) if e.id == message_id), None)
 
+    def out_of_recall(self, visible: Set[int]) -> Container[int]:
+        """Returns the records that recall passes over: `visible` ones, and what edits and clearings took out."""
+        seqs = visible | self.taken_out.keys()
+        return _OutOfRecall(seqs, self.cleared_seq, self.uncleared) if self.cleared_seq else seqs
+
     def _fold(self, record: Record) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of record
         match record.body:
             case MessageAdded(shown=shown):
@@ -172,7 +191,7 @@ class SessionState:
                 self.goal, self.deferred = GoalSet(), {}
                 self.summary_turn = -1
                 self.system = [] if prompts else self.system
-                self.cleared_seq = record.seq
+                self.cleared_seq, self.uncleared = record.seq, {}
                 self._edited(record)
             case Pinned(ids=ids):
                 self.pins.update(dict.fromkeys(ids))
@@ -252,6 +271,8 @@ class SessionState:
             return
         if self.visible_ids is not None:
             self.visible_ids.add(entry.id)
+        if entry.seq < self.cleared_seq:
+            _remember(self.uncleared, (entry.seq,))
         leads = entry.message.role == "system" and not self.live and not self.compressed
         (self.system if leads else self.live).append(entry)
         self.tokens += entry.tokens

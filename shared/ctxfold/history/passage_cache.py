@@ -9,7 +9,7 @@ import struct
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -194,7 +194,7 @@ class Vectors:
             if places:
                 self._add([(seq, first) for first in places], values, len(values) // len(places))
 
-    def nearest(self, vector: Sequence[float], limit: int, visible: Collection[int]) -> dict[Chunk, float]:
+    def nearest(self, vector: Sequence[float], limit: int, visible: Container[int]) -> dict[Chunk, float]:
         """Returns the likeness of the nearest chunks outside the visible records, nearest first, where it is above 0."""
         query = array("f", vector)
         with self._lock:

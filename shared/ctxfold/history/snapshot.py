@@ -82,6 +82,7 @@ class Snapshot(BaseModel):
     removed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     taken_out: tuple[int, ...] = ()
+    uncleared: tuple[int, ...] = ()
     fixed: tuple[str, ...] = ()
     excerpts: bool = False
     calibrations: tuple[tuple[str, float, float, int], ...] = ()
@@ -133,6 +134,7 @@ def dump_state(state: SessionState, counter_id: str) -> str:
         "removed": list(state.removed),
         "dropped": list(state.dropped),
         "taken_out": list(state.taken_out),
+        "uncleared": list(state.uncleared),
         "fixed": list(state.fixed),
         "excerpts": state.excerpts,
         "calibrations": [(c.model, c.ratio, c.error, c.samples) for c in state.calibrations.values()],
@@ -219,7 +221,7 @@ def load_state(
     state.summary_usage = Usage(*snapshot.summary_usage)
     state.saved_tokens, state.avoided_tokens = snapshot.saved_tokens, snapshot.avoided_tokens
     state.removed, state.taken_out = dict.fromkeys(snapshot.removed), dict.fromkeys(snapshot.taken_out)
-    state.dropped = dict.fromkeys(snapshot.dropped)
+    state.dropped, state.uncleared = dict.fromkeys(snapshot.dropped), dict.fromkeys(snapshot.uncleared)
     state.fixed, state.excerpts = snapshot.fixed, snapshot.excerpts
     state.tokens = sum(e.tokens for zone in (state.system, state.compressed, state.live) for e in zone)
     return state

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ctxfold.effects import Call, Effect, Flow, Start, StoreCall
@@ -53,7 +53,7 @@ def near_chunks(
     query: str,
     ports: Ports,
     *,
-    visible: Collection[int],
+    visible: Container[int],
     older: Sequence[Entry] = (),
 ) -> Flow[Mapping[Chunk, float]]:
     """Returns the likeness of the nearest chunks of messages that are not visible; nothing without an embedder.

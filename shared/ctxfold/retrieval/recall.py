@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
@@ -120,7 +120,7 @@ def recall(
     query: str,
     *,
     budget_tokens: int,
-    visible: Collection[int],
+    visible: Container[int],
     counter: TokenCounter,
     likeness: Mapping[Chunk, float] | None = None,
     readings: PassageCache | None = None,
@@ -137,7 +137,7 @@ def search(
     query: str,
     *,
     budget_tokens: int,
-    visible: Collection[int],
+    visible: Container[int],
     likeness: Mapping[Chunk, float] | None = None,
     readings: PassageCache | None = None,
     older: Sequence[Entry] = (),
@@ -146,7 +146,7 @@ def search(
     """Finds the archived messages that bear on `query`, as many as may fit, without the records in `visible`.
 
     `likeness` are chunks found by meaning; `readings` caches messages of the session. With `older`, messages of the tail that
-    are searched too, nothing is found where one of them matches the query better than the archive. With `reaching`, nothing is
+    are searched too and are not in `visible`, nothing is found where one of them matches the query better than the archive. With `reaching`, nothing is
     found for a question that does not reach back: of which no message has the terms that matter.
     """
     query_terms, likeness = term_counts(query), likeness or {}
@@ -161,7 +161,6 @@ def search(
         best_in_archive = next((score for seq, score in ranking if seq not in originals), 0.0)
         if best_in_archive < AS_WELL * best_in_tail:
             return Matches({}, {}, weights, {})
-        visible = frozenset(visible) - originals.keys()
     own = _mixed([(seq, score) for seq, score in ranking if seq not in visible], likeness)
     if not own:
         return Matches({}, {}, weights, {})
@@ -224,7 +223,7 @@ def _with_neighbours(
     size: tuple[int, int],
     lengths: Mapping[int, int],
     budget_tokens: int,
-    visible: Collection[int],
+    visible: Container[int],
     age_weight: float,
 ) -> tuple[dict[int, float], dict[int, int]]:
     """Returns the scores with what neighbours and recency add, the best first: as many messages as the budget may hold.
