@@ -526,6 +526,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_leaving.py::test_what_comes_back_after_a_clearing_is_recalled_once_it_is_compacted",
         ),
         (
+            "a_turn_that_a_result_ended_does_not_count",
+            "is_final(entry.message) or (is_question(entry.message) and self._ends_with_results())",
+            "is_final(entry.message)",
+            "engine/test_toolkit.py::test_a_turn_that_a_tools_result_ended_is_over_when_the_next_question_follows",
+        ),
+        (
             "an_erasure_leaves_the_state_as_it_was",
             "self.stale = self.stale or record.seq > self.read_upto",
             "self.stale = self.stale or record.seq < self.read_upto",
@@ -792,6 +798,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "engine/turn.py",
+        (
+            "a_question_joins_the_turn_that_a_result_ended",
+            "if not ended or (ended == 1 and open_calls(entries)):",
+            "if ended >= 0:",
+            "langchain/test_results_end_turns.py",
+        ),
         (
             "the_retry_sends_the_same_request_again",
             "open_session.refused_seqs[attempt.model] = open_session.state.head\n            return (yield from send(",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ctxfold import ScriptedBackend, assistant, history_tools, tool_result, user
-from tests.support.driven import Driven, call, context, turns
+from tests.support.driven import Driven, call, context, tool_round, turns
 
 Make = Callable[..., Driven]
 
@@ -133,3 +133,14 @@ def test_compaction_once_a_turn(use: Callable[..., str]) -> None:
         ctx.send(tool_result("c", "compacted", id="r"))
         assert ctx.usage().compactions == 1
         assert "Error: nothing was compacted" in use(ctx, "compact_history") or ctx.usage().compactions == 2
+
+
+def test_a_turn_that_a_tools_result_ended_is_over_when_the_next_question_follows(use: Callable[..., str]) -> None:
+    with context(None, context_window=2_000) as ctx:
+        ctx.add(turns(12))
+        assert use(ctx, "compact_history").startswith("Compacted: ")
+        ctx.add([user("Look.", id="q"), *tool_round("r")])
+        assert (ctx.usage().turns, ctx.usage().turns_since_summary) == (12, 0)
+        ctx.add([user("And now?", id="n"), *turns(3, start=20)])
+        assert ctx.usage().turns == 16
+        assert "it was done in this turn" not in use(ctx, "compact_history")

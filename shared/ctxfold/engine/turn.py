@@ -28,7 +28,7 @@ from ctxfold.errors import BackendError, BudgetError, ContextOverflowError, Mess
 from ctxfold.events import Appended, PromptTruncated, RulesChanged
 from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_truncated
 from ctxfold.history.cuts import open_calls
-from ctxfold.history.diff import Reconciled, finished_count
+from ctxfold.history.diff import Reconciled, asked_after_results, finished_count
 from ctxfold.history.edits import ended_with, prompted, reworded
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey, TurnStatus
@@ -277,6 +277,7 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
     """Stores the new messages in the attempt's turn. Returns the reply instead when all is known and was answered already."""
     open_session = attempt.open_session
     new = yield from _new_messages(engine, attempt, turn_input)
+    new = yield from _end_answered_turn(engine, open_session, new, turn_input.options)
     turn_id = new.turn_id
     if new.messages:
         turn_id = yield from _store_input(engine, attempt, turn_input, new)
@@ -289,6 +290,26 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
         attempt.enter(attempt.new_turn)
     check_answered(open_session, attempt.turn_id)
     return None
+
+
+def _end_answered_turn(
+    engine: Engine, open_session: OpenSession, new: Reconciled, options: Options
+) -> Flow[Reconciled]:
+    """Ends the open turn where a question follows its results, and returns what is left for the turn of that question.
+
+    A tool gave the answer itself, or the run ended with an error. Nobody answers that turn any more, and what is in an open turn
+    is hidden from others and gives way last.
+    """
+    with open_session.lock:
+        turn = open_session.state.open.get(new.turn_id or "")
+        entries = [] if turn is None or new.turn_id in open_session.in_flight else [*turn.entries]
+    ended = asked_after_results([*(e.message for e in entries[-1:]), *new.messages]) if entries else 0
+    if not ended or (ended == 1 and open_calls(entries)):
+        return new
+    if ended > 1:
+        yield from engine.add(open_session, new.messages[: ended - 1], turn_id=new.turn_id, options=options)
+    yield from engine.close(open_session, new.turn_id or "", "completed")
+    return replace(new, messages=new.messages[ended - 1 :], turn_id=None)
 
 
 def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow[Reconciled]:

@@ -388,6 +388,12 @@ def finished_count(messages: Sequence[Message]) -> int:
     return next((count for count in range(len(messages), 0, -1) if is_final(messages[count - 1])), 0)
 
 
+def asked_after_results(messages: Sequence[Message]) -> int:
+    """Returns the position of the newest question that directly follows a tool's result; 0 when none does."""
+    pairs = zip(messages, messages[1:], strict=False)
+    return max((at for at, (a, b) in enumerate(pairs, start=1) if a.role == "tool" and is_question(b)), default=0)
+
+
 def split_settled(
     messages: Sequence[Message], restored: Collection[str], *, continues_known: bool
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:

@@ -33,7 +33,7 @@ from ctxfold.history.records import (
     shown_in,
 )
 from ctxfold.history.view import Entry, Prefix, View
-from ctxfold.messages import Message, Usage, is_final
+from ctxfold.messages import Message, Usage, is_final, is_question
 from ctxfold.policy.prices import CostLine, Prices, cost_line
 
 K = TypeVar("K", str, int)
@@ -273,10 +273,14 @@ class SessionState:
             self.visible_ids.add(entry.id)
         if entry.seq < self.cleared_seq:
             _remember(self.uncleared, (entry.seq,))
+        # a question behind a tool's result: the tool had answered the one before, or its run was given up
+        self.turns += is_final(entry.message) or (is_question(entry.message) and self._ends_with_results())
         leads = entry.message.role == "system" and not self.live and not self.compressed
         (self.system if leads else self.live).append(entry)
         self.tokens += entry.tokens
-        self.turns += is_final(entry.message)
+
+    def _ends_with_results(self) -> bool:
+        return next((e.message.role == "tool" for e in reversed(self.live) if e.message.kind == "message"), False)
 
     def _close(self, turn_id: str, *, joins: bool) -> None:
         turn = self.open.pop(turn_id, None)
