@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, tool_result
+from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, content_key, tool_result
 
 NO_RESULT = "(no result: the run ended before this call returned)"
 
@@ -24,7 +24,8 @@ def paired(
     An agent that returns one tool's output directly drops the results of its parallel calls: those are answered by a note
     for the model that says so. Calls of the last round may still wait; `waiting` are those of the batch before.
     No service takes a result that answers no call. In a batch with replies it becomes a user message behind the round: code
-    agents call in plain text, and a workflow goes on with the tools of a run that was cancelled. `stray` says what becomes of
+    agents call in plain text, and a workflow goes on with the tools of a run that was cancelled. A result that is there already is
+    left out. `stray` says what becomes of
     every such result, and there it keeps its place: calls that still wait are answered by the note.
     """
     pairs: list[Message] = []
@@ -39,7 +40,9 @@ def paired(
             if result is not None or instead is None:
                 pairs.append(result or message)
             elif stray is None:
-                late.append(instead(message))
+                # a workflow that goes on after a cancellation hands in what it has once more
+                if content_key(message) not in {content_key(m) for m in pairs if m.role == "tool"}:
+                    late.append(instead(message))
             else:
                 pairs += [*_no_results(open_calls, new_id, caller_id), instead(message)]
                 open_calls = []

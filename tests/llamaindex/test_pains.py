@@ -26,7 +26,8 @@ from pydantic import PrivateAttr
 from ctxfold import BackendError, ContextBackend, HistoryCompacted, MessageTooLargeError, OrphanToolResultError, Request
 from ctxfold import system as system_message
 from ctxfold import user as user_message
-from llamaindex_ctx import CtxMemory, LlmSummarizer
+from ctxfold.testing import ModelServer, Scripted
+from llamaindex_ctx import CtxLLM, CtxMemory, LlmSummarizer, with_context
 from llamaindex_ctx.tool_rounds import NO_RESULT
 
 
@@ -189,6 +190,23 @@ def test_results_of_a_cancelled_run_among_those_of_the_next_one_are_kept_as_text
         "Result of a tool call:\nbefore",
         "Result of a tool call:\nlate",
     ]
+
+
+async def test_a_result_that_is_handed_in_once_more_is_told_once() -> None:
+    """A workflow's context that goes on after its run was cancelled holds results twice: a question in their place would hide the
+    user's."""
+    called = ChatMessage(role="assistant", blocks=[call("a"), call("b")])
+    twice = [user("look"), called, result("a"), result("b"), result("a"), result("b", "another")]
+    memory = CtxMemory.from_defaults(context_window=2_000)
+    memory.put_messages([*twice, bot("done")])
+    told = "Result of a tool call:\nanother"
+    assert [m.content for m in memory.get_all() if m.role.value == "user"] == ["look", told]
+    async with ModelServer(model="m", script=[Scripted("done")], strict="openai") as server:
+        llm = CtxLLM(model="m", base_url=server.base_url, api_key="x", context_window=8_000)
+        await with_context(llm).achat(twice)
+        sent = server.requests[-1].body["messages"]
+        await llm.aclose()
+    assert [m["content"] for m in sent if m["role"] == "user"] == ["look", told]
 
 
 def test_a_result_of_no_call_leaves_calls_that_wait_open() -> None:
