@@ -211,3 +211,13 @@ def test_a_second_refusal_leaves_the_session_as_it_was(make: Make, ask: str, lim
         assert ctx.usage().budget_tokens < limit, "a limit that was named is learnt"
     ctx.send("And question 39?")
     assert ctx.view().messages[-1].text == "fits now"
+
+
+def test_a_reply_longer_than_the_window_is_named(make: Make) -> None:
+    backend = scripted("Hi.", "Hi.")
+    ctx = make(backend, context_window=2_000)
+    told = r"max_tokens asks for a reply of 5000 tokens; .* the window is 2000: lower max_tokens"
+    with pytest.raises(ContextOverflowError, match=told):
+        ctx.send("Hello.", max_tokens=5_000)
+    assert backend.requests == []
+    assert ctx.send("Hello.", max_tokens=1_000).message.text == "Hi."

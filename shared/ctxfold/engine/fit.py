@@ -106,7 +106,8 @@ class WindowFitter:
         gives way to passages.
         """
         count, rules = self.count_text, stage.rules
-        overhead_tokens += max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
+        reply_tokens = max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
+        overhead_tokens += reply_tokens
         open_session.overhead_tokens = overhead_tokens
         may_compact = rules.auto_compact if auto_compact is None else auto_compact
         if may_compact:
@@ -127,7 +128,9 @@ class WindowFitter:
         if coming is not None:
             overhead_tokens += self.ports.counter.count(coming)
         if stage.view.tokens + overhead_tokens > rules.budget_tokens:
-            stage = yield from self._fitted(open_session, stage, overhead_tokens, may_compact=may_compact)
+            stage = yield from self._fitted(
+                open_session, stage, overhead_tokens, reply_tokens=reply_tokens, may_compact=may_compact
+            )
         asking = coming or newest_question(stage.view)
         if recall and asking is not None:
             beside_tokens = overhead_tokens + (0 if texts else FRAME_TOKENS)
@@ -187,15 +190,18 @@ class WindowFitter:
         return (yield from self._section_text(open_session, stage, sections, question, room))
 
     def _fitted(
-        self, open_session: OpenSession, stage: Stage, overhead_tokens: int, *, may_compact: bool
+        self, open_session: OpenSession, stage: Stage, overhead_tokens: int, *, may_compact: bool, reply_tokens: int = 0
     ) -> Flow[Stage]:
-        """Compacts a view that does not fit beside `overhead_tokens` until it does."""
+        """Compacts a view that does not fit beside `overhead_tokens` until it does.
+
+        `reply_tokens` of them are what the reply may take beyond the reserve.
+        """
         budget_tokens = stage.rules.budget_tokens
         reason = "automatic compaction is off"
         for _ in range(FIT_TRIES if may_compact else 0):
             if stage.view.tokens + overhead_tokens <= budget_tokens:
                 break
-            if (error := _too_large(stage.view, overhead_tokens, stage.rules)) is not None:
+            if (error := _too_large(stage.view, overhead_tokens, stage.rules, reply_tokens)) is not None:
                 raise error  # no compaction could help: nothing is written
             outcome = yield from self._compact(open_session, stage, "must_fit", overhead_tokens=overhead_tokens)
             reason, epoch = outcome.reason, stage.view.epoch
@@ -203,7 +209,7 @@ class WindowFitter:
             if not outcome.compacted and stage.view.epoch == epoch:
                 break
         if stage.view.tokens + overhead_tokens > budget_tokens:
-            raise _overflow(stage.view, overhead_tokens, stage.rules, reason)
+            raise _overflow(stage.view, overhead_tokens, stage.rules, reason, reply_tokens)
         return stage
 
     def _recalled(
@@ -644,7 +650,7 @@ def _rounds_after(question: Message, view: View) -> int:
     return rounds
 
 
-def _too_large(view: View, overhead_tokens: int, rules: Policy) -> MessageTooLargeError | None:
+def _too_large(view: View, overhead_tokens: int, rules: Policy, reply_tokens: int) -> BudgetError | None:
     """Returns the error for a question, or an output that is never shortened, that does not fit even alone.
 
     A question that has its answer gives way like any other message.
@@ -653,6 +659,13 @@ def _too_large(view: View, overhead_tokens: int, rules: Policy) -> MessageTooLar
     newest, alone = _beside_newest_user(view, overhead_tokens)
     if question is None or newest is None or alone <= rules.budget_tokens:
         return _excluded_too_large(view, alone, rules) if rules.exclude_tools else None
+    if alone - reply_tokens <= rules.budget_tokens:
+        asked = rules.reply_reserve_tokens + reply_tokens
+        return ContextOverflowError(
+            f"max_tokens asks for a reply of {asked} tokens; with system prompt, tools and the newest user message, of "
+            f"{newest.tokens} tokens, the request needs {alone + rules.reply_reserve_tokens}, the window is "
+            f"{rules.context_window}: lower max_tokens, or raise context_window"
+        )
     return MessageTooLargeError(
         f"the newest user message {newest.id!r} has {newest.tokens} tokens; with system prompt and tools it takes {alone} "
         f"of {rules.budget_tokens} that the window of {rules.context_window} has for the prompt: shorten it, or raise "
@@ -696,9 +709,9 @@ def _excluded_too_large(view: View, fixed_tokens: int, rules: Policy) -> Message
     )
 
 
-def _overflow(view: View, overhead_tokens: int, rules: Policy, reason: str) -> BudgetError:
+def _overflow(view: View, overhead_tokens: int, rules: Policy, reason: str, reply_tokens: int) -> BudgetError:
     """Returns the error for a view that cannot be made to fit: its newest user message alone, or everything together."""
-    return _too_large(view, overhead_tokens, rules) or ContextOverflowError(
+    return _too_large(view, overhead_tokens, rules, reply_tokens) or ContextOverflowError(
         f"the request needs {view.tokens + overhead_tokens + rules.reply_reserve_tokens} tokens, the window is "
         f"{rules.context_window} ({reason}): raise context_window, unpin messages or call compact()"
     )
