@@ -23,6 +23,7 @@ from ctxfold.policy.settings import (
     policy_for,
     policy_from,
     session_limit,
+    unknown_setting,
 )
 from ctxfold.protocols import ContextBackend, Embedder, Ports, Request, Store, TokenCounter, Wire
 from ctxfold.sections.section import Section
@@ -167,6 +168,20 @@ class SessionSettings(PolicyFields, total=False):
     max_sessions: int | None
 
 
+# the arguments that all constructors of sessions share, beside the fields of a policy
+OF_EVERY_SESSION = (
+    "session_id",
+    "owner",
+    "store",
+    "summarizer",
+    "counter",
+    "sections",
+    "embedder",
+    "prices",
+    "max_sessions",
+)
+
+
 def session_rules(
     context_window: int | None,
     backend: ContextBackend | None,
@@ -186,6 +201,8 @@ def session_rules(
     is not built in;
     WindowTooSmallError for a window in which not even a short question fits.
     """
+    if unknown := next((name for name in settings if name not in Policy.model_fields), None):
+        raise unknown_setting(unknown, OF_EVERY_SESSION)
     if counter is not None:
         message_counter(counter)
     _check_prices(prices)

@@ -70,6 +70,8 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"session_id": 5}, "session name is an int"),
     ({"token_limit": 3_000}, "there is no setting 'token_limit': ctxfold calls it context_window"),
     ({"hard_ration": 0.8}, "no setting 'hard_ration': did you mean hard_ratio"),
+    ({"sotre": "sqlite:///chat.db"}, "no setting 'sotre': did you mean store"),
+    ({"window": 8_000}, "no setting 'window': ctxfold calls it context_window"),
     ({"zebra": 1}, "no setting 'zebra': there are context_window, reply_reserve_tokens"),
     ({"hard_ratio": 90}, "hard_ratio is 90: .*less than or equal to 1"),
     ({"trigger": ("tokens", 4_000)}, r"trigger is \('tokens', 4000\): .*TokensTrigger\(at=4_000\)"),

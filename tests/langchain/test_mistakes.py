@@ -85,6 +85,9 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
     ("policy's counter", r"counter is a field of ChatCtx .* give counter=\.\.\. beside", lambda m: chat(counter=len)),
     ("policy's store", r"store is a field of ChatCtx", lambda m: chat(store="sqlite:///chat.db")),
     ("policy's backend", r"backend is a field of ChatCtx", lambda m: chat(backend=m.context_backend)),
+    ("a misspelt session", "'sesion_id': did you mean session_id", lambda m: with_context(m, context_window=900, sesion_id="s")),
+    ("in British", "'summariser': did you mean summarizer", lambda m: ContextMiddleware(context_window=900, summariser=m)),
+    ("a misspelt store", "'sotre': did you mean store", lambda m: opened(sotre="sqlite:///chat.db")),
     ("database", "'connection_string': ctxfold calls it store", lambda m: opened(connection_string="sqlite:///chat.db")),
     ("limit", "'max_token_limit': ctxfold calls it context_window", lambda m: opened(max_token_limit=2_000)),
     ("from a list", r"is a list: .*InMemoryChatMessageHistory\(messages", lambda m: import_history([], opened().context)),  # type: ignore[arg-type]

@@ -363,6 +363,7 @@ _FOREIGN_NAMES = {
     "token_counter": "counter",
     "token_flush_size": "min_free_ratio",
     "token_limit": "context_window",
+    "window": "context_window",
 }
 
 
