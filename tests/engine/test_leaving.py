@@ -85,7 +85,9 @@ def test_recall_does_not_bring_it_back(make: Make, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["clear", "set"])
-def test_recall_does_not_bring_back_what_was_compacted_before_the_conversation_was_emptied(make: Make, how: str) -> None:
+def test_recall_does_not_bring_back_what_was_compacted_before_the_conversation_was_emptied(
+    make: Make, how: str
+) -> None:
     """A new conversation in the same session begins without the old one, whether that had been compacted or not."""
     backend = scripted(*["ok"] * 4)
     store = MemoryStore()

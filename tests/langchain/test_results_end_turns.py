@@ -1,4 +1,4 @@
-"""A run may end with a tool's result, of a tool that answers itself or before an error: the next question begins a turn of its own."""
+"""A run may end with a tool's result: of a tool that answers itself, or before an error. The next question begins a new turn."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import dropwhile, islice, takewhile
+from itertools import dropwhile, islice, pairwise, takewhile
 from typing import Any, Protocol
 
 from ctxfold.errors import MessageConflictError
@@ -390,8 +390,8 @@ def finished_count(messages: Sequence[Message]) -> int:
 
 def asked_after_results(messages: Sequence[Message]) -> int:
     """Returns the position of the newest question that directly follows a tool's result; 0 when none does."""
-    pairs = zip(messages, messages[1:], strict=False)
-    return max((at for at, (a, b) in enumerate(pairs, start=1) if a.role == "tool" and is_question(b)), default=0)
+    found = enumerate(pairwise(messages), start=1)
+    return max((at for at, (a, b) in found if a.role == "tool" and is_question(b)), default=0)
 
 
 def split_settled(

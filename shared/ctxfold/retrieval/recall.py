@@ -146,8 +146,8 @@ def search(
     """Finds the archived messages that bear on `query`, as many as may fit, without the records in `visible`.
 
     `likeness` are chunks found by meaning; `readings` caches messages of the session. With `older`, messages of the tail that
-    are searched too and are not in `visible`, nothing is found where one of them matches the query better than the archive. With `reaching`, nothing is
-    found for a question that does not reach back: of which no message has the terms that matter.
+    are searched too and are not in `visible`, nothing is found where one of them matches the query better than the archive.
+    With `reaching`, nothing is found for a question that does not reach back: of which no message has the terms that matter.
     """
     query_terms, likeness = term_counts(query), likeness or {}
     if budget_tokens <= 0 or not (query_terms or likeness):

@@ -54,10 +54,10 @@ class ModelServer:
     """A model server on 127.0.0.1, in a thread of its own, from `start` or `with` to `close` or the end of the block.
 
     `model="lookup"` answers from the messages of each request alone; `script=` plays a list, or asks a function of the request's
-    body in the form of chat completions, whatever wire format it came in. `requests` keeps the bodies as they came. `strict` adds
-    what that provider refuses, or, with "alternating", a template that wants user and assistant to take turns; `context_window`
-    is in tokens. Attributes may be read from any thread. The server writes summaries of its own where a wire has them, unless
-    `compacts` is set to False: then it refuses to be asked.
+    body in the form of chat completions, whatever wire format it came in. `requests` keeps each request, with its `body` as it
+    came. `strict` adds what that provider refuses, or, with "alternating", a template that wants user and assistant to take turns;
+    `context_window` is in tokens. Attributes may be read from any thread. The server writes summaries of its own where a wire has
+    them, unless `compacts` is set to False: then it refuses to be asked.
     """
 
     def __init__(
