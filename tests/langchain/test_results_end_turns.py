@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import BaseModel
 
-from ctxfold import AgentContext
+from ctxfold import AgentContext, TurnsTrigger
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ContextMiddleware
 from tests.langchain.faces import FACES, Agents, closed
@@ -44,6 +46,35 @@ async def test_others_see_the_turns_before(face: str, store_url: str) -> None:
             assert other.usage().turns == 1, "the second ends for sure with the third question"
             assert [h.excerpt for h in other.search("Locker 2")][:1] == ["Locker 2."]
         await made.aclose()
+
+
+class Locker(BaseModel):
+    """A locker."""
+
+    number: int
+
+
+@pytest.mark.parametrize("how", ["answer", "Locker"])
+async def test_a_trigger_is_asked_after_such_a_turn(how: str) -> None:
+    """Beside the agent's tools stands a structured answer, whose call and result end the run too."""
+
+    def script(body: Any) -> Scripted:
+        if not body.get("tools"):
+            return Scripted("They asked for lockers.")
+        return Scripted(tool_calls=(ScriptedCall(how, '{"number": 7}'),))
+
+    with ModelServer(model="m", script=script, strict="openai") as server:
+        model = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
+        settings: Any = {"trigger": TurnsTrigger(at=4, since_summary=True), "strategy": "summarize", "keep_last": 2}
+        with ContextMiddleware(context_window=64_000, history_tools=False, **settings) as context:
+            ways: Any = {"tools": [answer]} if how == "answer" else {"response_format": ToolStrategy(Locker)}
+            app = create_agent(model, middleware=[context], checkpointer=InMemorySaver(), **ways)
+            for number in range(14):
+                await app.ainvoke({"messages": [HumanMessage(f"Which locker is that of person {number}? " * 20)]}, T)
+            used = context.context("t").usage()
+            assert used.turns in (12, 13)
+            assert used.compactions in (2, 3)
+        await closed(model)
 
 
 async def test_a_thread_goes_on_after_an_excluded_output_was_refused() -> None:

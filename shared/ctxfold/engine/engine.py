@@ -23,7 +23,7 @@ from ctxfold.history.cuts import check_sequence, open_calls, waiting_turn, whole
 from ctxfold.history.edits import prompt_changes
 from ctxfold.history.records import Draft, MessageAdded, PolicyChanged, SessionKey, TurnClosed, TurnStatus
 from ctxfold.lru import LruCache
-from ctxfold.messages import MediaPart, Message, is_final, system, validated
+from ctxfold.messages import MediaPart, Message, is_final, is_question, system, validated
 from ctxfold.policy.settings import LEAST_BUDGET_TOKENS, Policy, session_limit
 from ctxfold.protocols import Ports, Store
 from ctxfold.sections.section import Section, check_sections
@@ -439,6 +439,8 @@ class Engine:
         open_turn, drafts = yield from self._drafts(
             open_session, rules, new_messages, turn, record_ids=record_ids, hold_in=hold_in
         )
+        # a tool that answers itself, or a structured answer, ends the turn of its question
+        answers = new_messages[-1].role == "tool" and any(is_question(e.message) for e in open_session.view(turn).turn)
         try:
             stored = yield from append(open_session, drafts, self.ports, expect=expect)
         except MessageConflictError:
@@ -452,7 +454,7 @@ class Engine:
         for item in drafts:
             if isinstance(item.body, TurnClosed):
                 self.turn_ended(open_session, item.turn_id or "", item.body.status)
-        if open_turn is None and is_final(new_messages[-1]):
+        if open_turn is None and (answers or is_final(new_messages[-1])):
             stage = open_session.stage(None, options.context_window)
             yield from self.fitter.maintain(open_session, stage, auto_compact=options.auto_compact)
         return open_turn
