@@ -922,6 +922,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/engine.py",
         (
+            "no_trigger_is_asked_after_a_turn_that_a_result_ended",
+            "(answers or is_final(new_messages[-1]))",
+            "is_final(new_messages[-1])",
+            "langchain/test_results_end_turns.py::test_a_trigger_is_asked_after_such_a_turn",
+        ),
+        (
             "a_result_for_a_call_of_another_engine_is_left_out",
             "if stale and len(record_ids) < len(checked):",
             "if False:",
@@ -992,14 +998,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_room_for_a_long_reply_is_not_counted",
-            "overhead_tokens += max(0, (max_tokens or 0) - rules.reply_reserve_tokens)",
+            "overhead_tokens += reply_tokens",
             "pass",
             "engine/test_budget.py engine/test_overflow.py",
         ),
         (
             "what_can_never_fit_is_compacted",
-            "if (error := _too_large(stage.view, overhead_tokens, stage.rules)) is not None:",
-            "if (error := _too_large(stage.view, overhead_tokens, stage.rules)) is not None and budget_tokens < 0:",
+            "if (error := _too_large(stage.view, overhead_tokens, stage.rules, reply_tokens)) is not None:",
+            "if (error := _too_large(stage.view, overhead_tokens, stage.rules, reply_tokens)) is not None and budget_tokens < 0:",
             "engine/test_overflow.py::test_what_no_compaction_could_help_is_not_compacted",
         ),
         (
