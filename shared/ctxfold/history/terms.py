@@ -25,9 +25,8 @@ _PROSE = re.compile(r"[.!?]\s|,\s+(?:and|but|so|which)\b")
 _RULE = re.compile(r"[\s|:+=-]*")  # the line under a table's header
 _VOWEL = re.compile(r"[aeiou]|(?<!^)y")
 _LACKS_E = re.compile(r"[^aeiou]?[aeiouy][^aeiouwxy]")  # what is left of "moved" or "using"
-_BEFORE_JSON = re.compile(
-    r"\s*((?:\[[^\]\n]{1,48}\] ?)?(?:[^\n{\[]{1,80}:\s)?)(?=[{\[])"
-)  # a time, a name or a heading, if any
+# a time, a name or a heading, if any
+_BEFORE_JSON = re.compile(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\n{\[]{1,80}:\s)?(?=[{\[])")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+|(?<=[}\]]),\s*")
 
 STOP_WORDS = frozenset(
@@ -170,15 +169,15 @@ def records(text: str) -> list[str]:
     A JSON object of more than `WHOLE_OBJECT_CHARS` is split at its longest list; what stands beside that list is a record of its
     own. A name or a heading may stand before JSON. Empty for an empty text.
     """
-    before = _BEFORE_JSON.match(text) if len(text) <= MAX_JSON_CHARS else None
-    if before is not None:
+    stripped = text.strip() if len(text) <= MAX_JSON_CHARS else ""
+    if (before := _BEFORE_JSON.match(stripped)) is not None:
         try:
-            value: object = json.loads(text[before.end() :])
+            value: object = json.loads(stripped[before.end() :])
         except (ValueError, RecursionError):
             value = None
         whole = isinstance(value, dict) and len(text) <= WHOLE_OBJECT_CHARS
         if found := [_dumped(value)] if whole else _json_records(value):
-            return [f"{before[1]}{found[0]}", *found[1:]]
+            return [f"{before[0]}{found[0]}", *found[1:]]
     lines = text.split("\n")
     separator = _column_separator(lines)
     if separator is None:
