@@ -341,7 +341,10 @@ def _chosen(
         cost = left + 1
         day = today if today is None or known else each.at_s // DAY_S
         if len(text) <= CHARS_PER_TOKEN * left:
-            cost = count(text) + 2 if known else _line_cost(each.number, each.role, each.name, text, count)
+            if known:
+                cost = count(_quoted("", text)) + 2  # for what parts it from the other pieces
+            else:
+                cost = _line_cost(each.number, each.role, each.name, text, count)
             if day not in days:
                 cost += DATE_TOKENS
             if not whole and not known:
