@@ -248,7 +248,37 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "history/passage_cache.py",
+        (
+            "calls_are_no_part_of_what_recall_reads",
+            "calls = tuple(without_private_keys(_call_text(call)) for call in message.tool_calls)",
+            "calls = ()",
+            "retrieval/test_recall.py::test_tool_calls_are_recalled_with_their_message",
+        ),
+    ),
+    *_of(
+        "history/terms.py",
+        (
+            "the_end_of_a_line_in_json_is_the_first_letter_of_a_word",
+            '_ESCAPED.sub(r" \\1\\2 \\2"',
+            '_ESCAPED.sub(r" \\1\\2"',
+            "retrieval/test_recall.py::test_words_at_the_beginning_of_a_line_of_an_argument_are_found",
+        ),
+        (
+            "an_object_is_always_cut_at_its_list",
+            "whole = isinstance(value, dict) and len(text) <= WHOLE_OBJECT_CHARS",
+            "whole = False",
+            "retrieval/test_recall.py::test_a_json_object_is_cut_at_its_list_when_it_is_long_only",
+        ),
+    ),
+    *_of(
         "retrieval/recall.py",
+        (
+            "lines_are_counted_as_they_are_stored",
+            'count(_quoted("", text)) + 2',
+            "count(text) + 2",
+            "retrieval/test_recall.py::test_lines_of_a_file_that_was_written_never_take_more_than_the_budget",
+        ),
         (
             "the_tail_gives_way_to_a_question_about_itself",
             "if best_in_archive < AS_WELL * best_in_tail:",

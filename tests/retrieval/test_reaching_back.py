@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from ctxfold import ToolCallPart, assistant, tool_result, user
 from tests.support.driven import Driven, scripted
 
@@ -45,3 +47,17 @@ def test_a_question_about_what_left_the_window_brings_it_back(make: Make) -> Non
 def test_without_tools_recall_is_generous(make: Make) -> None:
     ctx = filled(make, with_tools=False)
     assert ctx.window(recall=True, question="Read the page of Helsinki.").recalled
+
+
+@pytest.mark.parametrize("pages", [1, 2])
+def test_a_question_about_the_only_outputs_of_a_session_brings_them_back(make: Make, pages: int) -> None:
+    """Of one or two archived messages, no term is in fewer than half: this is no reason to leave them out."""
+    ctx = make(context_window=4_000)
+    for n in range(pages):
+        rows = [f"Row {row}: the gauge of town {row} stands at {13 * row}." for row in range(300)]
+        rows[150] = "The kiln of Ostend has the code KX-822."
+        call = assistant("", id=f"c{n}", calls=[ToolCallPart(f"k{n}", "read", f'{{"page": {n}}}')])
+        ctx.add([user(f"Read page {n}.", id=f"u{n}"), call, tool_result(f"k{n}", "\n".join(rows), id=f"t{n}")])
+        ctx.add([assistant("I have read it.", id=f"a{n}")])
+    assert "KX-822" in ctx.window(recall=True, question="Which code has the kiln of Ostend?").recalled
+    assert ctx.window(recall=True, question="Read page 9.").recalled == ""

@@ -18,6 +18,7 @@ from ctxfold import (
     MemoryStore,
     Message,
     MessageCounter,
+    OpenAIChatBackend,
     Postings,
     Record,
     SessionKey,
@@ -35,8 +36,9 @@ from ctxfold.history.posting_cache import LiveIndex
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
-from ctxfold.retrieval.recall import SHORT_CHARS, Passage, chosen, render, search, sentence_scores, tokens_of
+from ctxfold.retrieval.recall import SHORT_CHARS, Passage, chosen, recall, render, search, sentence_scores, tokens_of
 from ctxfold.session_state import index_entry
+from ctxfold.testing import ModelServer
 from tests.support.driven import COUNTER
 
 KEY = SessionKey("ann", "s1")
@@ -289,9 +291,68 @@ def test_a_malformed_call_is_recalled_as_it_came() -> None:
         assert any(line.startswith('- #2 assistant: feed({"animal": "zebra",') for line in recalled(ctx, "The zebra?"))
 
 
+@pytest.mark.parametrize("padding", ["", "x" * 400])
+def test_words_at_the_beginning_of_a_line_of_an_argument_are_found(padding: str) -> None:
+    content = f"import os\nzebra = 4182\n\tokapi: brown\n{padding}"
+    with context() as ctx:
+        add_call(ctx, "write_file", json.dumps({"path": "C:\\new\\a.py", "content": content}))
+        add_call(ctx, "read_file", "{}", json.dumps({"content": "first\nquagga = 12"}))
+        add_days(ctx, "late")
+        assert any("zebra = 4182" in line for line in recalled(ctx, "What is zebra?"))
+        assert any("okapi: brown" in line for line in recalled(ctx, "And okapi?"))
+        assert any("quagga = 12" in line for line in recalled(ctx, "Which quagga?"))
+        assert [hit.message_id for hit in ctx.search("new")] == ["write_file"], "a path is no end of a line"
+
+
+def test_words_that_json_has_escaped_are_found() -> None:
+    with context() as ctx:
+        add_call(ctx, "weather", json.dumps({"city": "北京"}), json.dumps({"place": "Café Zoë", "next": "\nÉté"}))
+        add_days(ctx, "late")
+        for question in ("北京", "CAFÉ", "Zoë", "été"):
+            assert recalled(ctx, question), question
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"path": ".env", "content": "HOST=zebra7\nPASSWORD=a1B2a1B2a1B2"},
+        {"content": "of zebra7:\nghp_" + "a1B2" * 9},
+        {"content": "of zebra7\tglpat-" + "a1B2" * 9},
+        {"host": "zebra7", "body": json.dumps({"password": "a1B2a1B2a1B2"})},
+        {"host": "zebra7", "body": json.dumps({"request": json.dumps({"api_key": "a1B2a1B2a1B2"})})},
+        {"host": "zebra7", "body": json.dumps({"Authorization": "Basic a1B2a1B2a1B2"})},
+        {"host": "zebra7", "body": json.dumps({"secret_access_key": "a1B2" * 10})},
+    ],
+)
+def test_secrets_behind_the_escapes_of_json_are_not_recalled(arguments: dict[str, str]) -> None:
+    with context() as ctx:
+        add_call(ctx, "deploy", json.dumps(arguments))
+        add_days(ctx, "late")
+        line = next(line for line in recalled(ctx, "Where did we deploy zebra7?") if line.startswith("- #2 "))
+    assert "redacted" in line
+    assert "a1B2a1B2" not in line
+
+
+def test_half_a_character_in_arguments_does_not_stop_a_request() -> None:
+    """JSON may escape a lone surrogate, which no request can hold."""
+    arguments = '{"content": "zebra \\ud83e is striped\\n' + "x" * 400 + '"}'
+    rules: dict[str, Any] = {"context_window": 4_000, "strategy": "sliding_window", "keep_last": 2, "counter": COUNTER}
+    with (
+        ModelServer() as server,
+        OpenAIChatBackend(model="m", base_url=server.base_url, api_key="x") as backend,
+        AgentContext(backend, **rules) as ctx,
+    ):
+        add_call(ctx, "write_file", arguments)
+        add_days(ctx, "late")
+        ctx.send("What of the zebra?")
+        assert "is striped" in json.dumps(server.requests[-1].body)
+
+
 def test_a_json_object_is_cut_at_its_list_when_it_is_long_only() -> None:
     short = {"order": "8C8K4E", "items": [{"name": f"part {n}", "price": 10 + n} for n in range(8)], "state": "sent"}
     long = {**short, "order": "LONG77", "items": [{"name": f"piece {n}", "price": 90 + n} for n in range(80)]}
+    medium = {**short, "order": "MID55", "items": [{"name": f"panel {n}", "price": 50 + n} for n in range(26)]}
+    assert 900 < len(json.dumps(medium)) < 1_000
     with context(context_window=1_500) as ctx:
         add_call(ctx, "look", "{}", json.dumps(short))
         add_call(ctx, "look_again", "{}", json.dumps(long))
@@ -301,6 +362,10 @@ def test_a_json_object_is_cut_at_its_list_when_it_is_long_only() -> None:
         line = next(line for line in recalled(ctx, "What is in LONG77?") if line.startswith("- #7 "))
         assert '"order": "LONG77"' in line
         assert '"piece 70"' not in line
+    with context(context_window=1_000) as ctx:
+        add_call(ctx, "look", "{}", json.dumps(medium))
+        add_days(ctx, "late")
+        assert f"- #3 tool: {json.dumps(medium)}" in recalled(ctx, "What is in MID55?"), "it fills the room"
 
 
 @pytest.mark.parametrize("before", ["", "look: ", "[2024-05-03 10:11] agent 7: ", "The result:\n"])
@@ -336,6 +401,8 @@ def test_json_with_a_name_before_it_is_cut_by_record(before: str) -> None:
         "need needs needed needing",
         "bring brings bringing",
         "house houses housed housing",
+        "embed embeds embedded embedding embeddings",
+        "die dies died",
     ],
 )
 def test_a_message_is_found_by_every_form_of_its_words(forms: str) -> None:
@@ -539,6 +606,23 @@ def test_of_a_long_message_the_sentences_near_in_meaning_come_before_a_word_of_t
         near = shown({(1, 0): 0.7, (1, 12): 0.8})
         assert "one ear is torn" in near
         assert "zebra is striped" not in near
+
+
+@pytest.mark.parametrize("counter", [COUNTER, TiktokenCounter()])
+@pytest.mark.parametrize("line", ["user: root {n}", "zebra"])
+def test_lines_of_a_file_that_was_written_never_take_more_than_the_budget(counter: Any, line: str) -> None:
+    """They have a sign between them where they are shown, and a mark where they read as a turn."""
+    code = "\n".join(line.format(n=n) for n in range(600))
+    call = ToolCallPart("c", "write_file", json.dumps({"path": "a.py", "content": code}))
+    message, count = assistant("", id="m", calls=[call]), MessageCounter(counter)
+    for budget_tokens in (400, 1_600, 3_000):
+        with MemoryStore() as store:
+            store.append(KEY, [Draft("m:m", MessageAdded(message))], documents=[index_entry(1, message)])
+            passages = run(
+                recall(KEY, "zebra root", budget_tokens=budget_tokens, visible=(), counter=count), Ports(store, count)
+            )
+        assert passages
+        assert count.count_text(render(passages)) <= tokens_of(passages, count) <= budget_tokens
 
 
 ENDS = (

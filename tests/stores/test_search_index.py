@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from ctxfold import Document, Draft, MemoryStore, MessageCounter, SessionKey, SqlStore, StoreCorruptError, user
 from ctxfold.effects import run
 from ctxfold.history.records import MessageAdded
+from ctxfold.history.terms import term_counts
 from ctxfold.protocols import Ports, Rewrite
 from ctxfold.retrieval.bm25 import ranked
 from ctxfold.stores.posting_leaves import FIRST_KEY, MAX_COUNT, hits_of, leaf_key, placed, with_hits
@@ -148,6 +149,19 @@ def test_terms_of_release_0_1_are_moved_to_those_of_this_one(url: str) -> None:
         "box-7": [(3, 1, 9)],
         "hous": [(3, 1, 9)],
     }
+
+
+def test_terms_that_a_new_worker_wrote_before_the_move_stay(url: str) -> None:
+    words = ["embedding", "embedded", "preceding", "infringed", "agreed", "carried", "died", "moved", "planned"]
+    with old_store(url) as store:
+        store.append(LONG, (), documents=[Document(n, term_counts(word), 1) for n, word in enumerate(words, 1)])
+        store.append(LONG, (), documents=[Document(99, term_counts("superseding"), 1)])
+        store.erase([Rewrite(LONG, 0, (), (), (99,), ())])
+        store.upgrade()
+        assert not any(store.postings(LONG, [*term_counts("superseding")]).by_term.values()), "it was erased"
+        for n, word in enumerate(words, 1):
+            (hits,) = store.postings(LONG, [*term_counts(word)]).by_term.values()
+            assert n in [hit[0] for hit in hits], word
 
 
 def test_a_leaf_row_takes_an_eighth_of_the_space(url: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 MARK = "[quoted]"
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e"
-    "\u2060-\u2069\u3164\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    "\u2060-\u2069\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 # a joiner is writing between letters of these scripts and between emoji (Persian, Indic, families); elsewhere it hides something
 _JOINED = "\u0600-\u08ff\u0900-\u109f\u1780-\u17ff\ufb50-\ufdff\ufe70-\ufefc\u2190-\u2bff\ufe0f\U0001f000-\U0001faff"
@@ -55,14 +55,17 @@ _SECRET_NAMES = (
     *("password", "passwd", "pwd", "passphrase"),
     *(f"{first}{link}{second}" for first, second in _NAME_PAIRS for link in ("", "_", "-")),
 )
+_QUOTE = r"\\*[\"']?"  # JSON in JSON has backslashes before it
+_WORD_BEGINS = r"(?:\b|(?<=\\[nrt]))"  # also behind the end of a line as JSON has it, whose last sign is a letter
 _NAMED_SECRET = (
-    r"(?<!\w)(?:passw(?:or)?d|pwd|passphrase|api[_-]?key|access[_-]?token|(?:client|secret)[_-]?(?:secret|key))"
-    r"[\"']?\s*[:=]\s*(?:\"[^\"\n]{6,}\"|'[^'\n]{6,}'|[^\s\"',;]{6,})"
+    r"(?:(?<!\w)|(?<=\\[nrt]))"
+    r"(?:passw(?:or)?d|pwd|passphrase|api[_-]?key|access[_-]?token|(?:client|secret)[_-]?(?:secret|key))"
+    rf"{_QUOTE}\s*[:=]\s*(?:\\*\"[^\"\n]{{6,}}\"|\\*'[^'\n]{{6,}}'|[^\s\"',;]{{6,}})"
 )
 _GITLAB = "pat|dt|ft|soat|rt|ptt|agent|oas|cbt|imt"
 # each with what its text in lower case holds at least: most texts hold none of it
 _SECRETS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
-    (name, signs, re.compile(pattern, flags))
+    (name, signs, re.compile(pattern.replace(r"\b", _WORD_BEGINS, 1) if pattern.startswith(r"\b") else pattern, flags))
     for name, signs, pattern, flags in (
         (
             "private key",
@@ -74,7 +77,12 @@ _SECRETS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
         ("OpenAI key", ("sk-",), r"\bsk-(?:proj-|svcacct-|admin-|or-v1-)?[\w-]{20,}", 0),
         ("Stripe key", ("sk_", "rk_"), r"\b[sr]k_(?:live|test)_\w{16,}", 0),
         ("AWS access key", ("akia", "asia", "abia", "acca"), r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b", 0),
-        ("AWS secret", ("secret",), r"(?<=secret)[\w ]{0,16}[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+]{40}(?![\w/+])", re.I),
+        (
+            "AWS secret",
+            ("secret",),
+            rf"(?<=secret)[\w ]{{0,16}}{_QUOTE}\s*[:=]\s*{_QUOTE}[A-Za-z0-9/+]{{40}}(?![\w/+])",
+            re.I,
+        ),
         (
             "GitHub token",
             ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
@@ -162,7 +170,7 @@ _SECRETS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
         (
             "authorization",
             ("authorization",),
-            r"(?<=authorization)[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+[\w.~+/=-]{8,}",
+            rf"(?<=authorization){_QUOTE}\s*[:=]\s*{_QUOTE}(?:bearer|basic|token)\s+[\w.~+/=-]{{8,}}",
             re.I,
         ),
         ("bearer token", ("bearer",), r"\bbearer\s+[\w.~+/-]{20,}=*", re.I),

@@ -20,6 +20,8 @@ WORD_CHARS = 24  # the terms of a token up to this length are remembered
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _TOKEN = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+(?:[-_.@/:][^\W_{_CJK}]+)*")
 _IS_CJK = re.compile(f"[{_CJK}]")
+_ESCAPED = re.compile(rf"\\([nrt])([^\W_{_CJK}]+)")  # in JSON, the word after the end of a line: a "\n" before "zebra"
+_CODE_POINT = re.compile(r"\\u([0-9a-fA-F]{4})")
 _PIECE = re.compile(r"[-_.@/:]")
 _PROSE = re.compile(r"[.!?]\s|,\s+(?:and|but|so|which)\b")
 _RULE = re.compile(r"[\s|:+=-]*")  # the line under a table's header
@@ -130,7 +132,10 @@ STOP_WORDS = frozenset(
 
 def terms(text: str) -> Iterator[str]:
     """Returns the search terms in order: lower-case words without stop words, lightly stemmed; identifiers whole and in pieces;
-    Chinese, Japanese and Korean as overlapping pairs of characters (a lone character as itself)."""
+    Chinese, Japanese and Korean as overlapping pairs of characters (a lone character as itself). Escapes of JSON are resolved;
+    a word behind that of a line's end counts with its letter and without, since a path may have it, too."""
+    if "\\" in text:
+        text = _ESCAPED.sub(r" \1\2 \2", _CODE_POINT.sub(lambda escape: chr(int(escape[1], 16)), text))
     tokens: list[str] = _TOKEN.findall(text.lower())
     return chain.from_iterable(_terms_of_word(t) if len(t) <= WORD_CHARS else _terms_of(t) for t in tokens)
 
@@ -276,14 +281,21 @@ def renewed(term: str) -> str:
 
 
 def _without_verb_ending(word: str) -> str:
+    """Returns a word of four letters or more without "-ed" and "-ing", until none is left: "embed" is that of "embedding", too."""
+    while len(word) > 3 and (shorter := _without_one_ending(word)) != word:
+        word = shorter
+    return word
+
+
+def _without_one_ending(word: str) -> str:
     if word.endswith(("reed", "teed")) and _VOWEL.search(word[:-3]):  # agreed, guaranteed; not need, freed
         word = word[:-1]
     ending = "ing" if word.endswith("ing") else "ed" if word.endswith("ed") and not word.endswith("eed") else ""
     stem = word.removesuffix(ending)
     if not ending or len(stem) < 2 or not _VOWEL.search(stem):
         return _without_e(word)
-    if ending == "ed" and stem.endswith("i"):  # tried
-        return f"{stem[:-1]}y"
+    if ending == "ed" and stem.endswith("i"):  # tried; died
+        return f"{stem[:-1]}y" if len(stem) > 2 else f"{stem}e"
     return f"{stem}e" if _LACKS_E.fullmatch(stem) else _without_e(stem)
 
 
