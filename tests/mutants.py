@@ -280,6 +280,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_recall.py::test_lines_of_a_file_that_was_written_never_take_more_than_the_budget",
         ),
         (
+            "words_that_every_call_has_ask_for_one_of_them",
+            "(t in called and w > IN_HALF)",
+            "t in called",
+            "retrieval/test_recall.py::test_words_that_every_call_has_do_not_ask_for_one_of_them",
+        ),
+        (
             "the_tail_gives_way_to_a_question_about_itself",
             "if best_in_archive < AS_WELL * best_in_tail:",
             "if False:",

@@ -21,6 +21,7 @@ from ctxfold import (
     OpenAIChatBackend,
     Postings,
     Record,
+    ScriptedBackend,
     SessionKey,
     SqlStore,
     TextPart,
@@ -269,6 +270,25 @@ def test_of_long_arguments_the_lines_that_match_are_recalled() -> None:
         assert "\\n" not in line, "texts of several lines are shown as lines, not as JSON"
         start = next(line for line in recalled(ctx, "What did write_file do to app.py?") if line.startswith("- #2 "))
         assert 'write_file({"path": "app.py", "mode": 420})' in start
+
+
+def test_words_that_every_call_has_do_not_ask_for_one_of_them() -> None:
+    """Each call that wrote a module has the words of "Write module 7.", and one of them has a word of its own."""
+    names = [f"module_{n}" for n in range(12)]
+    names[3] = "module_flamingo"
+    code = "\n".join(f"module line {n}: write this" for n in range(200))
+    calls = [
+        assistant("", id=f"a{n}", calls=[ToolCallPart(f"c{n}", "write", json.dumps({"path": name, "content": code}))])
+        for n, name in enumerate(names)
+    ]
+    backend = ScriptedBackend([each for call in calls for each in (call, "Done.")])
+    with AgentContext(backend, counter=COUNTER, context_window=16_000) as ctx:
+        for n in range(12):
+            ctx.send(f"Write module {n}.")
+            ctx.send(tool_result(f"c{n}", "ok", id=f"r{n}"))
+        assert ctx.usage().compactions, "the arguments of earlier calls are excerpts"
+        assert not any("Passages recalled" in m.text for each in backend.requests for m in each.messages)
+        assert "module_flamingo" in ctx.window(recall=True, question="Which module has the flamingo?").recalled
 
 
 def test_secrets_in_arguments_are_not_recalled() -> None:
