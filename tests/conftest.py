@@ -18,7 +18,6 @@ import pytest
 from ctxfold import AgentContext
 from tests.support.connections import open_connections, watch_async_clients
 from tests.support.driven import Driven, context
-from tests.support.postgres_schema import empty, fresh_schema
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
@@ -161,6 +160,10 @@ def postgres_url() -> str:
 
 @pytest.fixture(scope="session")
 def kept_schema(postgres_url: str) -> Iterator[str]:
+    from tests.support.postgres_schema import (
+        fresh_schema,
+    )  # needs a driver, which the source distribution is tested without
+
     with fresh_schema(postgres_url) as url:
         yield url
 
@@ -168,6 +171,8 @@ def kept_schema(postgres_url: str) -> Iterator[str]:
 @pytest.fixture
 def emptied_schema(kept_schema: str) -> Iterator[str]:
     """URL of a PostgreSQL schema without rows, whose tables an earlier test may have made; a test uses one at a time."""
+    from tests.support.postgres_schema import empty
+
     yield kept_schema
     empty(kept_schema)
 

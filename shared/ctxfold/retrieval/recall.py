@@ -65,6 +65,7 @@ TOKENS_PER_TERM, LINE_TOKENS = 2, 12  # to estimate the size of a message before
 LEAST_LINE = 12  # tokens of a short line; with fewer left no further one is tried
 DATE_TOKENS = 8  # of a day in front of a line
 SHORT_CHARS = 320  # a message up to this length is shown whole
+BEGINNING_CHARS = 240  # of a message, in which it may point back; what is remembered of it
 LATER = 0.1  # of the best score: how much later a long message is shown whole than a short one
 OWN = 0.5  # weight of a sentence's own score; the rest is its message's
 GAP_TOKENS = 3
@@ -297,14 +298,14 @@ def _with_continuations(
     continued = dict(scores)
     for seq, previous in before.items():
         each = readings.get(seq)
-        if each is not None and scores[previous] > scores.get(seq, 0.0) and _points_back(each.text):
+        if each is not None and scores[previous] > scores.get(seq, 0.0) and _points_back(each.text[:BEGINNING_CHARS]):
             continued[seq] = scores[previous]
     return dict(best_first(continued))
 
 
 @lru_cache(maxsize=4_096)
 def _points_back(text: str) -> bool:
-    """Tells whether a message, after its stamp, begins with a word for what was said before."""
+    """Tells whether the beginning of a message has, after its stamp, a word for what was said before."""
     return _POINTS_BACK.match(text, len(_stamp(text))) is not None
 
 
