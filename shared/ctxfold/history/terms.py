@@ -132,8 +132,8 @@ STOP_WORDS = frozenset(
 
 def terms(text: str) -> Iterator[str]:
     """Returns the search terms in order: lower-case words without stop words, lightly stemmed; identifiers whole and in pieces;
-    Chinese, Japanese and Korean as overlapping pairs of characters (a lone character as itself). Escapes of JSON are resolved;
-    a word behind that of a line's end counts with its letter and without, since a path may have it, too."""
+    Chinese, Japanese and Korean as overlapping pairs of characters (a lone character as itself). Escapes of JSON are resolved: the
+    word behind `\\n` counts with the "n" and without, since `C:\\new` is a path."""
     if "\\" in text:
         text = _ESCAPED.sub(r" \1\2 \2", _CODE_POINT.sub(lambda escape: chr(int(escape[1], 16)), text))
     tokens: list[str] = _TOKEN.findall(text.lower())
@@ -281,7 +281,7 @@ def renewed(term: str) -> str:
 
 
 def _without_verb_ending(word: str) -> str:
-    """Returns a word of four letters or more without "-ed" and "-ing", until none is left: "embed" is that of "embedding", too."""
+    """Returns a word without "-ed" and "-ing", as often as it ends with one: "embedding" and "embed" become the same term."""
     while len(word) > 3 and (shorter := _without_one_ending(word)) != word:
         word = shorter
     return word
