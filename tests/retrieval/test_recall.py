@@ -435,6 +435,33 @@ def test_a_message_is_found_by_every_form_of_its_words(forms: str) -> None:
             assert {hit.message_id for hit in ctx.search(word)} == {*words}
 
 
+@pytest.mark.parametrize(
+    ("name", "question"),
+    [
+        ("FileType", "Where is the file type?"),
+        ("parseHTTPHeader", "Which one parses headers?"),
+        ("aiohttp.ClientSession", "How long does a session live?"),
+        ("MAX_RedirectsError", "Are there errors on redirecting?"),
+        ("Time2Internaldate", "internaldate"),
+        ("InterpolationMissingOptionError", "interpolation of options"),
+    ],
+)
+def test_a_name_in_camel_case_is_found_by_its_words_and_as_a_whole(name: str, question: str) -> None:
+    with context() as ctx:
+        ctx.add([user(f"Zoe looks at {name} here.", id="u"), assistant("He waits.", id="a")])
+        add_days(ctx, "late")
+        for query in (question, name, name.lower()):
+            assert [hit.message_id for hit in ctx.search(query)] == ["u"]
+
+
+def test_data_is_not_split_into_words() -> None:
+    with context() as ctx:
+        ctx.add([user("Zoe has the key aGVsbG8gd29ybGQhIFRoaXMgaXM and the sizes kHz and mL.", id="u")])
+        add_days(ctx, "late")
+        for piece in ("gd29ybgqhifrhaxmgaxm", "gvsb", "hz", "ml"):
+            assert bool(ctx.search(piece)) == (piece == "ml"), "a whole word is found, part of one is not"
+
+
 def test_words_that_only_look_like_a_form_of_another_stay_apart() -> None:
     pairs = [
         "bring br",

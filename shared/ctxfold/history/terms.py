@@ -15,6 +15,8 @@ MAX_JSON_CHARS = 200_000  # longer JSON is split as text
 LEAST_ROWS = 3  # lines with equal columns that make a table
 WHOLE_OBJECT_CHARS = 1_000  # a JSON object up to this length is one record
 MAX_TERM_CHARS = 256  # a longer word is data; it is found by its beginning
+LONGEST_NAME = 64  # characters of a name that is split into its words
+LEAST_MEAN_CHARS = 3  # of the words of a name, on average; base64 has shorter ones
 WORD_CHARS = 24  # the terms of a token up to this length are remembered
 
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
@@ -25,6 +27,7 @@ _CODE_POINT = re.compile(r"\\u([0-9a-fA-F]{4})")
 _PIECE = re.compile(r"[-_.@/:]")
 _PROSE = re.compile(r"[.!?]\s|,\s+(?:and|but|so|which)\b")
 _RULE = re.compile(r"[\s|:+=-]*")  # the line under a table's header
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of "parseHTTPHeader"
 _VOWEL = re.compile(r"[aeiou]|(?<!^)y")
 _LACKS_E = re.compile(r"[^aeiou]?[aeiouy][^aeiouwxy]")  # what is left of "moved" or "using"
 # a time, a name or a heading, if any
@@ -136,19 +139,35 @@ def terms(text: str) -> Iterator[str]:
     word behind `\\n` counts with the "n" and without, since `C:\\new` is a path."""
     if "\\" in text:
         text = _ESCAPED.sub(r" \1\2 \2", _CODE_POINT.sub(lambda escape: chr(int(escape[1], 16)), text))
-    tokens: list[str] = _TOKEN.findall(text.lower())
+    tokens: list[str] = _TOKEN.findall(text)
     return chain.from_iterable(_terms_of_word(t) if len(t) <= WORD_CHARS else _terms_of(t) for t in tokens)
 
 
 def _terms_of(token: str) -> tuple[str, ...]:
-    long = len(token) > MAX_TERM_CHARS
-    if token.isascii() and token.isalnum():  # most are
-        return () if token in STOP_WORDS else (token[:MAX_TERM_CHARS] if long else _stem(token),)
-    if _IS_CJK.match(token):
-        return tuple(token[i : i + 2] for i in range(max(1, len(token) - 1)))
+    word = token.lower()
+    if word.isascii() and word.isalnum():  # most are
+        if word in STOP_WORDS:
+            return ()
+        whole = word[:MAX_TERM_CHARS] if len(word) > MAX_TERM_CHARS else _stem(word)
+        return (whole, *_words_within(token)) if word[1:] != token[1:] else (whole,)
+    if _IS_CJK.match(word):
+        return tuple(word[i : i + 2] for i in range(max(1, len(word) - 1)))
     pieces = _PIECE.split(token)
-    whole = (token[:MAX_TERM_CHARS],) if len(pieces) > 1 else ()
-    return (*whole, *(_stem(p[:MAX_TERM_CHARS]) for p in pieces if p not in STOP_WORDS))
+    found = [word[:MAX_TERM_CHARS]] if len(pieces) > 1 else []
+    for piece in pieces:
+        if (lower := piece.lower()) not in STOP_WORDS:
+            found.append(_stem(lower[:MAX_TERM_CHARS]))
+        found += _words_within(piece)
+    return tuple(found)
+
+
+def _words_within(name: str) -> Iterator[str]:
+    """Yields the terms of the words of a name such as "parseHTTPHeader"; none where they are so short that it may be data."""
+    words = _HUMP.split(name) if len(name) <= LONGEST_NAME else []
+    if 1 < len(words) <= len(name) / LEAST_MEAN_CHARS:
+        for word in words:
+            if len(word) > 1 and (lower := word.lower()) not in STOP_WORDS:
+                yield _stem(lower)
 
 
 _terms_of_word = lru_cache(maxsize=16_384)(_terms_of)
