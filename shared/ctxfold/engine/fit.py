@@ -307,6 +307,7 @@ class WindowFitter:
                 likeness=likeness,
                 readings=open_session.passage_cache,
                 older=older,
+                context=_beside_excerpts(view, tail),
                 reaching=_works_with_tools(view),
             )
             return (yield from chosen(matches, share_tokens, counter, now_s=now_s))
@@ -544,6 +545,18 @@ def _works_with_tools(view: View) -> bool:
     """Tells whether one of the newest messages is a tool's result."""
     newest = islice(chain(reversed(view.turn), reversed(view.live)), NEWEST)
     return any(e.message.role == "tool" for e in newest)
+
+
+def _beside_excerpts(view: View, tail: Container[int]) -> list[Entry]:
+    """Returns what users and models said, before the question, beside tool outputs that are excerpts; without any, nothing.
+
+    Messages of the `tail` that may give way are left out.
+    """
+    before, _ = view.parted()
+    if not any(e.shown_seq for e in before):
+        return []
+    spoken = (e for e in before if e.message.role in ("user", "assistant") and e.message.kind == "message")
+    return [e for e in spoken if not e.shown_seq and e.seq not in tail]
 
 
 def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> list[Sequence[Entry]]:

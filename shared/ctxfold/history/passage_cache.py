@@ -78,7 +78,7 @@ class Reading:
 
 
 class PassageCache:
-    """Holds what questions of one session read last: readings by seq, `hits` of its index, and the index of messages of the tail.
+    """Holds what questions of one session read last: readings by seq, `hits` of its index, and the index of visible messages.
 
     Safe across threads.
     """
@@ -96,6 +96,11 @@ class PassageCache:
         readings = {r.seq: each for r in records if (each := reading(r)) is not None}
         self._by_seq.update(readings)
         return readings
+
+    def unread(self, messages: Mapping[int, Message]) -> list[Message]:
+        """Returns those of these messages, by seq, that `live_index` has not read."""
+        last, _ = self._live
+        return [message for seq, message in messages.items() if last.get(seq) is not message]
 
     def live_index(self, messages: Mapping[int, Message], counts: Callable[[Message], Mapping[str, int]]) -> LiveIndex:
         """Returns the index of these messages, by seq, whose terms `counts` finds; those of the last call are not read again."""

@@ -8,7 +8,7 @@ the view stays searchable and is not recalled.
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -19,13 +19,14 @@ from typing import NamedTuple
 
 from ctxfold.effects import Flow, StoreCall, off_loop
 from ctxfold.history.passage_cache import CHUNK_SENTENCES, Chunk, PassageCache, Reading
+from ctxfold.history.posting_cache import LiveIndex
 from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.records import Body, Cleared, MessageRemoved, SessionKey
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, View
 from ctxfold.protocols import Document, Store, TokenCounter
 from ctxfold.retrieval.bm25 import best_first, ranked, sizes
-from ctxfold.session_state import index_entry, index_terms
+from ctxfold.session_state import index_entry, index_terms, searchable_chars
 
 __all__ = [
     "Matches",
@@ -51,6 +52,8 @@ REACHES_BACK = (
 )
 IN_HALF = log(2)  # weight of a term that half of all messages have
 LOOKED_AT = 8  # best messages that are looked at for that
+LONG_NUMBER = 3  # digits; a shorter one stands in most calls and outputs by chance
+RARELY = 0.25  # of the visible messages of a role: a term that more of them have says nothing about the outputs beside
 AS_WELL = 0.7  # of the best score among older messages of the tail: from here on a question is about the archive too
 RECENCY = 0.02  # of the weight of all query terms: what a message loses each time that its distance grows e times
 RECENT = 50  # messages, added to the distance: among the newest ones age counts little
@@ -142,12 +145,14 @@ def search(
     likeness: Mapping[Chunk, float] | None = None,
     readings: PassageCache | None = None,
     older: Sequence[Entry] = (),
+    context: Sequence[Entry] = (),
     reaching: bool = False,
 ) -> Flow[Matches]:
     """Finds the archived messages that bear on `query`, as many as may fit, without the records in `visible`.
 
     `likeness` are chunks found by meaning; `readings` caches messages of the session. With `older`, messages of the tail that
     are searched too and are not in `visible`, nothing is found where one of them matches the query better than the archive.
+    `context` are visible messages beside outputs that are excerpts: they speak for these, as neighbours, and are not found.
     With `reaching`, nothing is found for a question that does not reach back: of which no message has the terms that matter.
     """
     query_terms, likeness = term_counts(query), likeness or {}
@@ -155,20 +160,23 @@ def search(
         return Matches({}, {}, {}, {})
     readings = readings or PassageCache()
     originals = {e.seq: e.message for e in older if not e.shown_seq and e.message.kind == "message"}
-    tail = readings.live_index(originals, index_terms)
-    ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=tail)
+    spoken = {e.seq: e.message for e in context}
+    beside = originals | spoken
+    unread = sum(map(searchable_chars, readings.unread(beside)))
+    live = yield from off_loop(lambda: readings.live_index(beside, index_terms), unread)
+    ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=live)
     if originals:
         best_in_tail = next((score for seq, score in ranking if seq in originals), 0.0)
-        best_in_archive = next((score for seq, score in ranking if seq not in originals), 0.0)
+        best_in_archive = next((score for seq, score in ranking if seq not in beside), 0.0)
         if best_in_archive < AS_WELL * best_in_tail:
             return Matches({}, {}, weights, {})
-    own = _mixed([(seq, score) for seq, score in ranking if seq not in visible], likeness)
+    own = _mixed([(seq, score) for seq, score in ranking if seq not in visible or seq in spoken], likeness)
     if not own:
         return Matches({}, {}, weights, {})
     best_score = ranking[0][1] if ranking else 0.0
     age_weight = RECENCY * (fsum(weights.values()) / best_score if best_score else 1.0)
     size, lengths = yield from sizes(key, _around(own), readings.hits)
-    lengths |= tail.lengths
+    lengths |= live.lengths
     scores, before = _with_neighbours(own, size, lengths, budget_tokens, visible, age_weight)
     seqs = scores.keys() | before.keys()
     known = readings.known(seqs)
@@ -176,22 +184,44 @@ def search(
         records = yield from StoreCall(Store.fetch, key, tuple(sorted(seqs - known.keys())))
         known |= readings.keep(records)
     matches = Matches(_with_continuations(scores, before, known), known, weights, likeness)
-    return Matches({}, {}, weights, {}) if reaching and not likeness and _covered(matches) < REACHES_BACK else matches
+    if reaching and not likeness and _covered(matches, _rarely_said(context, live, weights)) < REACHES_BACK:
+        return Matches({}, {}, weights, {})
+    return matches
 
 
-def _covered(matches: Matches) -> float:
-    """Returns which share of the weight of all query terms a message has at most, among the best ones.
+def _covered(matches: Matches, context: Mapping[int, Collection[str]]) -> float:
+    """Returns which share of the weight of the query's terms a message has at most, among the best ones.
 
-    Of a tool call those terms count that fewer than half of all messages have: where an agent writes module after module, each
-    call has the words of "Write module 7.", which asks for none of them.
+    What the `context` says directly before a message counts as its own. Of a tool call those terms count that fewer than half of
+    all messages have: where an agent writes module after module, each call has the words of "Write module 7.", which asks for none
+    of them. Nor do short numbers of calls and outputs count.
     """
     total, best = fsum(matches.weights.values()), 0.0
     for seq in islice(matches.scores, LOOKED_AT):
-        if seq in matches.readings:
-            said, called = matches.readings[seq].terms
-            held = (w for t, w in matches.weights.items() if t in said or (t in called and w > IN_HALF))
-            best = max(best, fsum(held))
+        if (each := matches.readings.get(seq)) is not None:
+            said, called = each.terms
+            held = {t for t, w in matches.weights.items() if t in said or (t in called and w > IN_HALF)}
+            chance = {t for t in held if t.isdigit() and len(t) < LONG_NUMBER and (t in called or each.role == "tool")}
+            before = (context.get(seq - steps, ()) for steps in range(1, len(NEXT_TO) + 1))
+            best = max(best, fsum(map(matches.weights.__getitem__, (held - chance).union(*before))))
     return best / total if total else 0.0
+
+
+def _rarely_said(context: Sequence[Entry], live: LiveIndex, query_terms: Iterable[str]) -> dict[int, set[str]]:
+    """Returns which of the query's terms each message of the context has, without those that are usual in its role.
+
+    Each command has the words of "Read the page of Visby.", and each call the name of the tool: they say nothing about an output.
+    """
+    roles = {e.seq: e.message.role for e in context}
+    most = {role: RARELY * (count + 1) for role, count in Counter(roles.values()).items()}
+    said: dict[int, set[str]] = {}
+    for term in query_terms:
+        seqs = [seq for seq, _, _ in live.hits.get(term, ()) if seq in roles]
+        times = Counter(map(roles.__getitem__, seqs))
+        for seq in seqs:
+            if times[roles[seq]] <= most[roles[seq]]:
+                said.setdefault(seq, set()).add(term)
+    return said
 
 
 def _mixed(ranking: Sequence[tuple[int, float]], likeness: Mapping[Chunk, float]) -> dict[int, float]:
@@ -220,7 +250,7 @@ def _around(own: Mapping[int, float]) -> list[int]:
 
 
 def _with_neighbours(
-    own: Mapping[int, float],
+    own: dict[int, float],
     size: tuple[int, int],
     lengths: Mapping[int, int],
     budget_tokens: int,
@@ -232,7 +262,10 @@ def _with_neighbours(
     Also returns, of the messages that directly follow one of these, which one that is.
     """
     order = sorted(lengths)
-    scores = {**own, **{seq: score for seq, score in _summed(own, order, lengths) if seq not in visible}}
+    summed = own | dict(_summed(own, order, lengths))
+    scores = {seq: score for seq, score in summed.items() if seq not in visible}
+    if not scores:
+        return {}, {}
     documents, total_length = size
     mean = total_length / max(1, documents)
     records_each = max(1.0, max(scores) / max(1, documents))

@@ -1,0 +1,72 @@
+"""A tool's output that is shown as an excerpt is recalled for questions that name what was asked, or called, to get it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from ctxfold import Message, ToolCallPart, assistant, tool_result, user
+from tests.support.driven import Driven, scripted
+
+Make = Callable[..., Driven]
+MODULES = ("falcon", "heron", "osprey", "kestrel", "plover", "curlew", "dunlin", "avocet", "whimbrel", "godwit")
+
+
+def outline(place: int) -> str:
+    """Returns the lines of a module's functions; each module has the same ones, at lines of its own."""
+    return "\n".join(f"{1_000 * place + 7 * n}: def step_{n}(value)" for n in range(120))
+
+
+def reads(place: int) -> list[Message]:
+    name = MODULES[place]
+    call = ToolCallPart(f"c{place}", "outline", json.dumps({"path": f"src/{name}.py"}))
+    return [
+        user(f"Look at the functions of {name}.", id=f"u{place}"),
+        assistant("", id=f"t{place}", calls=[call]),
+        tool_result(call.id, outline(place), id=f"r{place}"),
+        assistant("I have looked at them.", id=f"a{place}"),
+    ]
+
+
+def filled(make: Make, *backend: object) -> Driven:
+    ctx = make(*backend, context_window=6_000)
+    for place in range(len(MODULES)):
+        ctx.add(reads(place))
+    shown = {m.id: m.text for m in ctx.window().messages}
+    assert set(shown) == {f"{kind}{place}" for kind in "utra" for place in range(len(MODULES))}, "nothing is summarised"
+    assert "step_60" not in shown["r1"], "the output is an excerpt"
+    return ctx
+
+
+def test_an_output_is_found_by_the_words_of_its_call(make: Make) -> None:
+    ctx = filled(make)
+    recalled = ctx.window(recall=True, question="At which line of src/heron.py does step_60 begin?").recalled
+    assert "1420: def step_60(value)" in recalled
+
+
+def test_an_output_is_found_by_the_words_of_the_question_before_it(make: Make) -> None:
+    ctx = filled(make)
+    recalled = ctx.window(recall=True, question="What is the line of step_60 among the functions of osprey?").recalled
+    assert "2420: def step_60(value)" in recalled
+
+
+def test_words_of_every_command_and_call_bring_no_output(make: Make) -> None:
+    ctx = filled(make)
+    assert ctx.window(recall=True, question="Look at the functions of src/sanderling.py.").recalled == ""
+
+
+def test_the_question_is_no_reason_to_recall_what_it_asks_for(make: Make) -> None:
+    """The command stands in the conversation when it is sent, beside what its own tools return."""
+    call = ToolCallPart("c", "outline", '{"path": "src/sanderling.py"}')
+    backend = scripted(assistant("", id="t", calls=[call]), "I have looked at them.")
+    ctx = filled(make, backend)
+    ctx.send("Look at the functions of src/sanderling.py.")
+    ctx.send(tool_result("c", outline(50), id="r"))
+    assert not any("Passages recalled" in m.text for each in backend.requests for m in each.messages)
+
+
+def test_nobody_but_the_output_is_recalled(make: Make) -> None:
+    """The call and the question are in the window already."""
+    ctx = filled(make)
+    recalled = ctx.window(recall=True, question="At which line of src/heron.py does step_60 begin?").recalled
+    assert {line.split()[2] for line in recalled.splitlines()[1:]} == {"tool:"}
