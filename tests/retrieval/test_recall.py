@@ -717,3 +717,14 @@ def test_the_lines_shown_are_counted_as_the_whole_text_is(texts: list[tuple[str,
     assert tokens <= tokens_of(passages, counter) <= budget_tokens
     if passages and all(len(message.text) <= SHORT_CHARS for message in messages):  # each is shown whole
         assert tokens_of(passages, counter) - tokens <= 9, "only the heading has some to spare"
+
+
+def test_a_word_of_most_lines_chooses_none_of_them() -> None:
+    """Of a file about nodes, the function that was asked for is shown with what stands below it."""
+    lines = [f"{n}: node = walk(node, {n})" for n in range(300)]
+    lines[150:152] = ["150: def deepcopy(self):", "151: # children are duplicated before their parent"]
+    with context(context_window=2_000) as ctx:
+        ctx.add([user("Read the file.", id="u"), assistant("\n".join(lines), id="a")])
+        add_days(ctx, "late")
+        line = next(line for line in recalled(ctx, "What does deepcopy do to a node?") if line.startswith("- #2 "))
+    assert "children are duplicated" in line

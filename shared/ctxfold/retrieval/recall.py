@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from math import fsum, log
 from typing import NamedTuple
 
@@ -60,6 +60,7 @@ RECENT = 50  # messages, added to the distance: among the newest ones age counts
 FLOOR = 0.1  # of the best score; weaker messages are noise
 NEIGHBOURS = 3  # sentences on either side that add to the score of one
 NEIGHBOUR = 0.5  # weight of the sentence beside (its square for the next)
+HALF_SENTENCES = 100  # in a message of so many, half of a term's rarity among its sentences counts
 BY_STEPS = tuple(NEIGHBOUR**steps for steps in range(NEIGHBOURS + 1))
 WHOLE_RATIO = 0.5  # a message of up to this share of the budget, less OTHERS_TOKENS, may be shown whole
 OTHERS_TOKENS = 100
@@ -497,14 +498,22 @@ def _date(days: int) -> str:
 def sentence_scores(each: Reading, weights: Mapping[str, float]) -> list[float]:
     """Returns how well each sentence matches the query.
 
-    Each query term in a sentence counts once; the best neighbour adds half, a quarter or an eighth of its score when it is one, two
-    or three sentences away. Measured on the BFCL memory questions (`python -m tests.benchmarks evidence`): any reach of 2 or 3 with
-    weights of 0.5 to 0.7 finds more than the direct neighbours alone.
+    Each query term in a sentence counts once, and in a long message the less, the more of its sentences have the term: where most
+    lines of a file name a node, that word chooses none of them. The best neighbour adds half, a quarter or an eighth of its score
+    when it is one, two or three sentences away. Measured on the BFCL memory questions (`python -m tests.benchmarks evidence`): any
+    reach of 2 or 3 with weights of 0.5 to 0.7 finds more than the direct neighbours alone.
     """
     query_terms = frozenset(weights)
+    held = [terms & query_terms for _, terms in each.sentences]
+    count = len(held)
+    power = count / (count + HALF_SENTENCES)
+    rarity = {
+        term: weights[term] * (log(1 + count / times) / log(1 + count)) ** power
+        for term, times in Counter(chain.from_iterable(held)).items()
+    }
     # fsum is exact: the order of a set differs from process to process
-    own_scores = [fsum(map(weights.__getitem__, terms & query_terms)) for _, terms in each.sentences]
-    return [own_scores[place] + _neighbour_score(own_scores, place) for place in range(len(own_scores))]
+    own_scores = [fsum(map(rarity.__getitem__, terms)) for terms in held]
+    return [own_scores[place] + _neighbour_score(own_scores, place) for place in range(count)]
 
 
 def _neighbour_score(scores: Sequence[float], place: int) -> float:
