@@ -154,6 +154,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_arguments.py::test_bound_reasoning_keeps_its_prefix_within_a_turn",
         ),
         (
+            "nobody_speaks_for_an_excerpt",
+            "context=_beside_excerpts(view, tail),",
+            "context=(),",
+            "retrieval/test_recall_beside_excerpts.py",
+        ),
+        (
             "an_agents_commands_bring_passages_too",
             "reaching=_works_with_tools(view),",
             "reaching=False,",
@@ -211,7 +217,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "nothing_stays_free_for_tool_rounds",
             "return stage.rules.budget_tokens // FREE_PART if tools else 0",
             "return 0",
-            "retrieval/test_tail_gives_way.py::test_the_request_begins_alike_all_turn_long",
+            "retrieval/test_tail_gives_way.py::test_results_of_tools_keep_an_eighth_of_the_budget_free",
         ),
         (
             "a_chat_keeps_room_free_for_tool_rounds",
@@ -265,6 +271,24 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_recall.py::test_words_at_the_beginning_of_a_line_of_an_argument_are_found",
         ),
         (
+            "names_in_camel_case_are_one_word",
+            "return (whole, *_words_within(token)) if word[1:] != token[1:] else (whole,)",
+            "return (whole,)",
+            "retrieval/test_recall.py::test_a_name_in_camel_case_is_found_by_its_words_and_as_a_whole",
+        ),
+        (
+            "names_within_dotted_names_are_one_word",
+            "        found += _words_within(piece)\n",
+            "",
+            "retrieval/test_recall.py::test_a_name_in_camel_case_is_found_by_its_words_and_as_a_whole",
+        ),
+        (
+            "data_is_split_like_a_name",
+            "if 1 < len(words) <= len(name) / LEAST_MEAN_CHARS:",
+            "if 1 < len(words):",
+            "retrieval/test_recall.py::test_data_is_not_split_into_words",
+        ),
+        (
             "an_object_is_always_cut_at_its_list",
             "whole = isinstance(value, dict) and len(text) <= WHOLE_OBJECT_CHARS",
             "whole = False",
@@ -278,6 +302,36 @@ MUTANTS: tuple[Mutant, ...] = (
             'count(_quoted("", text)) + 2',
             "count(text) + 2",
             "retrieval/test_recall.py::test_lines_of_a_file_that_was_written_never_take_more_than_the_budget",
+        ),
+        (
+            "usual_words_of_commands_ask_for_the_outputs_beside",
+            "if times[roles[seq]] <= most[roles[seq]]:",
+            "if seq:",
+            "retrieval/test_recall_beside_excerpts.py::test_words_of_every_command_and_call_bring_no_output",
+        ),
+        (
+            "what_is_said_before_an_output_does_not_count",
+            "(held - chance).union(*before)",
+            "(held - chance)",
+            "retrieval/test_recall_beside_excerpts.py",
+        ),
+        (
+            "a_page_number_asks_for_an_output_with_that_number",
+            "LONG_NUMBER = 3 ",
+            "LONG_NUMBER = 0 ",
+            "retrieval/test_recall.py retrieval/test_reaching_back.py",
+        ),
+        (
+            "visible_messages_are_recalled",
+            "for seq, score in summed.items() if seq not in visible}",
+            "for seq, score in summed.items()}",
+            "retrieval/test_recall_beside_excerpts.py::test_nobody_but_the_output_is_recalled",
+        ),
+        (
+            "a_word_of_most_lines_chooses_among_them",
+            "power = count / (count + HALF_SENTENCES)",
+            "power = 0.0",
+            "retrieval/test_recall.py::test_a_word_of_most_lines_chooses_none_of_them",
         ),
         (
             "words_that_every_call_has_ask_for_one_of_them",

@@ -28,7 +28,7 @@ from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.recall import recall
 from ctxfold.session_state import index_entry
-from tests.benchmarks import agent_logs, recall_quality
+from tests.benchmarks import agent_logs, coding_logs, recall_quality
 from tests.benchmarks.data import bfcl, plain
 from tests.benchmarks.sheets import Cell, Sheet
 
@@ -253,6 +253,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
         recall_quality.by_meaning(quick=quick),
         recall_quality.curve(quick=quick),
         agent_logs.table(quick=quick),
+        coding_logs.table(quick=quick),
     ]
 
 

@@ -65,6 +65,16 @@ def test_the_question_is_no_reason_to_recall_what_it_asks_for(make: Make) -> Non
     assert not any("Passages recalled" in m.text for each in backend.requests for m in each.messages)
 
 
+def test_a_question_does_not_speak_for_the_outputs_before_it(make: Make) -> None:
+    """What is recalled is the same whether the question is asked about the window, or sent and stands in it."""
+    question = "At which line of src/heron.py and src/plover.py does step_60 begin?"
+    backend = scripted("I have looked it up.")
+    ctx = filled(make, backend)
+    expected = ctx.window(recall=True, question=question).recalled
+    ctx.send(question)
+    assert [m.text for m in backend.requests[-1].messages if "Passages recalled" in m.text] == [expected]
+
+
 def test_nobody_but_the_output_is_recalled(make: Make) -> None:
     """The call and the question are in the window already."""
     ctx = filled(make)

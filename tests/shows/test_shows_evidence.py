@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctxfold import SqlStore
-from tests.benchmarks import agent_logs, evidence
+from tests.benchmarks import agent_logs, coding_logs, evidence
 from tests.benchmarks.data import DataMissingError
 from tests.support.postgres_schema import fresh_schema
 
@@ -35,6 +35,14 @@ def test_what_tools_returned_and_were_called_with_is_in_the_window() -> None:
     assert len(rows) > 200
     assert ours >= 0.97
     assert ours > near > plain
+
+
+@pytest.mark.parametrize("window", [8_000, 16_000])
+def test_what_a_coding_agent_has_read_and_tried_is_in_the_window(window: int) -> None:
+    """Modules that nobody looked at for a rule. At 16,000 tokens most outputs are excerpts that stand in the window."""
+    rows = [row for work in coding_logs.sessions("not looked at") for row in coding_logs.answered(work, window)]
+    assert len(rows) > 180
+    assert sum(bool(ours) for ours, _, _ in rows) / len(rows) >= 0.95
 
 
 @pytest.mark.parametrize("language", evidence.CJK)
