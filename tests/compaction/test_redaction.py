@@ -153,6 +153,7 @@ def test_a_credential_is_named_instead_of_shown(name: str) -> None:
     [
         *("password", "passwd", "pwd", "passphrase", "api_key", "API-Key", "apikey", "access token", "accessToken"),
         *("access_token", "client_secret", "clientSecret", "client-key", "secret_key", "secretKey", "Secret_Secret"),
+        *("DB_PASSWORD", "MY_APP_2_API_KEY", "GITHUB_ACCESS_TOKEN"),
     ],
 )
 def test_what_is_called_a_secret_is_not_shown(name: str) -> None:
@@ -179,6 +180,7 @@ def test_ordinary_identifiers_stay() -> None:
         "patients in 14 wards, figures and fig_2, sl.no 4, hvac.example, glance-at-the-table-of-numbers",
         "toolu_01A09q90qw90lq917835lq9 call_abc123 chatcmpl-9aBcDeFgHiJkLmNoPqRs",
         "12345678:30 SKU-12345 ATLANTIC LTAIR cioppino tskey",
+        "self.user_password: str = forms.CharField(max_length=40)",
     )
     for text in ordinary:
         assert redacted(text) == text
