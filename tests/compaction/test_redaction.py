@@ -153,7 +153,8 @@ def test_a_credential_is_named_instead_of_shown(name: str) -> None:
     [
         *("password", "passwd", "pwd", "passphrase", "api_key", "API-Key", "apikey", "access token", "accessToken"),
         *("access_token", "client_secret", "clientSecret", "client-key", "secret_key", "secretKey", "Secret_Secret"),
-        *("DB_PASSWORD", "MY_APP_2_API_KEY", "GITHUB_ACCESS_TOKEN"),
+        *("DB_PASSWORD", "MY_APP_2_API_KEY", "GITHUB_ACCESS_TOKEN", "AWS_SECRET_ACCESS_KEY", "aws_secret_access_key"),
+        *("secretAccessKey", "JWT_SECRET", "auth_token", "refreshToken"),
     ],
 )
 def test_what_is_called_a_secret_is_not_shown(name: str) -> None:
@@ -181,6 +182,7 @@ def test_ordinary_identifiers_stay() -> None:
         "toolu_01A09q90qw90lq917835lq9 call_abc123 chatcmpl-9aBcDeFgHiJkLmNoPqRs",
         "12345678:30 SKU-12345 ATLANTIC LTAIR cioppino tskey",
         "self.user_password: str = forms.CharField(max_length=40)",
+        "no_secret=open_to_all EOS_TOKEN=<|end_of_text|> max_tokens=100_000 access_key_columns: customers",
     )
     for text in ordinary:
         assert redacted(text) == text

@@ -48,18 +48,19 @@ _LOOKALIKE = str.maketrans(
     "аеорсухіѕјԁкмтвнАЕОРСУХІЅЈКМТВНαεορτυικΑΕΟΡΤΥΙΚνΜΝ", "aeopcyxisjdkmtbhAEOPCYXISJKMTBHaeoptuikAEOPTYIKvMN"
 )
 _NAME_PAIRS = (
-    *(("api", "key"), ("access", "token")),
+    *(("api", "key"), ("access", "token"), ("auth", "token"), ("refresh", "token"), ("access", "key")),
     *((first, second) for first in ("client", "secret") for second in ("secret", "key")),
 )
 _SECRET_NAMES = (
-    *("password", "passwd", "pwd", "passphrase"),
+    *("password", "passwd", "pwd", "passphrase", "_secret"),
     *(f"{first}{link}{second}" for first, second in _NAME_PAIRS for link in ("", "_", "-")),
 )
 _QUOTE = r"\\*[\"']?"  # JSON in JSON has backslashes before it
 _WORD_BEGINS = r"(?:\b|(?<=\\[nrt]))"  # also behind the end of a line as JSON has it, whose last sign is a letter
 _NAMED_SECRET = (
     r"(?:(?<!\w)|(?<=\\[nrt])|(?-i:\b[A-Z][A-Z0-9_]{0,64}_))"  # also "DB_PASSWORD"
-    r"(?:passw(?:or)?d|pwd|passphrase|api[_-]?key|access[_-]?token|(?:client|secret)[_-]?(?:secret|key))"
+    r"(?:passw(?:or)?d|pwd|passphrase|api[_-]?key|(?:access|auth|refresh)[_-]?token|(?:client|secret)[_-]?(?:secret|key)"
+    r"|(?:aws[_-]?)?secret[_-]?access[_-]?key|(?-i:(?<=_)SECRET))"
     rf"{_QUOTE}\s*[:=]\s*(?:\\*\"[^\"\n]{{6,}}\"|\\*'[^'\n]{{6,}}'|[^\s\"',;]{{6,}})"
 )
 _GITLAB = "pat|dt|ft|soat|rt|ptt|agent|oas|cbt|imt"
