@@ -35,6 +35,7 @@ from ctxfold.effects import Flow, run
 from ctxfold.history.passage_cache import PassageCache
 from ctxfold.history.posting_cache import LiveIndex
 from ctxfold.history.records import MessageAdded
+from ctxfold.history.terms import records
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
 from ctxfold.retrieval.recall import SHORT_CHARS, Passage, chosen, recall, render, search, sentence_scores, tokens_of
@@ -241,6 +242,13 @@ def test_lists_and_tables_are_cut_between_their_records() -> None:
     assert "| name | cage | / " in cages, "a row is nothing without the header"
     assert "| animal49 | 49 | / | zebra | 777 | / | animal50 | 50 |" in cages
     assert cages.count("| name | cage |") == 1
+
+
+@pytest.mark.parametrize("before", ["\t", " |  "])
+def test_lines_with_a_sign_before_them_are_no_table(before: str) -> None:
+    lines = [f"{before}{line}" for line in ("func harbour() {", "read it", "write it", "close it")]
+    assert records("\n".join(lines)) == [line.strip() for line in lines]
+    assert records("a | b\nc | d\n | e\n") == ["a | b\nc | d", "a | b\n| e"], "a cell may be empty"
 
 
 def add_call(ctx: AgentContext, name: str, arguments: str, output: str = "ok", text: str = "") -> None:

@@ -210,7 +210,7 @@ def records(text: str) -> list[str]:
     start = 0
     while start < len(lines):
         end = _table_end(lines, start, separator)
-        if end - start >= LEAST_ROWS:
+        if _is_table(lines[start:end], separator):
             header = lines[start].strip()
             rows = (line.strip() for line in lines[start + 1 : end] if not _RULE.fullmatch(line))
             parts += [f"{header}\n{row}"[:LONG_LINE_CHARS] for row in rows]
@@ -244,9 +244,16 @@ def _dumped(value: Any) -> str:
 def _column_separator(lines: Sequence[str]) -> str | None:
     """Returns the sign between the columns of a table that the lines hold, None without a table."""
     for separator in "|\t,":
-        if any(_table_end(lines, start, separator) - start >= LEAST_ROWS for start in _table_starts(lines, separator)):
+        starts = _table_starts(lines, separator)
+        if any(_is_table(lines[start : _table_end(lines, start, separator)], separator) for start in starts):
             return separator
     return None
+
+
+def _is_table(lines: Sequence[str], separator: str) -> bool:
+    """Tells whether these lines are a table: a sign that stands before each line, as a quote or an indent, separates nothing."""
+    around = f" {separator}"
+    return len(lines) >= LEAST_ROWS and any(separator in line.strip(around) for line in lines)
 
 
 def _table_starts(lines: Sequence[str], separator: str) -> Iterator[int]:
