@@ -154,6 +154,31 @@ def test_sentences_near_a_hit_are_found_less_with_each_step() -> None:
     assert scores[4] > scores[3] > scores[2] > scores[1] == scores[7]
 
 
+def test_what_each_row_of_a_message_has_tells_none_of_them_from_the_others() -> None:
+    rows = [{"currency": name, "code": number} for number, name in enumerate(["Rand", "Yen", "Dong", "Leone", "Rupee"])]
+    read = PassageCache().keep([Record(1, "m:x", MessageAdded(user(json.dumps(rows), id="x")))])
+    scores = sentence_scores(read[1], {"currency": 5.0, "yen": 5.0})
+    assert scores.index(max(scores)) == 1
+    alone = sentence_scores(read[1], {"currency": 5.0})
+    assert alone == [alone[0]] * 5, "a word of all rows chooses none of them"
+    assert alone[0] < 1.5 * 5.0
+    single = PassageCache().keep([Record(2, "m:y", MessageAdded(user("Which currency?", id="y")))])
+    assert sentence_scores(single[2], {"currency": 5.0}) == [5.0]
+
+
+def test_a_log_whose_lines_all_match_leaves_room_for_others() -> None:
+    log = "\n".join(f"tests/test_harbour.py::test_seek_{n} PASSED" for n in range(400))
+    quiet = "Nothing came of that. " * 150
+    note = f"We looked into it. {quiet}For the harbour it needs 91 seconds to seek. {quiet}"
+    with context() as ctx:
+        ctx.add(
+            [user(note, id="note"), assistant("Fine.", id="ok"), user(log, id="log"), assistant("Good.", id="good")]
+        )
+        add_days(ctx, "late")
+        lines = recalled(ctx, "How slow is the seek test of the harbour?")
+    assert any("needs 91 seconds" in line for line in lines)
+
+
 def context(**settings: Any) -> AgentContext:
     """A session in whose window only the newest two messages stay, without a summary."""
     rules: dict[str, Any] = {"context_window": 4_000, "strategy": "sliding_window", "keep_last": 2, **settings}

@@ -508,7 +508,7 @@ def sentence_scores(each: Reading, weights: Mapping[str, float]) -> list[float]:
     count = len(held)
     power = count / (count + HALF_SENTENCES)
     rarity = {
-        term: weights[term] * (log(1 + count / times) / log(1 + count)) ** power
+        term: weights[term] * (log((count + 1) / times) / log(count + 1)) ** power
         for term, times in Counter(chain.from_iterable(held)).items()
     }
     # fsum is exact: the order of a set differs from process to process
