@@ -162,7 +162,8 @@ def test_what_is_called_a_secret_is_not_shown(name: str) -> None:
     if " " in name:  # prose, not a setting
         assert secret in as_quoted_data(f"the {name}: {secret}")
         return
-    for text in (f"{name} = {secret}", f'{{"{name}": "{secret}"}}', f"export {name}='{secret}'"):
+    written = f'{{"content": "DEBUG=1\\n{name}={secret}\\n"}}'  # a file, in the arguments of a tool call
+    for text in (f"{name} = {secret}", f'{{"{name}": "{secret}"}}', f"export {name}='{secret}'", written):
         shown = as_quoted_data(text)
         assert "[redacted: password]" in shown
         assert secret not in shown

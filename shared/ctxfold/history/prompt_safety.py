@@ -58,7 +58,7 @@ _SECRET_NAMES = (
 _QUOTE = r"\\*[\"']?"  # JSON in JSON has backslashes before it
 _WORD_BEGINS = r"(?:\b|(?<=\\[nrt]))"  # also behind the end of a line as JSON has it, whose last sign is a letter
 _NAMED_SECRET = (
-    r"(?:(?<!\w)|(?<=\\[nrt])|(?-i:\b[A-Z][A-Z0-9_]{0,64}_))"  # also "DB_PASSWORD"
+    rf"(?:(?<!\w)|(?<=\\[nrt])|(?-i:{_WORD_BEGINS}[A-Z][A-Z0-9_]{{0,64}}_))"  # also "DB_PASSWORD"
     r"(?:passw(?:or)?d|pwd|passphrase|api[_-]?key|(?:access|auth|refresh)[_-]?token|(?:client|secret)[_-]?(?:secret|key)"
     r"|(?:aws[_-]?)?secret[_-]?access[_-]?key|(?-i:(?<=_)SECRET))"
     rf"{_QUOTE}\s*[:=]\s*(?:\\*\"[^\"\n]{{6,}}\"|\\*'[^'\n]{{6,}}'|[^\s\"',;]{{6,}})"
