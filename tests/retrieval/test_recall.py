@@ -495,6 +495,16 @@ def test_data_is_not_split_into_words() -> None:
             assert bool(ctx.search(piece)) == (piece == "ml"), "a whole word is found, part of one is not"
 
 
+@pytest.mark.parametrize("name", ["İzmir", "DİYARBAKIR", "hotel.İzmir"])
+def test_a_turkish_name_is_found_in_lower_case_too(name: str) -> None:
+    """Of all letters only a capital I with a dot becomes two characters, and the second one parts words."""
+    with context() as ctx:
+        ctx.add([user(f"Zoe looks at {name} here.", id="u"), assistant("He waits.", id="a")])
+        add_days(ctx, "late")
+        for query in (name, name.lower()):
+            assert [hit.message_id for hit in ctx.search(query)] == ["u"]
+
+
 def test_words_that_only_look_like_a_form_of_another_stay_apart() -> None:
     pairs = [
         "bring br",

@@ -139,6 +139,8 @@ def terms(text: str) -> Iterator[str]:
     word behind `\\n` counts with the "n" and without, since `C:\\new` is a path."""
     if "\\" in text:
         text = _ESCAPED.sub(r" \1\2 \2", _CODE_POINT.sub(lambda escape: chr(int(escape[1], 16)), text))
+    if "İ" in text:  # in lower case it is two characters, and the second one parts words
+        text = text.replace("İ", "i\u0307")
     tokens: list[str] = _TOKEN.findall(text)
     return chain.from_iterable(_terms_of_word(t) if len(t) <= WORD_CHARS else _terms_of(t) for t in tokens)
 
