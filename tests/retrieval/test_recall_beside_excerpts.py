@@ -17,8 +17,8 @@ def outline(place: int) -> str:
     return "\n".join(f"{1_000 * place + 7 * n}: def step_{n}(value)" for n in range(120))
 
 
-def reads(place: int) -> list[Message]:
-    name = MODULES[place]
+def reads(place: int, name: str = "") -> list[Message]:
+    name = name or MODULES[place]
     call = ToolCallPart(f"c{place}", "outline", json.dumps({"path": f"src/{name}.py"}))
     return [
         user(f"Look at the functions of {name}.", id=f"u{place}"),
@@ -80,3 +80,15 @@ def test_nobody_but_the_output_is_recalled(make: Make) -> None:
     ctx = filled(make)
     recalled = ctx.window(recall=True, question="At which line of src/heron.py does step_60 begin?").recalled
     assert {line.split()[2] for line in recalled.splitlines()[1:]} == {"tool:"}
+
+
+def test_an_output_is_found_among_many_that_have_the_same_words(make: Make) -> None:
+    """More outputs have them than are looked up at first: in those behind the call that has the path they are looked up too."""
+    ctx = make(context_window=48_000)
+    for place in range(80):
+        ctx.add(reads(place, f"module{place}"))
+    shown = {m.id: m.text for m in ctx.window().messages}
+    assert len(shown) == 320, "nothing is summarised"
+    assert "step_60" not in shown["r7"], "the output is an excerpt"
+    recalled = ctx.window(recall=True, question="At which line of src/module7.py does step_60 begin?").recalled
+    assert "7420: def step_60(value)" in recalled

@@ -165,7 +165,7 @@ def search(
     beside = originals | spoken
     unread = sum(map(searchable_chars, readings.unread(beside)))
     live = yield from off_loop(lambda: readings.live_index(beside, index_terms), unread)
-    ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=live)
+    ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=live, speaking=spoken)
     if originals:
         best_in_tail = next((score for seq, score in ranking if seq in originals), 0.0)
         best_in_archive = next((score for seq, score in ranking if seq not in beside), 0.0)
