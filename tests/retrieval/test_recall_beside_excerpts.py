@@ -92,3 +92,23 @@ def test_an_output_is_found_among_many_that_have_the_same_words(make: Make) -> N
     assert "step_60" not in shown["r7"], "the output is an excerpt"
     recalled = ctx.window(recall=True, question="At which line of src/module7.py does step_60 begin?").recalled
     assert "7420: def step_60(value)" in recalled
+
+
+def test_an_output_of_many_calls_at_once_is_found_by_the_words_of_its_call(make: Make) -> None:
+    """The last results stand further from their calls than what counts for every message: three places."""
+    ctx = make(context_window=6_000)
+    for start in (0, 7):
+        paths = {place: f"src/module{place}.py" for place in range(start, start + 7)}
+        calls = [ToolCallPart(f"c{place}", "outline", json.dumps({"path": path})) for place, path in paths.items()]
+        results = [tool_result(f"c{place}", outline(place), id=f"r{place}") for place in paths]
+        ctx.add([user("Look at them.", id=f"u{start}"), assistant("", id=f"t{start}", calls=calls), *results])
+        ctx.add(assistant("I have looked at them.", id=f"a{start}"))
+    shown = {m.id: m.text for m in ctx.window().messages}
+    assert len(shown) == 20, "nothing is summarised"
+    for place in (10, 13):
+        assert "step_60" not in shown[f"r{place}"], "the output is an excerpt"
+        recalled = ctx.window(
+            recall=True, question=f"At which line of src/module{place}.py does step_60 begin?"
+        ).recalled
+        assert f"{1_000 * place + 420}: def step_60(value)" in recalled
+    assert ctx.window(recall=True, question="Look at src/sanderling.py.").recalled == ""

@@ -193,9 +193,10 @@ def search(
 def _covered(matches: Matches, context: Mapping[int, Collection[str]]) -> float:
     """Returns which share of the weight of the query's terms a message has at most, among the best ones.
 
-    What the `context` says directly before a message counts as its own. Of a tool call those terms count that fewer than half of
-    all messages have: where an agent writes module after module, each call has the words of "Write module 7.", which asks for none
-    of them. Nor do short numbers of calls and outputs count.
+    What the `context` says directly before a message counts as its own, and so does, before the results of many calls at once, the
+    message with the calls. Of a tool call those terms count that fewer than half of all messages have: where an agent writes module
+    after module, each call has the words of "Write module 7.", which asks for none of them. Nor do short numbers of calls and
+    outputs count.
     """
     total, best = fsum(matches.weights.values()), 0.0
     for seq in islice(matches.scores, LOOKED_AT):
@@ -203,7 +204,9 @@ def _covered(matches: Matches, context: Mapping[int, Collection[str]]) -> float:
             said, called = each.terms
             held = {t for t, w in matches.weights.items() if t in said or (t in called and w > IN_HALF)}
             chance = {t for t in held if t.isdigit() and len(t) < LONG_NUMBER and (t in called or each.role == "tool")}
-            before = (context.get(seq - steps, ()) for steps in range(1, len(NEXT_TO) + 1))
+            # of many calls at once, some results stand further behind
+            steps = next((n for n in range(1, REACH + 1) if seq - n in context), 0) if each.role == "tool" else 0
+            before = (context.get(seq - n, ()) for n in {*range(1, len(NEXT_TO) + 1), steps})
             best = max(best, fsum(map(matches.weights.__getitem__, (held - chance).union(*before))))
     return best / total if total else 0.0
 
@@ -215,13 +218,13 @@ def _rarely_said(context: Sequence[Entry], live: LiveIndex, query_terms: Iterabl
     """
     roles = {e.seq: e.message.role for e in context}
     most = {role: RARELY * (count + 1) for role, count in Counter(roles.values()).items()}
-    said: dict[int, set[str]] = {}
+    said: dict[int, set[str]] = {seq: set() for seq in roles}
     for term in query_terms:
         seqs = [seq for seq, _, _ in live.hits.get(term, ()) if seq in roles]
         times = Counter(map(roles.__getitem__, seqs))
         for seq in seqs:
             if times[roles[seq]] <= most[roles[seq]]:
-                said.setdefault(seq, set()).add(term)
+                said[seq].add(term)
     return said
 
 
