@@ -183,6 +183,7 @@ def test_ordinary_identifiers_stay() -> None:
         "toolu_01A09q90qw90lq917835lq9 call_abc123 chatcmpl-9aBcDeFgHiJkLmNoPqRs",
         "12345678:30 SKU-12345 ATLANTIC LTAIR cioppino tskey",
         "self.user_password: str = forms.CharField(max_length=40)",
+        "user_password: Optional[str], DB_secret=open_to_all",
         "no_secret=open_to_all EOS_TOKEN=<|end_of_text|> max_tokens=100_000 access_key_columns: customers",
     )
     for text in ordinary:

@@ -487,6 +487,13 @@ def test_a_name_in_camel_case_is_found_by_its_words_and_as_a_whole(name: str, qu
             assert [hit.message_id for hit in ctx.search(query)] == ["u"]
 
 
+def test_a_letter_within_a_name_and_the_words_of_a_long_one_are_no_terms() -> None:
+    with context() as ctx:
+        ctx.add([user(f"Zoe looks at getXPosition and {'LongName' * 9} here.", id="u")])
+        add_days(ctx, "late")
+        assert [bool(ctx.search(word)) for word in ("position", "x", "long")] == [True, False, False]
+
+
 def test_data_is_not_split_into_words() -> None:
     with context() as ctx:
         ctx.add([user("Zoe has the key aGVsbG8gd29ybGQhIFRoaXMgaXM and the sizes kHz and mL.", id="u")])

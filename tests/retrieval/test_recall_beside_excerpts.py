@@ -112,3 +112,23 @@ def test_an_output_of_many_calls_at_once_is_found_by_the_words_of_its_call(make:
         ).recalled
         assert f"{1_000 * place + 420}: def step_60(value)" in recalled
     assert ctx.window(recall=True, question="Look at src/sanderling.py.").recalled == ""
+
+
+def test_what_follows_a_question_does_not_speak_for_its_own_outputs(make: Make) -> None:
+    """They are the answer that the agent has just got, and stand in the window as excerpts."""
+    ctx = filled(make)
+    call = ToolCallPart("c", "outline", '{"path": "src/sanderling.py"}')
+    ctx.add([user("Look at the functions of src/sanderling.py.", id="u"), assistant("", id="t", calls=[call])])
+    ctx.add(tool_result("c", 8 * outline(50), id="r"))
+    window = ctx.window(recall=True)
+    assert "step_60" not in next(m.text for m in window.messages if m.id == "r"), "the output is an excerpt"
+    assert window.recalled == ""
+
+
+def test_a_question_that_only_visible_messages_match_recalls_nothing(make: Make) -> None:
+    """No output is near enough to be found beside them."""
+    ctx = filled(make)
+    for place in range(8):
+        ctx.add([user("And now?", id=f"later{place}"), assistant("Noted.", id=f"noted{place}")])
+    ctx.add([user("Zoe likes marmalade.", id="u"), assistant("Noted.", id="a")])
+    assert ctx.window(recall=True, question="What about marmalade?").recalled == ""
