@@ -304,6 +304,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_recall.py::test_lines_of_a_file_that_was_written_never_take_more_than_the_budget",
         ),
         (
+            "results_far_behind_their_calls_have_no_call",
+            "for n in {*range(1, len(NEXT_TO) + 1), steps})",
+            "for n in range(1, len(NEXT_TO) + 1))",
+            "retrieval/test_recall_beside_excerpts.py",
+        ),
+        (
+            "common_words_are_looked_up_in_the_best_messages_only",
+            "beside=live, speaking=spoken)",
+            "beside=live)",
+            "retrieval/test_recall_beside_excerpts.py",
+        ),
+        (
             "usual_words_of_commands_ask_for_the_outputs_beside",
             "if times[roles[seq]] <= most[roles[seq]]:",
             "if seq:",
