@@ -335,8 +335,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "visible_messages_are_recalled",
-            "for seq, score in summed.items() if seq not in visible}",
-            "for seq, score in summed.items()}",
+            "        scores.pop(seq, None)\n",
+            "        scores.get(seq)\n",
             "retrieval/test_recall_beside_excerpts.py::test_nobody_but_the_output_is_recalled",
         ),
         (

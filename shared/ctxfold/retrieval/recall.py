@@ -178,7 +178,7 @@ def search(
     age_weight = RECENCY * (fsum(weights.values()) / best_score if best_score else 1.0)
     size, lengths = yield from sizes(key, _around(own), readings.hits)
     lengths |= live.lengths
-    scores, before = _with_neighbours(own, size, lengths, budget_tokens, visible, age_weight)
+    scores, before = _with_neighbours(own, size, lengths, budget_tokens, visible, spoken, age_weight)
     seqs = scores.keys() | before.keys()
     known = readings.known(seqs)
     if len(known) < len(seqs):
@@ -254,20 +254,23 @@ def _around(own: Mapping[int, float]) -> list[int]:
 
 
 def _with_neighbours(
-    own: dict[int, float],
+    own: Mapping[int, float],
     size: tuple[int, int],
     lengths: Mapping[int, int],
     budget_tokens: int,
     visible: Container[int],
+    spoken: Iterable[int],
     age_weight: float,
 ) -> tuple[dict[int, float], dict[int, int]]:
     """Returns the scores with what neighbours and recency add, the best first: as many messages as the budget may hold.
 
-    Also returns, of the messages that directly follow one of these, which one that is.
+    What is `spoken` beside them adds to theirs, and is left out. Also returns, of the messages that directly follow one of these,
+    which one that is.
     """
     order = sorted(lengths)
-    summed = own | dict(_summed(own, order, lengths))
-    scores = {seq: score for seq, score in summed.items() if seq not in visible}
+    scores = {**own, **{seq: score for seq, score in _summed(own, order, lengths) if seq not in visible}}
+    for seq in spoken:
+        scores.pop(seq, None)
     if not scores:
         return {}, {}
     documents, total_length = size
