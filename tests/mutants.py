@@ -289,6 +289,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_recall.py::test_data_is_not_split_into_words",
         ),
         (
+            "the_first_line_of_a_numbered_file_is_a_header",
+            "if len(lines) < LEAST_ROWS or lines[0].partition(separator)[0].strip().isdecimal():",
+            "if len(lines) < LEAST_ROWS:",
+            "retrieval/test_recall.py::test_a_file_with_line_numbers_is_no_table",
+        ),
+        (
             "an_object_is_always_cut_at_its_list",
             "whole = isinstance(value, dict) and len(text) <= WHOLE_OBJECT_CHARS",
             "whole = False",

@@ -276,6 +276,13 @@ def test_lines_with_a_sign_before_them_are_no_table(before: str) -> None:
     assert records("a | b\nc | d\n | e\n") == ["a | b\nc | d", "a | b\n| e"], "a cell may be empty"
 
 
+def test_a_file_with_line_numbers_is_no_table() -> None:
+    lines = [
+        f"{at:6}\t{line}" for at, line in enumerate(("import harbour", "", "harbour.open()", "harbour.close()"), 98)
+    ]
+    assert records("\n".join(lines)) == [line.strip() for line in lines]
+
+
 def add_call(ctx: AgentContext, name: str, arguments: str, output: str = "ok", text: str = "") -> None:
     ctx.add(
         [user(f"Use {name}.", id=f"u-{name}"), assistant(text, id=name, calls=[ToolCallPart(name, name, arguments)])]

@@ -253,9 +253,12 @@ def _column_separator(lines: Sequence[str]) -> str | None:
 
 
 def _is_table(lines: Sequence[str], separator: str) -> bool:
-    """Tells whether these lines are a table: a sign that stands before each line, as a quote or an indent, separates nothing."""
+    """Tells whether these lines are a table: a sign before each line, as a quote or an indent, separates nothing, and a first line
+    that begins with a number is no header but a line of a file with line numbers."""
+    if len(lines) < LEAST_ROWS or lines[0].partition(separator)[0].strip().isdecimal():
+        return False
     around = f" {separator}"
-    return len(lines) >= LEAST_ROWS and any(separator in line.strip(around) for line in lines)
+    return any(separator in line.strip(around) for line in lines)
 
 
 def _table_starts(lines: Sequence[str], separator: str) -> Iterator[int]:
