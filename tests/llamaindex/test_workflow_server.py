@@ -24,7 +24,10 @@ SERVER = Path(__file__).parents[2] / "examples" / "workflow_server" / "server.py
 def play(body: Any) -> Scripted:
     """A model that reads the log once for each question, and answers with what the window holds of the first message."""
     messages = body["messages"]
-    asked = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
+    added = ("Passages recalled", "[A note")  # by the context, behind the question
+    asked = max(
+        (i for i, m in enumerate(messages) if m["role"] == "user" and not m["content"].startswith(added)), default=-1
+    )
     if not body.get("tools") or any(m["role"] == "tool" for m in messages[asked + 1 :]):
         known = "47-B" in json.dumps(messages)
         return Scripted(f"The pumps were looked at. The locker is {'47-B' if known else 'not known'}.")
