@@ -290,8 +290,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_first_line_of_a_numbered_file_is_a_header",
-            "if len(lines) < LEAST_ROWS or lines[0].partition(separator)[0].strip().isdecimal():",
-            "if len(lines) < LEAST_ROWS:",
+            'if separator == "\\t" and number.strip().isdecimal() and "\\t" not in line.strip():',
+            "if not separator:",
             "retrieval/test_recall.py::test_a_file_with_line_numbers_is_no_table",
         ),
         (

@@ -281,6 +281,8 @@ def test_a_file_with_line_numbers_is_no_table() -> None:
         f"{at:6}\t{line}" for at, line in enumerate(("import harbour", "", "harbour.open()", "harbour.close()"), 98)
     ]
     assert records("\n".join(lines)) == [line.strip() for line in lines]
+    rows = ["1\tAnna\t41", "2\tBen\t18", "3\tCid\t7"]
+    assert records("\n".join(rows)) == [f"{rows[0]}\n{row}" for row in rows[1:]], "a table of three columns is one"
 
 
 def add_call(ctx: AgentContext, name: str, arguments: str, output: str = "ok", text: str = "") -> None:

@@ -253,9 +253,12 @@ def _column_separator(lines: Sequence[str]) -> str | None:
 
 
 def _is_table(lines: Sequence[str], separator: str) -> bool:
-    """Tells whether these lines are a table: a sign before each line, as a quote or an indent, separates nothing, and a first line
-    that begins with a number is no header but a line of a file with line numbers."""
-    if len(lines) < LEAST_ROWS or lines[0].partition(separator)[0].strip().isdecimal():
+    """Tells whether these lines are a table: a sign before each line, as a quote or an indent, separates nothing, and neither does
+    the one tab between the number of a line and the line."""
+    if len(lines) < LEAST_ROWS:
+        return False
+    number, _, line = lines[0].partition("\t")
+    if separator == "\t" and number.strip().isdecimal() and "\t" not in line.strip():
         return False
     around = f" {separator}"
     return any(separator in line.strip(around) for line in lines)
