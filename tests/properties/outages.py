@@ -203,7 +203,8 @@ class World:
                 pause = pauses.popleft() if pauses else "same"
             except ContextOverflowError:
                 # results of a turn that was given up become texts of a new one, which a window of some 200 tokens may not hold
-                assert self.late and self.window in SMALL, "a turn fits"
+                assert self.late, "a turn that is under way fits"
+                assert self.window in SMALL, "a turn fits into a large window"
                 reject()
             except Died:
                 pause = pauses.popleft() if pauses else "restart"
