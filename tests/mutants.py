@@ -1073,8 +1073,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_rollback_takes_what_others_went_on_with",
-            "if any(e.id not in pending.stored_ids for e in turns.pop(turn_id, ())):",
-            "if any(not e.id for e in turns.pop(turn_id, ())):",
+            'if any(e.message.kind == "message" and e.id not in pending.stored_ids for e in entries):',
+            "if any(not e.id for e in entries):",
             "engine/test_outages.py::test_what_is_taken_back_later_leaves_alone_what_others_went_on_with",
         ),
         (
@@ -1082,6 +1082,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "            open_session.pending_rollbacks[turn_id] = ",
             "            open_session.pending_rollbacks.copy()[turn_id] = ",
             "engine/test_outages.py::test_what_could_not_be_taken_back_at_once_is_taken_back_later",
+        ),
+        (
+            "a_summary_in_a_turn_keeps_it_from_being_taken_back",
+            'if any(e.message.kind == "message" and e.id not in pending.stored_ids for e in entries):',
+            "if any(e.id not in pending.stored_ids for e in entries):",
+            "properties/test_outages.py::test_an_add_is_taken_back_whose_messages_are_all_compacted",
         ),
         (
             "a_retry_opens_a_second_turn",
@@ -1374,6 +1380,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "engine/known_messages.py",
+        (
+            "what_a_summary_hides_belongs_to_no_turn",
+            'if any(e.message.kind == "summary" for entries',
+            'if any(e.message.kind == "note" for entries',
+            "properties/test_outages.py::test_a_new_process_continues_a_turn_whose_messages_are_all_compacted",
+        ),
         (
             "an_erased_reply_stops_its_thread",
             'if message is messages[-1] and message.role != "assistant":',

@@ -157,7 +157,8 @@ class World:
 
     # one client's turn
 
-    def take(self, step: Step) -> None:
+    def written(self, step: Step) -> tuple[Message, list[list[Message]], Message]:
+        """Makes the messages of a turn: the question, the tool rounds and the answer."""
         self.number += 1
         name = f"n{self.number}"
         question = user(f"question {name} " + WORDS * step.words, id=f"{name}-u")
@@ -166,15 +167,22 @@ class World:
             calls = [ToolCallPart(f"{name}-{index}-{i}", "look", "{}") for i in range(1 + index % 2)]
             results = [tool_result(c.id, "found " + WORDS * step.words, id=f"r-{c.id}") for c in calls]
             middle.append([assistant("", id=f"{name}-a{index}", calls=calls), *results])
-        answer = assistant(f"answer {name}", id=f"{name}-z")
+        return question, middle, assistant(f"answer {name}", id=f"{name}-z")
+
+    def begun(self) -> Told:
         told = Told(frozenset(self.acknowledged))
         self.told.append(told)
+        return told
+
+    def take(self, step: Step) -> None:
+        question, middle, answer = self.written(step)
+        told = self.begun()
         match step.kind:
             case "add":
-                self.insist(step, told, lambda ctx: _add(ctx, [question, *(m for r in middle for m in r), answer]))
+                self.insist(step, told, lambda ctx: add(ctx, [question, *(m for r in middle for m in r), answer]))
             case "add_parts":
                 for part in ([question], *middle, [answer]):
-                    self.insist(step, told, lambda ctx, part=part: _add(ctx, part))
+                    self.insist(step, told, lambda ctx, part=part: add(ctx, part))
             case _:
                 asked: list[Message] = [question]
                 for calling, *results in middle:
@@ -243,6 +251,6 @@ class World:
             assert not order or order[0] > earlier, f"{told.ids[0]} stands before what was acknowledged earlier"
 
 
-def _add(ctx: AgentContext, messages: list[Message]) -> list[str]:
+def add(ctx: AgentContext, messages: list[Message]) -> list[str]:
     ctx.add(messages)
     return [m.id for m in messages]

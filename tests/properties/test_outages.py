@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxfold import SqlStore, Store
-from tests.properties.outages import FAULTS, WINDOWS, Step, World
+from tests.properties.outages import FAULTS, WINDOWS, Step, World, add
 from tests.support.postgres_schema import fresh_schema
 
 SESSIONS = itertools.count()
@@ -67,3 +67,21 @@ def test_no_acknowledged_message_is_lost_on_postgresql(
 ) -> None:
     """Step 7, item A1, on PostgreSQL."""
     play(postgres, window, taken, failing)
+
+
+def test_an_add_is_taken_back_whose_messages_are_all_compacted(sqlite: Store) -> None:
+    """The half that was stored was given up after 15 minutes; of the other half the turn shows a summary only."""
+    failing = ["ok", "ok", "down", "ok", "ok", "ok", "down"]  # in the second round, and again after its compaction
+    steps = [Step(0, "add", rounds=2, words=4, between=["late"]), Step(0, "add", rounds=0, words=0, between=[])]
+    play(sqlite, 180, steps, failing)
+
+
+def test_a_new_process_continues_a_turn_whose_messages_are_all_compacted(sqlite: Store) -> None:
+    """The question is stored; the rounds after it fail once their turn shows a summary only, and the process ends."""
+    world = World(sqlite, f"s{next(SESSIONS)}", ["ok", "ok", "ok", "ok", "die"], window=180)
+    step = Step(0, "add", rounds=2, words=4, between=[])
+    question, rounds, answer = world.written(step)
+    told = world.begun()
+    for part in ([question], [*itertools.chain.from_iterable(rounds), answer]):
+        world.insist(step, told, lambda ctx, part=part: add(ctx, part))
+    world.check()

@@ -229,7 +229,7 @@ class Engine:
         turn = waiting_turn(open_session.open_turns(), new_messages) or turn_id
         if known_ids and len(new_messages) < len(checked):
             # a retry continues the turn that an earlier attempt left open
-            starts = open_turn_starts(open_session, checked, record_ids)
+            starts = yield from open_turn_starts(open_session, checked, record_ids)
             if hold_in is None and (parts := [at for at, _ in starts if at]):
                 add = partial(self.add, open_session, skip_orphans=skip_orphans, options=options)
                 return (yield from self._add_parts(checked, parts, turn_id, add))
@@ -524,11 +524,12 @@ class Engine:
         """Restores the session where a failed attempt could not; a turn that another attempt has continued is left alone."""
         for turn_id, pending in list(open_session.pending_rollbacks.items()):
             turns = open_session.open_turns()
-            if any(e.id not in pending.stored_ids for e in turns.pop(turn_id, ())):
+            entries = turns.pop(turn_id, ())
+            if any(e.message.kind == "message" and e.id not in pending.stored_ids for e in entries):
                 open_session.pending_rollbacks.pop(turn_id, None)
                 continue
             went_on = any(
-                entries[-1].seq > pending.head for entries in (open_session.view().live, *turns.values()) if entries
+                others[-1].seq > pending.head for others in (open_session.view().live, *turns.values()) if others
             )
             try:
                 yield from self.close(open_session, turn_id, "discarded") if went_on else pending.work()

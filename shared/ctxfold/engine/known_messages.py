@@ -93,13 +93,18 @@ def _without_malformed(message: Message) -> str:
 
 def open_turn_starts(
     open_session: OpenSession, messages: Sequence[Message], new_ids: Collection[str]
-) -> tuple[tuple[int, str], ...]:
+) -> Flow[tuple[tuple[int, str], ...]]:
     """Returns the positions in the list at which messages of an open turn begin, each with that turn.
 
     An attempt that failed after it had stored a part of the list has left such a turn.
     """
-    with open_session.lock:
-        owners = {e.id: turn_id for turn_id, turn in open_session.state.open.items() for e in turn.entries}
+    turns = open_session.open_turns()
+    owners: dict[str, str | None] = {e.id: turn_id for turn_id, entries in turns.items() for e in entries}
+    if any(e.message.kind == "summary" for entries in turns.values() for e in entries):
+        # messages that a summary in their turn has taken the place of are found by their records
+        hidden_ids = [m.id for m in messages if m.id not in new_ids and m.id not in owners]
+        chains = yield from record_chains(open_session, hidden_ids)
+        owners |= {i: chain[-1].turn_id for i, chain in chains.items() if chain and chain[-1].turn_id in turns}
     starts: list[tuple[int, str]] = []
     for index, message in enumerate(messages):
         turn_id = None if message.id in new_ids else owners.get(message.id)

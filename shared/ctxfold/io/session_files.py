@@ -347,9 +347,8 @@ def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) ->
         names = yield from _new_names(open_session, lines)
         fresh = list({line.message.id: line for line in lines if line.message.id in names}.values())
         # a failed attempt to add some of the lines has left them in open turns: they are completed here
-        turns = list(
-            dict.fromkeys(turn for _, turn in open_turn_starts(open_session, [line.message for line in lines], names))
-        )
+        starts = yield from open_turn_starts(open_session, [line.message for line in lines], names)
+        turns = list(dict.fromkeys(turn for _, turn in starts))
         place = turns[-1] if turns else None
         _check_rounds(fresh, waiting=open_calls(open_session.view(place).turn) if place else ())
         pins = [line.message.id for line in lines if line.pinned]
