@@ -1075,7 +1075,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_rollback_takes_what_others_went_on_with",
             'if any(e.message.kind == "message" and e.id not in pending.stored_ids for e in entries):',
             "if any(not e.id for e in entries):",
-            "engine/test_outages.py::test_what_is_taken_back_later_leaves_alone_what_others_went_on_with",
+            "properties/test_outages.py::test_a_failed_add_leaves_alone_what_another_process_went_on_with",
         ),
         (
             "what_cannot_be_taken_back_is_forgotten",
@@ -1087,7 +1087,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_summary_in_a_turn_keeps_it_from_being_taken_back",
             'if any(e.message.kind == "message" and e.id not in pending.stored_ids for e in entries):',
             "if any(e.id not in pending.stored_ids for e in entries):",
-            "properties/test_outages.py::test_an_add_is_taken_back_whose_messages_are_all_compacted",
+            "properties/test_outages.py::test_a_failed_add_is_taken_back_after_its_compaction",
         ),
         (
             "a_retry_opens_a_second_turn",

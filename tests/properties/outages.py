@@ -180,6 +180,9 @@ class World:
         match step.kind:
             case "add":
                 self.insist(step, told, lambda ctx: add(ctx, [question, *(m for r in middle for m in r), answer]))
+            case "add_rest":
+                for part in ([question], [*(m for r in middle for m in r), answer]):
+                    self.insist(step, told, lambda ctx, part=part: add(ctx, part))
             case "add_parts":
                 for part in ([question], *middle, [answer]):
                     self.insist(step, told, lambda ctx, part=part: add(ctx, part))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxfold import SqlStore, Store
+from ctxfold import SqlStore, Store, StoreUnavailableError, TurnEnded
 from tests.properties.outages import FAULTS, WINDOWS, Step, World, add
 from tests.support.postgres_schema import fresh_schema
 
@@ -20,7 +21,7 @@ steps = st.lists(
     st.builds(
         Step,
         client=st.integers(0, 1),
-        kind=st.sampled_from(("add", "add", "add_parts", "send", "stream")),
+        kind=st.sampled_from(("add", "add", "add_rest", "add_parts", "send", "stream")),
         rounds=st.integers(0, 3),
         words=st.integers(0, 8),
         between=st.lists(st.sampled_from(("same", "same", "restart", "late")), max_size=4),
@@ -85,3 +86,31 @@ def test_a_new_process_continues_a_turn_whose_messages_are_all_compacted(sqlite:
     for part in ([question], [*itertools.chain.from_iterable(rounds), answer]):
         world.insist(step, told, lambda ctx, part=part: add(ctx, part))
     world.check()
+
+
+def test_a_failed_add_is_taken_back_after_its_compaction(sqlite: Store) -> None:
+    world = World(sqlite, f"s{next(SESSIONS)}", ["ok", "ok", "ok", "ok", "down"], window=180)
+    question, rounds, answer = world.written(Step(0, "add", rounds=2, words=4, between=[]))
+    ctx = world.contexts[0]
+    ctx.add(question)
+    with pytest.raises(StoreUnavailableError):
+        ctx.add([*itertools.chain.from_iterable(rounds), answer])
+    world.weather.down = 0
+    ended: list[Any] = []
+    ctx.subscribe(ended.append)
+    assert [m.id for m in ctx.messages()] == [question.id]
+    assert [e.status for e in ended if isinstance(e, TurnEnded)] == ["discarded"], "no turn is left open"
+
+
+def test_a_failed_add_leaves_alone_what_another_process_went_on_with(sqlite: Store) -> None:
+    world = World(sqlite, f"s{next(SESSIONS)}", ["ok", "ok", "down"], window=180)
+    question, (first, second), answer = world.written(Step(0, "add", rounds=2, words=4, between=[]))
+    failed, other = world.contexts
+    failed.add(question)
+    with pytest.raises(StoreUnavailableError):
+        failed.add([*first, *second, answer])
+    world.weather.down = 0
+    other.add([*first, second[0]])  # calls that wait for their results
+    failed.messages()
+    other.add([*second[1:], answer])
+    assert [m.id for m in world.opened().messages()] == [m.id for m in (question, *first, *second, answer)]
