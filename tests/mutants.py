@@ -97,6 +97,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/steps.py",
         (
+            "rounds_of_a_turn_that_waited_for_long_stay",
+            "tuple(e for e in covered if e.id in outside)",
+            "tuple(e for e in covered if e.id in outside and not case.view.turn)",
+            "engine/test_outages.py::test_a_turn_that_waited_for_long_is_compacted_as_before",
+        ),
+        (
             "the_newest_call_is_shortened_too",
             "keep = _unchangeable(scope, case) | sign_bound(scope.entries, view) | {newest}",
             "keep = _unchangeable(scope, case) | sign_bound(scope.entries, view)",
@@ -1188,6 +1194,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "engine/attach.py",
+        (
+            "a_reply_behind_a_summary_is_not_found",
+            'if before.message.kind == "summary":',
+            'if before.message.kind == "note":',
+            "engine/test_outages.py::test_a_retry_gets_a_reply_whose_results_are_compacted",
+        ),
         (
             "a_list_without_a_cursor_always_continues",
             "return used and (yield from start.kept_elsewhere)",

@@ -226,3 +226,41 @@ def test_a_partial_reply_is_not_the_answer_to_a_retry(service: Service) -> None:
     ctx.send_stream([TURN[0]], stop_after=1, on_abort="keep_partial")
     assert ctx.messages()[-1].text
     assert ctx.send([TURN[0]]).message.text == "the whole story"
+
+
+@pytest.mark.parametrize("rounds", [9, 11])
+def test_a_turn_that_waited_for_long_is_compacted_as_before(service: Service, rounds: int) -> None:
+    """A call waits for a person for more than 15 minutes: the rounds before it joined the conversation meanwhile.
+
+    They still give way to the turn's later rounds; eleven of them leave no room for the result otherwise.
+    """
+    replies = [assistant("", id=f"a{n}", calls=[call(f"c{n}")]) for n in range(40)]
+    ctx = service.opened(*replies[: rounds + 1], window=3_240, summarizer=scripted(*["Words were found."] * 40))
+    ctx.send(user("Look at everything.", id="u"))
+    for n in range(40 - 1):
+        if n == rounds:
+            service.weather.age_s = LATE_S
+            later = replies[rounds + 1 :]
+            ctx = service.opened(*later, window=3_240, summarizer=scripted(*["Words were found."] * 40))
+        ctx.send(tool_result(f"c{n}", f"found {n}: " + "alpha beta gamma delta " * 60, id=f"r{n}"))
+        service.weather.age_s = 0.0
+    assert [m.id for m in ctx.messages()] == ["u", *(i for n in range(39) for i in (f"a{n}", f"r{n}")), "a39"]
+    shown = [m.id for m in ctx.view().messages]
+    assert not {f"r{n}" for n in range(rounds)} & {*shown}
+    assert ctx.view().tokens > 1_600, "what was compacted made room for newer rounds"
+
+
+def test_a_retry_gets_a_reply_whose_results_are_compacted(service: Service) -> None:
+    """The answer of the store was lost after a compaction of all that the reply answers."""
+    found = "found " + "alpha beta gamma delta " * 4
+    calling = [assistant("", id=f"a{n}", calls=[call(f"c{n}{i}") for i in range(1 + n % 2)]) for n in range(3)]
+    ctx = service.opened(*calling, assistant("done", id="z"), window=180, summarizer=scripted(*["short"] * 9))
+    ctx.send(user("where? " + "alpha beta gamma delta " * 4, id="u"))
+    ctx.send(tool_result("c00", found, id="r0"))
+    results = [tool_result("c10", found, id="r1"), tool_result("c11", found, id="r2")]
+    service.fails("ok", "ok", "lost")
+    with pytest.raises(StoreUnavailableError):
+        ctx.send(results)
+    assert ctx.send(results).message.id == "a2"
+    assert ctx.send(tool_result("c20", "nothing", id="r3")).message.id == "z"
+    assert service.ids() == ["u", "a0", "r0", "a1", "r1", "r2", "a2", "r3", "z"]

@@ -209,9 +209,9 @@ class SummarizeSpan:
     writer: Writer = "model"
 
     def plans(self, case: CompactionInput, limits: Thresholds) -> Iterator[Plan]:
-        """Yields a plan for the past, then one for the finished rounds of the turn being answered.
+        """Yields a plan for the past, then those for the finished rounds of the turn being answered.
 
-        When a request must fit, a third one covers the past with the user message that was the newest before this turn.
+        When a request must fit, a last one covers the past with the user message that was the newest before this turn.
         """
         view, facts, rules = case.view, case.facts, case.rules
         past, own = view.parted()
@@ -227,7 +227,7 @@ class SummarizeSpan:
                 # other outputs of the newest round leave room for it when they arrive; what is never shortened may not
                 older_ids = {e.id for e in rounds_before_newest(own, facts)}
                 within = tuple(e for e in within if e.id in older_ids)
-            spans.append(self._plan_within(case, limits, within))
+            spans += self._plans_within(case, limits, within)
         if own and facts.occasion == "must_fit":
             covered = span_to_summarize(past, facts, rules, older=view.compressed, question=False)
             spans.append(self._plan(case, limits, covered))
@@ -238,7 +238,7 @@ class SummarizeSpan:
         past, own = case.view.parted()
         spans = widest_spans(past, case.facts, older=case.view.compressed, has_question=bool(own))
         plans = [self._plan(case, limits, covered) for covered in spans]
-        plans.append(self._plan_within(case, limits, rounds_before_newest(own, case.facts)))
+        plans += self._plans_within(case, limits, rounds_before_newest(own, case.facts))
         yield from (plan for plan in plans if plan is not None)
 
     def choose(self, case: CompactionInput, limits: Thresholds) -> Decision:
@@ -262,14 +262,18 @@ class SummarizeSpan:
             exhausted=True,
         )
 
-    def _plan_within(self, case: CompactionInput, limits: Thresholds, covered: tuple[Entry, ...]) -> Plan | None:
-        """Returns a plan for a span of the turn being answered; of an open turn it covers only the turn's own messages."""
-        if not case.view.turn:
-            plan = self._plan(case, limits, covered)
-            return plan and replace(plan, within=True)
-        others = ids_outside_turn(covered, case.view)
-        plan = self._plan(case, limits, tuple(e for e in covered if e.id not in others))
-        return plan and replace(plan, turn_id=case.facts.turn_id)
+    def _plans_within(
+        self, case: CompactionInput, limits: Thresholds, covered: tuple[Entry, ...]
+    ) -> Iterator[Plan | None]:
+        """Yields a plan for a span of the turn being answered: for what the conversation has of it, and for its open turn.
+
+        A turn is in both parts where it was given up while a call waited, and went on when the result came.
+        """
+        outside = ids_outside_turn(covered, case.view)
+        plan = self._plan(case, limits, tuple(e for e in covered if e.id in outside))
+        yield plan and replace(plan, within=True)
+        plan = self._plan(case, limits, tuple(e for e in covered if e.id not in outside))
+        yield plan and replace(plan, turn_id=case.facts.turn_id)
 
     def _plan(self, case: CompactionInput, limits: Thresholds, covered: tuple[Entry, ...]) -> Plan | None:
         if not covered:
@@ -289,20 +293,22 @@ class _Scope(NamedTuple):
 
 
 def _scopes(case: CompactionInput) -> list[_Scope]:
-    """Returns the live conversation; when a request must fit, the past and the turn being answered."""
+    """Returns the live conversation; when a request must fit, the past, and the two parts of the turn being answered."""
+    view = case.view
     if case.facts.occasion != "must_fit":
-        return [_Scope(case.view.live, None, 0)]
-    past, own = case.view.parted()
+        return [_Scope(view.live, None, 0)]
+    past, own = view.parted()
+    own_tokens, turn_tokens = (sum(e.tokens for e in entries) for entries in (own, view.turn))
     return [
-        _Scope(past, None, sum(e.tokens for e in own)),
-        _Scope(own, case.facts.turn_id if case.view.turn else None, 0),
+        _Scope(past, None, own_tokens),
+        _Scope(own[: len(own) - len(view.turn)], None, turn_tokens),
+        _Scope(view.turn, case.facts.turn_id, 0),
     ]
 
 
 def _unchangeable(scope: _Scope, case: CompactionInput) -> frozenset[str]:
-    """Returns the ids that stay as they are, outputs of excluded tools too; where an open turn is compacted, all but its own."""
-    keep = case.facts.kept(scope.entries) | outputs_of(case.rules.exclude_tools, scope.entries)
-    return keep | ids_outside_turn(scope.entries, case.view) if scope.turn_id else keep
+    """Returns the ids that stay as they are, outputs of excluded tools too."""
+    return case.facts.kept(scope.entries) | outputs_of(case.rules.exclude_tools, scope.entries)
 
 
 def sign_bound(entries: Sequence[Entry], view: View) -> frozenset[str]:

@@ -29,7 +29,7 @@ from ctxfold.history.diff import (
     repeated_by_content,
     rewound_turn,
 )
-from ctxfold.history.records import MessageRemoved, SessionKey
+from ctxfold.history.records import Compacted, MessageRemoved, SessionKey
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, content_key
 from ctxfold.protocols import Store
@@ -356,7 +356,7 @@ def check_answered(open_session: OpenSession, turn_id: str) -> None:
         )
 
 
-def undelivered_reply(open_session: OpenSession, turn_id: str, messages: Sequence[Message]) -> Message | None:
+def undelivered_reply(open_session: OpenSession, turn_id: str, messages: Sequence[Message]) -> Flow[Message | None]:
     """Returns the stored reply that directly follows the newest of `messages`, for a caller that asks again.
 
     None where the conversation has gone on, and for the rest of a stream that was abandoned.
@@ -364,8 +364,13 @@ def undelivered_reply(open_session: OpenSession, turn_id: str, messages: Sequenc
     with open_session.lock:
         turn = open_session.state.open.get(turn_id)
         entries = turn.entries if turn is not None else open_session.state.live
-    if len(entries) < 2 or entries[-2].id != messages[-1].id:
+    if len(entries) < 2:
         return None
-    reply = entries[-1].message
-    is_reply = reply.role == "assistant" and reply.kind == "message" and reply.finish_reason != "aborted"
-    return reply if is_reply else None
+    before, reply = entries[-2], entries[-1].message
+    if reply.role != "assistant" or reply.kind != "message" or reply.finish_reason == "aborted":
+        return None
+    answered_id = before.id
+    if before.message.kind == "summary":  # it stands for the messages that are answered
+        records = yield from StoreCall(Store.fetch, open_session.key, (before.seq,))
+        answered_id = next((r.body.covered[-1] for r in records if isinstance(r.body, Compacted) and r.body.covered), "")
+    return reply if answered_id == messages[-1].id else None

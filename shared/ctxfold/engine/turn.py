@@ -282,7 +282,8 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
     if new.messages:
         turn_id = yield from _store_input(engine, attempt, turn_input, new)
     attempt.enter(turn_id or attempt.new_turn)
-    if (reply := undelivered_reply(open_session, attempt.turn_id, turn_input.messages)) is not None:
+    reply = yield from undelivered_reply(open_session, attempt.turn_id, turn_input.messages)
+    if reply is not None:
         if turn_input.given_ids is None:
             return reply
         # the list asks for its reply anew: nobody will answer the calls of the one before
