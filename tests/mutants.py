@@ -142,6 +142,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/fit.py",
         (
+            "what_was_found_before_an_edit_is_shown_after_it",
+            "(question.text, open_session.state.edits)",
+            "(question.text, known.edits)",
+            "retrieval/test_recall.py::test_an_edit_takes_the_older_version_of_a_message_out_of_recall",
+        ),
+        (
             "two_fifths_of_a_small_share_are_enough",
             "enough = max(ENOUGH * share_tokens, min(ENOUGH_TOKENS, share_tokens))",
             "enough = ENOUGH * share_tokens",
@@ -658,6 +664,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_session.py::test_undo_of_a_compaction",
         ),
         (
+            "the_older_version_of_an_edited_message_is_recalled",
+            "        self._take_out(e for e in self.live if e.id in new and e.seq != new[e.id].seq)\n",
+            "",
+            "retrieval/test_recall.py::test_an_edit_takes_the_older_version_of_a_message_out_of_recall",
+        ),
+        (
             "a_restored_message_counts_as_taken_out",
             "self.taken_out.pop(entry.seq, None)",
             "self.taken_out.pop(-1, None)",
@@ -1094,6 +1106,12 @@ MUTANTS: tuple[Mutant, ...] = (
             'if any(e.message.kind == "message" and e.id not in pending.stored_ids for e in entries):',
             "if any(e.id not in pending.stored_ids for e in entries):",
             "properties/test_outages.py::test_a_failed_add_is_taken_back_after_its_compaction",
+        ),
+        (
+            "a_rollback_of_unknown_outcome_is_not_read_again",
+            "                yield from refresh(open_session, self.ports)  # a part of it may have been written\n",
+            "",
+            "properties/test_outages.py::test_a_rollback_that_was_stored_though_its_answer_was_lost_is_noticed",
         ),
         (
             "a_retry_opens_a_second_turn",

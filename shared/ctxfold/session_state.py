@@ -90,12 +90,13 @@ class SentRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestText:
-    """Holds what was found for a question, so that it stays the same all turn long.
+    """Holds what was found for a question, so that it stays the same all turn long, until an edit of the conversation.
 
-    `hidden` are the messages (by seq) that give way to it.
+    `edits` counts the session's edits when it was found; `hidden` are the messages (by seq) that give way to it.
     """
 
     question: str
+    edits: int
     text: str
     hidden: frozenset[int] = frozenset()
 

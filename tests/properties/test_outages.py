@@ -77,6 +77,12 @@ def test_an_add_is_taken_back_whose_messages_are_all_compacted(sqlite: Store) ->
     play(sqlite, 180, steps, failing)
 
 
+def test_a_rollback_that_was_stored_though_its_answer_was_lost_is_noticed(sqlite: Store) -> None:
+    """A late result fails twice; then the turn that it had opened is taken back, and the store's answer to that is lost."""
+    failing = ["ok", "ok", "fail", "ok", "ok", "down", "lost"]
+    play(sqlite, 600, [Step(0, "send", rounds=1, words=0, between=["late"])], failing)
+
+
 def test_a_new_process_continues_a_turn_whose_messages_are_all_compacted(sqlite: Store) -> None:
     """The question is stored; the rounds after it fail once their turn shows a summary only, and the process ends."""
     world = World(sqlite, f"s{next(SESSIONS)}", ["ok", "ok", "ok", "ok", "die"], window=180)

@@ -787,3 +787,22 @@ def test_a_word_of_most_lines_chooses_none_of_them() -> None:
         add_days(ctx, "late")
         line = next(line for line in recalled(ctx, "What does deepcopy do to a node?") if line.startswith("- #2 "))
     assert "children are duplicated" in line
+
+
+def test_an_edit_takes_the_older_version_of_a_message_out_of_recall() -> None:
+    """Also of an output that is an excerpt in the window, and of what a question found before the edit."""
+    question = "What is the vault code of Uppsala?"
+
+    def report(code: int) -> str:
+        lines = [f"Line {n} of the report is about hall {n * 7 % 100}." for n in range(600)]
+        return "\n".join([*lines[:300], f"The vault code of Uppsala is {code}.", *lines[300:]])
+
+    with AgentContext(ScriptedBackend([]), context_window=6_000) as ctx:
+        ctx.add([user("Read the report.", id="u"), assistant("", id="a", calls=[ToolCallPart("c", "read", "{}")])])
+        ctx.add([tool_result("c", report(7741), id="r"), assistant("Read.", id="z")])
+        assert "7741" in ctx.window(recall=True, question=question).recalled
+        ctx.update("r", tool_result("c", report(9035), id="r"))
+        recalled = ctx.window(recall=True, question=question).recalled
+        assert "9035" in recalled
+        assert "7741" not in recalled
+        assert [hit.message_id for hit in ctx.search("vault code 7741 Uppsala")] == ["r"], "it stays searchable"

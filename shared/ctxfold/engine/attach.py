@@ -372,5 +372,7 @@ def undelivered_reply(open_session: OpenSession, turn_id: str, messages: Sequenc
     answered_id = before.id
     if before.message.kind == "summary":  # it stands for the messages that are answered
         records = yield from StoreCall(Store.fetch, open_session.key, (before.seq,))
-        answered_id = next((r.body.covered[-1] for r in records if isinstance(r.body, Compacted) and r.body.covered), "")
+        answered_id = next(
+            (r.body.covered[-1] for r in records if isinstance(r.body, Compacted) and r.body.covered), ""
+        )
     return reply if answered_id == messages[-1].id else None

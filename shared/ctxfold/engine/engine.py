@@ -535,6 +535,7 @@ class Engine:
                 yield from self.close(open_session, turn_id, "discarded") if went_on else pending.work()
             except CtxError as error:  # nothing is lost by that: it is tried again when the session is opened next
                 _log.warning("session %r is put back later: %s", open_session.key.session, error)
+                yield from refresh(open_session, self.ports)  # a part of it may have been written
                 return
             open_session.pending_rollbacks.pop(turn_id, None)
 

@@ -248,7 +248,7 @@ class WindowFitter:
                 hidden = frozenset(e.seq for turn in older for e in turn) - {e.seq for e in staying}
                 numbers = {e.number for e in staying if not e.shown_seq}
                 text = render(p for p in passages if p.number not in numbers)
-                open_session.request_texts.put(question.id, RequestText(question.text, text, hidden))
+                _remember(open_session, question.id, question, text, hidden)
                 return Window(_without(view, hidden), text)
         own = whole_tail and known is not None and bool(known.hidden)
         return Window(view, (yield from self.recall_passages(open_session, stage, question, room_tokens, keep=not own)))
@@ -276,7 +276,7 @@ class WindowFitter:
             return known.text
         text = render((yield from self._passages(open_session, stage, question, share)))
         if keep:
-            open_session.request_texts.put(question.id, RequestText(question.text, text))
+            _remember(open_session, question.id, question, text)
         return text
 
     def _passages(
@@ -334,7 +334,7 @@ class WindowFitter:
         for each in filled:
             self.events.emit(each.event(open_session.key.session))
         text = "\n\n".join(f.text for f in filled)
-        open_session.request_texts.put(key, RequestText(question.text, text))
+        _remember(open_session, key, question, text)
         return text
 
     def fill(
@@ -635,9 +635,17 @@ def _question_id(open_session: OpenSession) -> str:
 
 
 def _remembered(open_session: OpenSession, key: str, question: Message) -> RequestText | None:
-    """Returns the text found earlier for the question under that key; None when nothing was searched yet."""
+    """Returns the text found earlier for the question under that key; None when nothing was searched since the last edit."""
     known = open_session.request_texts.get(key)
-    return known if known is not None and known.question == question.text else None
+    same = known is not None and (known.question, known.edits) == (question.text, open_session.state.edits)
+    return known if same else None
+
+
+def _remember(
+    open_session: OpenSession, key: str, question: Message, text: str, hidden: frozenset[int] = frozenset()
+) -> None:
+    """Caches the text found for the question, for later requests of its turn."""
+    open_session.request_texts.put(key, RequestText(question.text, open_session.state.edits, text, hidden))
 
 
 def _near(

@@ -99,7 +99,7 @@ class SessionState:
     removed: dict[str, None] = field(default_factory=dict[str, None])  # ids that an edit removed: they may come again
     # ids that their turn did not keep when it was aborted: they may come again, too
     dropped: dict[str, None] = field(default_factory=dict[str, None])
-    # records of removed and cleared messages: recall does not bring them back
+    # records of removed and cleared messages, and older versions of edited ones: recall does not bring them back
     taken_out: dict[int, None] = field(default_factory=dict[int, None])
     # records from before the last clearing that joined the conversation after it: restored messages, turns that were open
     uncleared: dict[int, None] = field(default_factory=dict[int, None])
@@ -368,6 +368,7 @@ class SessionState:
         self.live = [*self.live[:at], entry, *self.live[at:]]
 
     def _replace(self, new: dict[str, Entry]) -> None:
+        self._take_out(e for e in self.live if e.id in new and e.seq != new[e.id].seq)
         self.system = [new.get(e.id, e) for e in self.system]
         self.live = [new.get(e.id, e) for e in self.live]
         self._no_longer_deferred(new)
