@@ -1213,10 +1213,10 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/attach.py",
         (
-            "a_reply_behind_a_summary_is_not_found",
-            'if before.message.kind == "summary":',
-            'if before.message.kind == "note":',
-            "engine/test_outages.py::test_a_retry_gets_a_reply_whose_results_are_compacted",
+            "a_reply_that_was_compacted_is_asked_for_again",
+            "if all(m.id != asked_id for m in reversed(messages)):",
+            "if False:",
+            "engine/test_outages.py::test_a_retry_gets_its_reply_although_the_conversation_went_on",
         ),
         (
             "a_list_without_a_cursor_always_continues",

@@ -148,6 +148,39 @@ def test_a_retry_gets_the_reply_that_is_stored_already(service: Service, stream:
     assert len(service.ids()) == 4
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_retry_gets_its_reply_although_the_conversation_went_on(service: Service, compacted: bool) -> None:
+    """Another client has asked meanwhile, and a summary may stand in place of the question and the reply."""
+    first, second = user("why? " * 200, id="u"), user("and now? " * 140, id="u2")
+    ctx = service.opened("yes", "once more", window=800)
+    service.fails("ok", "lost", "fail")
+    with pytest.raises(StoreUnavailableError):
+        ctx.send([first])
+    service.weather.faults.clear()
+    service.opened("other", window=800).send([second])
+    if compacted:
+        assert "u" in service.opened(window=800).compact().event.covered
+    assert ctx.send([first]).message.text == "yes"
+    assert [m.text for m in ctx.messages()] == [first.text, "yes", second.text, "other"]
+    assert len(ctx.backend.requests) == 1
+
+
+def test_a_retry_gets_its_calls_although_the_results_were_compacted(service: Service) -> None:
+    """The results had to give way to fit the request, so that a summary stands before the calls that wait."""
+    first, second, third = (tool_round(name, "found " * 14, calls=3) for name in "tvw")
+    ctx = service.opened(first[0], second[0], third[0], assistant("done", id="z"), summarizer=scripted("short"))
+    ctx.send([user("why?", id="u")])
+    ctx.send(first[1:])
+    service.fails("ok", "ok", "lost", "fail")
+    with pytest.raises(StoreUnavailableError):
+        ctx.send(second[1:])
+    service.weather.faults.clear()
+    assert second[-1].id not in {m.id for m in ctx.window().messages}
+    assert ctx.send(second[1:]).message.id == third[0].id
+    assert ctx.send(third[1:]).message.id == "z"
+    assert service.ids() == ["u", *(m.id for m in (*first, *second, *third)), "z"]
+
+
 def test_a_file_is_imported_into_the_turn_that_holds_its_first_lines(service: Service, tmp_path: Path) -> None:
     ctx = service.opened()
     service.fails("ok", "fail", "fail")

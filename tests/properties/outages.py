@@ -24,7 +24,7 @@ from ctxfold import (
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER
 
-FAULTS = ("ok", "fail", "lost", "down", "die")
+FAULTS = ("ok", "fail", "lost", "down", "die", "die after")
 DOWN_CALLS = 4  # calls of any kind that fail after a "down"
 LATE_S = 1_000.0  # an open turn is given up after 900 s without a record
 WINDOWS = (
@@ -92,7 +92,9 @@ class UnreliableStore:
             case "lost":
                 method(*args, **kwargs)
                 raise StoreUnavailableError(f"{name}: the connection broke after the commit")
-            case "die":
+            case "die" | "die after" as when:
+                if when == "die after":
+                    method(*args, **kwargs)
                 self.dead = True
                 raise Died
             case _:
@@ -241,8 +243,9 @@ class World:
     def check(self) -> None:
         fresh = self.opened(watched=False)
         assert_legal(fresh.view().messages)
-        ids = [m.id for m in fresh.messages()]
-        twice = [i for i, count in Counter(ids).items() if count > 1]
+        messages = fresh.messages()
+        ids, answers = [m.id for m in messages], [m.text for m in messages if m.role == "assistant" and m.text]
+        twice = [i for i, count in Counter([*ids, *answers]).items() if count > 1]
         assert not twice, f"twice in messages(): {twice}"
         places = {message_id: place for place, message_id in enumerate(ids)}
         lost = [i for i in self.acknowledged if i not in places]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import dropwhile, islice, takewhile
 
 from ctxfold.effects import Effect, Flow, StoreCall
 from ctxfold.engine.archive import copy_log
@@ -29,8 +29,9 @@ from ctxfold.history.diff import (
     repeated_by_content,
     rewound_turn,
 )
-from ctxfold.history.records import Compacted, MessageRemoved, SessionKey
+from ctxfold.history.records import MessageRemoved, SessionKey
 from ctxfold.history.view import Entry
+from ctxfold.inspect.explain import conversation as whole_conversation
 from ctxfold.messages import Message, content_key
 from ctxfold.protocols import Store
 from ctxfold.session_state import OpenSession, append, draft, originals
@@ -356,23 +357,19 @@ def check_answered(open_session: OpenSession, turn_id: str) -> None:
         )
 
 
-def undelivered_reply(open_session: OpenSession, turn_id: str, messages: Sequence[Message]) -> Flow[Message | None]:
-    """Returns the stored reply that directly follows the newest of `messages`, for a caller that asks again.
+def stored_reply(open_session: OpenSession, turn_id: str, asked_id: str) -> Flow[Message | None]:
+    """Returns the reply that directly follows a message in an open turn, or in the conversation when that turn is over.
 
-    None where the conversation has gone on, and for the rest of a stream that was abandoned.
+    None without one, and for the rest of a stream that was abandoned.
     """
     with open_session.lock:
         turn = open_session.state.open.get(turn_id)
-        entries = turn.entries if turn is not None else open_session.state.live
-    if len(entries) < 2:
+        messages = [e.message for e in (turn.entries if turn is not None else open_session.state.live)]
+    if all(m.id != asked_id for m in reversed(messages)):
+        # a compaction came after the reply, and the log tells what followed
+        messages = [m for m in (yield from whole_conversation(open_session, turn_id)) if m.visibility != "user"]
+    following = dropwhile(lambda m: m.id != asked_id, messages)
+    reply = next(islice(following, 1, None), None)
+    if reply is None or reply.role != "assistant" or reply.kind != "message" or reply.finish_reason == "aborted":
         return None
-    before, reply = entries[-2], entries[-1].message
-    if reply.role != "assistant" or reply.kind != "message" or reply.finish_reason == "aborted":
-        return None
-    answered_id = before.id
-    if before.message.kind == "summary":  # it stands for the messages that are answered
-        records = yield from StoreCall(Store.fetch, open_session.key, (before.seq,))
-        answered_id = next(
-            (r.body.covered[-1] for r in records if isinstance(r.body, Compacted) and r.body.covered), ""
-        )
-    return reply if answered_id == messages[-1].id else None
+    return reply

@@ -19,7 +19,7 @@ from typing import Any
 
 from ctxfold.compaction.compact import gauge, idle_time
 from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
-from ctxfold.engine.attach import check_answered, reconcile, rewound, undelivered_reply
+from ctxfold.engine.attach import check_answered, reconcile, rewound, stored_reply
 from ctxfold.engine.edit import move_to_end, remove_ids, revert
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.request import Options, build_request, note_prefix, scratch_tokens
@@ -282,10 +282,10 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
     if new.messages:
         turn_id = yield from _store_input(engine, attempt, turn_input, new)
     attempt.enter(turn_id or attempt.new_turn)
-    reply = yield from undelivered_reply(open_session, attempt.turn_id, turn_input.messages)
-    if reply is not None:
-        if turn_input.given_ids is None:
-            return reply
+    reply = yield from stored_reply(open_session, attempt.turn_id, turn_input.messages[-1].id)
+    if reply is not None and turn_input.given_ids is None:
+        return reply  # its caller never heard of it
+    if reply is not None and turn_of(open_session, reply.id) == attempt.turn_id:
         # the list asks for its reply anew: nobody will answer the calls of the one before
         yield from engine.close(open_session, attempt.turn_id, "aborted")
         attempt.enter(attempt.new_turn)
