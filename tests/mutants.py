@@ -1294,6 +1294,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/edit.py",
         (
+            "what_a_summary_stands_for_stays_when_it_is_replaced",
+            'live = {e.id: e for e in view.live if e.message.kind != "summary"}',
+            "live = {e.id: e for e in view.live}",
+            "engine/test_anew.py::test_messages_that_a_summary_in_their_turn_stands_for_go_with_it",
+        ),
+        (
             "an_undo_overflows_the_window",
             "if before.view().tokens > rules.budget_tokens:",
             "if before.view().tokens > 2**40:",

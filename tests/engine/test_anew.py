@@ -224,3 +224,12 @@ def test_a_tool_round_that_differs_is_replaced_as_a_whole(make: Make) -> None:
     ctx.set_messages([*talk[:-2], tool_result("t-c1", "something else", id="new")], prompts=True, recognise=True)
     assert [m.id for m in replaced] == ["t-a", "t-r0", "t-r1", "d"]
     assert [m.text for m in ctx.view().messages][-4:] == ["go", "", "found", "something else"]
+
+
+def test_messages_that_a_summary_in_their_turn_stands_for_go_with_it(make: Make) -> None:
+    ctx = make(context_window=220, reply_reserve_tokens=40)
+    first, second = (tool_round(name, "found " * 14, calls=3) for name in "tv")
+    ctx.add([user("why?", id="u"), *first, *second, assistant("so", id="z")])
+    assert "summary" in [e.message.kind for e in ctx.view().live]
+    ctx.set_messages([user("why?", id="u"), assistant("because", id="y")], prompts=True, recognise=True)
+    assert ids(ctx) == ["u", "y"]

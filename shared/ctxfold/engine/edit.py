@@ -351,8 +351,8 @@ def _common_beginning(
 ) -> tuple[int, tuple[Entry, ...] | None]:
     """Returns the length of the common beginning of `stored` and `messages`, and the live entries after it.
 
-    The entries are None when only system messages are in common, or when the later ones are not all live. The ids `without`
-    are passed over.
+    The entries are None when only system messages are in common, or when the later ones are not all live: a summary stands for
+    messages that have to go too. The ids `without` are passed over.
     """
     stored = [m for m in stored if m.kind != "section" and m.id not in without]
     pairs = zip(stored, messages, strict=False)
@@ -361,7 +361,7 @@ def _common_beginning(
         same -= 1  # a tool round differs as a whole
     if not any(m.role != "system" for m in stored[:same]):
         return same, None
-    live = {e.id: e for e in view.live}
+    live = {e.id: e for e in view.live if e.message.kind != "summary"}
     later = [live.get(m.id) for m in stored[same:]]
     return same, None if None in later else tuple(e for e in later if e is not None)
 
