@@ -18,6 +18,7 @@ from ctxfold.history.records import SessionKey
 from ctxfold.messages import tool_result
 from ctxfold.protocols import Reply
 from ctxfold.stream import StreamPiece
+from langchain_ctx.message_lists import with_lost_results
 from langchain_ctx.session_routing import Address
 from langchain_ctx.sessions import Sessions, Visit
 
@@ -144,10 +145,10 @@ class _PlaceTurn(_Turn):
 
     def begin(self, engine: Engine) -> Flow[TurnInput]:
         visit = self._visit = yield from self._attach(engine)
-        messages = self._question.messages
-        known = newest_known([m.id for m in messages], visit.attachment.known)
+        listed = with_lost_results(self._question.messages)
+        known = newest_known([m.id for m in listed], visit.attachment.known)
         settled, messages = split_settled(
-            messages[max(known, 0) :], visit.attachment.restored, continues_known=known >= 0
+            listed[max(known, 0) :], visit.attachment.restored, continues_known=known >= 0
         )
         yield from visit.add(engine, settled, after=messages[0].id if settled else None)
         whole = visit.cursor is None

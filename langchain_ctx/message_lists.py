@@ -18,6 +18,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 CACHED_VERSIONS = 2_048  # of each generation of a VersionCache
 CACHED_CHARS = 4_000_000  # of all texts of a generation
+NO_RESULT = "(no result: the conversation went on before this call returned)"
 
 
 class MessageIds(Sequence[str]):
@@ -219,6 +220,29 @@ def _refused(call: ToolCallPart, message_id: str) -> Message:
 
 def _refusal_id(message_id: str, call_id: str | None) -> str:
     return f"{message_id}-{call_id}"
+
+
+def with_lost_results(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with a note for each call whose result a graph has dropped, behind the results of its round.
+
+    A tool that hands over to another agent ends its own at once, and with it the calls beside it. So some calls of the round have
+    results, and the list ends there, or goes on with an answer. A call before a user's message may wait for a person's decision.
+    """
+    complete: list[Message] = []
+    starts = [0, *(i for i, m in enumerate(messages) if i and m.role != "tool"), len(messages)]
+    for start, end in pairwise(starts):
+        message, results = messages[start], messages[start + 1 : end]
+        complete += messages[start:end]
+        if results and (end == len(messages) or messages[end].role == "assistant"):
+            answered = {r.call_id for m in results for r in m.tool_results}
+            lost = (c for c in message.tool_calls if c.id not in answered and c.parsed() is not None)
+            complete += [_lost(call, message.id) for call in lost]
+    return complete
+
+
+def _lost(call: ToolCallPart, message_id: str) -> Message:
+    note = tool_result(call.id, NO_RESULT, id=_refusal_id(message_id, call.id), name=call.name, is_error=True)
+    return replace(note, visibility="model")
 
 
 def name_refusals(messages: Sequence[BaseMessage]) -> None:

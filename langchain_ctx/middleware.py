@@ -58,7 +58,14 @@ from langchain_ctx.checkpoints import MIN_CHARS, Missing, SlimCheckpointer
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
 from langchain_ctx.kept_cursor import KEPT, KeptElsewhere, kept_cursor
-from langchain_ctx.message_lists import LangChainList, VersionCache, leading_count, name_refusals, prompt_text
+from langchain_ctx.message_lists import (
+    LangChainList,
+    VersionCache,
+    leading_count,
+    name_refusals,
+    prompt_text,
+    with_lost_results,
+)
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name
 from langchain_ctx.reasoning import returning
@@ -258,7 +265,7 @@ class AgentTurn:
         """Returns the messages of finished turns that the session lacks, and those of this call's question."""
         known = newest_known(self._messages.ids, attachment.known)
         unseen = [from_langchain(m) for m in self._messages.messages[max(known, attachment.repeated) :]]
-        return split_settled(unseen, attachment.restored, continues_known=known >= 0)
+        return split_settled(with_lost_results(unseen), attachment.restored, continues_known=known >= 0)
 
     def _question(self, visit: Visit, messages: tuple[Message, ...]) -> TurnInput:
         settings = self.request.model_settings

@@ -2506,6 +2506,21 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_lru.py engine/test_journal.py",
         ),
     ),
+    *_of(
+        "../../langchain_ctx/message_lists.py",
+        (
+            "lost_results_have_no_note",
+            "complete += [_lost(call, message.id) for call in lost]",
+            "pass",
+            "langchain/test_places.py::test_a_handoff_among_parallel_calls",
+        ),
+        (
+            "lost_results_before_an_answer_have_no_note",
+            'if results and (end == len(messages) or messages[end].role == "assistant"):',
+            "if results and end == len(messages):",
+            "langchain/test_places.py::test_a_handoff_among_parallel_calls",
+        ),
+    ),
 )
 
 

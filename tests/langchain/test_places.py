@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain.tools import ToolRuntime
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import Send
+from langgraph.types import Command, Send
 
 from ctxfold import BackendError, MemoryStore
-from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, with_context
+from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
+from langchain_ctx import ChatCtx, ContextMiddleware, with_context
 from tests.langchain.faces import closed
 from tests.langchain.running import Running, T, down_at_first, edited, play
 
@@ -312,3 +314,64 @@ def test_a_sub_graph_that_a_task_runs_keeps_its_own_session() -> None:
 
         workflow.invoke("Private question.", T)
         assert store.sessions("default") == ("t|workflow|research|q1",)
+
+
+@tool
+def look(place: str) -> str:
+    """Looks at a place."""
+    return f"{place} is green"
+
+
+@tool
+def to_desk(runtime: ToolRuntime) -> Command[str]:
+    """Hands the conversation over to the desk."""
+    result = ToolMessage("Handed over.", tool_call_id=runtime.tool_call_id)
+    return Command(goto="desk", graph=Command.PARENT, update={"messages": [*runtime.state["messages"], result]})
+
+
+def hands_over_among_calls() -> Callable[[Any], Any]:
+    """Hands over each time that it is asked to go; the first answer of the desk fails."""
+    failed: list[bool] = []
+
+    def answer(body: Any) -> Any:
+        if body["messages"][0]["content"] == "DESK" and not failed:
+            failed.append(True)
+            return ErrorReply(400, {"error": {"message": "down", "type": "invalid_request_error"}})
+        if body["messages"][-1]["content"] == "Go.":
+            return Scripted("", tool_calls=(ScriptedCall("look", '{"place": "hill"}'), ScriptedCall("to_desk")))
+        return Scripted(f"From the {body['messages'][0]['content'].lower()}.")
+
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["middleware", "with_context"])
+def test_a_handoff_among_parallel_calls(kind: str, store_url: str) -> None:
+    """LangGraph drops the results of the calls beside it: a note stands in their place, and nobody is refused."""
+
+    def app() -> Any:
+        chat = ChatCtx(model="m", base_url=server.base_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
+        model = with_context(chat, store=store_url, context_window=8_000) if kind == "with_context" else chat
+        own = [ContextMiddleware(store=store_url, context_window=8_000)] if kind == "middleware" else []
+        graph: Any = StateGraph(MessagesState)
+        for name, tools in (("front", [look, to_desk]), ("desk", [look])):
+            agent = create_agent(model, tools, system_prompt=name.upper(), middleware=own)
+            graph.add_node(name, agent, destinations=("desk",))
+        graph.add_edge(START, "front")
+        return graph.compile(checkpointer=saver)
+
+    with ModelServer(model="m", script=hands_over_among_calls(), strict="openai") as server:
+        saver = InMemorySaver()
+        first = app()
+        with pytest.raises(Exception, match="down"):
+            first.invoke({"messages": [HumanMessage("Go.")]}, T)
+        assert first.invoke(None, T)["messages"][-1].text == "From the desk."
+        assert [m.type for m in first.get_state(T).values["messages"]] == ["human", "ai", "tool", "ai"]
+        assert first.invoke({"messages": [HumanMessage("Thanks.")]}, T)["messages"][-1].text == "From the front."
+        assert app().invoke({"messages": [HumanMessage("Go.")]}, T)["messages"][-1].text == "From the desk."
+        note = "(no result: the conversation went on before this call returned)"
+        handed = ["Go.", "", "Handed over.", note]
+        said = ["From the desk.", "Thanks.", "From the front."]
+        sent = [[m["content"] for m in r.body["messages"][1:]] for r in server.requests]
+        assert sent[1] == sent[2] == handed, "the failed request is repeated as it was"
+        assert sent[3] == [*handed, *said[:2]]
+        assert sent[-1] == [*handed, *said, *handed]
