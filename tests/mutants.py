@@ -760,6 +760,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "history/diff.py",
         (
+            "a_copy_that_ends_the_list_is_a_second_answer",
+            "return (count, entries[count - 1].id) if count else (0, known.id)",
+            "return (count, entries[count - 1].id) if 0 < count < len(new_messages) else (0, known.id)",
+            "faces/test_callers_lists.py::test_the_copy_of_a_reply_goes_to_the_next_node_once",
+        ),
+        (
             "a_copy_of_the_newest_answer_is_new",
             "return max(copied, _repeated_in_view(live, messages))",
             "return _repeated_in_view(live, messages)",

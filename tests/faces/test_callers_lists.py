@@ -56,6 +56,25 @@ def test_the_copy_of_a_reply_that_a_node_returns_is_no_second_answer(asked: Aske
     assert asked.lists[-1] == TURNS
 
 
+def test_the_copy_of_a_reply_goes_to_the_next_node_once(asked: Asked) -> None:
+    """Several nodes ask one after the other, as a writer and its critic do: the list of the second ends with the copy."""
+    model = with_context(asked, context_window=8_000)
+
+    def answered(state: MessagesState) -> Any:
+        return {"messages": [AIMessage(model.invoke(state["messages"]).text)]}
+
+    graph: Any = StateGraph(MessagesState)
+    for before, name in ((START, "writer"), ("writer", "critic"), ("critic", "editor")):
+        graph.add_node(name, answered)
+        graph.add_edge(before, name)
+    app = graph.compile(checkpointer=InMemorySaver())
+    for question in THREE[:2]:
+        app.invoke({"messages": [("user", question)]}, {"configurable": {"thread_id": "t"}})
+    first = ["question 0", "answer 0", "answer 1", "answer 2"]
+    assert asked.lists[:3] == [first[:1], first[:2], first[:3]]
+    assert asked.lists[-1] == [*first, "question 1", "answer 3", "answer 4"]
+
+
 def test_a_list_is_known_though_its_answers_were_stripped(asked: Asked) -> None:
     model = with_context(asked, session_id="s", context_window=8_000)
     said: list[Any] = []

@@ -238,13 +238,13 @@ def _said(message: Message) -> str:
 def _copied_replies(live: Sequence[Entry], known: Message, new_messages: Sequence[Message]) -> tuple[int, str]:
     """Returns how many of the messages after the known one copy what follows it in the view, and the id of the last one known.
 
-    Only where the first is a copy of a reply, because people say the same again, and where something new follows.
+    Only where the first is a copy of a reply, because people say the same again.
     """
     if new_messages[0].role != "assistant" or live[-1].id == known.id or (at := _position(live, known.id)) is None:
         return 0, known.id
     entries = [e for e in islice(live, at + 1, None) if e.message.kind == "message"]
     count = _in_common(entries, new_messages)
-    return (0, known.id) if count in (0, len(new_messages)) else (count, entries[count - 1].id)
+    return (count, entries[count - 1].id) if count else (0, known.id)
 
 
 def repeated_by_content(live: Sequence[Entry], messages: Sequence[Message]) -> int:
