@@ -215,8 +215,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_window_with_the_whole_tail_changes_the_requests_of_the_turn",
-            "        if keep:\n            open_session.request_texts",
-            "        if True:\n            open_session.request_texts",
+            "        if keep:\n            _remember",
+            "        if True:\n            _remember",
             "retrieval/test_tail_gives_way.py::test_a_whole_tail_is_whole_in_the_middle_of_a_turn",
         ),
         (
@@ -980,8 +980,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_stored_reply_is_asked_for_again",
-            "        if turn_input.given_ids is None:\n            return reply\n",
-            "        if turn_input.given_ids is not None:\n            return reply\n",
+            "        if reply is not None and not listed:\n",
+            "        if reply is not None and listed:\n",
             "engine/test_outages.py::test_a_retry_gets_the_reply_that_is_stored_already",
         ),
         (
@@ -1292,8 +1292,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_partial_reply_counts_as_heard",
-            'and reply.kind == "message" and reply.finish_reason != "aborted"',
-            'and reply.kind == "message"',
+            'reply.kind != "message" or reply.finish_reason == "aborted"',
+            'reply.kind != "message"',
             "engine/test_outages.py::test_a_partial_reply_is_not_the_answer_to_a_retry",
         ),
     ),
