@@ -1219,6 +1219,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/attach.py",
         (
+            "what_a_failed_request_has_compacted_is_stored_again",
+            "lost = [i for i in lost if i not in compacted]",
+            "pass",
+            "langchain/test_failed_runs.py::test_a_run_goes_on_after_its_rounds_were_compacted_and_the_model_was_down",
+        ),
+        (
             "a_reply_that_was_compacted_is_asked_for_again",
             "if all(m.id != asked_id for m in reversed(messages)):",
             "if False:",

@@ -9,9 +9,10 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
+from ctxfold import ScriptedBackend
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from tests.langchain.faces import FACES, Agents
-from tests.langchain.running import T
+from tests.langchain.running import Running, T
 
 
 class Breakdown:
@@ -83,3 +84,41 @@ async def test_the_next_run_has_what_its_list_has(
         await ask("Last.", "h4")
         assert asked(server) == ["One.", "Answer to One.", *done, "Last."]
         await made.aclose()
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+async def test_a_run_goes_on_after_its_rounds_were_compacted_and_the_model_was_down(how: str, store_url: str) -> None:
+    """The results had to give way before the request that failed, so that the checkpoint is older than the compaction."""
+    broken = Breakdown()
+
+    def answer(body: Any) -> Any:
+        if broken.down:
+            return broken.answer({"messages": [{"role": "tool"}]})
+        if any(m["role"] == "tool" for m in body["messages"]) or "short" in str(body["messages"]):
+            return Scripted("Done.")
+        return Scripted("", tool_calls=tuple(ScriptedCall("read", f'{{"a": {i}}}') for i in range(4)))
+
+    @tool
+    def read(a: int = 0) -> str:
+        """Reads a file."""
+        broken.down = "model"
+        return f"file {a} " + "says this and that. " * 12
+
+    with ModelServer(model="m", script=answer, strict="openai") as server:
+        summarizer = ScriptedBackend(["short"] * 9)
+        running = Running(
+            server, InMemorySaver(), [read], 500, store=store_url, summarizer=summarizer, history_tools=False
+        )
+        given: Any = {"messages": [HumanMessage("Read all.", id="h1")]}
+        for _ in range(3):
+            with pytest.raises(Exception, match="down"):
+                running.agent.invoke(given, T) if how == "invoke" else await running.agent.ainvoke(given, T)
+            given = None
+        broken.down = ""
+        state = running.agent.invoke(None, T) if how == "invoke" else await running.agent.ainvoke(None, T)
+        assert state["messages"][-1].text == "Done."
+        session = running.middleware.context(running.agent.get_state(T).values)
+        assert session.usage().compactions == 1
+        assert [m.id for m in session.messages() if m.role != "system"] == [m.id for m in state["messages"]]
+        await running.middleware.aclose()
+        running.close()

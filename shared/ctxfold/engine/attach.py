@@ -290,6 +290,11 @@ def _revived(engine: Engine, open_session: OpenSession, hidden_ids: Iterable[str
     """
     lost = [i for i in hidden_ids if i not in open_session.state.removed]
     if lost:
+        # what a compaction covers stays part of the conversation: a request that then failed has left no newer cursor
+        for turn_id in open_session.open_turns() or (None,):
+            compacted = {m.id for m in (yield from whole_conversation(open_session, turn_id))}
+            lost = [i for i in lost if i not in compacted]
+    if lost:
         yield from append(open_session, (draft(engine.ports, MessageRemoved(tuple(lost))),), engine.ports)
     return frozenset(lost)
 
