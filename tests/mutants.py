@@ -586,6 +586,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "history/log.py",
         (
+            "what_was_compacted_in_its_turn_counts_as_removed",
+            "            for message_id in covered:\n                self._comes_back(message_id)",
+            "            for message_id in ():\n                self._comes_back(message_id)",
+            "engine/test_outages.py::test_a_removed_call_that_was_compacted_when_it_came_again_is_known",
+        ),
+        (
             "a_copy_shares_its_open_turns",
             "OpenTurn(list(t.entries), t.at_s)",
             "OpenTurn(t.entries, t.at_s)",

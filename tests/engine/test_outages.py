@@ -253,6 +253,18 @@ def test_a_removed_call_that_is_under_way_again_is_known(service: Service) -> No
     assert service.ids() == ["u", "z", "u2", "t-a", "t-r0", "z2"]
 
 
+def test_a_removed_call_that_was_compacted_when_it_came_again_is_known(service: Service) -> None:
+    ctx = service.opened(summarizer=scripted("short"))
+    first, second = (tool_round(name, "found " * 14, calls=3) for name in "tv")
+    ctx.add([user("go", id="u"), *first, assistant("so", id="z")])
+    ctx.remove(first[0].id)
+    again = [user("once more", id="u2"), *first, *second, assistant("thus", id="z2")]
+    ctx.add(again)
+    assert first[0].id not in {m.id for m in ctx.view().messages}
+    assert service.opened().add(again).messages == ()
+    assert service.ids() == ["u", "z", *(m.id for m in again)]
+
+
 def test_a_partial_reply_is_not_the_answer_to_a_retry(service: Service) -> None:
     """What was left of a stream that was given up is kept, and the question is asked again."""
     ctx = service.opened("a long story that is told at length", "the whole story")

@@ -308,6 +308,8 @@ class SessionState:
             self.compressed = [*(e for e in self.compressed if e.id not in covered), *summary]
         if turn is not None:
             turn.entries = rest
+            for message_id in covered:
+                self._comes_back(message_id)  # when the turn closes, it no longer has the message itself
         else:
             self.live = rest
         self._no_longer_deferred((*body.covered, *shown))
