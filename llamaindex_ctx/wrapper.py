@@ -636,5 +636,6 @@ class _IncomingMessages:
 
     def in_run(self, run: Run, call: LlmCall) -> _SessionCall:
         key = SessionKey(run.context.owner, run.context.session)
-        question = TurnInput(key, run.fresh, call.options(self.injected), self.prompts, reply_id=call.reply_id)
+        prompts = self.prompts or ()  # the list is all that there is: it has none, whatever an earlier one had
+        question = TurnInput(key, run.fresh, call.options(self.injected), prompts, reply_id=call.reply_id)
         return _SessionCall(run.context, question, call, self)

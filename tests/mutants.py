@@ -2539,6 +2539,15 @@ MUTANTS: tuple[Mutant, ...] = (
             "langchain/test_places.py::test_a_handoff_among_parallel_calls",
         ),
     ),
+    *_of(
+        "../../llamaindex_ctx/wrapper.py",
+        (
+            "a_run_keeps_the_prompt_of_another_agent",
+            "prompts = self.prompts or ()",
+            "prompts = self.prompts",
+            "llamaindex/test_wrapped.py::test_an_agent_without_a_prompt_is_not_given_that_of_the_one_before",
+        ),
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate
-from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ThinkingBlock
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.chat_engine import SimpleChatEngine
@@ -137,6 +137,23 @@ async def test_a_run_is_gone_on_with_and_not_begun_anew() -> None:
         await agent.run("Find all.", max_iterations=2 * ROUNDS)
         bodies = [r.body["messages"] for r in server.requests]
         assert all(after[: len(before)] == before for before, after in pairwise(bodies))
+
+
+async def test_an_agent_without_a_prompt_is_not_given_that_of_the_one_before() -> None:
+    """An agent that is handed the conversation, and a chat engine over the same memory, go on with the list of another."""
+    handoff = ScriptedCall("handoff", '{"to_agent": "clerk", "reason": "money"}')
+    script = [Scripted("", tool_calls=(handoff,), reasoning="Hm."), Scripted("Paid."), Scripted("Goodbye.")]
+    async with serving("deepseek", script) as (server, llm):
+        chat, memory = with_context(llm), CtxMemory.from_defaults("s", context_window=64_000)
+        agents: list[Any] = [
+            FunctionAgent(name=name, description=name, llm=chat, tools=[tool()], system_prompt=prompt)
+            for name, prompt in (("porter", "You greet."), ("clerk", None))
+        ]
+        assert str(await AgentWorkflow(agents=agents, root_agent="porter").run("Pay me.", memory=memory)) == "Paid."
+        assert str(await SimpleChatEngine.from_defaults(llm=chat, memory=memory).achat("Thanks.")) == "Goodbye."
+        roles = [[m["role"] for m in r.body["messages"]] for r in server.requests]
+    handed = ["user", "assistant", "tool"]
+    assert roles == [["system", "user"], handed, [*handed, "assistant", "user"]]
 
 
 async def test_another_branch_of_a_list_starts_from_its_own_messages() -> None:
