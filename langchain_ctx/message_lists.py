@@ -222,6 +222,12 @@ def _refusal_id(message_id: str, call_id: str | None) -> str:
     return f"{message_id}-{call_id}"
 
 
+def converted_from(messages: Sequence[BaseMessage], first: int) -> list[Message]:
+    """Returns the messages from `first` on for the engine, with the notes of `with_lost_results`."""
+    start = next((i for i in range(first, 0, -1) if not isinstance(messages[i], ToolMessage)), 0)
+    return with_lost_results([from_langchain(m) for m in messages[start:]])[first - start :]
+
+
 def with_lost_results(messages: Sequence[Message]) -> list[Message]:
     """Returns the messages with a note for each call whose result a graph has dropped, behind the results of its round.
 

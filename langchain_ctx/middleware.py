@@ -61,10 +61,10 @@ from langchain_ctx.kept_cursor import KEPT, KeptElsewhere, kept_cursor
 from langchain_ctx.message_lists import (
     LangChainList,
     VersionCache,
+    converted_from,
     leading_count,
     name_refusals,
     prompt_text,
-    with_lost_results,
 )
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name
@@ -264,8 +264,8 @@ class AgentTurn:
     def _unseen(self, attachment: Attachment) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         """Returns the messages of finished turns that the session lacks, and those of this call's question."""
         known = newest_known(self._messages.ids, attachment.known)
-        unseen = [from_langchain(m) for m in self._messages.messages[max(known, attachment.repeated) :]]
-        return split_settled(with_lost_results(unseen), attachment.restored, continues_known=known >= 0)
+        unseen = converted_from(self._messages.messages, max(known, attachment.repeated))
+        return split_settled(unseen, attachment.restored, continues_known=known >= 0)
 
     def _question(self, visit: Visit, messages: tuple[Message, ...]) -> TurnInput:
         settings = self.request.model_settings

@@ -28,8 +28,8 @@ from ctxfold.validation import check_name
 from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import translated
 from langchain_ctx.inner_model import asked
-from langchain_ctx.message_lists import LangChainList, leading_count, prompt_text
-from langchain_ctx.messages import from_langchain, named
+from langchain_ctx.message_lists import LangChainList, converted_from, leading_count, prompt_text
+from langchain_ctx.messages import named
 from langchain_ctx.session_routing import MADE_FROM, Address, first_id, key_or_own, placed, session_key
 from langchain_ctx.sessions import ContextSettings, ErasesThreads, PoolOf, Sessions
 from langchain_ctx.tools import counted
@@ -213,14 +213,14 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
     def _question(self, attachment: Attachment, messages: Sequence[BaseMessage], config: RunnableConfig) -> TurnInput:
         """Returns the end of the list as a question, from the newest message that the session has, with the system messages."""
         leading = leading_count(messages)
-        unseen = messages[max(newest_known([m.id for m in messages], attachment.known), leading) :]
+        unseen = converted_from(messages, max(newest_known([m.id for m in messages], attachment.known), leading))
         window = config.get("configurable", {}).get(WINDOW)
         return TurnInput(
             attachment.key,
-            tuple(m for m in map(from_langchain, unseen) if m.kind == "message"),  # summaries are the session's own
+            tuple(m for m in unseen if m.kind == "message"),  # summaries are the session's own
             replace(self._options, context_window=window),
             prompts=tuple(map(prompt_text, messages[:leading])) or None,
-            given_ids=frozenset(m.id for m in unseen if m.id),
+            given_ids=frozenset(m.id for m in unseen),
             whole=self._session is None,
             attached=True,
         )

@@ -2527,6 +2527,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "../../langchain_ctx/message_lists.py",
         (
+            "a_round_that_is_known_loses_its_notes",
+            "start = next((i for i in range(first, 0, -1) if not isinstance(messages[i], ToolMessage)), 0)",
+            "start = first",
+            "langchain/test_node_lists.py::test_a_call_whose_result_was_lost_at_a_handoff_has_a_note",
+        ),
+        (
             "lost_results_have_no_note",
             "complete += [_lost(call, message.id) for call in lost]",
             "pass",

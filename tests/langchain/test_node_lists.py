@@ -57,6 +57,20 @@ async def test_edits_and_removals_are_followed(restart: bool, how: str, store_ur
 
 
 @HOW
+async def test_a_call_whose_result_was_lost_at_a_handoff_has_a_note(how: str) -> None:
+    """In each later list too, where the session knows the round and its answer is new."""
+    fit = ContextNode(context_window=8_000)
+    calls: Any = [{"name": name, "args": {}, "id": name} for name in ("look", "to_desk")]
+    said = [*talk(1), AIMessage("", id="c0", tool_calls=calls), ToolMessage("Handed over.", tool_call_id="to_desk")]
+    sent = ["Q0", "", "Handed over.", "(no result: the conversation went on before this call returned)"]
+    for _ in range(2):
+        assert await shown(fit, said, how) == sent
+    said += [AIMessage("A0", id="a0"), HumanMessage("Q1", id="q1")]
+    assert await shown(fit, said, how) == [*sent, "A0", "Q1"]
+    await fit.aclose()
+
+
+@HOW
 async def test_a_message_that_comes_back_has_its_old_place(how: str) -> None:
     async with ContextNode(context_window=8_000) as fit:
         whole = talk(4)
