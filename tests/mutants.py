@@ -1235,6 +1235,10 @@ MUTANTS: tuple[Mutant, ...] = (
             "if all(m.id != asked_id for m in reversed(messages)):",
             "if False:",
             "engine/test_outages.py::test_a_retry_gets_its_reply_although_the_conversation_went_on",
+            "a_failed_run_takes_its_question_along",
+            " or _has_passed_open_turn(open_session, incoming):",
+            ":",
+            "langchain/test_place_pauses.py::test_the_question_of_a_run_that_failed_is_asked_in_a_new_process_too",
         ),
         (
             "a_list_without_a_cursor_always_continues",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Send
 
-from ctxfold.testing import ModelServer
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
 from tests.langchain.faces import closed
 from tests.langchain.running import Running, T, mailing, play, send
@@ -144,3 +146,32 @@ def test_a_turn_that_a_dead_process_left_open_is_not_taken_for_the_lists_own(kin
             assert sorted(asked) == [[*(m.text for m in before), f"Q{turn}", f"part{n}"] for n in range(3)]
             model.close()
             on.close()
+
+
+@pytest.mark.parametrize("kind", ["middleware", "ChatCtx"])
+def test_the_question_of_a_run_that_failed_is_asked_in_a_new_process_too(kind: str, store_url: str) -> None:
+    """The place's session has its turn, which the list of the next process has an answer behind."""
+
+    @tool
+    def fails() -> str:
+        """Fails."""
+        raise RuntimeError("broken")
+
+    def answer(body: Any) -> Scripted:
+        asked = body["messages"][-1]["content"]
+        return Scripted(tool_calls=(ScriptedCall("fails"),)) if asked == "Q0" else Scripted(f"Answer to {asked}")
+
+    with ModelServer(model="m", script=answer, strict="openai") as server:
+        saver = InMemorySaver()
+        for process in ((0, 1), (2,), (3,)):
+            with ContextMiddleware(context_window=8_000, store=store_url) as own:
+                plain = ChatCtx(model="m", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
+                model = plain if kind == "middleware" else model_on(kind, server.base_url, store_url)  # type: ignore[arg-type]
+                agent = create_agent(model, [fails], middleware=[own] if kind == "middleware" else [])
+                app = as_node(agent, saver)
+                for turn in process:
+                    with nullcontext() if turn else pytest.raises(RuntimeError, match="broken"):
+                        app.invoke({"messages": [HumanMessage(f"Q{turn}", id=f"q{turn}")]}, T)
+                model.close()
+        asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
+        assert asked == ["Q0", "Q1", "Q2", "Q3"]

@@ -93,9 +93,11 @@ def attach(
     elif cursor is None and (yield from _is_older(engine, start, incoming)):
         origin = new_branch(engine, root)
     attachment = yield from follow(engine, origin, incoming, cursor)
-    if separate_runs and cursor is None and not is_contiguous(incoming.ids, attachment.known):
-        root = new_branch(engine, place)
-        attachment = yield from follow(engine, root, incoming, None)
+    if separate_runs and cursor is None:
+        open_session = yield from engine.open(attachment.key, reread=False)
+        if not is_contiguous(incoming.ids, attachment.known) or _has_passed_open_turn(open_session, incoming):
+            root = new_branch(engine, place)
+            attachment = yield from follow(engine, root, incoming, None)
     if start.cursor is None and not separate_runs and attachment.known.isdisjoint(incoming.ids):
         live = (yield from engine.open(attachment.key)).view().live
         messages = [incoming.message(i) for i in range(len(incoming.ids))] if live else []
@@ -108,6 +110,20 @@ def _session_of_place(engine: Engine, place: SessionKey, incoming: IncomingList)
     view = (yield from engine.open(place)).view()
     free = continues(view, incoming) if conversation(view, incoming.ids) else not view.compressed
     return place if free else new_branch(engine, place)
+
+
+def _has_passed_open_turn(open_session: OpenSession, incoming: IncomingList) -> bool:
+    """Returns True where the list has an answer behind the question of an open turn, and not the turn's own messages.
+
+    That turn was left by a run that failed: it would be discarded, and its question with it.
+    """
+    with open_session.lock:
+        turns = [{e.id for e in turn.entries} for turn in open_session.state.open.values()]
+    if not turns:
+        return False
+    positions = {message_id: i for i, message_id in enumerate(incoming.ids)}
+    left = (max(map(positions.__getitem__, own)) for ids in turns if (own := ids & positions.keys()) and own != ids)
+    return any(incoming.message(i).role == "assistant" for at in left for i in range(at + 1, len(positions)))
 
 
 def _is_older(engine: Engine, start: StartPoint, incoming: IncomingList) -> Flow[bool]:
