@@ -1235,6 +1235,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "if all(m.id != asked_id for m in reversed(messages)):",
             "if False:",
             "engine/test_outages.py::test_a_retry_gets_its_reply_although_the_conversation_went_on",
+            "a_turn_that_the_list_has_rewritten_is_gone_on_with",
+            "if any(not is_same(e, incoming.message(positions[e.id])) for e in own):",
+            "if False:",
+            "langchain/test_place_pauses.py::test_a_call_that_a_handoff_took_out_does_not_hinder_a_new_process",
+        ),
+        (
             "a_failed_run_takes_its_question_along",
             " or _has_passed_open_turn(open_session, incoming):",
             ":",

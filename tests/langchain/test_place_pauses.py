@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain.tools import ToolRuntime
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -175,3 +176,39 @@ def test_the_question_of_a_run_that_failed_is_asked_in_a_new_process_too(kind: s
                 model.close()
         asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
         assert asked == ["Q0", "Q1", "Q2", "Q3"]
+
+
+@pytest.mark.parametrize("kind", ["middleware", "ChatCtx"])
+def test_a_call_that_a_handoff_took_out_does_not_hinder_a_new_process(kind: str, store_url: str) -> None:
+    """A supervisor's handoff leaves its own call in the message; the place's session still waits for the other one."""
+
+    @tool
+    def to_desk(runtime: ToolRuntime) -> Command[str]:
+        """Hands the conversation over to the desk."""
+        *before, calling = runtime.state["messages"]
+        own = [c for c in calling.tool_calls if c["id"] == runtime.tool_call_id]
+        rewritten = AIMessage(calling.content, tool_calls=own, id=calling.id)
+        added = [ToolMessage("Handed over.", tool_call_id=runtime.tool_call_id), HumanMessage("Go on.")]
+        return Command(goto="desk", graph=Command.PARENT, update={"messages": [*before, rewritten, *added]})
+
+    def answer(body: Any) -> Scripted:
+        asked = body["messages"][-1]["content"]
+        both = (ScriptedCall("send", '{"text": "draft"}'), ScriptedCall("to_desk"))
+        return Scripted(tool_calls=both) if asked == "Q0" else Scripted(f"Answer to {asked}")
+
+    with ModelServer(model="m", script=answer, strict="openai") as server:
+        saver = InMemorySaver()
+        for process in ((0, 1), (2,), (3,)):
+            with ContextMiddleware(context_window=8_000, store=store_url) as own:
+                plain = ChatCtx(model="m", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
+                model = plain if kind == "middleware" else model_on(kind, server.base_url, store_url)  # type: ignore[arg-type]
+                graph: Any = StateGraph(MessagesState).add_edge(START, "ag")
+                for name in ("ag", "desk"):
+                    agent = create_agent(model, [send, to_desk], middleware=[own] if kind == "middleware" else [])
+                    graph.add_node(name, agent, destinations=("desk",))
+                app = graph.compile(checkpointer=saver)
+                for turn in process:
+                    app.invoke({"messages": [HumanMessage(f"Q{turn}", id=f"q{turn}")]}, T)
+                model.close()
+        asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
+        assert asked == ["Q0", "Go on.", "Q1", "Q2", "Q3"]

@@ -113,17 +113,22 @@ def _session_of_place(engine: Engine, place: SessionKey, incoming: IncomingList)
 
 
 def _has_passed_open_turn(open_session: OpenSession, incoming: IncomingList) -> bool:
-    """Returns True where the list has an answer behind the question of an open turn, and not the turn's own messages.
+    """Returns True where the list has gone on from an open turn in another way than the turn: nobody continues that one.
 
-    That turn was left by a run that failed: it would be discarded, and its question with it.
+    The list has other words or calls in a message of the turn, or an answer behind its question and not all of its messages.
+    The turn of a run that failed would be discarded then, and its question with it.
     """
     with open_session.lock:
-        turns = [{e.id for e in turn.entries} for turn in open_session.state.open.values()]
-    if not turns:
-        return False
-    positions = {message_id: i for i, message_id in enumerate(incoming.ids)}
-    left = (max(map(positions.__getitem__, own)) for ids in turns if (own := ids & positions.keys()) and own != ids)
-    return any(incoming.message(i).role == "assistant" for at in left for i in range(at + 1, len(positions)))
+        turns = [[*turn.entries] for turn in open_session.state.open.values()]
+    positions = {message_id: i for i, message_id in enumerate(incoming.ids)} if turns else {}
+    for entries in turns:
+        own = [e for e in entries if e.id in positions]
+        if any(not is_same(e, incoming.message(positions[e.id])) for e in own):
+            return True
+        behind = range(positions[own[-1].id] + 1, len(positions)) if 0 < len(own) < len(entries) else ()
+        if any(incoming.message(i).role == "assistant" for i in behind):
+            return True
+    return False
 
 
 def _is_older(engine: Engine, start: StartPoint, incoming: IncomingList) -> Flow[bool]:
