@@ -937,6 +937,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/turn.py",
         (
+            "a_list_asks_behind_the_reply_that_it_lacks",
+            "attempt.ends_with is None and _is_newest(open_session, reply):",
+            "False:",
+            "langchain/test_failed_runs.py::test_a_list_asks_anew_whose_results_were_compacted_before_their_reply",
+        ),
+        (
             "a_question_joins_the_turn_that_a_result_ended",
             "if not ended or (ended == 1 and open_calls(entries)):",
             "if ended >= 0:",
@@ -986,8 +992,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_stored_reply_is_asked_for_again",
-            "        if reply is not None and not listed:\n",
-            "        if reply is not None and listed:\n",
+            "if reply is not None and turn_input.given_ids is None:",
+            "if reply is not None and turn_input.given_ids is not None:",
             "engine/test_outages.py::test_a_retry_gets_the_reply_that_is_stored_already",
         ),
         (

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold import ScriptedBackend
+from ctxfold import MemoryStore, ScriptedBackend, StoreUnavailableError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
-from tests.langchain.faces import FACES, Agents
+from langchain_ctx import ChatCtx
+from tests.langchain.faces import FACES, Agents, model_settings
 from tests.langchain.running import Running, T
+from tests.properties.outages import UnreliableStore, Weather
 
 
 class Breakdown:
@@ -122,3 +124,29 @@ async def test_a_run_goes_on_after_its_rounds_were_compacted_and_the_model_was_d
         assert [m.id for m in session.messages() if m.role != "system"] == [m.id for m in state["messages"]]
         await running.middleware.aclose()
         running.close()
+
+
+def test_a_list_asks_anew_whose_results_were_compacted_before_their_reply() -> None:
+    """The store's answer was lost after the reply was committed: the reply that nobody got is not in the next request."""
+    weather = Weather()
+
+    def answer(body: Any) -> Any:
+        asked.append([m.get("content") for m in body["messages"]])
+        return Scripted(f"Answer {len(asked)}.")
+
+    asked: list[Any] = []
+    with ModelServer(model="m", script=answer, strict="openai") as server:
+        settings = model_settings(server.base_url)
+        store: Any = UnreliableStore(MemoryStore(), weather)
+        summarizer = ScriptedBackend(["short"] * 9)
+        with ChatCtx(**settings, session_id="s", store=store, context_window=220, summarizer=summarizer) as chat:
+            calls = [{"name": "look", "args": {}, "id": f"c{i}"} for i in range(4)]
+            results = [ToolMessage("says this and that. " * 6, tool_call_id=f"c{i}", id=f"r{i}") for i in range(4)]
+            listed = [HumanMessage("Look.", id="h"), AIMessage("", tool_calls=calls, id="a"), *results]
+            weather.faults.extend(["ok", "ok", "ok", "lost", "fail"])  # the session, the list, a compaction, the reply
+            with pytest.raises(StoreUnavailableError):
+                chat.invoke(listed)
+            weather.faults.clear()
+            assert chat.invoke(listed).text == "Answer 2."
+            assert [m.text for m in chat.context("s").messages()][-1:] == ["Answer 2."]
+    assert asked[0] == asked[1]

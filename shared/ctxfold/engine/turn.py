@@ -282,17 +282,23 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
     if new.messages:
         turn_id = yield from _store_input(engine, attempt, turn_input, new)
     attempt.enter(turn_id or attempt.new_turn)
-    listed = turn_input.given_ids is not None
-    if not listed or attempt.turn_id in open_session.state.open:
-        reply = yield from stored_reply(open_session, attempt.turn_id, turn_input.messages[-1].id)
-        if reply is not None and not listed:
-            return reply  # its caller never heard of it
-        if reply is not None and turn_of(open_session, reply.id) == attempt.turn_id:
-            # the list asks for its reply anew: nobody will answer the calls of the one before
-            yield from engine.close(open_session, attempt.turn_id, "aborted")
-            attempt.enter(attempt.new_turn)
+    reply = yield from stored_reply(open_session, attempt.turn_id, turn_input.messages[-1].id)
+    if reply is not None and turn_input.given_ids is None:
+        return reply  # its caller never heard of it
+    if reply is not None and turn_of(open_session, reply.id) == attempt.turn_id:
+        # the list asks for its reply anew: nobody will answer the calls of the one before
+        yield from engine.close(open_session, attempt.turn_id, "aborted")
+        attempt.enter(attempt.new_turn)
+    elif reply is not None and attempt.ends_with is None and _is_newest(open_session, reply):
+        # a compaction took what is asked again out of the view, and hid with it that the reply gives way to another one
+        attempt.removal = ((yield from remove_ids(engine, open_session, (reply.id,))),)
     check_answered(open_session, attempt.turn_id)
     return None
+
+
+def _is_newest(open_session: OpenSession, message: Message) -> bool:
+    newest = open_session.view().last()
+    return newest is not None and newest.id == message.id
 
 
 def _end_answered_turn(
