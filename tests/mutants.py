@@ -1066,6 +1066,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/engine.py",
         (
+            "a_late_result_without_an_id_finds_no_call",
+            "elif dropped := (yield from dropped_calls(open_session, checked)):",
+            "elif dropped := ():",
+            "llamaindex/test_memory_behaviours.py::test_a_result_that_takes_longer_than_a_turn_may_brings_its_call_back",
+        ),
+        (
             "no_trigger_is_asked_after_a_turn_that_a_result_ended",
             "(answers or is_final(new_messages[-1]))",
             "is_final(new_messages[-1])",

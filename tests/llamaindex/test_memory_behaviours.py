@@ -24,9 +24,11 @@ from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.memory import BaseMemory
 
+from ctxfold import MemoryStore
 from llamaindex_ctx import CtxMemory
-from tests.llamaindex.talk import bot, contents, result, searching, user, words
+from tests.llamaindex.talk import bot, calling, contents, result, searching, user, words
 from tests.llamaindex.twins import Driver
+from tests.properties.outages import LATE_S, UnreliableStore, Weather
 
 # making one
 
@@ -199,3 +201,21 @@ def test_one_memory_through_many_loops(memory: CtxMemory) -> None:
     for i in range(3):
         asyncio.run(memory.aput(user(f"message {i}")))
     assert contents(asyncio.run(memory.aget())) == ["message 0", "message 1", "message 2"]
+
+
+async def test_a_result_that_takes_longer_than_a_turn_may_brings_its_call_back(call: Driver) -> None:
+    """A tool, or the person who allows it, took more than 15 minutes, and another process goes on."""
+    kept, weather = MemoryStore(), Weather()
+
+    def opened() -> CtxMemory:
+        store: Any = UnreliableStore(kept, weather)
+        return CtxMemory.from_defaults("s", store=store, token_limit=1_000)
+
+    memory = opened()
+    for message in (user("go"), calling("c1", "c2"), result("c1")):
+        await call(memory, "put", message)
+    weather.age_s = LATE_S
+    memory = opened()
+    for message in (result("c2"), bot("done")):
+        await call(memory, "put", message)
+    assert contents(await call(opened(), "get_all")) == ["go", None, "found c1", "found c2", "done"]

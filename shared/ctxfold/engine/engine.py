@@ -290,6 +290,9 @@ class Engine:
                 # who stored the known ones may have opened the turn that the others answer
                 yield from refresh(open_session, self.ports)
                 checked, record_ids = yield from _matched(open_session, checked)
+        elif dropped := (yield from dropped_calls(open_session, checked)):
+            checked = (*dropped, *checked)
+            record_ids |= yield from new_record_ids(open_session, dropped)
         checked = self.without_orphans(open_session, checked, turn_id) if skip_orphans else checked
         new_messages: Sequence[Message] = [m for m in {m.id: m for m in checked}.values() if m.id in record_ids]
         if skip_orphans and len(new_messages) < len(checked):
