@@ -1237,6 +1237,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/attach.py",
         (
+            "an_earlier_state_goes_on_with_the_summary_of_later_replies",
+            'm.kind == "message" and m.id in covered for m in added)',
+            'm.kind == "message" and m.id in () for m in added)',
+            "engine/test_follow.py::test_an_earlier_state_whose_later_replies_were_all_compacted_goes_on_in_a_branch",
+        ),
+        (
             "what_a_failed_request_has_compacted_is_stored_again",
             "lost = [i for i in lost if i not in compacted]",
             "pass",
@@ -1284,8 +1290,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "two_runs_ask_in_one_turn",
-            "_was_answered(open_session, cursor.head) or _is_asked(open_session, cursor):",
-            "_was_answered(open_session, cursor.head):",
+            "(yield from _was_answered(open_session, cursor.head)) or _is_asked(open_session, cursor):",
+            "(yield from _was_answered(open_session, cursor.head)):",
             "langchain/test_beside_other_middleware.py::test_a_run_that_goes_on_while_a_cancelled_one_is_still_asking",
         ),
         (
@@ -1296,8 +1302,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_note_makes_a_branch",
-            'e.seq > head and e.message.role == "assistant" and',
-            "e.seq > head and",
+            'if any(m.role == "assistant" and m.kind == "message" for m in later):',
+            'if any(m.kind == "message" for m in later):',
             "engine/test_follow.py::test_a_note_makes_no_branch",
         ),
         (

@@ -94,6 +94,19 @@ def test_an_earlier_state_goes_on_in_a_branch(make: Callable[..., Driven]) -> No
     assert len(caller.store.sessions("default")) == 2
 
 
+def test_an_earlier_state_whose_later_replies_were_all_compacted_goes_on_in_a_branch(
+    make: Callable[..., Driven],
+) -> None:
+    """A large question, not answered yet, takes the room of every reply."""
+    caller = Caller(make)
+    for number in range(5):
+        caller.say(*turn(number))
+    later = caller.say(user("big " * 3_180, id="big"))
+    later.window()
+    assert seen(later) == ["big"]
+    assert seen(caller.say(user("back", id="back"), at=2)) == ["u0", "a0", "u1", "a1", "back"]
+
+
 def test_a_branch_has_the_summaries_pins_and_rules_of_its_moment(make: Callable[..., Driven]) -> None:
     caller = Caller(make, backend=ScriptedBackend(["They spoke of many things."] * 50))
     long = "word " * 120

@@ -29,7 +29,7 @@ from ctxfold.history.diff import (
     repeated_by_content,
     rewound_turn,
 )
-from ctxfold.history.records import MessageRemoved, SessionKey
+from ctxfold.history.records import Compacted, MessageAdded, MessageRemoved, SessionKey
 from ctxfold.history.view import Entry
 from ctxfold.inspect.explain import conversation as whole_conversation
 from ctxfold.messages import Message, content_key
@@ -192,7 +192,7 @@ def follow(engine: Engine, root: SessionKey, incoming: IncomingList, cursor: Cur
         if any(e.id not in incoming.ids for e in open_session.view().live[-1:]):  # the name was used again since
             key = new_branch(engine, root)
         return (yield from _attachment(engine, key))
-    if copied or _was_answered(open_session, cursor.head) or _is_asked(open_session, cursor):
+    if copied or (yield from _was_answered(open_session, cursor.head)) or _is_asked(open_session, cursor):
         open_session = yield from _branch(engine, open_session, root, cursor)
     changed = yield from _changes(open_session, incoming, cursor)
     if changed is None:
@@ -229,13 +229,18 @@ def _visible_ids(open_session: OpenSession) -> frozenset[str]:
     return frozenset([e.id for e in _visible(open_session)])
 
 
-def _was_answered(open_session: OpenSession, head: int) -> bool:
+def _was_answered(open_session: OpenSession, head: int) -> Flow[bool]:
     """Returns True where a reply was stored after `head`; messages that were only added, such as notes, are no replies."""
     if open_session.state.head == head:
         return False
-    return any(
-        e.seq > head and e.message.role == "assistant" and e.message.kind == "message" for e in _visible(open_session)
-    )
+    later = (e.message for e in _visible(open_session) if e.seq > head)
+    if any(m.role == "assistant" and m.kind == "message" for m in later):
+        return True
+    # a compaction may have taken the reply out of the view
+    records = yield from StoreCall(Store.read, open_session.key, after=head)
+    covered = {i for r in records if isinstance(r.body, Compacted) for i in r.body.covered}
+    added = (r.body.message for r in records if isinstance(r.body, MessageAdded))
+    return any(m.role == "assistant" and m.kind == "message" and m.id in covered for m in added)
 
 
 def _is_asked(open_session: OpenSession, cursor: Cursor) -> bool:
