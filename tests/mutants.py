@@ -1253,6 +1253,8 @@ MUTANTS: tuple[Mutant, ...] = (
             "if all(m.id != asked_id for m in reversed(messages)):",
             "if False:",
             "engine/test_outages.py::test_a_retry_gets_its_reply_although_the_conversation_went_on",
+        ),
+        (
             "a_turn_that_the_list_has_rewritten_is_gone_on_with",
             "if any(not is_same(e, incoming.message(positions[e.id])) for e in own):",
             "if False:",
