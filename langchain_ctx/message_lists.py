@@ -224,7 +224,8 @@ def _refusal_id(message_id: str, call_id: str | None) -> str:
 
 def converted_from(messages: Sequence[BaseMessage], first: int) -> list[Message]:
     """Returns the messages from `first` on for the engine, with the notes of `with_lost_results`."""
-    start = next((i for i in range(first, 0, -1) if not isinstance(messages[i], ToolMessage)), 0)
+    newest = min(first, len(messages) - 1)
+    start = next((i for i in range(newest, 0, -1) if not isinstance(messages[i], ToolMessage)), 0)
     return with_lost_results([from_langchain(m) for m in messages[start:]])[first - start :]
 
 
@@ -235,7 +236,7 @@ def with_lost_results(messages: Sequence[Message]) -> list[Message]:
     results, and the list ends there, or goes on with an answer. A call before a user's message may wait for a person's decision.
     """
     complete: list[Message] = []
-    starts = [0, *(i for i, m in enumerate(messages) if i and m.role != "tool"), len(messages)]
+    starts = [*(i for i, m in enumerate(messages) if not i or m.role != "tool"), len(messages)]
     for start, end in pairwise(starts):
         message, results = messages[start], messages[start + 1 : end]
         complete += messages[start:end]
