@@ -2558,7 +2558,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../langchain_ctx/message_lists.py",
         (
             "a_round_that_is_known_loses_its_notes",
-            "start = next((i for i in range(first, 0, -1) if not isinstance(messages[i], ToolMessage)), 0)",
+            "start = next((i for i in range(newest, 0, -1) if not isinstance(messages[i], ToolMessage)), 0)",
             "start = first",
             "langchain/test_node_lists.py::test_a_call_whose_result_was_lost_at_a_handoff_has_a_note",
         ),
