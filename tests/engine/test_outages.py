@@ -293,19 +293,3 @@ def test_a_turn_that_waited_for_long_is_compacted_as_before(service: Service, ro
     shown = [m.id for m in ctx.view().messages]
     assert not {f"r{n}" for n in range(rounds)} & {*shown}
     assert ctx.view().tokens > 1_600, "what was compacted made room for newer rounds"
-
-
-def test_a_retry_gets_a_reply_whose_results_are_compacted(service: Service) -> None:
-    """The answer of the store was lost after a compaction of all that the reply answers."""
-    found = "found " + "alpha beta gamma delta " * 4
-    calling = [assistant("", id=f"a{n}", calls=[call(f"c{n}{i}") for i in range(1 + n % 2)]) for n in range(3)]
-    ctx = service.opened(*calling, assistant("done", id="z"), window=180, summarizer=scripted(*["short"] * 9))
-    ctx.send(user("where? " + "alpha beta gamma delta " * 4, id="u"))
-    ctx.send(tool_result("c00", found, id="r0"))
-    results = [tool_result("c10", found, id="r1"), tool_result("c11", found, id="r2")]
-    service.fails("ok", "ok", "lost")
-    with pytest.raises(StoreUnavailableError):
-        ctx.send(results)
-    assert ctx.send(results).message.id == "a2"
-    assert ctx.send(tool_result("c20", "nothing", id="r3")).message.id == "z"
-    assert service.ids() == ["u", "a0", "r0", "a1", "r1", "r2", "a2", "r3", "z"]

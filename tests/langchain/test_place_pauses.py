@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -28,6 +29,20 @@ KINDS = pytest.mark.parametrize("kind", ["with_context", "ChatCtx"])
 def as_node(agent: Any, saver: Any) -> Any:
     graph: Any = StateGraph(MessagesState).add_node("ag", agent).add_edge(START, "ag")
     return graph.compile(checkpointer=saver)
+
+
+@contextmanager
+def process(kind: str, base_url: str, store_url: str) -> Iterator[tuple[Any, list[Any]]]:
+    """A new process's model and middleware: a plain model with `ContextMiddleware`, or a model that keeps the sessions."""
+    if kind == "middleware":
+        plain = ChatCtx(model="m", base_url=base_url, api_key="x")  # type: ignore[arg-type]
+        with ContextMiddleware(context_window=8_000, store=store_url) as middleware:
+            yield plain, [middleware]
+        plain.close()
+        return
+    model = model_on(kind, base_url, store_url)  # type: ignore[arg-type]
+    yield model, []
+    model.close()
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
@@ -164,16 +179,12 @@ def test_the_question_of_a_run_that_failed_is_asked_in_a_new_process_too(kind: s
 
     with ModelServer(model="m", script=answer, strict="openai") as server:
         saver = InMemorySaver()
-        for process in ((0, 1), (2,), (3,)):
-            with ContextMiddleware(context_window=8_000, store=store_url) as own:
-                plain = ChatCtx(model="m", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
-                model = plain if kind == "middleware" else model_on(kind, server.base_url, store_url)  # type: ignore[arg-type]
-                agent = create_agent(model, [fails], middleware=[own] if kind == "middleware" else [])
-                app = as_node(agent, saver)
-                for turn in process:
+        for turns in ((0, 1), (2,), (3,)):
+            with process(kind, server.base_url, store_url) as (model, middleware):
+                app = as_node(create_agent(model, [fails], middleware=middleware), saver)
+                for turn in turns:
                     with nullcontext() if turn else pytest.raises(RuntimeError, match="broken"):
                         app.invoke({"messages": [HumanMessage(f"Q{turn}", id=f"q{turn}")]}, T)
-                model.close()
         asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
         assert asked == ["Q0", "Q1", "Q2", "Q3"]
 
@@ -198,17 +209,14 @@ def test_a_call_that_a_handoff_took_out_does_not_hinder_a_new_process(kind: str,
 
     with ModelServer(model="m", script=answer, strict="openai") as server:
         saver = InMemorySaver()
-        for process in ((0, 1), (2,), (3,)):
-            with ContextMiddleware(context_window=8_000, store=store_url) as own:
-                plain = ChatCtx(model="m", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
-                model = plain if kind == "middleware" else model_on(kind, server.base_url, store_url)  # type: ignore[arg-type]
+        for turns in ((0, 1), (2,), (3,)):
+            with process(kind, server.base_url, store_url) as (model, middleware):
                 graph: Any = StateGraph(MessagesState).add_edge(START, "ag")
                 for name in ("ag", "desk"):
-                    agent = create_agent(model, [send, to_desk], middleware=[own] if kind == "middleware" else [])
+                    agent = create_agent(model, [send, to_desk], middleware=middleware)
                     graph.add_node(name, agent, destinations=("desk",))
                 app = graph.compile(checkpointer=saver)
-                for turn in process:
+                for turn in turns:
                     app.invoke({"messages": [HumanMessage(f"Q{turn}", id=f"q{turn}")]}, T)
-                model.close()
         asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
         assert asked == ["Q0", "Go on.", "Q1", "Q2", "Q3"]

@@ -9,7 +9,6 @@ from typing import Any
 
 from ctxfold import (
     AgentContext,
-    ContextOverflowError,
     Message,
     Record,
     Request,
@@ -33,7 +32,6 @@ WINDOWS = (
     300,
     4_000,
 )  # tokens: in the small ones a turn with tool rounds does not fit, and is stored in pieces
-SMALL = WINDOWS[:2]
 WORDS = "alpha beta gamma delta "
 
 
@@ -130,7 +128,6 @@ class World:
         self.store, self.session, self.window = store, session, window
         self.weather = Weather()
         self.answer: Any = "ok"
-        self.late = False
         self.number = 0
         self.told: list[Told] = []
         self.acknowledged: list[str] = []
@@ -212,11 +209,6 @@ class World:
                 acknowledged = attempt(self.contexts[step.client])
             except StoreUnavailableError:
                 pause = pauses.popleft() if pauses else "same"
-            except ContextOverflowError:
-                # results of a turn that was given up become texts of a new one, which a window of some 200 tokens may not hold
-                assert self.late, "a turn that is under way fits"
-                assert self.window in SMALL, "a turn fits into a large window"
-                self.window, pause = WINDOWS[-1], "restart"  # as the error says, and nothing is lost
             except Died:
                 pause = pauses.popleft() if pauses else "restart"
                 pause = "restart" if pause == "same" else pause
@@ -224,7 +216,6 @@ class World:
                 told.ids += acknowledged
                 self.acknowledged += acknowledged
                 return
-            self.late = self.late or pause == "late"
             self.weather.age_s += LATE_S if pause == "late" else 0.0
             if pause != "same":
                 self.reopen(step.client)

@@ -35,6 +35,7 @@ EDITING = ("update", "remove", "pin", "undo", "clear", "insert")
 TAKING_OUT = {"remove", "undo", "clear"}
 CANCEL = 100  # a choice from here on cancels the client
 IDLE_ROUNDS = 12  # of the loop, in which each client comes to its next gate
+MOST_WAITS = 10_000  # of a millisecond each, for work in a thread; after them the clients wait for each other
 TRIES = 6
 WORDS = "alpha beta gamma delta "
 
@@ -67,11 +68,15 @@ class Gates:
     async def play(self, clients: Sequence[asyncio.Task[None]]) -> None:
         """Lets the clients go on, one step at a time, until all have ended."""
         by_name = {client.get_name(): client for client in clients}
+        waits = 0
         while not all(client.done() for client in clients):
             for _ in range(IDLE_ROUNDS):
                 await asyncio.sleep(0)
             self.waiting = [(name, gate) for name, gate in self.waiting if not gate.done()]
             if not self.waiting:
+                waits += 1
+                assert waits < MOST_WAITS, f"these clients wait for each other: {[c for c in clients if not c.done()]}"
+                await asyncio.sleep(0.001 if waits > IDLE_ROUNDS else 0)
                 continue
             choice = self.choices.pop(0) if self.choices else 0
             name, gate = self.waiting.pop(choice % len(self.waiting))

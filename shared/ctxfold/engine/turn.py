@@ -290,7 +290,7 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
         yield from engine.close(open_session, attempt.turn_id, "aborted")
         attempt.enter(attempt.new_turn)
     elif reply is not None and attempt.ends_with is None and _is_newest(open_session, reply):
-        # a compaction took what is asked again out of the view, and hid with it that the reply gives way to another one
+        # the message that is asked again was compacted, so the comparison of the lists did not see this reply: it gives way
         attempt.removal = ((yield from remove_ids(engine, open_session, (reply.id,))),)
     check_answered(open_session, attempt.turn_id)
     return None
