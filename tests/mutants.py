@@ -314,6 +314,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "retrieval/bm25.py",
+        (
+            "common_terms_of_a_short_session_are_not_read_in_full",
+            "guessed[term] <= max(FEW, documents // RARE)",
+            "guessed[term] <= documents // RARE",
+            "retrieval/test_recall.py::test_terms_that_many_messages_of_a_short_session_have_are_read_in_full",
+        ),
+    ),
+    *_of(
         "retrieval/recall.py",
         (
             "lines_are_counted_as_they_are_stored",
@@ -353,8 +362,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "visible_messages_are_recalled",
-            "        scores.pop(seq, None)\n",
-            "        scores.get(seq)\n",
+            "_mixed(by_words, by_meaning).items() if seq not in visible}",
+            "_mixed(by_words, by_meaning).items()}",
             "retrieval/test_recall_beside_excerpts.py::test_nobody_but_the_output_is_recalled",
         ),
         (
@@ -407,9 +416,27 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_neighbour_of_the_last_of_a_stretch_is_the_first_of_the_next",
-            "    gap, last = [0] * reach, -REACH",
-            "    gap, last = [0], -REACH",
+            "    gap, last = [0] * REACH, -REACH\n    for",
+            "    gap, last = [0], -REACH\n    for",
             "retrieval/test_recall.py::test_messages_with_a_gap_of_records_between_them_are_no_neighbours",
+        ),
+        (
+            "what_is_said_nearby_counts_alike_however_far",
+            "                bends[place + 1] -= 2 * slope\n                bends[place + REACH + 2] += slope",
+            "                bends[place + 1] -= slope",
+            "retrieval/test_recall.py::test_what_is_said_nearby_counts_less_with_each_step",
+        ),
+        (
+            "a_message_counts_as_its_own_neighbour",
+            "(nearby - peak * itself)",
+            "nearby",
+            "retrieval/test_recall.py::test_what_is_said_nearby_counts_less_with_each_step",
+        ),
+        (
+            "the_same_word_nearby_counts_as_much_as_another_one",
+            "total + weight * both / (both + K1)",
+            "total + weight * both",
+            "retrieval/test_recall.py::test_what_is_said_nearby_counts_less_with_each_step",
         ),
     ),
     *_of(

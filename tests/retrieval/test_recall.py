@@ -61,7 +61,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Any]:
                 yield store
 
 
-def ranking(store: Any, *terms: str) -> list[tuple[int, float]]:
+MANY_IN_SHORT = 400  # messages of a session in which each term of a question stands in more than one of 16
+
+
+def ranking(store: Any, *terms: str) -> Sequence[tuple[int, float]]:
     return run(ranked(KEY, terms), Ports(store, MessageCounter(COUNTER)))[0]
 
 
@@ -205,7 +208,10 @@ def test_a_neighbour_that_shares_no_word_with_the_question_is_recalled_too() -> 
     assert "- #14 user: Which zebra do you mean?" in lines
     assert "- #15 assistant: The one with a torn ear." in lines
     assert "- #1 user: Quiet day early 0." not in lines, "it stands too far away"
-    assert len(lines) == 7, "the message, and three on either side"
+    numbers = [int(line.split()[1][1:]) for line in lines]
+    assert numbers == list(range(min(numbers), max(numbers) + 1)), "the message, and those on either side"
+    assert 14 in numbers[3:-3]
+    assert len(numbers) < 16
 
 
 def test_the_neighbour_of_a_hit_that_was_never_archived_is_not_recalled() -> None:
@@ -620,16 +626,51 @@ def test_a_long_message_takes_less_from_its_neighbours_than_a_short_one() -> Non
     assert scores[2] > 2 * scores[12] > 0
 
 
-def test_messages_with_a_gap_of_records_between_them_are_no_neighbours() -> None:
-    said = {1: "zebra " * 4, 10: "Quiet.", 12: "Quiet day.", 15: f"Stripes. {'Word ' * 60}"}
-    records = {seq: user(text, id=f"m{seq}") for seq, text in said.items()}
+def stored_scores(said: dict[int, str], question: str, records: int = 40) -> dict[int, float]:
+    """The scores of messages that stand at these records; of the other records, none is a message that is searched."""
+    messages = [user(said.get(seq, "-"), id=f"m{seq}") for seq in range(1, records + 1)]
     with MemoryStore() as store:
-        messages = [records.get(seq, user("-", id=f"m{seq}")) for seq in range(1, 16)]
-        documents = [index_entry(seq, m) for seq, m in records.items()]
+        documents = [index_entry(seq, m) for seq, m in enumerate(messages, 1) if seq in said]
         store.append(KEY, [Draft(f"m:{m.id}", MessageAdded(m)) for m in messages], documents=documents)
-        asked = search(KEY, "zebra stripes", budget_tokens=400, visible=())
-        scores = run(asked, Ports(store, MessageCounter(COUNTER))).scores
-    assert scores[12] < scores[15], "its neighbour is the second one, not the first one across the gap"
+        asked = search(KEY, question, budget_tokens=400, visible=())
+        return dict(run(asked, Ports(store, MessageCounter(COUNTER))).scores)
+
+
+def test_messages_with_a_gap_of_records_between_them_are_no_neighbours() -> None:
+    said = {1: "zebra " * 4, 10: "Quiet.", 12: "Quiet day.", 21: "Loud.", 22: "Stripes."}
+    scores = stored_scores(said, "zebra stripes")
+    assert set(scores) == {1, 21, 22}, "nine records part 1 from 10, and 12 from 21"
+    together = stored_scores({seq - 1 if seq > 9 else seq: text for seq, text in said.items()}, "zebra stripes")
+    assert 9 in together, "eight do not"
+
+
+def test_what_is_said_nearby_counts_less_with_each_step() -> None:
+    said = dict.fromkeys(range(1, 30), "Quiet.") | {15: "The zebra came."}
+    scores = stored_scores(said, "zebra")
+    assert scores[15] > scores[14] > scores[13] > scores[12] > 0
+    # BM25, as a share of the message's own: a quarter of the term, and its length among others of one term
+    own = 1 / (0.25 + 0.75 * 2 * 29 / 30)
+    beside = 0.25 * 60 / 61 * own
+    share = (beside / (beside + 1.2)) / (own / (own + 1.2))
+    assert scores[14] == pytest.approx(share, rel=0.01)
+    assert scores[16] == pytest.approx(share, rel=0.01)
+    assert not {5, 6, 24, 25} & set(scores), "they stand too far away"
+
+
+def test_different_words_of_a_question_in_neighbouring_messages_add_up() -> None:
+    """The same word twice says little more than once."""
+    said = {1: "The zebra came.", 2: "An okapi came.", 21: "The zebra came.", 22: "The zebra came."}
+    scores = stored_scores(said, "zebra okapi")
+    assert scores[1] > 1.25 * scores[21]
+
+
+def test_terms_that_many_messages_of_a_short_session_have_are_read_in_full(store: Any) -> None:
+    words = [f"word{n}" for n in range(8)]
+    documents = [Document(seq, {words[seq % 8]: 1, words[seq % 3]: 1}, 2) for seq in range(1, MANY_IN_SHORT + 1)]
+    store.append(KEY, [], documents=documents)
+    everything = store.postings(KEY, words)
+    assert all(MANY_IN_SHORT / 16 < len(hits) <= 256 for hits in everything.by_term.values())
+    assert ranking(store, *words) == bm25(everything, idf(everything, frequencies(everything)))
 
 
 def test_a_neighbour_that_is_archived_later_is_found_by_the_next_question() -> None:

@@ -97,7 +97,7 @@ def rankings(store: Any, queries: int) -> list[Any]:
     for number in range(queries):
         terms = [rng.choice(WORDS[: rng.choice([8, 60, 300])]) for _ in range(rng.randint(1, 6))] + [f"box-{number}"]
         key = LONG if number % 3 else SHORT[number % len(SHORT)]
-        best, weights = run(
+        best, weights, _ = run(
             ranked(key, tuple(dict.fromkeys(terms)), probe=rng.choice([None, 4])), Ports(store, COUNTED)
         )
         found.append(

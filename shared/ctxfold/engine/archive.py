@@ -79,7 +79,7 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
         return ()
     documents = yield from live_documents(open_session.view())
     visible = LiveIndex().with_messages((document.seq, document.terms) for document in documents)
-    ranking, weights = yield from ranked(open_session.key, tuple(query_terms), beside=visible, probe=PROBE)
+    ranking, weights, _ = yield from ranked(open_session.key, tuple(query_terms), beside=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
     for start in range(0, len(ranking), 4 * limit):
         scores = dict(ranking[start : start + 4 * limit])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ctxfold.effects import Flow, StoreCall
 from ctxfold.history.posting_cache import Hit, Hits, LiveIndex
@@ -16,13 +16,22 @@ K1, B = 1.2, 0.75  # the usual BM25 parameters (Robertson and Zaragoza, 2009)
 PROBE = 256  # newest hits of each term that are read first, fewer each for many terms; a term with fewer hits is read in full
 LEAST_PROBE, PROBED = 16, 256
 HITS = 4_096  # further hits that are read of rare terms: some milliseconds
-RARE = 16  # a term in more than one of so many documents is too common to be read in full
+FEW = 256  # hits of a term that is read in full in any case
+RARE = 16  # beyond, a term in more than one of so many documents is too common to be read in full
 LOOKED_UP = 32  # best documents in which common terms are looked up
 SPOKEN_FOR = 3  # documents behind one that speaks for them, in which these are looked up as well
 COMMON_TERMS = 4  # looked up, least common first; the others change next to nothing
 MIN_GAIN = 0.02  # of the best score: a common term that can add less is not looked up
 
 Ranking: TypeAlias = Sequence[tuple[int, float]]
+
+
+class Ranked(NamedTuple):
+    """Holds (seq, score) of the documents with a term, best first, the weight of each term, and the hits that counted."""
+
+    scores: Ranking
+    weights: Mapping[str, float]
+    postings: Postings
 
 
 def ranked(
@@ -33,11 +42,11 @@ def ranked(
     probe: int | None = None,
     hits: Hits | None = None,
     speaking: Container[int] = (),
-) -> Flow[tuple[Ranking, Mapping[str, float]]]:
-    """Returns (seq, score) of the documents with a term, best first, and the weight of each term.
+) -> Flow[Ranked]:
+    """Ranks the documents with one of the terms.
 
     Messages `beside` the archive count as if they were archived. `probe` is how many hits of each term are read first, and `hits`
-    are cached ones of the session. The result is exact while no term has more than `probe` hits; otherwise a term too common to be
+    are cached ones of the session. The result is exact while no term has more than FEW hits; otherwise a term too common to be
     read in full counts only in the best documents of the other terms, and the most common ones do not count. Where one of these
     best documents is `speaking` for those behind it, the term counts in the next three too.
     """
@@ -48,30 +57,35 @@ def ranked(
     if not common:
         joined = _joined(first, first.by_term, beside)
         weights = idf(joined, frequencies(joined))
-        return bm25(joined, weights), weights
+        return Ranked(bm25(joined, weights), weights, joined)
     guessed = frequencies(first, at_most=probe)
     common.sort(key=lambda t: (guessed[t], t))
     rare = _worth_reading(common, guessed, first.documents, alone=len(common) == len(terms))
-    by_term = dict(first.by_term)
-    if rare:
-        by_term |= (yield from StoreCall(Store.postings, key, rare, newest=HITS)).by_term
-    read = Postings(first.documents, first.total_length, by_term)
-    known = guessed | frequencies(read, at_most=HITS, terms=rare)
+    by_term, known = dict(first.by_term), guessed
+    if few := [t for t in rare if guessed[t] <= FEW]:
+        read = yield from _newest(key, few, FEW, known_hits)
+        by_term |= read.by_term
+        known = known | frequencies(read, at_most=FEW)
+    if many := [t for t in rare if guessed[t] > FEW]:
+        read = yield from StoreCall(Store.postings, key, many, newest=HITS)
+        by_term |= read.by_term
+        known = known | frequencies(read, at_most=HITS)
     unread = [t for t in common if t not in rare]
-    newest = _joined(first, {t: by_term.pop(t) for t in unread}, beside)
+    sampled = _joined(first, {t: by_term.pop(t) for t in unread}, beside)
     in_full = _joined(first, by_term, beside)
     weights = idf(in_full, {t: n + len(beside.hits.get(t, ())) for t, n in known.items()})
     exact = _scores(in_full, weights)
-    best = best_first(_scores(newest, weights, onto=exact))
+    best = best_first(_scores(sampled, weights, onto=exact))
     floor = MIN_GAIN * best[0][1]
     looked_up = [t for t in unread[:COMMON_TERMS] if weights[t] * (K1 + 1) > floor]
     if looked_up:
         seqs = {seq for seq, _ in best[:LOOKED_UP]}
         seqs |= {seq + steps for seq in seqs if seq in speaking for steps in range(1, SPOKEN_FOR + 1)}
         hits_by_term = yield from _among(key, looked_up, sorted(seqs), known_hits)
-        among = _joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside)
-        best = best_first(_scores(among, weights, onto=exact))
-    return best, weights
+        sampled = _joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside)
+        best = best_first(_scores(sampled, weights, onto=exact))
+    counted = {**in_full.by_term, **sampled.by_term}
+    return Ranked(best, weights, Postings(in_full.documents, in_full.total_length, counted))
 
 
 def _newest(key: SessionKey, terms: Sequence[str], probe: int, hits: Hits) -> Flow[Postings]:
@@ -125,7 +139,8 @@ def _worth_reading(common: Sequence[str], guessed: Mapping[str, int], documents:
     rare: list[str] = []
     hits_left = HITS
     for term in common:
-        if (guessed[term] <= hits_left and guessed[term] * RARE <= documents) or (alone and not rare):
+        few = guessed[term] <= max(FEW, documents // RARE)
+        if (few and guessed[term] <= hits_left) or (alone and not rare):
             rare.append(term)
             hits_left -= min(hits_left, guessed[term])
     return rare

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
-from itertools import chain, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from math import fsum, log
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from ctxfold.history.records import Body, Cleared, MessageRemoved, SessionKey
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, View
 from ctxfold.protocols import Document, Store, TokenCounter
-from ctxfold.retrieval.bm25 import best_first, ranked, sizes
+from ctxfold.retrieval.bm25 import K1, B, Ranked, best_first, ranked, sizes
 from ctxfold.session_state import index_entry, index_terms, searchable_chars
 
 __all__ = [
@@ -42,10 +42,12 @@ __all__ = [
 
 
 LEAST_CANDIDATES, MOST_CANDIDATES = 24, 256  # messages that are read; between the two, as many as the budget may hold
-HEADS = 48  # best messages whose neighbours are looked up
+HEADS = 24  # best messages whose neighbours are looked up
 REACH = 8  # records on either side in which the neighbours of a message are looked for
-NEXT_TO = (0.7, 0.45, 0.22)  # weights of the messages one, two and three steps away, for a message of no terms
+BESIDE = 0.25  # weight of the terms of the next message, for a message of no terms; it falls with each step, to none after REACH
+LEAST_FREQUENCY = 1e-6  # of a term in a message with those nearby; less is a rounding error
 HALF_TERMS = 60  # a message of so many terms takes half of that from its neighbours: it says more by itself
+NEXT_TO = (0.7, 0.45, 0.22)  # weights of the likeness of the messages one, two and three steps away, in the same way
 BY_MEANING = 0.5  # weight of the likeness of meaning, where there is an embedder; the rest goes by words
 REACHES_BACK = (
     0.3  # of the weight of the query's terms: a question of which no archived message has so much is not about them
@@ -57,7 +59,7 @@ RARELY = 0.25  # of the visible messages of a role: a term that more of them hav
 AS_WELL = 0.7  # of the best score among older messages of the tail: from here on a question is about the archive too
 RECENCY = 0.02  # of the weight of all query terms: what a message loses each time that its distance grows e times
 RECENT = 50  # messages, added to the distance: among the newest ones age counts little
-FLOOR = 0.1  # of the best score; weaker messages are noise
+FLOOR = 0.15  # of the best score; weaker messages are noise
 NEIGHBOURS = 3  # sentences on either side that add to the score of one
 NEIGHBOUR = 0.5  # weight of the sentence beside (its square for the next)
 HALF_SENTENCES = 100  # in a message of so many, half of a term's rarity among its sentences counts
@@ -165,20 +167,27 @@ def search(
     beside = originals | spoken
     unread = sum(map(searchable_chars, readings.unread(beside)))
     live = yield from off_loop(lambda: readings.live_index(beside, index_terms), unread)
-    ranking, weights = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=live, speaking=spoken)
+    found = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=live, speaking=spoken)
+    ranking, weights = found.scores, found.weights
     if originals:
         best_in_tail = next((score for seq, score in ranking if seq in originals), 0.0)
         best_in_archive = next((score for seq, score in ranking if seq not in beside), 0.0)
         if best_in_archive < AS_WELL * best_in_tail:
             return Matches({}, {}, weights, {})
-    own = _mixed([(seq, score) for seq, score in ranking if seq not in visible or seq in spoken], likeness)
-    if not own:
+    by_words = {seq: score for seq, score in ranking if seq not in visible or seq in spoken}
+    by_meaning = _nearest(likeness)
+    if not (by_words or by_meaning):
         return Matches({}, {}, weights, {})
-    best_score = ranking[0][1] if ranking else 0.0
-    age_weight = RECENCY * (fsum(weights.values()) / best_score if best_score else 1.0)
-    size, lengths = yield from sizes(key, _around(own), readings.hits)
+    heads = dict(best_first(_mixed(by_words, by_meaning))) if by_meaning else by_words
+    size, lengths = yield from sizes(key, _around(heads), readings.hits)
     lengths |= live.lengths
-    scores, before = _with_neighbours(own, size, lengths, budget_tokens, visible, spoken, age_weight)
+    line_up = _spaced(sorted(lengths))
+    by_words |= _in_context(found, by_words, line_up, lengths)
+    by_meaning |= _summed(by_meaning, line_up, lengths)
+    scores = {seq: score for seq, score in _mixed(by_words, by_meaning).items() if seq not in visible}
+    best_score = max(by_words.values(), default=0.0)
+    age_weight = RECENCY * (fsum(weights.values()) / best_score if best_score else 1.0)
+    scores, before = _best(scores, size, lengths, budget_tokens, visible, age_weight)
     seqs = scores.keys() | before.keys()
     known = readings.known(seqs)
     if len(known) < len(seqs):
@@ -228,23 +237,30 @@ def _rarely_said(context: Sequence[Entry], live: LiveIndex, query_terms: Iterabl
     return said
 
 
-def _mixed(ranking: Sequence[tuple[int, float]], likeness: Mapping[Chunk, float]) -> dict[int, float]:
-    """Returns the scores of the messages, the best first with score 1 at most: by words, or the mean of words and meaning."""
-    best = ranking[0][1] if ranking else 0.0
-    scores = {seq: score / best for seq, score in ranking} if best > 0 else {}
-    if not likeness:
-        return scores
-    near: dict[int, float] = {}
+def _nearest(likeness: Mapping[Chunk, float]) -> dict[int, float]:
+    """Returns the likeness of each message: that of its chunk that is most alike."""
+    nearest: dict[int, float] = {}
     for (seq, _), value in likeness.items():
-        near[seq] = max(near.get(seq, 0.0), value)
-    nearest = max(near.values())
+        nearest[seq] = max(nearest.get(seq, 0.0), value)
+    return nearest
+
+
+def _mixed(by_words: Mapping[int, float], by_meaning: Mapping[int, float]) -> dict[int, float]:
+    """Returns the scores of the messages as shares of the best one: by words, or the mean of words and meaning."""
+    best = max(by_words.values(), default=0.0)
+    scores = {seq: score / best for seq, score in by_words.items()} if best > 0 else {}
+    if not by_meaning:
+        return scores
+    nearest = max(by_meaning.values())
     part = BY_MEANING if scores else 1.0
-    mixed = {seq: (1 - part) * scores.get(seq, 0.0) + part * near.get(seq, 0.0) / nearest for seq in {*scores, *near}}
-    return dict(best_first(mixed))
+    return {
+        seq: (1 - part) * scores.get(seq, 0.0) + part * by_meaning.get(seq, 0.0) / nearest
+        for seq in {*scores, *by_meaning}
+    }
 
 
 def _around(own: Mapping[int, float]) -> list[int]:
-    """Returns the records that may be neighbours of the best messages, and these, in order."""
+    """Returns the records that may be neighbours of the best messages, and these, in order. `own` has the best first."""
     around: list[int] = []
     last = 0
     for seq in sorted(islice(own, HEADS)):
@@ -253,24 +269,18 @@ def _around(own: Mapping[int, float]) -> list[int]:
     return around
 
 
-def _with_neighbours(
-    own: Mapping[int, float],
+def _best(
+    scores: Mapping[int, float],
     size: tuple[int, int],
     lengths: Mapping[int, int],
     budget_tokens: int,
     visible: Container[int],
-    spoken: Iterable[int],
     age_weight: float,
 ) -> tuple[dict[int, float], dict[int, int]]:
-    """Returns the scores with what neighbours and recency add, the best first: as many messages as the budget may hold.
+    """Returns the scores with what recency adds, the best first: as many messages as the budget may hold.
 
-    What is `spoken` beside them adds to theirs, and is left out. Also returns, of the messages that directly follow one of these,
-    which one that is.
+    Also returns, of the messages that directly follow one of these, which one that is.
     """
-    order = sorted(lengths)
-    scores = {**own, **{seq: score for seq, score in _summed(own, order, lengths) if seq not in visible}}
-    for seq in spoken:
-        scores.pop(seq, None)
     if not scores:
         return {}, {}
     documents, total_length = size
@@ -284,35 +294,70 @@ def _with_neighbours(
             break
         kept[seq] = score
         tokens += min(most_tokens, TOKENS_PER_TERM * lengths.get(seq, mean) + LINE_TOKENS)
-    followed = ((a, b) for a, b in pairwise(order) if a in kept and b not in visible and b - a <= REACH)
+    followed = ((a, b) for a, b in pairwise(sorted(lengths)) if a in kept and b not in visible and b - a <= REACH)
     return kept, {after: before for before, after in followed}
 
 
-def _summed(own: Mapping[int, float], order: Sequence[int], lengths: Mapping[int, int]) -> Iterable[tuple[int, float]]:
-    """Returns (seq, score) of the messages in `order` that score: their own score and what the best neighbours add.
-
-    Messages are neighbours where no gap of more than REACH records stands between them. It works on whole lists, since a question
-    may have a thousand of them.
-    """
-    reach = len(NEXT_TO)
-    spaced: list[int] = []  # the messages, with as many zeros as neighbours count in each gap and at both ends
-    gap, last = [0] * reach, -REACH
+def _spaced(order: Sequence[int]) -> list[int]:
+    """Returns the messages with REACH zeros in each gap of more than REACH records, and at both ends: no neighbours across them."""
+    spaced: list[int] = []
+    gap, last = [0] * REACH, -REACH
     for seq in order:
         if seq - last > REACH:
             spaced += gap
         spaced.append(seq)
         last = seq
-    spaced += gap
-    scores = [own.get(seq, 0.0) for seq in spaced]
-    near, further, furthest = (
-        [a if a > b else b for a, b in zip(scores[reach - n :], scores[reach + n :], strict=False)] for n in (1, 2, 3)
-    )
-    first, second, third = NEXT_TO
-    summed: list[tuple[int, float]] = []
-    for seq, score, one, two, three in zip(spaced[reach:], scores[reach:], near, further, furthest, strict=False):
-        if seq and (score or one or two or three):
+    return spaced + gap
+
+
+def _in_context(
+    found: Ranked, scored: Container[int], line_up: Sequence[int], lengths: Mapping[int, int]
+) -> dict[int, float]:
+    """Returns the BM25 scores of messages to which the terms of those nearby belong too, with less weight.
+
+    A term that several of them have counts little more than once, and different terms add up: people say one thing in several
+    messages. Fields of a document are weighted in this way (BM25F; Robertson and Zaragoza, 2009).
+    """
+    postings = found.postings
+    base, per_token = 1 - B, B / (postings.total_length / max(1, postings.documents) or 1.0)
+    places = {seq: place for place, seq in enumerate(line_up) if seq and seq in scored}
+    needs = [HALF_TERMS / (HALF_TERMS + lengths[seq]) if seq else 0.0 for seq in line_up]
+    # the weights around a message are two straight lines: numbers where these bend, accumulated twice
+    step, size = BESIDE / REACH, len(line_up)
+    peak = step * (REACH + 1)
+    totals = [0.0] * size
+    for term, hits in postings.by_term.items():
+        own, bends = [0.0] * size, [0.0] * (size + 2)
+        for seq, count, length in hits:
+            if (place := places.get(seq)) is not None:
+                own[place] = frequency = count / (base + per_token * length)
+                slope = step * frequency
+                bends[place - REACH] += slope
+                bends[place + 1] -= 2 * slope
+                bends[place + REACH + 2] += slope
+        weight = found.weights[term] * (K1 + 1)
+        around = accumulate(accumulate(bends))
+        totals = [
+            total + weight * both / (both + K1)
+            if (both := itself + need * (nearby - peak * itself)) > LEAST_FREQUENCY
+            else total
+            for total, itself, need, nearby in zip(totals, own, needs, around, strict=False)
+        ]
+    return {seq: total for seq, total in zip(line_up, totals, strict=True) if total}
+
+
+def _summed(own: Mapping[int, float], line_up: Sequence[int], lengths: Mapping[int, int]) -> dict[int, float]:
+    """Returns the scores of messages: their own and what the best neighbours on either side add."""
+    if not own:
+        return {}
+    scores = [own.get(seq, 0.0) for seq in line_up]
+    summed: dict[int, float] = {}
+    for place, seq in enumerate(line_up):
+        if seq:
             need = HALF_TERMS / (HALF_TERMS + lengths[seq])
-            summed.append((seq, score + first * need * one + second * need * two + third * need * three))
+            added = sum(w * max(scores[place - n], scores[place + n]) for n, w in enumerate(NEXT_TO, 1))
+            if total := scores[place] + need * added:
+                summed[seq] = total
     return summed
 
 
