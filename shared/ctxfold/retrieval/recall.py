@@ -327,14 +327,15 @@ def _in_context(
     peak = step * (REACH + 1)
     totals = [0.0] * size
     for term, hits in postings.by_term.items():
+        frequencies = [(places[seq], n / (base + per_token * length)) for seq, n, length in hits if seq in places]
+        if not frequencies:
+            continue
         own, bends = [0.0] * size, [0.0] * (size + 2)
-        for seq, count, length in hits:
-            if (place := places.get(seq)) is not None:
-                own[place] = frequency = count / (base + per_token * length)
-                slope = step * frequency
-                bends[place - REACH] += slope
-                bends[place + 1] -= 2 * slope
-                bends[place + REACH + 2] += slope
+        for place, frequency in frequencies:
+            own[place] = frequency
+            bends[place - REACH] += step * frequency
+            bends[place + 1] -= 2 * step * frequency
+            bends[place + REACH + 2] += step * frequency
         weight = found.weights[term] * (K1 + 1)
         around = accumulate(accumulate(bends))
         totals = [
