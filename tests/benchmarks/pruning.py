@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import get_args
 
 from ctxfold import Message
-from ctxfold.compaction.scoring import PruningKind, pruning_order
+from ctxfold.compaction.scoring import pruning_order
 from ctxfold.compaction.tool_outputs import EXCERPT_CHARS, excerpt
 from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry
+from ctxfold.policy.settings import PruningOrder
 from tests.benchmarks.data import Trajectory, copied_arguments, flat, tau
 from tests.benchmarks.replay import COUNTER
 from tests.benchmarks.sheets import Cell, Sheet
 
 __all__ = ["KINDS", "SHARES", "Kept", "kept_arguments", "run"]
 
-KINDS: tuple[PruningKind, ...] = get_args(PruningKind)
+KINDS: tuple[PruningOrder, ...] = get_args(PruningOrder)
 SHARES = (0.25, 0.5, 0.75)
 GROUPS = (1, 4)  # runs in one session: one task, or one after the other
 
@@ -26,14 +27,14 @@ GROUPS = (1, 4)  # runs in one session: one task, or one after the other
 class Kept:
     """Of `copied` arguments whose value only tool outputs had said, how many still stood in one when the call was made."""
 
-    kind: PruningKind
+    kind: PruningOrder
     runs_each: int
     pruned: float
     copied: int
     visible: int
 
 
-def kept_arguments(kind: PruningKind, pruned: float, runs_each: int, runs: int | None = None) -> Kept:
+def kept_arguments(kind: PruningOrder, pruned: float, runs_each: int, runs: int | None = None) -> Kept:
     """At every call that copies a value: the tool outputs before it are pruned, in that order, until the share of their tokens is
     gone; then the value is looked for in all that is left."""
     copied = visible = 0
@@ -69,7 +70,7 @@ def _sessions(runs_each: int, runs: int | None) -> list[tuple[tuple[Message, ...
 
 
 def _pruned(
-    kind: PruningKind, messages: Sequence[Message], groups: Sequence[Trajectory], share: float, saved: Sequence[int]
+    kind: PruningOrder, messages: Sequence[Message], groups: Sequence[Trajectory], share: float, saved: Sequence[int]
 ) -> set[int]:
     entries = [Entry(m.id, i + 1, m, 0) for i, m in enumerate(messages)]
     order = pruning_order(entries, kind, subgoals=_subgoals(messages, groups))

@@ -48,13 +48,11 @@ class Ledger:
         lines: lines of the conversation.
         archived: facts that did not fit the limit.
         data_lines: lines of tool outputs, which may state facts but set no rules.
-        placed: how many facts the lines have.
     """
 
     lines: tuple[str, ...]
     archived: tuple[Fact, ...]
-    data_lines: tuple[str, ...] = ()
-    placed: int = 0
+    data_lines: tuple[str, ...]
 
     @property
     def text(self) -> str:
@@ -119,7 +117,7 @@ def ledger_lines(
     archived = tuple(f for f in missing if _identity(f) not in placed)
     from_messages = tuple(text for line, text in rendered if line.message_id not in data)
     from_tools = tuple(text for line, text in rendered if line.message_id in data)
-    return Ledger(from_messages, archived, from_tools, len(placed))
+    return Ledger(from_messages, archived, from_tools)
 
 
 def repaired(text: str, facts: Sequence[Fact], *, copies: bool = False) -> tuple[str, frozenset[Line]]:
@@ -179,7 +177,7 @@ def _rendered(chosen: Sequence[_Candidate], references: bool) -> list[tuple[Line
             rendered.append((line, ""))
         sources.setdefault(place, {}).setdefault(line.record, []).append(line.text.rstrip(" ,;"))
     return [
-        (line, _shown(line, text or _joined(line.source, sources[line[2], line.source]), references))
+        (line, _shown(line, text or _joined(line.source, sources[line.message_id, line.source]), references))
         for line, text in rendered
     ]
 

@@ -14,8 +14,6 @@ from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
 from ctxfold.policy.settings import PruningOrder
 
-PruningKind: TypeAlias = PruningOrder
-
 ACTIVE, COMPLETED, UNTAGGED = 1.0, 0.3, 0.1
 RECENCY = 0.5  # an old output of an active subgoal still outlives a new one of a completed subgoal
 MIG_LIMIT = 256  # newest tool messages that are compared with each other; older ones are pruned first
@@ -25,7 +23,7 @@ Vector: TypeAlias = Mapping[str, float]
 
 
 def pruning_order(
-    entries: Sequence[Entry], kind: PruningKind, *, goal: str = "", subgoals: Sequence[Subgoal] = ()
+    entries: Sequence[Entry], kind: PruningOrder, *, goal: str = "", subgoals: Sequence[Subgoal] = ()
 ) -> list[int]:
     """Returns the indices of all tool messages in the order of pruning; of equals the older comes first.
 

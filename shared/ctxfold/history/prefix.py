@@ -9,8 +9,6 @@ from itertools import takewhile
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Opaque
 
-Version = tuple[int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
