@@ -84,7 +84,7 @@ class Focus:
 NOTHING = Focus()
 
 
-def excerpt_of(text: str, *, reference: str, max_chars: int, focus: Focus = NOTHING, again: bool = False) -> str:
+def excerpt_of(text: str, *, reference: str, max_chars: int, focus: Focus, again: bool = False) -> str:
     """Returns about `max_chars` characters of the text, plus a note on what is left out and where it is.
 
     Kept are beginning and end; lines that report a failure, with their place; and units that `focus` asks about. JSON is cut by

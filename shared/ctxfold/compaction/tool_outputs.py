@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, takewhile
 from math import inf
 from typing import Any, cast
 
-from ctxfold.compaction.excerpts import Focus, excerpt_of
+from ctxfold.compaction.excerpts import NOTHING, Focus, excerpt_of
 from ctxfold.history.cuts import answered_calls, round_tokens
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import OWN_REFERENCE, with_own_reference
@@ -70,15 +71,14 @@ def clear_tools(
     budget_tokens: int,
     keep: Collection[str],
     counter: TokenCounter,
+    clearing: Clearing,
     newer_tokens: int = 0,
-    clearing: Clearing | None = None,
 ) -> tuple[tuple[Message, ...], int]:
     """Returns excerpts that replace old tool outputs and old large arguments of calls, and the tokens that they save.
 
     The newest 40,000 tokens are protected, but never more than half of the budget, so that small windows are pruned too. An output
     whose call was made again later goes first, however new it is, and is cut to the least; so does one of `Clearing.first_ids`.
     """
-    clearing = clearing or Clearing()
     order = clearing.order
     protected = min(PROTECTED_TOKENS, budget_tokens // 2)
     newer = newer_tokens + sum(e.tokens for e in entries)
@@ -212,23 +212,20 @@ def _values(call: ToolCallPart) -> str:
 
 
 def excerpt(
-    message: Message, *, reference: str, max_chars: int, focus: Focus | None = None, again: bool = False
+    message: Message, *, reference: str, max_chars: int, focus: Focus = NOTHING, again: bool = False
 ) -> Message:
     """Returns the tool message with each result cut to an excerpt, and the reference by which to read the whole back.
 
     With `again`, the results are excerpts, of which shorter ones are made.
     """
+    cut = partial(excerpt_of, reference=reference, max_chars=max_chars, focus=focus, again=again)
     parts = tuple(
-        replace(part, content=strip_control_chars(_cut(part.content, reference, max_chars, focus or Focus(), again)))
+        replace(part, content=strip_control_chars(cut(part.content)))
         if isinstance(part, ToolResultPart) and len(part.content) > max_chars
         else part
         for part in message.parts
     )
     return replace(message, parts=parts)
-
-
-def _cut(text: str, reference: str, max_chars: int, focus: Focus, again: bool) -> str:
-    return excerpt_of(text, reference=reference, max_chars=max_chars, focus=focus, again=again)
 
 
 # arguments of calls
