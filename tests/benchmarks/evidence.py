@@ -23,10 +23,11 @@ from ctxfold import (
     user,
 )
 from ctxfold.compaction.plan import Decision
+from ctxfold.effects import Flow
 from ctxfold.effects import run as driven
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports
-from ctxfold.retrieval.recall import recall
+from ctxfold.retrieval.recall import Passage, chosen, search
 from ctxfold.session_state import index_entry
 from tests.benchmarks import agent_logs, coding_logs, recall_quality
 from tests.benchmarks.data import bfcl, plain
@@ -121,8 +122,11 @@ class Archive:
         )
 
     def passages(self, question: str, budget: int, visible: Sequence[int] = ()) -> list[str]:
-        found = recall(self._key, question, budget_tokens=budget, visible=set(visible), counter=self.counter)
-        return [p.text for p in driven(found, self._ports)]
+        def found() -> Flow[tuple[Passage, ...]]:
+            matches = yield from search(self._key, question, budget_tokens=budget, visible=set(visible))
+            return (yield from chosen(matches, budget, self.counter))
+
+        return [p.text for p in driven(found(), self._ports)]
 
 
 def measured(budgets: Sequence[int] = BUDGETS) -> list[Shares]:

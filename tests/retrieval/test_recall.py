@@ -38,7 +38,7 @@ from ctxfold.history.records import MessageAdded
 from ctxfold.history.terms import records
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
-from ctxfold.retrieval.recall import SHORT_CHARS, Passage, chosen, recall, render, search, sentence_scores, tokens_of
+from ctxfold.retrieval.recall import SHORT_CHARS, Passage, chosen, render, search, sentence_scores, tokens_of
 from ctxfold.session_state import index_entry
 from ctxfold.testing import ModelServer
 from tests.support.driven import COUNTER
@@ -762,12 +762,15 @@ def test_lines_of_a_file_that_was_written_never_take_more_than_the_budget(counte
     code = "\n".join(line.format(n=n) for n in range(600))
     call = ToolCallPart("c", "write_file", json.dumps({"path": "a.py", "content": code}))
     message, count = assistant("", id="m", calls=[call]), MessageCounter(counter)
+
+    def found(budget_tokens: int) -> Flow[tuple[Passage, ...]]:
+        matches = yield from search(KEY, "zebra root", budget_tokens=budget_tokens, visible=())
+        return (yield from chosen(matches, budget_tokens, count))
+
     for budget_tokens in (400, 1_600, 3_000):
         with MemoryStore() as store:
             store.append(KEY, [Draft("m:m", MessageAdded(message))], documents=[index_entry(1, message)])
-            passages = run(
-                recall(KEY, "zebra root", budget_tokens=budget_tokens, visible=(), counter=count), Ports(store, count)
-            )
+            passages = run(found(budget_tokens), Ports(store, count))
         assert passages
         assert count.count_text(render(passages)) <= tokens_of(passages, count) <= budget_tokens
 

@@ -33,8 +33,6 @@ from ctxfold.sections.fill import Filled, Sources, fill
 from ctxfold.sections.section import Section
 from ctxfold.session_state import CompactionPause, OpenSession, RequestText, Stage
 
-__all__ = ["FRAME_TOKENS", "Window", "WindowFitter", "newest_question"]
-
 _log = logging.getLogger("ctxfold")
 
 FIT_TRIES = 4

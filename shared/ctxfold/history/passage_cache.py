@@ -26,18 +26,6 @@ from ctxfold.history.terms import MAX_JSON_CHARS, records, sentences, term_count
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, ToolCallPart
 
-__all__ = [
-    "CHUNK_SENTENCES",
-    "Chunk",
-    "PassageCache",
-    "Reading",
-    "Vectors",
-    "packed_vectors",
-    "reading",
-    "unit",
-    "unpacked_vectors",
-]
-
 SIZE = 256  # messages
 CHUNK_SENTENCES = 4  # that get a vector together
 LONG_ARGUMENTS = 320  # characters; shorter arguments of a tool call stay as they came

@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 from ctxfold.lru import LruCache
 
-__all__ = ["Hit", "Hits", "LiveIndex"]
-
 Hit: TypeAlias = tuple[int, int, int]  # seq, count of the term in it, its length
 TERMS, SINGLE = 256, 512  # that are kept: terms, and single hits of each
 LENGTHS = 4_096  # of documents that are kept

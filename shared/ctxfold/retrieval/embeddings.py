@@ -21,8 +21,6 @@ from ctxfold.messages import Message
 from ctxfold.protocols import Embedder, Ports, Store, VectorIndex
 from ctxfold.session_state import OpenSession
 
-__all__ = ["near_chunks"]
-
 _log = logging.getLogger("ctxfold")
 
 BATCH = 64  # texts of one call

@@ -28,19 +28,6 @@ from ctxfold.protocols import Document, Store, TokenCounter
 from ctxfold.retrieval.bm25 import K1, B, Ranked, best_first, ranked, sizes
 from ctxfold.session_state import index_entry, index_terms, searchable_chars
 
-__all__ = [
-    "Matches",
-    "Passage",
-    "chosen",
-    "recall",
-    "render",
-    "search",
-    "sentence_scores",
-    "taken_out",
-    "tokens_of",
-]
-
-
 LEAST_CANDIDATES, MOST_CANDIDATES = 24, 256  # messages that are read; between the two, as many as the budget may hold
 HEADS = 24  # best messages whose neighbours are looked up
 REACH = 8  # records on either side in which the neighbours of a message are looked for
@@ -120,23 +107,6 @@ class Matches:
     readings: Mapping[int, Reading]
     weights: Mapping[str, float]
     likeness: Mapping[Chunk, float]
-
-
-def recall(
-    key: SessionKey,
-    query: str,
-    *,
-    budget_tokens: int,
-    visible: Container[int],
-    counter: TokenCounter,
-    likeness: Mapping[Chunk, float] | None = None,
-    readings: PassageCache | None = None,
-) -> Flow[tuple[Passage, ...]]:
-    """Returns the best passages for `query` that fit, in the order of the conversation; see `search` and `chosen`."""
-    matches = yield from search(
-        key, query, budget_tokens=budget_tokens, visible=visible, likeness=likeness, readings=readings
-    )
-    return (yield from chosen(matches, budget_tokens, counter))
 
 
 def search(
