@@ -121,7 +121,7 @@ class CallersSummarizer(CallersModel):
     Outside of any call, that is the model asked last. The model of the call itself is asked on the live prefix where possible.
     """
 
-    def __init__(self, summarizer: Any = None) -> None:
+    def __init__(self, summarizer: Any) -> None:
         self._given = summarizer
         self._own = as_summarizer(summarizer)
         self._last: BaseChatModel | None = None

@@ -23,7 +23,7 @@ class ChunkWriter:
     and a tool call that shared index 0 would be merged into one.
     """
 
-    def __init__(self, message_id: str, provider: str, *, blocks: bool = False) -> None:
+    def __init__(self, message_id: str, provider: str, *, blocks: bool) -> None:
         self._id = message_id
         self._provider = provider
         self._blocks = blocks

@@ -287,7 +287,7 @@ class HistoryFactory(SharesSessions, Closing):
     The parameters are those of `history_factory_config`: `session_id`, and `owner` to separate users.
     """
 
-    def __init__(self, sessions: Sessions, overhead_tokens: int = 0, mirror: MirrorOf | None = None) -> None:
+    def __init__(self, sessions: Sessions, overhead_tokens: int, mirror: MirrorOf | None) -> None:
         self._sessions = sessions
         self._overhead_tokens = overhead_tokens
         self._mirror = mirror

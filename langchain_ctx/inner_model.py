@@ -345,7 +345,7 @@ def read_stream(source: Any, reader: ChunkReader[Piece], model: str) -> ModelStr
 
 
 def inner_stream(
-    source: Any, model: str, pieces: Pieces, output_version: str | None = None
+    source: Any, model: str, pieces: Pieces, output_version: str | None
 ) -> ModelStream[ChatGenerationChunk]:
     """Returns the stream of one of `_stream` and `_astream`; the pieces that an earlier attempt has left are dropped."""
     pieces.forget()

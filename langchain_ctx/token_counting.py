@@ -50,7 +50,7 @@ class MessageTokens:
     It takes messages in any order, and any message that LangChain converts.
     """
 
-    def __init__(self, counter: TokenCounter, tools: Sequence[Any] = ()) -> None:
+    def __init__(self, counter: TokenCounter, tools: Sequence[Any]) -> None:
         self._counter = counter
         self._tools_tokens = counter.count_tools(counted(tools))
         self._known: dict[int, int] = {}

@@ -24,7 +24,7 @@ from langchain_ctx.content import Content, plain_content
 from langchain_ctx.refusals import unless_refused
 
 
-def bound_tools(tools: Iterable[Any], *, strict: bool | None = None) -> list[dict[str, Any]]:
+def bound_tools(tools: Iterable[Any], *, strict: bool | None) -> list[dict[str, Any]]:
     """Tools as chat completions take them, from a dict, a pydantic class, a callable or a BaseTool."""
     return [convert_to_openai_tool(tool, strict=strict) for tool in tools]
 

@@ -488,8 +488,8 @@ class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions,
         *,
         sessions: Sessions,
         writer: CallersSummarizer,
-        session: str | None = None,
-        owner: str = "default",
+        session: str | None,
+        owner: str,
     ) -> None:
         self._configurable = configurable
         self._sessions = sessions

@@ -98,7 +98,7 @@ def noted(response: ChatResponse) -> dict[str, Any]:
     return cast("dict[str, Any]", response.additional_kwargs)  # pyright: ignore[reportUnknownMemberType]
 
 
-def tool_selections(response: ChatResponse, *, malformed_ok: bool = False) -> list[ToolSelection]:
+def tool_selections(response: ChatResponse, *, malformed_ok: bool) -> list[ToolSelection]:
     """Returns the tool calls of a response; incomplete arguments are parsed as far as they go.
 
     Arguments of a finished response that are no JSON object raise InvalidToolArgumentsError; with `malformed_ok` they become

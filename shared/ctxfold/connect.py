@@ -230,9 +230,7 @@ def session_rules(
     return rules
 
 
-def check_overhead(
-    rules: Policy, counter: TokenCounter, *, tools: Sequence[ToolSpec] = (), overhead_tokens: int = 0
-) -> None:
+def check_overhead(rules: Policy, counter: TokenCounter, *, tools: Sequence[ToolSpec], overhead_tokens: int) -> None:
     """Checks the tools and the overhead that every request carries in addition to its messages.
 
     Raises ConfigError for an overhead that is not a number of tokens, and WindowTooSmallError when not even a short message fits

@@ -463,7 +463,7 @@ def block_lines(
 
 
 def provider_summary(
-    profile: Profile, messages: Sequence[Message], *, model: str, refused_before: int = 0
+    profile: Profile, messages: Sequence[Message], *, model: str, refused_before: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Returns the place of the summary that this model wrote on its own side, and its blocks; (-1, []) without one.
 

@@ -120,7 +120,7 @@ def ledger_lines(
     return Ledger(from_messages, archived, from_tools)
 
 
-def repaired(text: str, facts: Sequence[Fact], *, copies: bool = False) -> tuple[str, frozenset[Line]]:
+def repaired(text: str, facts: Sequence[Fact], *, copies: bool) -> tuple[str, frozenset[Line]]:
     """Returns a model's text without the sentences that state a fact less exactly than the conversation, and those facts' lines.
 
     Such a sentence is about nothing but what a line says, and has another value, none, or no owner. One that says the same with

@@ -317,7 +317,7 @@ def spoken(message: Message, speakers: frozenset[str], at: datetime | None = Non
         yield Speech(speaker, "\n".join(lines), named, when)
 
 
-def statements(speech: Speech, question: str = "") -> list[Statement]:
+def statements(speech: Speech, question: str) -> list[Statement]:
     """Returns the statements and fragments of what somebody said, in order. `question` is what it answers, if anything."""
     made: list[Statement] = []
     previous = ""

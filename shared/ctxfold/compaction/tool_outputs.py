@@ -232,7 +232,7 @@ def excerpt(
 
 
 def shortened_calls(
-    entries: Sequence[Entry], *, keep: Collection[str], counter: TokenCounter, excluded: Collection[str] = ()
+    entries: Sequence[Entry], *, keep: Collection[str], counter: TokenCounter, excluded: Collection[str]
 ) -> tuple[tuple[Message, ...], int]:
     """Returns stand-ins for all messages whose calls have large arguments, and the tokens that they save.
 
@@ -346,7 +346,7 @@ class Sizing:
     """The conversation that new messages follow, and the tokens of a request besides it."""
 
     view: View
-    overhead_tokens: int = 0
+    overhead_tokens: int
 
 
 def sized(

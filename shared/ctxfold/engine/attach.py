@@ -345,8 +345,8 @@ def reconcile(
     messages: Sequence[Message],
     *,
     given_ids: Collection[str],
-    whole: bool = False,
-    from_window: bool = False,
+    whole: bool,
+    from_window: bool,
 ) -> Reconciled:
     """Returns which messages of a list are new to the session, and the open turn that they continue: see `diff.compare`."""
     with open_session.lock:

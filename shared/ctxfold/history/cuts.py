@@ -55,9 +55,7 @@ def question_to_keep(entries: Sequence[Entry], removed_ids: Collection[str]) -> 
     return next((e.id for e in reversed(entries[:first]) if is_question(e.message)), None)
 
 
-def unasked(
-    entries: Sequence[Entry], removed_ids: Collection[str], *, after: Sequence[Entry] = ()
-) -> tuple[Entry, ...]:
+def unasked(entries: Sequence[Entry], removed_ids: Collection[str], *, after: Sequence[Entry]) -> tuple[Entry, ...]:
     """Returns the remaining entries of turns whose question is removed: all before the first user message left here or `after`."""
     remaining = [e for e in entries if e.id not in removed_ids and e.message.role != "system"]
     if not any(e.message.role == "user" for e in (*remaining, *after)):

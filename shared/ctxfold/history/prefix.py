@@ -53,11 +53,11 @@ class PrefixTracker:
         view: View,
         *,
         turn_id: str | None,
-        tools_tokens: int = 0,
+        tools_tokens: int,
         compactions: int,
         edits: int,
-        surroundings: tuple[tuple[str, str], ...] = (),
-        reasoning_expires: bool = False,
+        surroundings: tuple[tuple[str, str], ...],
+        reasoning_expires: bool,
     ) -> str | None:
         """Counts a request and returns the cause by which it breaks the prefix of the one before, None when it does not.
 
@@ -82,7 +82,7 @@ class PrefixTracker:
             self._by_turn[turn_id] = now
         return cause
 
-    def ended(self, turn_id: str, *, dropped: bool = False) -> None:
+    def ended(self, turn_id: str, *, dropped: bool) -> None:
         """Forgets an ended turn; its last request stays the one that the next turn is compared with.
 
         `dropped` says that not all of its messages went into the conversation.

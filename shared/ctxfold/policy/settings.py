@@ -282,9 +282,9 @@ def policy_for(
 def policy_from(
     base: Policy,
     *,
-    context_window: int | None = None,
-    reply_reserve_tokens: int | None = None,
-    strategy: str | None = None,
+    context_window: int | None,
+    reply_reserve_tokens: int | None,
+    strategy: str | None,
     **settings: Unpack[PolicyFields],
 ) -> Policy:
     """Returns the policy with other settings; what is None or not given stays as in `base`.

@@ -52,7 +52,7 @@ def near_chunks(
     ports: Ports,
     *,
     visible: Container[int],
-    older: Sequence[Entry] = (),
+    older: Sequence[Entry],
 ) -> Flow[Mapping[Chunk, float]]:
     """Returns the likeness of the nearest chunks of messages that are not visible; nothing without an embedder.
 

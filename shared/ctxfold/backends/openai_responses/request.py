@@ -207,9 +207,7 @@ def _compacts(item: Item) -> bool:
     return item.get("type") == "compaction"
 
 
-def message_items(
-    message: Message, *, system_role: str = "developer", wrapped: bool = False, store: bool = False
-) -> list[Item]:
+def message_items(message: Message, *, system_role: str, store: bool, wrapped: bool = False) -> list[Item]:
     """Returns the items of a message in order; `wrapped` turns malformed arguments of calls into an object."""
     match message.role:
         case "system":
