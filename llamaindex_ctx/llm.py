@@ -214,7 +214,7 @@ class CtxLLM(FunctionCallingLLM):
             "extra_body": dict(extra_body or {}),
         }
         for name in kwargs.keys() - type(self).model_fields:
-            known = ", ".join(n for n in settings)
+            known = ", ".join(settings)
             raise ConfigError(
                 f"CtxLLM has no field {name!r}: {'it is base_url here' if name == 'api_base' else f'use {known}'}"
             )

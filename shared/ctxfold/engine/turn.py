@@ -438,10 +438,9 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
         auto_compact=options.auto_compact,
         recall=options.recall,
     )
-    if attempt.prompts is not None and attempt.prompts != window.view.prompts:
-        # another call has set other prompts meanwhile
-        window = replace(window, view=prompted(window.view, attempt.prompts, counter.count))
-    window = replace(window, view=reworded(ended_with(window.view, attempt.ends_with), attempt.shown, counter.count))
+    view = prompted(window.view, attempt.prompts, counter.count)
+    view = reworded(ended_with(view, attempt.ends_with), attempt.shown, counter.count)
+    window = replace(window, view=view)
     note_prefix(open_session, window, options, turn_id=turn_id, tools_tokens=tools_tokens, backend=backend)
     recalled_tokens = engine.fitter.count_text(window.recalled) if window.recalled else 0
     tokens = window.view.tokens + overhead_tokens + recalled_tokens

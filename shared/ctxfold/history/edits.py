@@ -91,9 +91,9 @@ def prompt_changes(state: SessionState, prompts: Sequence[str]) -> list[Body]:
     return bodies
 
 
-def prompted(view: View, prompts: Sequence[str] | None, count: Callable[[Message], int]) -> View:
-    """Returns the view with these system prompts, whichever another call has set meanwhile."""
-    if prompts is None or view.prompts == tuple(prompts):
+def prompted(view: View, prompts: tuple[str, ...] | None, count: Callable[[Message], int]) -> View:
+    """Returns the view with these system prompts, whichever another call has set meanwhile; as it is without prompts."""
+    if prompts is None or view.prompts == prompts:
         return view
     others = [e for e in view.system if not e.id.startswith(PROMPT_ID)]
     fresh = [text for text in prompts if text not in {e.message.text for e in others}]

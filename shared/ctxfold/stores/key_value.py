@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import ClassVar, Protocol, TypeVar
 
 from ctxfold.errors import HeadMovedError, InvalidTextError, StoreCorruptError, StoreUnavailableError
@@ -434,13 +435,9 @@ def _hits(
     elif newest is None:
         found = list(entries.scan(prefix, _after(prefix)))
     else:
-        found = _first(entries.scan(prefix, _after(prefix), reverse=True), newest)[::-1]
+        found = [*islice(entries.scan(prefix, _after(prefix), reverse=True), newest)][::-1]
     hits = ((name, json.loads(stored) if term else (0, stored)) for name, stored in found)
     return tuple((_last_number(name), int(count), int(length)) for name, (count, length) in hits)
-
-
-def _first(found: Iterable[tuple[bytes, bytes]], limit: int) -> list[tuple[bytes, bytes]]:
-    return [pair for _, pair in zip(range(limit), found, strict=False)]
 
 
 # memory items
