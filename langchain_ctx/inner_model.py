@@ -203,8 +203,9 @@ class ForeignChunks:
 
     def read(self, piece: Any, /) -> Iterator[Chunk]:
         """Yields the engine's chunks for one LangChain chunk; reasoning that stands in several places is returned once."""
-        if not isinstance(piece, AIMessageChunk):
-            piece = AIMessageChunk(content=piece if isinstance(piece, str) else str(piece.content))
+        if not isinstance(piece, AIMessageChunk):  # LangChain yields the whole message of a model that does not stream
+            fields: dict[str, Any] = {**vars(piece), "type": "AIMessageChunk"}
+            piece = AIMessageChunk(**fields)
         self._pieces.append(piece)
         yield from self._content(piece)
         calls = tuple(

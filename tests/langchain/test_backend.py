@@ -232,6 +232,31 @@ def test_signed_thoughts_come_back_as_the_blocks_they_were() -> None:
     ]
 
 
+class Unstreamed(BaseChatModel):
+    """A model that does not stream: LangChain yields its whole message in place of pieces."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "unstreamed"
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        message = AIMessage(
+            "Let me look.",
+            tool_calls=[{"name": "look", "args": {"key": "a"}, "id": "c1"}],
+            additional_kwargs={"reasoning_content": "where?"},
+            response_metadata={"model_name": "big", "finish_reason": "tool_calls"},
+            usage_metadata=usage(3, 4),
+        )
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+async def test_the_stream_of_a_model_that_does_not_stream_has_its_whole_answer() -> None:
+    replies = await whole(LangChainBackend(Unstreamed(), context_window=8_000), Request((user("hello", id="u"),)))
+    assert len({(r.message.parts, r.message.usage, r.message.model, r.message.finish_reason) for r in replies}) == 1
+    assert [(c.id, c.parsed()) for c in replies[2].message.tool_calls] == [("c1", {"key": "a"})]
+    assert replies[2].usage is not None
+
+
 def usage(into: int, out: int) -> Any:
     return {"input_tokens": into, "output_tokens": out, "total_tokens": into + out}
 
