@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxfold import (
+    AgentContext,
     GeminiBackend,
     MediaPart,
     Message,
@@ -220,3 +222,39 @@ def test_lines_that_one_wire_cannot_take() -> None:
     both = [{"type": "tool_result", "tool_use_id": "c", "content": "x"}, {"type": "text", "text": "y"}]
     with pytest.raises(MessageError, match="two lines"):
         anthropic(json.dumps({"role": "user", "content": both}))
+
+
+def test_calls_of_gemini_without_ids_find_their_responses(tmp_path: Path) -> None:
+    """The service leaves ids out: calls and responses have the name of the function in common, and their order."""
+
+    def call(place: str) -> dict[str, Any]:
+        return {"functionCall": {"name": "weather", "args": {"place": place}}}
+
+    def answer(text: str) -> dict[str, Any]:
+        return {"functionResponse": {"name": "weather", "response": {"output": text}}}
+
+    contents = [
+        {"role": "user", "parts": [{"text": "Bergen or Oslo?"}]},
+        {"role": "model", "parts": [call("Bergen"), call("Oslo")]},
+        {"role": "user", "parts": [answer("rain"), answer("sun")]},
+        {"role": "model", "parts": [call("Tromsø")]},
+        {"role": "user", "parts": [answer("snow")]},
+        {"role": "model", "parts": [{"text": "Oslo."}]},
+    ]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("\n".join(map(json.dumps, contents)))
+    with AgentContext(GeminiBackend(model="m", api_key="k"), context_window=4_000) as ctx:
+        assert ctx.import_jsonl(path) == 6
+        messages = ctx.messages()
+        sent = GeminiBackend(model="m", api_key="k").to_request_messages(messages)
+    asked = {c.id: c.parsed() for m in messages for c in m.tool_calls}
+    assert len(asked) == 2, "the second round has the id of the first again"
+    assert [(r.call_id, r.content) for m in messages for r in m.tool_results] == [
+        ("weather", "rain"),
+        ("weather_2", "sun"),
+        ("weather", "snow"),
+    ]
+    assert [[p["functionResponse"]["response"]["output"] for p in c["parts"]] for c in (sent[2], sent[4])] == [
+        ["rain", "sun"],
+        ["snow"],
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,30 +38,38 @@ def gemini_message(row: Mapping[str, Any], message_id: str) -> Message:
     content: object = row.get("parts")
     if type(content) is not list:
         raise MessageError(f"parts of a {role} line are not a list: {str(content)[:80]!r}")
-    parts = [read for number, part in enumerate(as_dicts(row["parts"])) for read in _read(part, message_id, number)]
+    names: Counter[str] = Counter()
+    parts = [_read(part, names) for part in as_dicts(row["parts"])]
     results = any(isinstance(part, ToolResultPart) for part in parts)
     if results and any(isinstance(part, TextPart) for part in parts):
         raise MessageError("a line holds function responses and text: write two lines, the responses first")
     return Message(message_id, "tool" if results else role, tuple(parts))
 
 
-def _read(part: Mapping[str, Any], message_id: str, number: int) -> list[Part]:
+def _read(part: Mapping[str, Any], names: Counter[str]) -> Part:
     text, signature = part.get("text"), as_text(part.get(SIGNATURE)) or None
     if isinstance(text, str):
         if part.get("thought"):
-            return [ReasoningPart(text, signature)]
-        return [TextPart(text, _beside(part, "text", "thought"))]
+            return ReasoningPart(text, signature)
+        return TextPart(text, _beside(part, "text", "thought"))
     if "functionCall" in part:
         call = as_dict(part["functionCall"])
         arguments = json.dumps(call.get("args") or {}, ensure_ascii=False)
-        identity = as_text(call.get("id")) or f"call_{message_id}_{number}"
-        return [ToolCallPart(identity, as_text(call.get("name")), arguments, _beside(part, "functionCall"))]
+        return ToolCallPart(_call_id(call, names), as_text(call.get("name")), arguments, _beside(part, "functionCall"))
     if "functionResponse" in part:
-        return [_result(as_dict(part["functionResponse"]))]
+        answer = as_dict(part["functionResponse"])
+        return _result(answer, _call_id(answer, names))
     for name in ("inlineData", "fileData"):
         if name in part:
-            return [MediaPart(_kind(as_dict(part[name])), json.dumps(part, ensure_ascii=False))]
-    return [ReasoningPart("", None, json.dumps([part], ensure_ascii=False))]
+            return MediaPart(_kind(as_dict(part[name])), json.dumps(part, ensure_ascii=False))
+    return ReasoningPart("", None, json.dumps([part], ensure_ascii=False))
+
+
+def _call_id(body: Mapping[str, Any], names: Counter[str]) -> str:
+    """Returns the id of a call or of its response, which the service may leave out: both then go by name and order."""
+    name = as_text(body.get("name")) or "call"
+    names[name] += 1
+    return as_text(body.get("id")) or (name if names[name] == 1 else f"{name}_{names[name]}")
 
 
 def _beside(part: Mapping[str, Any], *names: str) -> str | None:
@@ -68,10 +77,8 @@ def _beside(part: Mapping[str, Any], *names: str) -> str | None:
     return json.dumps({WIRE: extra}, ensure_ascii=False) if extra else None
 
 
-def _result(answer: Mapping[str, Any]) -> ToolResultPart:
-    response = as_dict(answer.get("response"))
-    name = as_text(answer.get("name")) or None
-    call_id = as_text(answer.get("id")) or name or "call"
+def _result(answer: Mapping[str, Any], call_id: str) -> ToolResultPart:
+    response, name = as_dict(answer.get("response")), as_text(answer.get("name")) or None
     for key in ("output", "error"):
         if list(response) == [key] and isinstance(response[key], str):
             return ToolResultPart(call_id, response[key], name, key == "error")
