@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TypeVar, overload
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from ctxfold.history.diff import ids_digest, repeated_count
-from ctxfold.messages import Message, TextPart, ToolCallPart, content_key, joined_texts, tool_result
+from ctxfold.messages import Message, ToolCallPart, content_key, joined_texts, tool_result
 from langchain_ctx.messages import from_langchain, given_ids
 
 T_co = TypeVar("T_co", covariant=True)
@@ -80,9 +80,6 @@ class Joined(Sequence[T_co]):
         index %= self._length
         return self._first[index] if index < self._at else self._second[index - self._at]
 
-    def __iter__(self) -> Iterator[T_co]:
-        return chain(self._first, self._second)
-
 
 class LangChainList:
     """An incoming list of LangChain messages that all have ids. `known` remembers versions across lists."""
@@ -138,15 +135,11 @@ def leading_count(messages: Sequence[BaseMessage]) -> int:
     return next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
 
 
-def prompt_text(message: BaseMessage | Message) -> str:
+def prompt_text(message: BaseMessage) -> str:
     """Returns the text of a system message, which is all that a session keeps of it."""
-    if isinstance(message, Message):
-        texts = [p.text for p in message.parts if isinstance(p, TextPart)]
-    else:
-        blocks = [message.content] if isinstance(message.content, str) else message.content
-        dicts = [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]
-        texts = [str(b.get("text") or "") for b in dicts if b.get("type") == "text"]
-    return joined_texts(texts)
+    blocks = [message.content] if isinstance(message.content, str) else message.content
+    dicts = [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]
+    return joined_texts([str(b.get("text") or "") for b in dicts if b.get("type") == "text"])
 
 
 def _version(message: BaseMessage) -> str:

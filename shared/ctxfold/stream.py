@@ -205,11 +205,10 @@ class Fold:
 
 
 class PlayedStream:
-    """Chunks that are already there, for sync and async readers; an error at the end is raised after them."""
+    """Chunks that are already there, for sync and async readers."""
 
-    def __init__(self, chunks: Sequence[Chunk], error: BackendError | None = None) -> None:
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks = iter(chunks)
-        self._error = error
         self.closed = False
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -217,8 +216,6 @@ class PlayedStream:
             if self.closed:
                 return
             yield chunk
-        if self._error is not None and not self.closed:
-            raise self._error
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         for chunk in self:

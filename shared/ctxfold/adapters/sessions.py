@@ -66,9 +66,7 @@ class SessionPool(Closing):
         subscriber: receives the events of every session.
     """
 
-    def __init__(
-        self, store: str | Store | None, settings: Mapping[str, Any], *, subscriber: Subscriber | None = None
-    ) -> None:
+    def __init__(self, store: str | Store | None, settings: Mapping[str, Any], *, subscriber: Subscriber) -> None:
         self._settings = dict(settings)
         self._subscriber = subscriber
         self.store = open_store(store)
@@ -92,8 +90,7 @@ class SessionPool(Closing):
     def open(self, **session: Any) -> AgentContext:
         """Returns a session in an engine of its own; without `store`, in a memory of its own."""
         context = AgentContext(**session, **self._settings)
-        if self._subscriber is not None:
-            context.subscribe(self._subscriber)
+        context.subscribe(self._subscriber)
         return context
 
     def close(self) -> None:

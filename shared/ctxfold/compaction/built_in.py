@@ -97,8 +97,6 @@ class Tiered:
 
     def _to_fit(self, case: CompactionInput, limits: Thresholds) -> Decision:
         """Takes the first step that makes the request fit; in the end whatever frees most."""
-        if case.fits:
-            return Skip(f"{limits.soft.explanation}: the request fits")
         most = limits.target_tokens if self.summary is not None else limits.budget_tokens
         for plan in _plans(self._pruning_to_fit(), case, limits):
             if plan.freed_tokens >= limits.min_freed_tokens and plan.tokens_after <= most:

@@ -18,7 +18,7 @@ PROMPT_ID = "system-prompt-"
 
 def replaced(entries: Sequence[Entry], index: int, message: Message) -> MessageReplaced:
     """Returns the record that puts new content in place; role, tool calls and the answered call must stay the same."""
-    old = entries[_checked(entries, index)].message
+    old = entries[index].message
     if old.role != message.role:
         raise MessageError(
             f"message {index} is {old.role}, the new one {message.role}: remove it and insert the new one"
@@ -45,7 +45,7 @@ def inserted(entries: Sequence[Entry], index: int, message: Message) -> MessageI
 
 def removed(entries: Sequence[Entry], index: int) -> tuple[Entry, ...]:
     """Returns the entries to remove with the one at `index`: its whole tool round, if it is in one."""
-    return tuple(entries[slice(*round_of(entries, _checked(entries, index)))])
+    return tuple(entries[slice(*round_of(entries, index))])
 
 
 def popped(entries: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -119,9 +119,3 @@ def ended_with(view: View, message_id: str | None) -> View:
         return view
     later = view.live[end:]
     return replace(view, live=Prefix([*view.live[:end]]), tokens=view.tokens - sum(e.tokens for e in later))
-
-
-def _checked(entries: Sequence[Entry], index: int) -> int:
-    if not -len(entries) <= index < len(entries):
-        raise MessageIndexError(f"index {index} is outside a conversation of {len(entries)} messages")
-    return index % len(entries)

@@ -137,12 +137,8 @@ def _round_reasoning(view: View) -> tuple[Entry, ...]:
 
 
 def _tokens_before(view: View, entry: Entry) -> int:
-    rest = 0
-    for later in view.newest_first():
-        rest += later.tokens
-        if later.version == entry.version:
-            return view.tokens - rest
-    return 0
+    later = takewhile(lambda e: e.version != entry.version, view.newest_first())
+    return view.tokens - entry.tokens - sum(e.tokens for e in later)
 
 
 def _cause(before: _Sent, now: _Sent) -> str:
