@@ -228,7 +228,9 @@ def _numeral(folded: str) -> str:
             section += (digit or 1) * unit
             digit = 0
         else:
-            total = (total + section + digit) * unit
+            part = section + digit
+            # 万 behind 亿 counts what is between them (一亿二千万), 亿 behind 万 all before it (三万亿)
+            total = total + part * unit if total >= unit else (total + part) * unit
             section = digit = 0
     return str(total + section + digit)
 
