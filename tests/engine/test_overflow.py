@@ -54,6 +54,19 @@ def test_an_overflow_that_cannot_be_helped(make: Make) -> None:
     assert ctx.view().messages == ()
 
 
+def test_another_failure_after_the_compaction_is_told_as_it_is(make: Make) -> None:
+    full, busy = BackendError("too long", kind="context_overflow"), BackendError("slow down", kind="rate_limit")
+    ctx = make(scripted(full, busy, "fine"), context_window=2_000, summarizer=scripted("So far: fillers."))
+    ctx.add(turns(30))
+    before = ctx.view().messages
+    with pytest.raises(BackendError, match="slow down") as caught:
+        ctx.send("hi")
+    assert caught.value.kind == "rate_limit"
+    assert ctx.usage().compactions == 1, "the compaction helped, and stays"
+    assert [m.text for m in ctx.messages()] == [m.text for m in before], "the question does not"
+    assert ctx.send("hi").message.text == "fine"
+
+
 class Dense:
     """Counts of a model whose tokens are shorter than ours."""
 

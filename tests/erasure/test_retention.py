@@ -26,7 +26,7 @@ from ctxfold import (
     user,
 )
 from ctxfold.history.records import Draft, SessionKey
-from tests.support.driven import context, tool_round
+from tests.support.driven import call, context, scripted, tool_round
 from tests.support.postgres_schema import fresh_schema
 from tests.support.processes import import_once, start
 
@@ -126,6 +126,15 @@ def test_tool_rounds_and_open_turns_stay_whole(store: Any) -> None:
     assert kept[-4:] == ["w", "w1-a", "w1-r0", "w2"]
     assert {"t2-a", "t2-r0"} & set(kept) in (set(), {"t2-a", "t2-r0"})
     assert "u0" not in kept
+
+
+def test_turns_that_a_model_has_answered_are_beyond_the_limits_too(store: Any) -> None:
+    """Their messages are stored in a turn of their own, unlike those that are added."""
+    ctx = context(scripted("one", "two", assistant("", id="c", calls=[call("c1")])), store=store, session_id="s")
+    for question in ("first?", "second?", "third?"):
+        ctx.send(question)
+    assert ctx.prune(Retention(max_messages=1)).messages == 3
+    assert [m.text for m in ctx.messages()] == ["two", "third?", ""], "the open turn stays, and does not count"
 
 
 async def test_async(store: Any) -> None:

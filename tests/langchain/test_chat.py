@@ -177,13 +177,15 @@ def test_tools_are_bound_in_every_form(play: Any) -> None:
         return word
 
     schema = {"type": "function", "function": {"name": "raw", "parameters": {"type": "object", "properties": {}}}}
-    chat, server = play(*[Scripted("ok")] * 5)
+    chat, server = play(*[Scripted("ok")] * 7)
     for choice, sent in [
         ("any", "required"),
         (True, "required"),
         ("auto", "auto"),
         ("none", "none"),
         ("lookup", {"type": "function", "function": {"name": "lookup"}}),
+        ({"type": "function", "function": {"name": "lookup"}}, {"type": "function", "function": {"name": "lookup"}}),
+        ({"type": "tool", "name": "lookup"}, {"type": "function", "function": {"name": "lookup"}}),
     ]:
         bound = chat.bind_tools([weather, Forecast, lookup, schema], tool_choice=choice)
         assert isinstance(bound, RunnableBinding)

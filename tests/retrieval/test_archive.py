@@ -187,6 +187,19 @@ def test_restore_keeps_a_round_in_order_whichever_message_was_updated(make: Make
     assert_legal(ctx.view().messages)
 
 
+def test_restore_finds_the_call_of_a_result_behind_many_records(make: Make) -> None:
+    """Notes for the user alone stand within the round; the log is read in pages."""
+    ctx = make(context_window=2_000)
+    asked, result = tool_round("t")
+    ctx.add([user("look", id="q"), asked])
+    for n in range(600):
+        ctx.add([user(f"note {n}", id=f"n{n}")], visibility="user")
+    ctx.add([result, assistant("done", id="d"), *turns(20)])
+    assert ctx.compact().compacted
+    assert [m.id for m in ctx.restore(result.id)] == [asked.id, result.id]
+    assert_legal(ctx.view().messages)
+
+
 def test_restore_puts_a_pruned_output_back_in_place(make: Make) -> None:
     ctx = make(context_window=4_000)
     for i in range(6):
