@@ -211,6 +211,15 @@ def test_a_page_is_shown_as_text() -> None:
     assert "script" not in text
 
 
+def test_a_page_shows_what_its_images_are_and_no_comments() -> None:
+    rows = "".join(f"<p>row {n} of the page</p>" for n in range(200))
+    page = f'<html><!-- <p>DRAFT -->{rows}<p>1 < 2 <img src="a.png" alt="The needle"></p><!-- DRAFT, to its end'
+    text = asked(page, "Where is the needle?")
+    assert "1 < 2" in text
+    assert "[The needle]" in text
+    assert "DRAFT" not in text
+
+
 def test_a_record_of_nested_json_stands_behind_its_path() -> None:
     pods = [{"name": f"pod-{n}", "spec": {"image": f"registry/app:{n}", "env": ["x" * 90] * 6}} for n in range(400)]
     text = asked(json.dumps({"kind": "List", "items": pods}, indent=1), "Which image runs in pod-207?")

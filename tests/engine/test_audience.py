@@ -87,6 +87,15 @@ def test_what_only_the_user_sees(make: Make) -> None:
     assert context(store=store).messages() == ctx.messages()
 
 
+def test_a_note_for_the_user_is_put_in_between(make: Make) -> None:
+    ctx = make()
+    ctx.add(turns(1))
+    before = ctx.view()
+    ctx.insert(1, replace(user("a remark", id="n"), visibility="user"))
+    assert (ctx.view().messages, ctx.view().tokens) == (before.messages, before.tokens)
+    assert [m.id for m in ctx.messages(audience="user")] == ["u0", "n", "a0"]
+
+
 def test_a_note_for_the_user_inside_a_tool_round(make: Make) -> None:
     """Step 7, mutant: a note for the user inside a tool round. It belongs to no round: none is cut, aborted or sent with it."""
     store = MemoryStore()

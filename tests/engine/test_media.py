@@ -41,6 +41,14 @@ def webp(width: int, height: int) -> bytes:
     return b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + size + b"\0" * 20
 
 
+def lossy_webp(width: int, height: int) -> bytes:
+    return b"RIFF\0\0\0\0WEBPVP8 \0\0\0\0\0\0\0\x9d\x01\x2a" + struct.pack("<HH", width, height) + b"\0" * 20
+
+
+def lossless_webp(width: int, height: int) -> bytes:
+    return b"RIFF\0\0\0\0WEBPVP8L\0\0\0\0\x2f" + struct.pack("<I", width - 1 | (height - 1) << 14) + b"\0" * 20
+
+
 def wave(seconds: int) -> bytes:
     rate = 16_000
     body = b"\0" * (seconds * rate * 2)
@@ -105,9 +113,9 @@ def tokens(part: MediaPart) -> int:
         (4_000, 300, 765),
     ],
 )
-@pytest.mark.parametrize("make", [png, gif, jpeg, webp], ids=["png", "gif", "jpeg", "webp"])
+@pytest.mark.parametrize("make", [png, gif, jpeg, webp, lossy_webp, lossless_webp])
 def test_images_are_counted_by_their_dimensions(make: Any, width: int, height: int, most: float) -> None:
-    mime = f"image/{make.__name__}"
+    mime = f"image/{make.__name__.rpartition('_')[2]}"
     for part in (openai_image(mime, make(width, height)), anthropic_image(mime, make(width, height))):
         assert tokens(part) == pytest.approx(most, abs=1)
 

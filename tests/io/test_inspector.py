@@ -82,6 +82,30 @@ def test_the_timeline(inspected: Any) -> None:
     assert (steps[4].detail, steps[5].detail) == ("of message removed", "u0")
 
 
+def test_the_timeline_of_a_fork(make: Callable[..., Driven]) -> None:
+    ctx = make(scripted("So far: fillers."), context_window=2_000, session_id="first")
+    ctx.add(turns(10))
+    ctx.pin("u3")
+    ctx.unpin("u3")
+    ctx.compact()
+    ctx.restore("u0")
+    ctx.insert(0, user("put in", id="i"))
+    ctx.add(user("a remark", id="n"), visibility="user")
+    forked = ctx.fork("second")
+    forked.clear()
+    forked.add([user("look", id="q"), tool_round("w")[0]])
+    report = forked.inspect()
+    assert [(s.what, s.detail) for s in report.timeline if s.what not in ("pin", "compaction")] == [
+        ("unpin", "u3"),
+        ("restored", "u0"),
+        ("edit", "i put in"),
+        ("fork", "from first"),
+        ("edit", "cleared"),
+    ]
+    where = {m.id: m.where for m in report.messages}
+    assert (where["n"], where["q"], where["w-a"]) == ("for the user only", "in an open turn", "in an open turn")
+
+
 def test_where_every_message_is(inspected: Any) -> None:
     stored = {m.id: m for m in inspected.inspect().messages}
     assert stored["m"].where == "compacted"
