@@ -15,7 +15,7 @@ from ctxfold.compaction.tool_outputs import excerpt, sized
 from ctxfold.policy.settings import EXCERPT_TOKENS, policy_for
 from tests.benchmarks.excerpts import seen
 from tests.benchmarks.tool_texts import KINDS, tool_text
-from tests.support.driven import Driven, call, scripted, turns
+from tests.support.driven import Driven, call, scripted, tool_round, turns
 
 Make = Callable[..., Driven]
 COUNTER = MessageCounter(text_counter())
@@ -314,6 +314,16 @@ def test_an_excerpt_of_an_excerpt_keeps_its_note_and_its_line_numbers() -> None:
     at = next(i for i, line in enumerate(numbered) if "test_total_500 FAILED" in line)
     assert numbered[at - 1].endswith("line 502]")
     assert "test_total_733" in second
+
+
+def test_an_excerpt_that_is_handed_in_again_is_the_output_that_it_stands_for(make: Make) -> None:
+    ctx = make(context_window=2_000)
+    asked, result = tool_round("t", "found 12 boxes " * 600)
+    ctx.add([user("look", id="q"), asked, result, assistant("done", id="d")])
+    excerpt_shown = ctx.view().messages[2]
+    assert excerpt_shown.text != result.text
+    assert ctx.add(excerpt_shown).messages == ()
+    assert ctx.get(result.id).text == result.text
 
 
 def test_outputs_shrink_step_by_step_at_epochs(make: Make) -> None:

@@ -93,6 +93,17 @@ def test_what_breaks_the_contract_is_reported_and_not_done(make: Make, broken: A
     assert "a0" in [m.id for m in ctx.view().messages]
 
 
+def test_a_rewrite_that_leaves_no_room_for_the_request_is_refused(make: Make) -> None:
+    ctx = make(scripted("fine"), context_window=1_000, summarizer=scripted(*["a summary"] * 9))
+    refused: list[RewriteRefused] = []
+    ctx.subscribe(lambda event: refused.append(event) if isinstance(event, RewriteRefused) else None)
+    ctx.add(turns(14))
+    ctx.on_compaction(lambda offer: ("mine", [*offer.covered[2:], *offer.kept]))
+    assert ctx.send("word " * 160).message.text == "fine"
+    assert ["keep less" in event.reason for event in refused] == [True]
+    assert "a summary" in text_of(ctx.view().messages)
+
+
 def test_every_change_is_an_event(make: Make, tmp_path: Any) -> None:
     ctx, events = filled(make)
     ctx.update(0, user("new words", id="x"))

@@ -90,7 +90,7 @@ class Clerk:
         )
 
 
-def opened(service: Service, backend: HttpBackend, path: Path, events: list[Any]) -> AgentContext:
+def opened(service: Service, backend: HttpBackend, path: Path, events: list[Any], **settings: Any) -> AgentContext:
     context = AgentContext(
         backend,
         session_id="s",
@@ -98,6 +98,7 @@ def opened(service: Service, backend: HttpBackend, path: Path, events: list[Any]
         context_window=service.window,
         strategy="provider",
         system="Be brief.",
+        **settings,
     )
     context.subscribe(lambda event: events.append(event) if isinstance(event, HistoryCompacted) else None)
     return context
@@ -309,6 +310,21 @@ def test_where_there_is_no_such_summary_the_ladder_writes_it(
     assert events
     assert {(e.strategy, e.fallback_level) for e in events} == {("summarize", "model")}
     assert all(e.problems[0].startswith(f"provider: {why}") for e in events)
+
+
+def test_the_service_is_not_asked_beyond_the_limit_of_calls(tmp_path: Path) -> None:
+    events: list[HistoryCompacted] = []
+    with (
+        ModelServer(model=OPENAI.model, script=Clerk(OPENAI.jars), strict="openai") as server,
+        OPENAI.backend(server) as backend,
+        opened(OPENAI, backend, tmp_path, events, max_summary_calls=1) as context,
+    ):
+        for number in range(36):
+            context.send(f"Question {number}: what stands there?")
+        assert sum(map(OPENAI.compacts, server.requests)) == 1
+    assert [e.fallback_level for e in events] == ["provider", *["extractive"] * (len(events) - 1)]
+    assert len(events) > 1
+    assert "max_summary_calls is 1" in events[-1].problems[0]
 
 
 @pytest.mark.parametrize(
