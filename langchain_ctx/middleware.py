@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Mapping,
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, NotRequired, TypeAlias, Unpack, cast
+from typing import Annotated, Any, NotRequired, Unpack, cast
 from uuid import UUID
 
 from langchain.agents.middleware.types import (
@@ -144,9 +144,6 @@ def _tool(spec: ToolSpec, context_of: Callable[[Runtime], AgentContext]) -> Base
 
 def takes_tools(model: BaseChatModel) -> bool:
     return type(model).bind_tools is not BaseChatModel.bind_tools
-
-
-ModelAnswer: TypeAlias = "ModelResponse[Any] | ExtendedModelResponse[Any] | AIMessage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,9 +330,8 @@ def _with_chosen_model(request: ModelRequest[Any]) -> ModelRequest[Any]:
     return request.override(model=chosen) if isinstance(chosen, BaseChatModel) else request
 
 
-def reply_from(answer: ModelAnswer) -> Reply:
+def reply_from(response: ModelResponse[Any]) -> Reply:
     """Returns the reply in an agent's response, after giving ids to all messages of the response."""
-    response = _response(answer)
     first = response.result[0] if response.result else None
     if not isinstance(first, AIMessage):
         raise CtxError(
@@ -352,16 +348,6 @@ def response_of(reply: Reply) -> ModelResponse[Any]:
     response = cast("ModelResponse[Any]", reply.raw)
     response.result[0].id = reply.message.id
     return response
-
-
-def _response(answer: ModelAnswer) -> ModelResponse[Any]:
-    match answer:
-        case AIMessage():
-            return ModelResponse([answer])
-        case ExtendedModelResponse():
-            return answer.model_response
-        case _:
-            return answer
 
 
 class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSessions, Closing):
