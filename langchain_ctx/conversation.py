@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -12,8 +11,7 @@ from typing import TypeAlias, cast
 from ctxfold.effects import Flow
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput, ask
-from ctxfold.errors import OrphanToolResultError
-from ctxfold.history.diff import MessageList, newest_known, open_turn, split_settled
+from ctxfold.history.diff import MessageList, newest_known, split_settled
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import tool_result
 from ctxfold.protocols import Reply
@@ -46,66 +44,40 @@ class Conversation:
 
     def stream(self, done: Callable[[Reply], object] | None = None) -> Events:
         """Yields the events of the reply; `done` gets the whole reply once it is stored."""
-        replies: list[Reply] = []
-        try:
-            yield from self._stream(self._question, replies.append)
-        except OrphanToolResultError:  # raised before the first event
-            yield from self._stream(_with_new_call_ids(self._question), replies.append)
+        sessions, key, replies = self._sessions, self._address.key, list[Reply]()
+        with self._turn() as turn:
+            own = sessions.run(key, turn.begin)
+            yield from sessions.at(own.key.session, own.key.owner).stream(own, replies.append)
+            sessions.run(key, partial(turn.end, reply=replies[0]))
         if done is not None:
             done(replies[0])
 
     async def astream(self, done: Callable[[Reply], object] | None = None) -> AsyncEvents:
-        replies: list[Reply] = []
-        try:
-            async with aclosing(self._astream(self._question, replies.append)) as events:
-                async for event in events:
-                    yield event
-        except OrphanToolResultError:
-            async with aclosing(self._astream(_with_new_call_ids(self._question), replies.append)) as events:
-                async for event in events:
-                    yield event
-        if done is not None:
-            done(replies[0])
-
-    def _ask(self, engine: Engine) -> Flow[Reply]:
-        try:
-            return (yield from self._asked(engine, self._question))
-        except OrphanToolResultError:
-            return (yield from self._asked(engine, _with_new_call_ids(self._question)))
-
-    def _asked(self, engine: Engine, question: TurnInput) -> Flow[Reply]:
-        with self._turn(question) as turn:
-            reply = yield from ask(engine, (yield from turn.begin(engine)))
-            yield from turn.end(engine, reply)
-        return reply
-
-    def _stream(self, question: TurnInput, done: Callable[[Reply], object]) -> Events:
         sessions, key, replies = self._sessions, self._address.key, list[Reply]()
-        with self._turn(question) as turn:
-            own = sessions.run(key, turn.begin)
-            yield from sessions.at(own.key.session, own.key.owner).stream(own, replies.append)
-            sessions.run(key, partial(turn.end, reply=replies[0]))
-        done(replies[0])
-
-    async def _astream(self, question: TurnInput, done: Callable[[Reply], object]) -> AsyncEvents:
-        sessions, key, replies = self._sessions, self._address.key, list[Reply]()
-        with self._turn(question) as turn:
+        with self._turn() as turn:
             own = await sessions.arun(key, turn.begin)
             context = await sessions.aat(own.key.session, own.key.owner)
             async with aclosing(cast("AsyncEvents", context.astream(own, replies.append))) as events:
                 async for event in events:
                     yield event
             await sessions.arun(key, partial(turn.end, reply=replies[0]))
-        done(replies[0])
+        if done is not None:
+            done(replies[0])
+
+    def _ask(self, engine: Engine) -> Flow[Reply]:
+        with self._turn() as turn:
+            reply = yield from ask(engine, (yield from turn.begin(engine)))
+            yield from turn.end(engine, reply)
+        return reply
 
     @contextmanager
-    def _turn(self, question: TurnInput) -> Generator[_Turn, None, None]:
+    def _turn(self) -> Generator[_Turn, None, None]:
         if not self._address.place:
-            with self._sessions.subgraphs.as_own_turn(question) as own:
+            with self._sessions.subgraphs.as_own_turn(self._question) as own:
                 yield _Turn(own, parsed=self._address.parsed)
         else:
             with self._sessions.entered(self._address, self._incoming) as attach:
-                yield _PlaceTurn(question, attach, self._incoming, parsed=self._address.parsed)
+                yield _PlaceTurn(self._question, attach, self._incoming, parsed=self._address.parsed)
 
 
 class _Turn:
@@ -159,16 +131,3 @@ class _PlaceTurn(_Turn):
             yield from self._close(engine, self._visit.key, reply)
             incoming = self._incoming.followed_by(reply.message)
             yield from self._visit.leave(engine, incoming, waiting=bool(reply.message.tool_calls) and not self._parsed)
-
-
-def _with_new_call_ids(question: TurnInput) -> TurnInput:
-    """Returns the question with new ids for its open calls, which belong to a turn that has timed out.
-
-    A call may wait long for its result, such as for a person's decision; the session keeps its old id for what it dropped.
-    """
-    new_ids = {m.id: uuid.uuid4().hex for m in open_turn(question.messages) if m.tool_calls}
-    messages = tuple(
-        replace(m, id=new_ids.get(m.id, m.id), usage=None if m.id in new_ids else m.usage) for m in question.messages
-    )
-    given_ids = frozenset(new_ids.values()).union(question.given_ids or ())
-    return replace(question, messages=messages, given_ids=given_ids)
