@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import os
 import weakref
-from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from difflib import get_close_matches
@@ -71,119 +70,6 @@ def package_version() -> str:
         return "unknown"
 
 
-class AnsweringChatModel(AddressedChatModel):
-    """A chat model whose answers come from a backend, and are kept where the call names a session."""
-
-    _backend: Any = PrivateAttr(default=None)
-    _sessions: Sessions | None = PrivateAttr(default=None)
-
-    @abstractmethod
-    def _counter(self) -> TokenCounter:
-        """Returns what counts the tokens of this model's messages."""
-
-    @property
-    @abstractmethod
-    def _provider_name(self) -> str:
-        """Returns the provider's name for the metadata of replies."""
-
-    @abstractmethod
-    def _options(self, stop: list[str] | None, kwargs: builtins.dict[str, Any]) -> Options:
-        """Returns what a call with these arguments asks of the model."""
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = self._call(messages, stop, kwargs)
-        with translated():
-            if call.session is None:
-                return self._result(self._backend.send(call.request(self._counter)))
-            return self._result(self._conversation(call).ask())
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = self._call(messages, stop, kwargs)
-        with translated():
-            if call.session is None:
-                return self._result(await self._backend.asend(call.request(self._counter)))
-            return self._result(await self._conversation(call).aask())
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, kwargs, run_manager)
-        writer, whole = self._writer(call), list[Reply]()
-        with translated():
-            events: Generator[StreamPiece, None, None]
-            if call.session is None:
-                events = plain_stream(self._backend, call.request(self._counter), call, whole.append)
-            else:
-                events = self._conversation(call).stream(whole.append)
-            with closing(events):
-                for event in events:
-                    yield writer.event(event)
-        yield writer.last(whole[0].message)
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, kwargs, run_manager)
-        writer, whole = self._writer(call), list[Reply]()
-        with translated():
-            events: AsyncGenerator[StreamPiece, None]
-            if call.session is None:
-                events = plain_astream(self._backend, call.request(self._counter), call, whole.append)
-            else:
-                events = self._conversation(call).astream(whole.append)
-            async with aclosing(events):
-                async for event in events:
-                    yield writer.event(event)
-        yield writer.last(whole[0].message)
-
-    def _call(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        kwargs: builtins.dict[str, Any],
-        run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
-    ) -> ChatCall:
-        """Returns the call; for an event stream with its run, from which LangChain derives the id of the message."""
-        kwargs = self._addressed(None, kwargs, messages)
-        named = kwargs.get(SESSION)
-        address = None if named is None else Address.of(named)
-        return ChatCall(messages, self._options(stop, kwargs), address, reply_id(run))
-
-    def _conversation(self, call: ChatCall) -> Conversation:
-        if self._sessions is None or call.session is None:
-            raise no_session()
-        question = question_of(call.session.key, call.messages, call.options, call.reply_id)
-        return Conversation(self._sessions, call.session, question)
-
-    def _writer(self, call: ChatCall) -> ChunkWriter:
-        return ChunkWriter(call.reply_id, self._provider_name, blocks=self.output_version == "v1")
-
-    def _result(self, reply: Reply) -> ChatResult:
-        message = to_langchain(reply.message)
-        message.response_metadata["model_provider"] = self._provider_name
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-
 def _made_again(model: type[ChatCtx], fields: dict[str, Any]) -> ChatCtx:
     return model(**fields)
 
@@ -211,7 +97,7 @@ def _policy_fields(model: type[ChatCtx], fields: Mapping[str, Any]) -> dict[str,
     return {"policy": settings, WINDOW: field if window is None else window}
 
 
-class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
+class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
     """A chat model whose conversation may outgrow its window.
 
     Setup:
@@ -280,6 +166,8 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
+    _backend: Any = PrivateAttr(default=None)
+    _sessions: Sessions | None = PrivateAttr(default=None)
     _token_counter: TokenCounter | None = PrivateAttr(default=None)
     _derived: frozenset[str] = PrivateAttr(default=frozenset())
 
@@ -477,6 +365,101 @@ class ChatCtx(AnsweringChatModel, KeepsSessions, Closing):
             self._sessions.expect_name(configurable)
             return kwargs
         return {**kwargs, SESSION: address.as_argument()}
+
+    # answering
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(messages, stop, kwargs)
+        with translated():
+            if call.session is None:
+                return self._result(self._backend.send(call.request(self._counter)))
+            return self._result(self._conversation(call).ask())
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(messages, stop, kwargs)
+        with translated():
+            if call.session is None:
+                return self._result(await self._backend.asend(call.request(self._counter)))
+            return self._result(await self._conversation(call).aask())
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        call = self._call(messages, stop, kwargs, run_manager)
+        writer, whole = self._writer(call), list[Reply]()
+        with translated():
+            events: Generator[StreamPiece, None, None]
+            if call.session is None:
+                events = plain_stream(self._backend, call.request(self._counter), call, whole.append)
+            else:
+                events = self._conversation(call).stream(whole.append)
+            with closing(events):
+                for event in events:
+                    yield writer.event(event)
+        yield writer.last(whole[0].message)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        call = self._call(messages, stop, kwargs, run_manager)
+        writer, whole = self._writer(call), list[Reply]()
+        with translated():
+            events: AsyncGenerator[StreamPiece, None]
+            if call.session is None:
+                events = plain_astream(self._backend, call.request(self._counter), call, whole.append)
+            else:
+                events = self._conversation(call).astream(whole.append)
+            async with aclosing(events):
+                async for event in events:
+                    yield writer.event(event)
+        yield writer.last(whole[0].message)
+
+    def _call(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        kwargs: builtins.dict[str, Any],
+        run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
+    ) -> ChatCall:
+        """Returns the call; for an event stream with its run, from which LangChain derives the id of the message."""
+        kwargs = self._addressed(None, kwargs, messages)
+        named = kwargs.get(SESSION)
+        address = None if named is None else Address.of(named)
+        return ChatCall(messages, self._options(stop, kwargs), address, reply_id(run))
+
+    def _conversation(self, call: ChatCall) -> Conversation:
+        if self._sessions is None or call.session is None:
+            raise no_session()
+        question = question_of(call.session.key, call.messages, call.options, call.reply_id)
+        return Conversation(self._sessions, call.session, question)
+
+    def _writer(self, call: ChatCall) -> ChunkWriter:
+        return ChunkWriter(call.reply_id, self._provider_name, blocks=self.output_version == "v1")
+
+    def _result(self, reply: Reply) -> ChatResult:
+        message = to_langchain(reply.message)
+        message.response_metadata["model_provider"] = self._provider_name
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
     # what a call asks for
 
