@@ -12,6 +12,7 @@ import pytest
 
 from ctxfold import (
     AllOf,
+    AnyOf,
     ColdCacheTrigger,
     CompactionHeld,
     CompactionInput,
@@ -24,6 +25,7 @@ from ctxfold import (
     NotEnoughHistoryError,
     Plan,
     Prices,
+    RatioTrigger,
     Skip,
     StrategyError,
     TokensTrigger,
@@ -290,12 +292,16 @@ class Watch:
         return self.at
 
 
-def test_a_cold_cache_is_used_before_the_next_turn(make: Make) -> None:
+COLD = ColdCacheTrigger(idle_s=300, min_ratio=0.2)
+
+
+@pytest.mark.parametrize("trigger", [COLD, AnyOf(triggers=(RatioTrigger(at=0.9), COLD))])
+def test_a_cold_cache_is_used_before_the_next_turn(make: Make, trigger: Any) -> None:
     backend = scripted(*["reply " * 30] * 30)
     ctx = make(
         backend,
         context_window=4_000,
-        trigger=ColdCacheTrigger(idle_s=300, min_ratio=0.2),
+        trigger=trigger,
         summarizer=scripted(*["A talk."] * 9),
     )
     clock = Watch()
@@ -308,7 +314,7 @@ def test_a_cold_cache_is_used_before_the_next_turn(make: Make) -> None:
     clock.at += 1_000
     ctx.send("and now?")
     assert [e.strategy for e in events] == ["summarize"]
-    assert events[0].reason.startswith("after the turn: idle for 1,000 of 300 s")
+    assert "idle for 1,000 of 300 s" in events[0].reason
     assert backend.requests[-1].messages[0].kind == "summary", "it is made before the request, not after"
 
 

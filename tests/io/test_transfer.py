@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,24 @@ def test_lines_are_in_the_shape_of_each_models_provider(tmp_path: Path) -> None:
     ):
         ctx.import_jsonl(tmp_path / "n.jsonl")
         assert ctx.messages() == messages
+
+
+@pytest.mark.parametrize("had", [0, 1, 2, 3])
+def test_lines_complete_the_turn_that_has_a_part_of_them(make: Make, tmp_path: Path, had: int) -> None:
+    """Notes for the user stand within a round, and belong to no turn."""
+    note = replace(user("a remark", id="n"), visibility="user")
+    asked, found = tool_round("t")
+    messages = [user("look", id="q"), asked, note, found, assistant("done", id="d"), *turns(1)]
+    backend = OpenAIChatBackend(model="m", api_key="k")
+    path = tmp_path / "lines.jsonl"
+    path.write_text("\n".join(map(backend.message_to_jsonl, messages)))
+    ctx = make(backend)
+    if had:
+        ctx.add(messages[:had])
+    assert ctx.import_jsonl(path) == len(messages) - had
+    assert ctx.view().turn == ()
+    assert [m.id for m in ctx.view().messages] == ["q", "t-a", "t-r0", "d", "u0", "a0"]
+    assert {m.id for m in ctx.messages(audience="user")} >= {"q", "n", "d"}
 
 
 def test_zones(make: Make, tmp_path: Path) -> None:

@@ -275,6 +275,7 @@ def test_what_was_said_is_learnt_with_its_sources(make: Make) -> None:
         noted("persona", "The user moved to Berlin in 2019", "1"),
         noted("pins", "The user moved to Berlin in 2019", "1"),
         noted("graph", "Ann moved to Berlin in 2019", "1"),
+        noted("facts", "The server web-3 answers again after a restart", "3"),
     ],
     ids=lambda item: f"{item['kind']}: {item['text'][:40]} {item['sources']}",
 )
@@ -282,7 +283,7 @@ def test_what_was_not_said_is_dropped(item: dict[str, Any]) -> None:
     with context(scripted(answer(item)), context_window=10_000) as ctx:
         ctx.add(conversation())
         told = heard(ctx)
-        kinds = ("facts", "corrections", "graph")
+        kinds = ("facts", "corrections", "graph", "trajectory")
         assert ctx.memory.learn(*kinds) == ()
         assert told[0].dropped == 1
         assert not ctx.memory.list(everything=True)

@@ -71,11 +71,10 @@ class _Reply(BaseModel):
 def learn(
     open_session: OpenSession, entries: Sequence[Entry], ports: Ports, *, kinds: Sequence[str]
 ) -> Flow[tuple[tuple[MemoryItem, ...], MemoryLearnt]]:
-    """Stores the items of these kinds that the messages contain. Never fails: the event reports errors."""
-    extractable = [k for k in kinds if k in EXTRACTED]
+    """Stores the items of these kinds, all of EXTRACTED, that the messages contain. Never fails: the event reports errors."""
     try:
         erasures = open_session.erasures
-        items, dropped = yield from extract_items(open_session, entries, ports, kinds=extractable)
+        items, dropped = yield from extract_items(open_session, entries, ports, kinds=kinds)
         yield from refresh(open_session, ports)
         if open_session.erasures != erasures:
             return (), MemoryLearnt(
@@ -98,7 +97,7 @@ def extract_items(
     Raises SummarizationFailedError when the model does not follow the schema.
     """
     messages = _numbered(entries, kinds)
-    if not messages or not kinds:
+    if not messages:
         return [], 0
     own_window = open_session.rules().context_window
     room = max(512, (ports.summary_window(own_window) or own_window) - 2 * ANSWER_TOKENS)

@@ -11,6 +11,7 @@ from ctxfold.history.memory_items import MemoryItem, Remembered
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.view import Entry
 from ctxfold.inspect.explain import original_record
+from ctxfold.memory.categories import MEMORY_KINDS
 from ctxfold.memory.extraction import EXTRACTED, check_kinds, learn
 from ctxfold.memory.store import Recollection, new_item, search, visible
 from ctxfold.protocols import Ports, Store
@@ -119,7 +120,7 @@ def learn_from_session(
     engine: Engine, load_session: Callable[[], Flow[OpenSession]], kinds: Sequence[str]
 ) -> Flow[tuple[MemoryItem, ...]]:
     """Stores what the whole session says of these kinds, compacted or not, and returns the new items."""
-    checked_kinds = check_kinds(kinds or [k for k in EXTRACTED if k in ("facts", "corrections")])
+    checked_kinds = check_kinds(kinds or [k for k in EXTRACTED if not MEMORY_KINDS[k].experimental])
     open_session = yield from load_session()
     records = yield from StoreCall(Store.read, open_session.key)
     said = [(r, m) for r in records if (m := stored_message(r)) is not None]
