@@ -19,6 +19,7 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.compaction.goal import MESSAGE_CHARS
 from tests.compaction.test_background import Slow, quiet
 from tests.support.driven import Driven, context, scripted, turns
 
@@ -240,6 +241,19 @@ def test_a_stored_turn_asks_for_the_goal_in_a_window_with_room() -> None:
         ctx.add([user("A hotel in Porto, please.", id="u"), assistant("Looking.", id="a")])
         ctx.close()
     assert len(summarizer.requests) == 1
+
+
+def test_long_messages_are_cut_where_the_goal_is_asked_for() -> None:
+    summarizer = scripted(ANSWER)
+    with context(summarizer=summarizer, pruning_order="task_aware", context_window=60_000) as ctx:
+        ctx.add(
+            [user(f"A hotel in Porto, please. {'word ' * 5_000} and a boat", id="u"), assistant("Looking.", id="a")]
+        )
+        ctx.close()
+    asked = summarizer.requests[0].messages[-1].text
+    assert "A hotel in Porto, please." in asked
+    assert "and a boat" not in asked
+    assert len(asked) < 2 * MESSAGE_CHARS
 
 
 def test_what_was_said_can_neither_forge_an_answer_nor_markup() -> None:

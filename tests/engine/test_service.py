@@ -376,6 +376,19 @@ def test_tool_pairs_and_goals_are_reached(make: Make) -> None:
     service.maybe_refresh_goal()
 
 
+def test_a_summary_that_saves_nothing_is_not_asked_for_again(make: Make) -> None:
+    result = "w " * 240
+    backend = scripted(*["word " * 300] * 9)
+    ctx = make(None, summarizer=backend, context_window=20_000)
+    for i in range(8):
+        ctx.add([user(f"look {i}", id=f"q{i}"), *tool_round(f"t{i}", result=result), assistant("ok", id=f"d{i}")])
+    assert Service(ctx).summarize_tool_pairs() == 0
+    asked = len(backend.requests)
+    assert asked > 0
+    assert Service(ctx).summarize_tool_pairs() == 0
+    assert len(backend.requests) == asked
+
+
 # skills
 
 SKILLS = {"pdf": "reads PDF files", "mail": "writes mail", "web": "searches the web"}

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.prompts import PromptTemplate
 from pydantic import BaseModel
 
@@ -52,6 +52,22 @@ async def test_parallel_calls_are_all_kept_with_their_arguments_as_they_came(way
     body = server.requests[0].body
     assert [t["function"]["name"] for t in body["tools"]] == ["add", "look"]
     assert "tool_choice" not in body
+
+
+async def test_what_came_beside_a_call_of_another_package_goes_back_with_it() -> None:
+    """Packages for chat completions keep the calls as they came, with what a provider wants back."""
+    signature = {"google": {"thought_signature": "S"}}
+    row = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}, "extra_content": signature}
+    called = ChatMessage(
+        role="assistant",
+        blocks=[ToolCallBlock(tool_call_id="c1", tool_name="look", tool_kwargs={})],
+        additional_kwargs={"tool_calls": [row]},
+    )
+    found = ChatMessage(role="tool", content="a gate", additional_kwargs={"tool_call_id": "c1"})
+    async with served(Scripted("A gate.")) as (llm, server):
+        await ask(llm, "achat", [ChatMessage("Look."), called, found])
+    (sent,) = server.requests[0].body["messages"][1]["tool_calls"]
+    assert sent["extra_content"] == signature
 
 
 async def test_two_calls_and_text_in_one_chunk_are_all_kept() -> None:
