@@ -2611,6 +2611,78 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_wrapped.py::test_an_agent_without_a_prompt_is_not_given_that_of_the_one_before",
         ),
     ),
+    *_of(
+        "engine/retention.py",
+        (
+            "answered_turns_count_as_open_for_retention",
+            "closed.add(record.turn_id)",
+            "pass",
+            "erasure/test_retention.py::test_turns_that_a_model_has_answered_are_beyond_the_limits_too",
+        ),
+    ),
+    *_of(
+        "engine/archive.py",
+        (
+            "a_call_is_looked_for_in_one_page_of_the_log",
+            "before -= CHUNK - 1",
+            "before = 0",
+            "retrieval/test_archive.py::test_restore_finds_the_call_of_a_result_behind_many_records",
+        ),
+    ),
+    *_of(
+        "backends/gemini/jsonl.py",
+        (
+            "calls_of_one_function_share_an_id",
+            'f"{name}_{names[name]}"',
+            "name",
+            "wire/test_native_jsonl.py::test_calls_of_gemini_without_ids_find_their_responses",
+        ),
+    ),
+    *_of(
+        "compaction/literals.py",
+        (
+            "every_unit_multiplies_all_before_it",
+            "total = total + part * unit if total >= unit else (total + part) * unit",
+            "total = (total + part) * unit",
+            "compaction/test_verify.py::test_equal_literals_have_equal_values",
+        ),
+    ),
+    *_of(
+        "policy/triggers.py",
+        (
+            "triggers_within_others_ignore_idle_time",
+            "return any(map(depends_on_idle_time, triggers))",
+            "return False",
+            "compaction/test_strategies.py::test_a_cold_cache_is_used_before_the_next_turn",
+        ),
+    ),
+    *_of(
+        "memory/extraction.py",
+        (
+            "facts_come_from_anybody",
+            "if any(m.role not in row.roles for m in sources):",
+            "if False:",
+            "sections/test_memory_items.py::test_what_was_not_said_is_dropped",
+        ),
+    ),
+    *_of(
+        "io/session_files.py",
+        (
+            "an_import_leaves_the_turn_that_it_completes_open",
+            'drafts.append(closing_draft(engine.ports, place, "completed"))',
+            "pass",
+            "io/test_transfer.py::test_lines_complete_the_turn_that_has_a_part_of_them",
+        ),
+    ),
+    *_of(
+        "compaction/goal.py",
+        (
+            "the_goal_is_asked_for_with_whole_messages",
+            'if message.role == "tool" or len(message.text) <= MESSAGE_CHARS:',
+            "if True:",
+            "engine/test_goal.py::test_long_messages_are_cut_where_the_goal_is_asked_for",
+        ),
+    ),
 )
 
 
