@@ -141,10 +141,10 @@ class Clients:
         self._idle: list[Lane] = []  # the one used last at the end
         self._busy: set[Lane] = set()
         self._tls: ssl.SSLContext | None = None
-        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[httpx.AsyncClient]] = (
-            WeakKeyDictionary()
-        )
-        self._async: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        # the client of each loop, and what closes it
+        self._by_loop: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator[httpx.AsyncClient]]
+        ] = WeakKeyDictionary()
 
     def take_lane(self) -> Lane:
         """Returns a lane for one request; `return_lane` gives it back."""
@@ -180,15 +180,15 @@ class Clients:
         if self._async_injected is not None:
             return self._async_injected
         loop = asyncio.get_running_loop()
-        client = self._async.get(loop)
-        if client is None:
+        own = self._by_loop.get(loop)
+        if own is None:
             with self._lock:
                 tls = self._tls_context()
             keeper = _kept_until_the_loop_ends(tls)
-            client = await anext(keeper)
+            own = await anext(keeper), keeper
             with self._lock:
-                self._async[loop], self._by_loop[loop] = client, keeper
-        return client
+                self._by_loop[loop] = own
+        return own[0]
 
     def close(self) -> None:
         with self._lock:
@@ -203,10 +203,9 @@ class Clients:
         self.close()
         loop = asyncio.get_running_loop()
         with self._lock:
-            keeper = self._by_loop.pop(loop, None)
-            self._async.pop(loop, None)
-        if keeper is not None:
-            await keeper.aclose()
+            own = self._by_loop.pop(loop, None)
+        if own is not None:
+            await own[1].aclose()
 
 
 async def _kept_until_the_loop_ends(tls: ssl.SSLContext) -> AsyncGenerator[httpx.AsyncClient]:
