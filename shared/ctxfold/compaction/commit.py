@@ -93,7 +93,7 @@ def commit(
     for _ in range(COMMIT_TRIES):
         if not _span_unchanged(open_session, plan, before):
             return Outcome(None, "another writer changed the span first; nothing was written")
-        head, drafts, view_before, view_after = _predicted(open_session, record, plan, ports)
+        head, drafts, view_before, view_after = _predicted(open_session, record, body, ports)
         try:
             yield from append(open_session, drafts, ports, expect=head, documents=documents)
         except HeadMovedError:
@@ -108,18 +108,19 @@ def commit(
 
 
 def _predicted(
-    open_session: OpenSession, record: Draft, plan: Plan, ports: Ports
+    open_session: OpenSession, record: Draft, body: Compacted, ports: Ports
 ) -> tuple[int, tuple[Draft, ...], View, View]:
-    """Returns the head to expect, the record with its snapshot, and the views before and after; nothing is written yet."""
+    """Returns the head to expect, the record with its snapshot, and the views before and after; nothing is written yet.
+
+    The record's `body` gets the sizes of both views.
+    """
     with open_session.lock:
         twin = open_session.state.copy()
-    head, before, saved = twin.head, twin.view(plan.turn_id), twin.saved_tokens
-    twin.apply([Record(head + 1, record.id, record.body, record.turn_id, record.at_s)])
-    after = twin.view(plan.turn_id)
-    body = record.body
-    if isinstance(body, Compacted):
-        record = replace(record, body=replace(body, tokens_before=before.tokens, tokens_after=after.tokens))
-        twin.saved_tokens = saved + max(0, before.tokens - after.tokens)  # its own apply saw the plan's estimate
+    head, before, saved = twin.head, twin.view(record.turn_id), twin.saved_tokens
+    twin.apply([Record(head + 1, record.id, body, record.turn_id, record.at_s)])
+    after = twin.view(record.turn_id)
+    record = replace(record, body=replace(body, tokens_before=before.tokens, tokens_after=after.tokens))
+    twin.saved_tokens = saved + max(0, before.tokens - after.tokens)  # its own apply saw the plan's estimate
     return head, (record, snapshot_draft(twin, ports)), before, after
 
 

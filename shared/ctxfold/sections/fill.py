@@ -123,7 +123,7 @@ class _SourceCall:
 
     def give_up(self) -> None:
         with self.lock:
-            if not self.returned and not self.given_up:
+            if not self.returned:
                 self.given_up = True
                 self.sources.count_late(self.section.kind, 1)
 
