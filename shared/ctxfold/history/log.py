@@ -269,8 +269,7 @@ class SessionState:
     def _join(self, entry: Entry) -> None:
         if not self._has_place(entry, self.live):
             return
-        if self.visible_ids is not None:
-            self.visible_ids.add(entry.id)
+        self._visible_ids().add(entry.id)
         if entry.seq < self.cleared_seq:
             _remember(self.uncleared, (entry.seq,))
         # a question behind a tool's result: the tool had answered the one before, or its run was given up

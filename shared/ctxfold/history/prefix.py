@@ -31,7 +31,7 @@ class _Sent:
     surroundings: tuple[tuple[str, str], ...]
     compactions: int
     edits: int
-    turn_id: str | None
+    turn_id: str
     expiring: tuple[Entry, ...] = ()
     dropped: bool = False
 
@@ -52,7 +52,7 @@ class PrefixTracker:
         self,
         view: View,
         *,
-        turn_id: str | None,
+        turn_id: str,
         tools_tokens: int,
         compactions: int,
         edits: int,
@@ -66,7 +66,7 @@ class PrefixTracker:
         """
         expiring = _round_reasoning(view) if reasoning_expires else ()
         now = _Sent(view, surroundings, compactions, edits, turn_id, expiring)
-        before = self._by_turn.get(turn_id or "") or self._last
+        before = self._by_turn.get(turn_id) or self._last
         total = view.tokens + tools_tokens
         self.requests += 1
         self.sent_tokens += total
@@ -77,9 +77,7 @@ class PrefixTracker:
         self.repeated_tokens = reused
         if cause is not None:
             self.breaks[cause] += 1
-        self._last = now
-        if turn_id is not None:
-            self._by_turn[turn_id] = now
+        self._last = self._by_turn[turn_id] = now
         return cause
 
     def ended(self, turn_id: str, *, dropped: bool) -> None:
