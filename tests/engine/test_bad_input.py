@@ -135,14 +135,20 @@ def test_orphans_are_left_out_where_they_may_be(make: Make) -> None:
         user("two", id="u2"),
         assistant("", id="a2", calls=[call("c", '{"x": 1}')]),
         user("three", id="u3"),
+        assistant("", id="a4", calls=[call("d", "{")]),
+        user("four", id="u4"),
+        assistant("Let me see.", id="a5", calls=[call("e", "{")]),
+        user("five", id="u5"),
         assistant("Done.", id="a3"),
     ]
     refused(ctx, OrphanToolResultError, "'zz'", lambda: ctx.add(told))
     ctx.add(told, skip_orphans=True)
     kept = ctx.messages()
-    assert [m.id for m in kept] == ["u1", "a1", "t1", "u2", "u3", "a3"]
-    assert [c.id for c in kept[1].tool_calls] == ["a"]
-    assert [e.ids for e in events if isinstance(e, MessagesLeftOut)] == [("t0", "t2", "a2")]
+    assert [m.id for m in kept] == ["u1", "a1", "t1", "u2", "u3", "u4", "a5", "u5", "a3"]
+    assert [c.id for m in kept for c in m.tool_calls] == ["a"], (
+        "malformed calls that nobody answered are left out alone"
+    )
+    assert [e.ids for e in events if isinstance(e, MessagesLeftOut)] == [("t0", "t2", "a2", "a4")]
     ctx.add(told, skip_orphans=True)
     assert ctx.messages() == kept, "the list is known, whatever was left out of it"
     refused(ctx, OrphanToolResultError, "'zz'", lambda: ctx.add(told[:1], skip_orphans=True))
