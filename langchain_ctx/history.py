@@ -7,12 +7,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, TypeAlias, Unpack
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, message_to_dict
 
 from ctxfold._lifecycle import Closing, SharesSessions
+from ctxfold.effects import Flow
+from ctxfold.engine.engine import Engine
+from ctxfold.engine.turn import learn_from
 from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
@@ -196,6 +200,8 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
             return
         unasked = self._may_lack_its_question(new) and _ended(self.context.view())
         try:
+            if (reply := self._reply_to_shown(new)) is not None:
+                self._sessions.run(self._key, partial(self._learn, new, reply))
             self.context.add(new, skip_orphans=True)
         except StoreError as error:
             self._failures.keep(self._key, error, len(new))
@@ -214,6 +220,8 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
             return
         unasked = self._may_lack_its_question(new) and _ended(await context.aview())
         try:
+            if (reply := self._reply_to_shown(new)) is not None:
+                await self._sessions.arun(self._key, partial(self._learn, new, reply))
             await context.aadd(new, skip_orphans=True)
         except StoreError as error:
             self._failures.keep(self._key, error, len(new))
@@ -230,6 +238,19 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
             raise EmptyMessagesError("no message to add: give at least one")
         check_messages(messages)
         return with_refusals(new_messages(messages, self._snapshot, new_id=context.new_id))
+
+    def _reply_to_shown(self, new: Sequence[Message]) -> int | None:
+        """Returns the place of the first reply, if its request began with the messages that were read here; else None."""
+        place = next((i for i, m in enumerate(new) if m.role == "assistant"), None)
+        return place if self._snapshot is not None and place is not None and new[place].usage is not None else None
+
+    def _learn(self, new: Sequence[Message], reply: int, engine: Engine) -> Flow[None]:
+        """Learns from the usage of a reply, which also tells what the chain has put beside the messages."""
+        open_session = yield from engine.open(self._key, reread=False)
+        count, asked = engine.ports.counter.count, (*(self._snapshot or ()), *new[:reply])
+        yield from learn_from(
+            engine, open_session, new[reply], lambda: self._overhead_tokens + sum(count(m) for m in asked)
+        )
 
     def _may_lack_its_question(self, new: Sequence[Message]) -> bool:
         """Returns True for an answer without its question on a history that a chain has read: overlapping runs lose user turns."""

@@ -2218,6 +2218,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/turn.py",
         (
+            "what_is_beside_a_small_request_of_others_passes_for_an_error_of_our_count",
+            "    if reported <= rules.hard_ratio * rules.budget_tokens:\n",
+            "    if not reported:\n",
+            "langchain/test_reported_counts.py::test_what_is_beside_a_small_request_is_no_error_of_our_count",
+        ),
+        (
+            "the_next_list_teaches_nothing_about_the_count",
+            "        if turn_id in open_session.sent_counts:\n",
+            "        if False:\n",
+            "langchain/test_reported_counts.py::test_a_tool_round_teaches_too",
+        ),
+        (
             "what_the_service_spent_beside_a_reply_is_not_stored",
             "        beside.append(draft(ports, OutputsSummarised((), usage=billed - (reply.usage or Usage()))))\n",
             "        pass\n",

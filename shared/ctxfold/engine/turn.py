@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import dropwhile, islice, takewhile
+from itertools import dropwhile, islice, pairwise, takewhile
 from typing import Any
 
 from ctxfold.compaction.compact import gauge, idle_time
@@ -178,6 +178,7 @@ def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
     """
     attempt = yield from _open(engine, turn_input)
     try:
+        yield from _learn_from_list(engine, attempt, turn_input.messages)
         yield from _ingest_finished_turns(engine, attempt, turn_input)
         yield from _ingest(engine, attempt, turn_input)
         request = yield from _next_request(engine, attempt, turn_input.options)
@@ -188,7 +189,6 @@ def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
         raise
     finally:
         attempt.leave()
-    attempt.open_session.sent_counts.pop(attempt.turn_id, None)  # nobody will report its usage
     return request
 
 
@@ -685,6 +685,34 @@ def _calibration_drafts(engine: Engine, open_session: OpenSession, turn_id: str,
         return []
     learnt = observed(known, model=model, estimated=estimated, reported=reported)
     return [] if learnt is None else [draft(engine.ports, learnt)]
+
+
+def learn_from(engine: Engine, open_session: OpenSession, reply: Message, estimate: Callable[[], int]) -> Flow[None]:
+    """Learns how the model counts from the reply to a request that somebody else has sent, where that request was large.
+
+    `estimate` returns our count of it. What its sender put beside our messages, such as tools, is not known. In a small request
+    it would pass for a large error of our count; in one that takes more than the triggers allow, all of it has to give way.
+    """
+    rules = open_session.window_rules()
+    reported = reply.usage.input_tokens if reply.usage else 0
+    if reported <= rules.hard_ratio * rules.budget_tokens:
+        return
+    known = open_session.state.calibrations.get(open_session.model)
+    if learnt := observed(known, model=open_session.model, estimated=estimate(), reported=reported):
+        yield from append(open_session, (draft(engine.ports, learnt),), engine.ports)
+
+
+def _learn_from_list(engine: Engine, attempt: TurnAttempt, messages: Sequence[Message]) -> Flow[None]:
+    """Learns from a reply in a list, where this process has made the request that it answers."""
+    open_session = attempt.open_session
+    for asked, reply in pairwise(messages):
+        turn_id = turn_of(open_session, asked.id) if reply.role == "assistant" else None
+        if turn_id in open_session.sent_counts:
+            _, estimated = open_session.sent_counts.pop(turn_id)
+            yield from learn_from(engine, open_session, reply, partial(int, estimated))
+    for turn_id in list(open_session.sent_counts):
+        if turn_id not in open_session.state.open:  # another process has closed it
+            open_session.sent_counts.pop(turn_id, None)
 
 
 # when a step fails
