@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Self, Unpack, cast
 
 from llama_index.core.agent.utils import messages_to_xml_format
@@ -39,14 +40,17 @@ from ctxfold.adapters.model_calls import original_error
 from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.adapters.sessions import EngineSettings, SessionPool, check_settings
 from ctxfold.connect import message_counter, session_rules
+from ctxfold.effects import Flow
+from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.edits import PROMPT_ID
-from ctxfold.history.records import SessionKey
+from ctxfold.history.records import Calibrated, SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, assistant, content_key, tool_result
 from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
 from ctxfold.session.context import AgentContext
+from ctxfold.session_state import append, draft
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, name_or_own
 from llamaindex_ctx.instrumentation import tell
@@ -86,11 +90,20 @@ _STOP_BEGINS, _STOP_ENDS = DEFAULT_EARLY_STOPPING_PROMPT.split("{max_iterations}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Holds the session of a run, the messages to store in it first as history, and the new ones to send."""
+    """Holds the session of a run, the messages to store in it first as history, and the new ones to send.
+
+    `learnt` is what earlier runs have learnt about the counts and limits of models; a new session has to be told.
+    """
 
     context: AgentContext
     earlier: tuple[Message, ...]
     fresh: tuple[Message, ...]
+    learnt: tuple[Calibrated, ...] = ()
+
+    def tell_learnt(self, engine: Engine) -> Flow[None]:
+        """Stores in the session what earlier runs have learnt."""
+        open_session = yield from engine.open(SessionKey(self.context.owner, self.context.session))
+        yield from append(open_session, [draft(engine.ports, body) for body in self.learnt], engine.ports)
 
 
 class RunKey(NamedTuple):
@@ -125,6 +138,7 @@ class RunSessions(SessionPool):
         super().__init__(store, settings, subscriber=tell)
         self._runs: list[tuple[str, AgentContext]] = []  # by what they were given and answered, in order of keeping
         self._rounds: LruCache[tuple[RunKey, str], _Rounds] = LruCache(MAX_RUNS)  # by the words up to the question
+        self._learnt: dict[str, Calibrated] = {}  # by model, in the newest run that has asked it
         self._runs_lock = threading.Lock()
 
     def rounds_of(
@@ -170,20 +184,30 @@ class RunSessions(SessionPool):
             newest_first = range(len(self._runs) - 1, -1, -1) if answered < len(messages) else ()
             position = next((i for i in newest_first if self._runs[i][0] == key), None)
             context = None if position is None else self._runs.pop(position)[1]
+            learnt = tuple(self._learnt.values())
         if context is None:
             question_start = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
-            return Run(self.open(session_id="run"), tuple(messages[:question_start]), tuple(messages[question_start:]))
+            earlier, fresh = tuple(messages[:question_start]), tuple(messages[question_start:])
+            return Run(self.open(session_id="run"), earlier, fresh, learnt)
         return Run(context, (), tuple(messages[answered:]))
 
     def keep_run(self, context: AgentContext, messages: Sequence[Message], answer: Message) -> None:
-        """Keeps the run for the list that follows this answer; closes the oldest of too many runs."""
+        """Keeps the run for the list that follows this answer, and what it has learnt; closes the oldest of too many runs."""
         key = _digest([*messages, answer])
+        learnt = context.run_flow(partial(_learnt_in, SessionKey(context.owner, context.session)))
         with self._runs_lock:
+            self._learnt |= learnt
             self._runs.append((key, context))
             dropped = self._runs[:-MAX_RUNS]
             del self._runs[:-MAX_RUNS]
         for _, old in dropped:
             old.close(wait=False)
+
+
+def _learnt_in(key: SessionKey, engine: Engine) -> Flow[Mapping[str, Calibrated]]:
+    """Returns, by model, what a session has learnt about the model's counts and its limit."""
+    open_session = yield from engine.open(key, reread=False)
+    return dict(open_session.state.calibrations)
 
 
 def _stops_early(messages: Sequence[Message]) -> bool:
@@ -443,6 +467,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
         if (session_id := incoming.run_key.session) is not None:
             return incoming.in_session(self._pool().at(session_id, self.owner), call)
         run = self._pool().take_run(incoming.listed)
+        if run.learnt:
+            run.context.run_flow(run.tell_learnt)
         if run.earlier:
             run.context.add(run.earlier)
         return incoming.in_run(run, call)
@@ -452,6 +478,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
         if (session_id := incoming.run_key.session) is not None:
             return incoming.in_session(await self._pool().aat(session_id, self.owner), call)
         run = self._pool().take_run(incoming.listed)
+        if run.learnt:
+            await run.context.arun_flow(run.tell_learnt)
         if run.earlier:
             await run.context.aadd(run.earlier)
         return incoming.in_run(run, call)

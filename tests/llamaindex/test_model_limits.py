@@ -11,6 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from ctxfold import BudgetError
 from ctxfold.testing import ModelServer, Scripted
 from llamaindex_ctx import ContextLLM, with_context
+from tests.llamaindex.served_llm import stock_llm
 from tests.llamaindex.thinking import foreign
 
 SHORT = "Which of the rooms is free? " * 30
@@ -43,3 +44,22 @@ def test_wrapped_llms_that_share_a_session(tmp_path: Path, big_first: bool, conf
             llm._get_client().close()
         small.close()
         big.close()
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+async def test_a_run_begins_with_what_earlier_runs_have_learnt(way: str) -> None:
+    """Without a session each run has one of its own; the service refuses the first run's request, and no other's."""
+    said = [ChatMessage("The room on the left is free. " * 60), ChatMessage("Noted.", role="assistant")] * 10
+    async with (
+        ModelServer(model="small", script=answering, context_window=2_000) as server,
+        stock_llm(server, model="small", context_window=16_000, max_retries=0) as inner,
+    ):
+        llm = with_context(inner)
+        for number in range(4):
+            asked = [*said, ChatMessage(f"Which room is free on day {number}?")]
+            answer = llm.chat(asked) if way == "sync" else await llm.achat(asked)
+            assert answer.message.content
+        answered = [r for r in server.requests if r.body["messages"][-1]["content"].startswith("Which room")]
+        assert len(answered) == 4 + 1
+        llm.close()
+        inner._get_client().close()
