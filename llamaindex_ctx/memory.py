@@ -23,7 +23,7 @@ from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.sessions import check_settings
 from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallError
-from ctxfold.messages import Message, ToolCallPart
+from ctxfold.messages import MediaPart, Message, ToolCallPart
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
@@ -372,8 +372,8 @@ class CtxMemory(BaseMemory, Closing):
         fresh = from_chat_messages(settings, self.context.new_id, waiting)
         budget = self.context.policy.budget_tokens
         newest = next((m for m in reversed(fresh) if m.role == "user"), None)
-        # no text has more tokens than bytes, and counting costs
-        if newest is not None and 4 * len(newest.text) > budget:
+        # no text has more tokens than bytes, and counting costs; media have a size of their own
+        if newest is not None and (4 * len(newest.text) > budget or _has_media(newest)):
             tokens = self.context.counter.count(newest)
             if tokens > budget:
                 raise MessageTooLargeError(
@@ -466,6 +466,10 @@ class CtxMemory(BaseMemory, Closing):
             self._live.blocks.side.close()
         if self._live.copy is not None:
             self._live.copy.side.close()
+
+
+def _has_media(message: Message) -> bool:
+    return any(isinstance(part, MediaPart) for part in message.parts)
 
 
 def _is_of_run(messages: Sequence[Message]) -> bool:

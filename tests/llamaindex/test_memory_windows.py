@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
-from llama_index.core.base.llms.types import MessageRole
+from llama_index.core.base.llms.types import DocumentBlock, MessageRole, TextBlock
 from llama_index.core.llms import ChatMessage
 
 from ctxfold import MessageTooLargeError, WindowTooSmallError
@@ -146,6 +146,11 @@ async def test_a_message_that_never_fits_is_refused_before_it_is_stored(call: Dr
     memory = CtxMemory.from_defaults(token_limit=50)
     with pytest.raises(MessageTooLargeError, match="has 303 tokens, the window leaves 50"):
         await call(memory, "put", user(words("x", 299)))
+    manual = ChatMessage(
+        role="user", blocks=[TextBlock(text="Read it."), DocumentBlock(url="https://example.org/a.pdf")]
+    )
+    with pytest.raises(MessageTooLargeError, match=r"has \d{3} tokens, the window leaves 50"):
+        await call(memory, "put", manual)
     assert await call(memory, "get_all") == []
 
 

@@ -686,9 +686,10 @@ def _too_large(view: View, overhead_tokens: int, rules: Policy, reply_tokens: in
             f"{rules.context_window}: lower max_tokens, or raise context_window"
         )
     return MessageTooLargeError(
-        f"the newest user message {newest.id!r} has {newest.tokens} tokens; with system prompt and tools it takes {alone} "
-        f"of {rules.budget_tokens} that the window of {rules.context_window} has for the prompt: shorten it, or raise "
-        "context_window"
+        f"the newest user message {newest.id!r} has {newest.tokens} tokens, the system prompt "
+        f"{alone - newest.tokens - overhead_tokens}, tools and what else is sent {overhead_tokens}: together {alone} of "
+        f"{rules.budget_tokens} that the window of {rules.context_window} has for the prompt: shorten the largest of them, give "
+        "fewer tools, or raise context_window"
     )
 
 
