@@ -50,13 +50,14 @@ class LlmCall:
         one_call, parsed = bool(arguments.get(ONE_CALL)), bool(arguments.get(PARSED))
         return cls(uuid.uuid4().hex, sent, one_call, arguments.get(WINDOW), parsed, arguments.get(REPLIES, []))
 
-    def options(self, scratch: str) -> Options:
-        """Returns the options for the engine: the arguments that take room in the request."""
+    def options(self, passages: str, scratch: str = "") -> Options:
+        """Returns the options for the engine: the arguments that take room in the request, and text for this request alone."""
         limit = self.arguments.get("max_tokens")
         return Options(
             max_tokens=limit if isinstance(limit, int) else None,
             tools=tuple(_counted(tool) for tool in self.arguments.get("tools") or ()),
             scratch=scratch or None,
+            passages=passages or None,
             context_window=self.context_window,
             extra={_CALL: self},
         )

@@ -647,13 +647,13 @@ class _IncomingMessages:
         another request asks too, with what it has read from the session or with results, is not asking anew: both answers stay.
         """
         key = SessionKey(context.owner, context.session)
-        listed, injected = self.listed, self.injected
+        listed, order = self.listed, ""
         if len(listed) > 1 and _stops_early(listed):
-            listed, injected = listed[:-1], "\n\n".join(filter(None, (injected, listed[-1].text)))
+            listed, order = listed[:-1], listed[-1].text
         question = TurnInput(
             key,
             listed,
-            call.options(injected),
+            call.options(self.injected, order),
             self.prompts,
             given_ids=self.caller_ids,
             reply_id=call.reply_id,

@@ -2224,6 +2224,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "langchain/test_reported_counts.py::test_what_is_beside_a_small_request_is_no_error_of_our_count",
         ),
         (
+            "passages_of_a_memory_take_the_room_of_tool_rounds",
+            " + min(sum(rounds), rules.budget_tokens // ROUNDS_PART)\n",
+            "\n",
+            "llamaindex/test_memory_beside_llm.py::test_passages_of_a_memory_give_way_to_tools_and_rounds",
+        ),
+        (
+            "passages_of_a_memory_that_do_not_fit_are_sent",
+            "with_passages(options, rules.budget_tokens - taken, counter.count_text)",
+            "with_passages(options, rules.budget_tokens, counter.count_text)",
+            "llamaindex/test_memory_beside_llm.py::test_passages_of_a_memory_give_way_to_tools_and_rounds",
+        ),
+        (
             "the_next_list_teaches_nothing_about_the_count",
             "        if turn_id in open_session.sent_counts:\n",
             "        if False:\n",

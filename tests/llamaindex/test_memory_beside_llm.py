@@ -12,6 +12,7 @@ import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.agent.workflow.multi_agent_workflow import DEFAULT_HANDOFF_OUTPUT_PROMPT
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 
 from ctxfold import BackendError
@@ -406,4 +407,37 @@ async def test_a_list_that_ends_with_the_answer_is_asked(session: str | None) ->
                 listed.append((await llm.achat(listed)).message)
                 assert listed[-1].content == number
         assert [m["content"] for m in server.requests[-1].body["messages"]] == ["Count.", "One.", "Two."]
+        await inner.aclose()
+
+
+@pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
+async def test_passages_of_a_memory_give_way_to_tools_and_rounds(way: str) -> None:
+    """The memory fills its window with passages, and knows neither the tools of the agent nor the rounds of its run."""
+
+    def find(place: str) -> str:
+        return place
+
+    about = "Looks for a thing in one of the rooms of the old house by the river. " * 4
+    tools = [FunctionTool.from_defaults(find, name=f"find_{n}", description=about) for n in range(8)]
+    schemas = [tool.metadata.to_openai_tool() for tool in tools]
+    async with ModelServer(script=lambda _: Scripted("Green."), context_window=2_000) as server:
+        inner = CtxLLM(model="m", base_url=server.base_url, api_key="x", context_window=2_000)
+        memory = CtxMemory.from_defaults(context_window=2_000)
+        for n in range(60):
+            told = f"The locker {n} of the old house by the river is green and has the code {n * 1117}, as Mr Ferreira said. "
+            memory.put_messages([user(told * 2), bot("Noted.")])
+        memory.context.compact()
+        memory.put("Which locker of the old house is green, and which code did Mr Ferreira say it has?")
+        window = memory.get()
+        assert len(window[-2].content or "") > 2_500  # the passages
+        llm = with_context(inner)
+        await ask(llm, way, window, tools=schemas)
+        sent = server.requests[-1].body["messages"]
+        assert sent[-1]["content"].startswith("Passages recalled")
+        assert sent[-1]["content"].endswith("[the rest is left out: the window has no room for it]")
+        rounds = [calling("a"), result("a", "The green one is locker 17. " * 8)]
+        await ask(llm, way, [*window, *rounds], tools=schemas)
+        assert any(m["role"] == "tool" and "locker 17" in m["content"] for m in server.requests[-1].body["messages"])
+        memory.close()
+        await llm.aclose()
         await inner.aclose()

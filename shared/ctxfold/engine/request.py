@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
@@ -20,14 +20,17 @@ from ctxfold.validation import is_a, kind_of, whole_number
 OnAbort: TypeAlias = Literal["discard", "keep_partial"]
 SCRATCH_ID = "scratch"
 PASSAGES_ID = "passages"
+LEFT_OUT = "[the rest is left out: the window has no room for it]"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Holds the settings of one request.
 
-    `scratch` is one message at the very end that is never stored. `on_abort` says what a stream that is cancelled or fails
-    leaves behind: nothing, or what had arrived, without tool calls. `extra` goes into the request body as it is.
+    `scratch` is one message at the very end that is never stored. `passages` join it, as far as they have room beside the
+    question: a memory beside the session has found them, and made them fit a request without these tools. `on_abort` says what
+    a stream that is cancelled or fails leaves behind: nothing, or what had arrived, without tool calls. `extra` goes into the
+    request body as it is.
     `overhead_tokens` is what the request will hold besides messages, scratch and tools. `context_window` takes the place of the
     session's window for this request, and at the end of its turn where it is larger; a limit that the model has named still holds.
     """
@@ -46,6 +49,7 @@ class Options:
     on_abort: OnAbort = "discard"
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     overhead_tokens: int = 0
+    passages: str | None = None
 
     def __post_init__(self) -> None:
         if self.context_window is not None:
@@ -114,6 +118,26 @@ class Scratch:
 def scratch_tokens(text: str | None, role: Role, counter: TokenCounter) -> int:
     """Returns the tokens of the scratch message, 0 without one."""
     return counter.count(Scratch(text, role).message()) if text else 0
+
+
+def with_passages(options: Options, room_tokens: int, count: Callable[[str], int]) -> Options:
+    """Returns the options with the passages in front of the scratch, cut after the last line that has room."""
+    texts = [_first_lines(options.passages or "", room_tokens, count), options.scratch]
+    return replace(options, passages=None, scratch="\n\n".join(filter(None, texts)) or None)
+
+
+def _first_lines(text: str, room_tokens: int, count: Callable[[str], int]) -> str:
+    """Returns the lines that fit, and a note that others are missing; nothing where that would be a heading alone."""
+    if count(text) <= room_tokens:
+        return text
+    lines: list[str] = []
+    room_tokens -= count(LEFT_OUT)
+    for line in text.split("\n"):
+        room_tokens -= count(line) + 1
+        if room_tokens < 0:
+            break
+        lines.append(line)
+    return "\n".join([*lines, LEFT_OUT]) if len(lines) > 1 else ""
 
 
 def place_scratch(messages: list[Message], scratch: Scratch, passages: str = "") -> list[Message]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import dropwhile, islice, pairwise, takewhile
+from itertools import chain, dropwhile, islice, pairwise, takewhile
 from typing import Any
 
 from ctxfold.compaction.compact import gauge, idle_time
@@ -22,7 +22,8 @@ from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
 from ctxfold.engine.attach import check_answered, reconcile, rewound, stored_reply
 from ctxfold.engine.edit import move_to_end, remove_ids, revert
 from ctxfold.engine.engine import Engine
-from ctxfold.engine.request import Options, build_request, note_prefix, scratch_tokens
+from ctxfold.engine.fit import FRAME_TOKENS
+from ctxfold.engine.request import Options, build_request, note_prefix, scratch_tokens, with_passages
 from ctxfold.engine.section_placement import PlacedSections, place_sections, put_at_head, take_from_head
 from ctxfold.errors import BackendError, BudgetError, ContextOverflowError, MessageConflictError, MessageTooLargeError
 from ctxfold.events import Appended, PromptTruncated, RulesChanged
@@ -32,7 +33,7 @@ from ctxfold.history.diff import Reconciled, asked_after_results, finished_count
 from ctxfold.history.edits import ended_with, prompted, reworded
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey, TurnStatus
-from ctxfold.history.view import Entry
+from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
 from ctxfold.policy.settings import check_least, resized
 from ctxfold.protocols import AsyncChunkStream, ChunkStream, Ports, Reply, Request, Store, capabilities_of
@@ -50,6 +51,8 @@ from ctxfold.session_state import (
 )
 from ctxfold.stream import Fold, played
 from ctxfold.telemetry import record_window
+
+ROUNDS_PART = 4  # of the budget, that the rounds after a question keep beside passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +362,7 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
     open_session, options = attempt.open_session, turn_input.options
     placed = PlacedSections(new.messages)
     if engine.sections or capabilities_of(engine.ports.backend, attempt.model).binds_reasoning:
+        options = _with_room_for_passages(engine, open_session, options, open_session.view(new.turn_id), new.messages)
         placed = yield from place_sections(
             engine,
             open_session,
@@ -415,6 +419,29 @@ def _overhead_tokens(engine: Engine, open_session: OpenSession, options: Options
     return counter.count_tools(options.tools) + scratch_tokens(options.scratch, "user", counter) + reply
 
 
+def _with_room_for_passages(
+    engine: Engine, open_session: OpenSession, options: Options, view: View, new: Sequence[Message] = ()
+) -> Options:
+    """Returns the options with as much of the passages as fits beside system prompt, tools and the question with its rounds.
+
+    `new` are messages that come behind the view. Rounds give way, but not whole: they keep a part of the window.
+    """
+    if options.passages is None:
+        return options
+    rules, counter = open_session.rules(options.context_window), engine.ports.counter
+    after_question: list[int] = []
+    for message, tokens in chain(
+        ((m, counter.count(m)) for m in reversed(new)), ((e.message, e.tokens) for e in view.newest_first())
+    ):
+        after_question.append(tokens)
+        if is_question(message):
+            break
+    *rounds, question = after_question or [0]
+    taken = _overhead_tokens(engine, open_session, options) + options.overhead_tokens + FRAME_TOKENS
+    taken += sum(e.tokens for e in view.system) + question + min(sum(rounds), rules.budget_tokens // ROUNDS_PART)
+    return with_passages(options, rules.budget_tokens - taken, counter.count_text)
+
+
 # 2. fit the view and build the request
 
 
@@ -423,6 +450,7 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     open_session, turn_id, counter = attempt.open_session, attempt.turn_id, engine.ports.counter
     backend = engine.ports.backend
     open_session.model = attempt.model
+    options = _with_room_for_passages(engine, open_session, options, open_session.view(turn_id))
     scratch_role: Role = "system" if backend is not None and backend.scratch_role == "system" else "user"
     if capabilities_of(backend, attempt.model).binds_reasoning:
         options = replace(options, scratch=None, recall=False)  # stored in the turn instead
