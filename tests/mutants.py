@@ -2237,7 +2237,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_next_list_teaches_nothing_about_the_count",
-            "        if turn_id in open_session.sent_counts:\n",
+            "        if turn_id in counts:\n",
             "        if False:\n",
             "langchain/test_reported_counts.py::test_a_tool_round_teaches_too",
         ),

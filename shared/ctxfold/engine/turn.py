@@ -53,6 +53,7 @@ from ctxfold.stream import Fold, played
 from ctxfold.telemetry import record_window
 
 ROUNDS_PART = 4  # of the budget, that the rounds after a question keep beside passages
+NEWEST_LISTED = 64  # messages of a list, among which replies to earlier requests are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -731,16 +732,16 @@ def learn_from(engine: Engine, open_session: OpenSession, reply: Message, estima
 
 
 def _learn_from_list(engine: Engine, attempt: TurnAttempt, messages: Sequence[Message]) -> Flow[None]:
-    """Learns from a reply in a list, where this process has made the request that it answers."""
+    """Learns from the newest messages of a list: from replies to requests that this process has made."""
     open_session = attempt.open_session
-    for asked, reply in pairwise(messages):
+    counts = open_session.sent_counts
+    for turn_id in [t for t in counts if t not in open_session.state.open]:  # another process has closed it
+        counts.pop(turn_id, None)
+    for asked, reply in pairwise(messages[-NEWEST_LISTED:] if counts else ()):
         turn_id = turn_of(open_session, asked.id) if reply.role == "assistant" else None
-        if turn_id in open_session.sent_counts:
-            _, estimated = open_session.sent_counts.pop(turn_id)
+        if turn_id in counts:
+            _, estimated = counts.pop(turn_id)
             yield from learn_from(engine, open_session, reply, partial(int, estimated))
-    for turn_id in list(open_session.sent_counts):
-        if turn_id not in open_session.state.open:  # another process has closed it
-            open_session.sent_counts.pop(turn_id, None)
 
 
 # when a step fails
