@@ -735,8 +735,8 @@ def _learn_from_list(engine: Engine, attempt: TurnAttempt, messages: Sequence[Me
     """Learns from the newest messages of a list: from replies to requests that this process has made."""
     open_session = attempt.open_session
     counts = open_session.sent_counts
-    for turn_id in [t for t in counts if t not in open_session.state.open]:  # another process has closed it
-        counts.pop(turn_id, None)
+    for closed in [t for t in counts if t not in open_session.state.open]:  # by another process
+        counts.pop(closed, None)
     for asked, reply in pairwise(messages[-NEWEST_LISTED:] if counts else ()):
         turn_id = turn_of(open_session, asked.id) if reply.role == "assistant" else None
         if turn_id in counts:
