@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+import httpx
 import pytest
 
 from ctxfold import (
@@ -74,6 +76,46 @@ def test_bedrock_of_the_model_server_refuses_a_budget_in_a_round_that_began_with
         pytest.raises(BackendError, match="Expected `thinking`"),
     ):
         backend.send(Request(messages, tools=(LOOK,), extra=extra))
+
+
+def asked_twice(id: str) -> list[Message]:
+    """Two tool rounds of a model that begins to count its calls anew in each."""
+    rounds: list[Message] = []
+    for n in (1, 2):
+        call = Message(f"{id}{n}", "assistant", (ToolCallPart("call_0", "look", f'{{"n": {n}}}'),), model="kimi-k2")
+        rounds += [user(f"q{n}", id=f"q{n}"), call, tool_result("call_0", f"result {n}", id=f"r{n}")]
+    return rounds
+
+
+@pytest.mark.parametrize(("provider", "model", "wire"), BUDGETS)
+def test_calls_with_the_same_id_have_ids_of_their_own_where_the_service_wants_it(
+    provider: str, model: str, wire: str
+) -> None:
+    taken = Message("t", "assistant", (ToolCallPart("call_0_2", "look", "{}"),), model="kimi-k2")
+    messages = [*asked_twice("a"), taken, tool_result("call_0_2", "result 3", id="r3")]
+    with (
+        ModelServer(script=lambda _: Scripted("done"), strict="anthropic") as server,
+        open_backend(provider, model, base_url=server.base_url, api_key="k", max_retries=0) as backend,
+    ):
+        backend.send(Request(messages, tools=(LOOK,)))
+        backend.send(Request([*messages, user("q4", id="q4")], tools=(LOOK,)))
+        sent, later = (request.body["messages"] for request in server.requests)
+    ids = re.findall(r'"(?:id|toolUseId|tool_use_id)": "(call_[0-9_]+)"', json.dumps(sent))
+    assert ids == ["call_0", "call_0", "call_0_3", "call_0_3", "call_0_2", "call_0_2"]
+    assert later[: len(sent) - 1] == sent[:-1], "ids stay as they were sent"
+
+
+def test_the_model_server_refuses_calls_with_the_same_id() -> None:
+    """So that the test above tests something."""
+    calls = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "call_0", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_0", "content": "r"}]},
+    ]
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "q"}, *calls, *calls]}
+    with ModelServer(script=lambda _: Scripted("done"), strict="anthropic") as server:
+        answer = httpx.post(f"{server.base_url}/messages", json=body, headers={"x-api-key": "k"})
+    assert answer.status_code == 400
+    assert "ids must be unique" in answer.text
 
 
 def responded(model: str, name: str) -> Play:

@@ -395,10 +395,14 @@ def _blocks(rows: Rows) -> str | None:
 
 
 def _pairs(rows: Rows) -> str | None:
-    """Checks that each call is answered first in the next message, and that each answer has its call in the message before."""
+    """Checks that ids of calls are unique, that each is answered first in the next message, and each answer has its call before."""
     nothing: Mapping[str, Any] = {}
+    before: set[str] = set()
     for index, row in enumerate(rows):
         calls = [str(use.get("id")) for use in _of(row, "tool_use")]
+        if not before.isdisjoint(calls) or len(set(calls)) < len(calls):
+            return f"messages.{index}: `tool_use` ids must be unique"
+        before.update(calls)
         following = rows[index + 1] if index + 1 < len(rows) else nothing
         first = takewhile(lambda block: block.get("type") == "tool_result", _content(following.get("content")))
         answered = [str(block.get("tool_use_id")) for block in first]
