@@ -70,6 +70,8 @@ def test_literals_are_found_as_they_are_written(text, kind, found):
         ("amount", "$2.5k", "$2,500"),
         ("number", "两千零五", "2005"),
         ("number", "一亿二千三百万元", "123,000,000元"),
+        ("number", "二〇二四年", "2024年"),
+        ("number", "一千零五元", "1,005元"),
         ("number", "三万二千亿元", "3200000000000"),
         ("date", "2024年5月", "2024-05"),
         ("date", "May 20, 2024", "2024-05-20"),

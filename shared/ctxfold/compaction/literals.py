@@ -35,9 +35,9 @@ _KIND_WEIGHT: dict[FactKind, float] = {
     "field": 1.5,
 }
 EXACT_DIGITS = 28
-NUMERAL = r"[一二两三四五六七八九十百千万亿零]{1,9}"
+NUMERAL = r"[一二两三四五六七八九十百千万亿零〇]{1,9}"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_DIGITS = dict(zip("零一二三四五六七八九两", (*range(10), 2), strict=True))
+_DIGITS = dict(zip("零一二三四五六七八九两〇", (*range(10), 2, 0), strict=True))
 _UNITS = {"十": 10, "百": 100, "千": 1_000, "万": 10_000, "亿": 100_000_000}
 _NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)*")
 _TIMES = {"k": 1_000, "m": 1_000_000, "million": 1_000_000, "bn": 10**9, "billion": 10**9, "万": 10_000, "亿": 10**8}
@@ -223,7 +223,7 @@ def _numeral(folded: str) -> str:
         return ""
     for sign in match[0]:
         if sign in _DIGITS:
-            digit = _DIGITS[sign]
+            digit = 10 * digit + _DIGITS[sign]  # 二〇二四 has no units
         elif (unit := _UNITS[sign]) < 10_000:
             section += (digit or 1) * unit
             digit = 0
