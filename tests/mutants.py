@@ -352,12 +352,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_recall_beside_excerpts.py",
         ),
         (
-            "common_words_are_looked_up_in_the_best_messages_only",
-            "beside=live, speaking=spoken)",
-            "beside=live)",
-            "retrieval/test_recall_beside_excerpts.py",
-        ),
-        (
             "usual_words_of_commands_ask_for_the_outputs_beside",
             "if times[roles[seq]] <= most[roles[seq]]:",
             "if seq:",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ctxfold.effects import Flow, StoreCall
@@ -19,7 +19,6 @@ HITS = 4_096  # further hits that are read of rare terms: some milliseconds
 FEW = 256  # hits of a term that is read in full in any case
 RARE = 16  # beyond, a term in more than one of so many documents is too common to be read in full
 LOOKED_UP = 32  # best documents in which common terms are looked up
-SPOKEN_FOR = 3  # documents behind one that speaks for them, in which these are looked up as well
 COMMON_TERMS = 4  # looked up, least common first; the others change next to nothing
 MIN_GAIN = 0.02  # of the best score: a common term that can add less is not looked up
 
@@ -41,14 +40,12 @@ def ranked(
     beside: LiveIndex | None = None,
     probe: int | None = None,
     hits: Hits | None = None,
-    speaking: Container[int] = (),
 ) -> Flow[Ranked]:
     """Ranks the documents with one of the terms.
 
     Messages `beside` the archive count as if they were archived. `probe` is how many hits of each term are read first, and `hits`
     are cached ones of the session. The result is exact while no term has more than FEW hits; otherwise a term too common to be
-    read in full counts only in the best documents of the other terms, and the most common ones do not count. Where one of these
-    best documents is `speaking` for those behind it, the term counts in the next three too.
+    read in full counts only in the best documents of the other terms, and the most common ones do not count.
     """
     probe = probe or max(LEAST_PROBE, min(PROBE, PROBED // max(1, len(terms))))
     known_hits, beside = hits or Hits(), beside or LiveIndex()
@@ -80,7 +77,6 @@ def ranked(
     looked_up = [t for t in unread[:COMMON_TERMS] if weights[t] * (K1 + 1) > floor]
     if looked_up:
         seqs = {seq for seq, _ in best[:LOOKED_UP]}
-        seqs |= {seq + steps for seq in seqs if seq in speaking for steps in range(1, SPOKEN_FOR + 1)}
         hits_by_term = yield from _among(key, looked_up, sorted(seqs), known_hits)
         sampled = _joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside)
         best = best_first(_scores(sampled, weights, onto=exact))

@@ -137,7 +137,7 @@ def search(
     beside = originals | spoken
     unread = sum(map(searchable_chars, readings.unread(beside)))
     live = yield from off_loop(lambda: readings.live_index(beside, index_terms), unread)
-    found = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=live, speaking=spoken)
+    found = yield from ranked(key, tuple(query_terms), hits=readings.hits, beside=live)
     ranking, weights = found.scores, found.weights
     if originals:
         best_in_tail = next((score for seq, score in ranking if seq in originals), 0.0)
