@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
 
@@ -50,9 +51,10 @@ def test_wrapped_llms_that_share_a_session(tmp_path: Path, big_first: bool, conf
 async def test_a_run_begins_with_what_earlier_runs_have_learnt(way: str) -> None:
     """Without a session each run has one of its own; the service refuses the first run's request, and no other's."""
     said = [ChatMessage("The room on the left is free. " * 60), ChatMessage("Noted.", role="assistant")] * 10
+    client = httpx.Client()
     async with (
         ModelServer(model="small", script=answering, context_window=2_000) as server,
-        stock_llm(server, model="small", context_window=16_000, max_retries=0) as inner,
+        stock_llm(server, model="small", context_window=16_000, max_retries=0, http_client=client) as inner,
     ):
         llm = with_context(inner)
         for number in range(4):
@@ -62,4 +64,4 @@ async def test_a_run_begins_with_what_earlier_runs_have_learnt(way: str) -> None
         answered = [r for r in server.requests if r.body["messages"][-1]["content"].startswith("Which room")]
         assert len(answered) == 4 + 1
         llm.close()
-        inner._get_client().close()
+        client.close()
