@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Generator
 from typing import Any
 
+import httpx
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
@@ -156,11 +157,13 @@ def server() -> Generator[ModelServer]:
 
 
 def test_a_llamaindex_list_is_known_though_its_answers_were_stripped(server: ModelServer) -> None:
-    inner = OpenAILike(model="m", api_base=server.base_url, api_key="x", is_chat_model=True, context_window=8_000)
-    llm = llamaindex_ctx.with_context(inner, session_id="s")
+    client = httpx.Client()
+    where = {"api_base": server.base_url, "api_key": "x", "http_client": client}
+    inner = OpenAILike(model="m", is_chat_model=True, context_window=8_000, **where)
     said: list[ChatMessage] = []
-    for question in THREE:
-        said.append(ChatMessage(question))
-        answer = llm.chat(said).message.content or ""
-        said.append(ChatMessage(role="assistant", content=answer.strip()))
+    with client, llamaindex_ctx.with_context(inner, session_id="s") as llm:
+        for question in THREE:
+            said.append(ChatMessage(question))
+            answer = llm.chat(said).message.content or ""
+            said.append(ChatMessage(role="assistant", content=answer.strip()))
     assert [m["content"].strip() for m in server.requests[-1].body["messages"]] == TURNS
