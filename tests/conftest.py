@@ -104,6 +104,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+@pytest.fixture(autouse=True)
+def stock_databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Closes the databases that LlamaIndex's memories open and cannot close: their threads would end in a later test's time."""
+    sql = sys.modules.get("llama_index.core.storage.chat_store.sql")
+    if sql is None:
+        yield
+        return
+    create: Callable[..., Any] = sql.create_async_engine
+    engines: list[Any] = []
+
+    def created(*args: Any, **settings: Any) -> Any:
+        engines.append(create(*args, **settings))
+        return engines[-1]
+
+    monkeypatch.setattr(sql, "create_async_engine", created)
+    yield
+    if engines:
+        loop = asyncio.new_event_loop()
+        for engine in engines:
+            loop.run_until_complete(engine.dispose())
+        loop.close()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Lets clients trust one authority instead of the hundred of certifi, which take 25 ms to read: no test uses TLS."""

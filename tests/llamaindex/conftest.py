@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from llama_index.core.storage.chat_store import sql
 
 from ctxfold import MemoryStore, SqlStore, Store
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxMemory
 from tests.llamaindex.loopback_llm import LoopbackLLM, Made
 from tests.llamaindex.twins import Driver
-
-
-@pytest.fixture(autouse=True)
-def stock_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Closes the databases that LlamaIndex's memories open and cannot close: their threads would end in a later test's time."""
-    create, engines = sql.create_async_engine, list[Any]()
-
-    def created(*args: Any, **settings: Any) -> Any:
-        engines.append(create(*args, **settings))
-        return engines[-1]
-
-    monkeypatch.setattr(sql, "create_async_engine", created)
-    yield
-    if engines:
-        loop = asyncio.new_event_loop()
-        for engine in engines:
-            loop.run_until_complete(engine.dispose())
-        loop.close()
 
 
 @pytest_asyncio.fixture
