@@ -1,7 +1,7 @@
 """Recalls what compacted messages say on a question.
 
-Messages are ranked by BM25 and, where there is an embedder, by meaning; neighbouring messages speak for each other. Short ones are
-shown whole, of long ones the passages that match best; tool calls are part of their message. A message that an edit removes from
+Messages are ranked by BM25, with the terms of those nearby, and by meaning where there is an embedder. Short messages are shown
+whole, and of long ones the passages that match best. Tool calls are part of their message. A message that an edit removes from
 the view stays searchable and is not recalled.
 """
 
@@ -230,7 +230,7 @@ def _mixed(by_words: Mapping[int, float], by_meaning: Mapping[int, float]) -> di
 
 
 def _around(own: Mapping[int, float]) -> list[int]:
-    """Returns the records that may be neighbours of the best messages, and these, in order. `own` has the best first."""
+    """Returns the records of the best messages, which `own` has first, and of those that may be near them, in order."""
     around: list[int] = []
     last = 0
     for seq in sorted(islice(own, HEADS)):
