@@ -15,8 +15,8 @@ from langchain_core.messages import BaseMessage, message_to_dict
 
 from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.effects import Flow
+from ctxfold.engine.calibrate import calibrate_from_reply
 from ctxfold.engine.engine import Engine
-from ctxfold.engine.turn import learn_from
 from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
@@ -248,7 +248,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         """Learns from the usage of a reply, which also tells what the chain has put beside the messages."""
         open_session = yield from engine.open(self._key, reread=False)
         count, asked = engine.ports.counter.count, (*(self._snapshot or ()), *new[:reply])
-        yield from learn_from(
+        yield from calibrate_from_reply(
             engine, open_session, new[reply], lambda: self._overhead_tokens + sum(count(m) for m in asked)
         )
 

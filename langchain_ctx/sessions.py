@@ -24,7 +24,7 @@ from ctxfold.connect import check_overhead, message_counter, session_rules
 from ctxfold.effects import Effect, Flow, in_thread
 from ctxfold.engine.attach import BRANCH, Attachment, StartPoint, attach, cursor_at
 from ctxfold.engine.engine import Engine
-from ctxfold.engine.turn import TurnInput, turn_of
+from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError
 from ctxfold.history.diff import Cursor, IncomingList, open_turn
 from ctxfold.history.records import SessionKey
@@ -257,7 +257,7 @@ class Visit:
         """Stores messages in the session that serves the list; those after the last message of an open turn continue it."""
         if messages:
             open_session = yield from engine.open(self.key)
-            turn_id = None if after is None else turn_of(open_session, after)
+            turn_id = None if after is None else open_session.turn_ending_with(after)
             yield from engine.add(open_session, messages, turn_id=turn_id)
 
     def leave(

@@ -140,6 +140,39 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "engine/calibrate.py",
+        (
+            "an_overflow_teaches_nothing",
+            "    if learnt is not None:\n        yield from append(",
+            "    if learnt is not None and not learnt.model:\n        yield from append(",
+            "engine/test_overflow.py::test_an_overflow_teaches_the_limit",
+        ),
+        (
+            "a_limit_is_learnt_without_telling",
+            "if open_session.window_rules(window) != before:",
+            "if open_session.window_rules(window) is None:",
+            "engine/test_events.py::test_a_limit_that_the_provider_tells_is_a_change_of_rules",
+        ),
+        (
+            "a_truncated_prompt_teaches",
+            "if cuts and was_truncated(",
+            "if not cuts and was_truncated(",
+            "engine/test_calibration.py::test_a_prompt_that_was_cut_in_silence_is_reported_and_not_learnt_from",
+        ),
+        (
+            "what_is_beside_a_small_request_of_others_passes_for_an_error_of_our_count",
+            "    if reported <= rules.hard_ratio * rules.budget_tokens:\n",
+            "    if not reported:\n",
+            "langchain/test_reported_counts.py::test_what_is_beside_a_small_request_is_no_error_of_our_count",
+        ),
+        (
+            "the_next_list_teaches_nothing_about_the_count",
+            "        if turn_id in counts:\n",
+            "        if False:\n",
+            "langchain/test_reported_counts.py::test_a_tool_round_teaches_too",
+        ),
+    ),
+    *_of(
         "engine/fit.py",
         (
             "what_was_found_before_an_edit_is_shown_after_it",
@@ -1009,18 +1042,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_overflow.py::test_an_overflow_that_cannot_be_helped",
         ),
         (
-            "an_overflow_teaches_nothing",
-            "    if learnt is not None:\n        yield from append(",
-            "    if learnt is not None and not learnt.model:\n        yield from append(",
-            "engine/test_overflow.py::test_an_overflow_teaches_the_limit",
-        ),
-        (
-            "a_limit_is_learnt_without_telling",
-            "if open_session.window_rules(window) != before:",
-            "if open_session.window_rules(window) is None:",
-            "engine/test_events.py::test_a_limit_that_the_provider_tells_is_a_change_of_rules",
-        ),
-        (
             "every_later_message_counts_as_of_another_attempt",
             "attempt.stored_ids = frozenset(m.id for m in placed.messages)",
             "attempt.stored_ids = frozenset()",
@@ -1079,12 +1100,6 @@ MUTANTS: tuple[Mutant, ...] = (
             '        yield from engine.close(open_session, turn_id, "aborted")\n    else:',
             "        return\n    else:",
             "engine/test_exchange.py::test_a_cancel_right_after_a_reply_with_tool_calls_was_stored",
-        ),
-        (
-            "a_truncated_prompt_teaches",
-            "if cuts and was_truncated(",
-            "if not cuts and was_truncated(",
-            "engine/test_calibration.py::test_a_prompt_that_was_cut_in_silence_is_reported_and_not_learnt_from",
         ),
         (
             "a_narrower_request_window_counts_for_triggers",
@@ -2227,12 +2242,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/turn.py",
         (
-            "what_is_beside_a_small_request_of_others_passes_for_an_error_of_our_count",
-            "    if reported <= rules.hard_ratio * rules.budget_tokens:\n",
-            "    if not reported:\n",
-            "langchain/test_reported_counts.py::test_what_is_beside_a_small_request_is_no_error_of_our_count",
-        ),
-        (
             "passages_of_a_memory_take_the_room_of_tool_rounds",
             " + min(sum(rounds), rules.budget_tokens // ROUNDS_PART)\n",
             "\n",
@@ -2243,12 +2252,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "with_passages(options, rules.budget_tokens - taken, counter.count_text)",
             "with_passages(options, rules.budget_tokens, counter.count_text)",
             "llamaindex/test_memory_beside_llm.py::test_passages_of_a_memory_give_way_to_tools_and_rounds",
-        ),
-        (
-            "the_next_list_teaches_nothing_about_the_count",
-            "        if turn_id in counts:\n",
-            "        if False:\n",
-            "langchain/test_reported_counts.py::test_a_tool_round_teaches_too",
         ),
         (
             "what_the_service_spent_beside_a_reply_is_not_stored",

@@ -238,6 +238,12 @@ class OpenSession:
         with self.lock:
             return {turn_id: Prefix(turn.entries) for turn_id, turn in self.state.open.items()}
 
+    def turn_ending_with(self, message_id: str) -> str | None:
+        """Returns the open turn that ends with this message; None when its turn is over."""
+        with self.lock:
+            turns = self.state.open.items()
+            return next((t for t, turn in turns if turn.entries and turn.entries[-1].id == message_id), None)
+
     def rules(self, context_window: int | None = None) -> Policy:
         """Returns the policy in force, in ctxfold's own tokens: `window_rules` corrected by the model's calibration."""
         state = self.state

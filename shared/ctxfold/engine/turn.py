@@ -14,20 +14,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, dropwhile, islice, pairwise, takewhile
+from itertools import chain, dropwhile, islice, takewhile
 from typing import Any
 
 from ctxfold.compaction.compact import gauge, idle_time
 from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
 from ctxfold.engine.attach import check_answered, reconcile, rewound, stored_reply
+from ctxfold.engine.calibrate import calibrate_from_list, calibrate_from_refusal, calibration_drafts
 from ctxfold.engine.edit import move_to_end, remove_ids, revert
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import FRAME_TOKENS
 from ctxfold.engine.request import Options, build_request, note_prefix, scratch_tokens, with_passages
 from ctxfold.engine.section_placement import PlacedSections, place_sections, put_at_head, take_from_head
 from ctxfold.errors import BackendError, BudgetError, ContextOverflowError, MessageConflictError, MessageTooLargeError
-from ctxfold.events import Appended, PromptTruncated, RulesChanged
-from ctxfold.history.calibration import observed, overflowed, prompt_limit, was_truncated
+from ctxfold.events import Appended
 from ctxfold.history.cuts import open_calls
 from ctxfold.history.diff import Reconciled, asked_after_results, finished_count
 from ctxfold.history.edits import ended_with, prompted, reworded
@@ -38,7 +38,6 @@ from ctxfold.messages import Message, Role, Usage, is_final, is_question, valida
 from ctxfold.policy.settings import check_least, resized
 from ctxfold.protocols import AsyncChunkStream, ChunkStream, Ports, Reply, Request, Store, capabilities_of
 from ctxfold.session_state import (
-    WINDOW_FIELDS,
     OpenSession,
     SentRequest,
     Stage,
@@ -53,7 +52,6 @@ from ctxfold.stream import Fold, played
 from ctxfold.telemetry import record_window
 
 ROUNDS_PART = 4  # of the budget, that the rounds after a question keep beside passages
-NEWEST_LISTED = 64  # messages of a list, among which replies to earlier requests are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +180,7 @@ def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
     """
     attempt = yield from _open(engine, turn_input)
     try:
-        yield from _learn_from_list(engine, attempt, turn_input.messages)
+        yield from calibrate_from_list(engine, attempt.open_session, turn_input.messages)
         yield from _ingest_finished_turns(engine, attempt, turn_input)
         yield from _ingest(engine, attempt, turn_input)
         request = yield from _next_request(engine, attempt, turn_input.options)
@@ -230,13 +228,6 @@ def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
     """Leaves what `on_abort` says: nothing, or the text that had arrived. A reply that is stored already stays."""
     if reply.stored is None:
         yield from _roll_back(engine, reply.attempt, partial(_undo_stream, engine, reply))
-
-
-def turn_of(open_session: OpenSession, message_id: str) -> str | None:
-    """Returns the open turn that ends with this message; None when its turn is over."""
-    with open_session.lock:
-        turns = open_session.state.open.items()
-        return next((t for t, turn in turns if turn.entries and turn.entries[-1].id == message_id), None)
 
 
 # 1. open and ingest
@@ -289,7 +280,7 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
     reply = yield from stored_reply(open_session, attempt.turn_id, turn_input.messages[-1].id)
     if reply is not None and turn_input.given_ids is None:
         return reply  # its caller never heard of it
-    if reply is not None and turn_of(open_session, reply.id) == attempt.turn_id:
+    if reply is not None and open_session.turn_ending_with(reply.id) == attempt.turn_id:
         # the list asks for its reply anew: nobody will answer the calls of the one before
         yield from engine.close(open_session, attempt.turn_id, "aborted")
         attempt.enter(attempt.new_turn)
@@ -513,7 +504,7 @@ def _send_with_recovery(
         raise ContextOverflowError(
             f"{first}; automatic compaction is off: call compact() or raise context_window"
         ) from first
-    learnt = yield from _learn_limit(engine, attempt, options, first)
+    learnt = yield from calibrate_from_refusal(engine, open_session, first, turn_id, attempt.model, options)
     before = frozenset(open_session.state.revertible)
     outcome = yield from engine.fitter.compact(open_session, open_session.stage(turn_id, options.context_window))
     if not outcome.compacted and not learnt:
@@ -528,7 +519,7 @@ def _send_with_recovery(
         if error.kind != "context_overflow":
             raise
         attempt.compactions = yield from _compactions_since(open_session, before)
-        yield from _learn_limit(engine, attempt, options, error)
+        yield from calibrate_from_refusal(engine, open_session, error, turn_id, attempt.model, options)
         raise ContextOverflowError(f"{error}; after compaction ({outcome.reason}) it still does not fit") from error
 
 
@@ -538,30 +529,6 @@ def _compactions_since(open_session: OpenSession, before: Collection[str]) -> Fl
         new = [record_id for record_id in open_session.state.revertible if record_id not in before]
     records = yield from StoreCall(Store.find, open_session.key, new)
     return tuple(r.id for r in reversed(records) if isinstance(r.body, Compacted))
-
-
-def _learn_limit(engine: Engine, attempt: TurnAttempt, options: Options, error: BackendError) -> Flow[bool]:
-    """Learns what a refusal says of the model's window and of how it counts; returns True when the rules in force changed."""
-    open_session, model = attempt.open_session, attempt.model
-    open_session.model = model
-    window = options.context_window
-    before, rules = open_session.window_rules(window), open_session.rules(window)
-    limit, reply_tokens = error.limit_tokens, error.reply_tokens or 0
-    if limit is not None and reply_tokens > max(before.reply_reserve_tokens, options.max_tokens or 0):
-        limit = prompt_limit(before, limit, reply_tokens)  # a setting of the model's own, which no call names
-    learnt = overflowed(
-        open_session.state.calibrations.get(model),
-        model=model,
-        estimated=open_session.sent_counts.get(attempt.turn_id, (model, 0))[1],
-        requested=error.requested_tokens,
-        limit=limit,
-        max_tokens=reply_tokens or options.max_tokens or 0,
-    )
-    if learnt is not None:
-        yield from append(open_session, (draft(engine.ports, learnt),), engine.ports)
-    if open_session.window_rules(window) != before:
-        engine.events.emit(RulesChanged(open_session.key.session, WINDOW_FIELDS))
-    return open_session.rules(window) != rules
 
 
 # 4. commit
@@ -581,7 +548,7 @@ def _commit(
         reply = replace(reply, id=ports.ids.new())
     reply = validated(reply)
     attempt.reply_id = reply.id
-    beside = _calibration_drafts(engine, open_session, attempt.turn_id, reply)
+    beside = calibration_drafts(engine, open_session, attempt.turn_id, reply)
     if billed is not None:
         beside.append(draft(ports, OutputsSummarised((), usage=billed - (reply.usage or Usage()))))
     place = ReplyPlace(attempt.turn_id)
@@ -698,50 +665,6 @@ def _make_room(engine: Engine, open_session: OpenSession, options: Options, repl
     wider = window if window is not None and window > open_session.own_rules().context_window else None
     stage = open_session.stage(None, wider)
     yield from engine.fitter.maintain(open_session, stage, full=full, auto_compact=options.auto_compact)
-
-
-def _calibration_drafts(engine: Engine, open_session: OpenSession, turn_id: str, reply: Message) -> list[Draft]:
-    """Returns what the reply's usage teaches about our counts. A prompt that the server cut or shortened teaches nothing."""
-    model, estimated = open_session.sent_counts.pop(turn_id, (open_session.model, 0))
-    open_session.model = model
-    reported = reply.usage.input_tokens if reply.usage else 0
-    if open_session.provider_compacts and reported < estimated:
-        return []  # the service counted what it had left of the prompt
-    known = open_session.state.calibrations.get(model)
-    cuts = capabilities_of(engine.ports.backend, model).truncates_silently
-    if cuts and was_truncated(known, estimated=estimated, reported=reported):
-        engine.events.emit(PromptTruncated(open_session.key.session, model, estimated, reported))
-        return []
-    learnt = observed(known, model=model, estimated=estimated, reported=reported)
-    return [] if learnt is None else [draft(engine.ports, learnt)]
-
-
-def learn_from(engine: Engine, open_session: OpenSession, reply: Message, estimate: Callable[[], int]) -> Flow[None]:
-    """Learns how the model counts from the reply to a request that somebody else has sent, where that request was large.
-
-    `estimate` returns our count of it. What its sender put beside our messages, such as tools, is not known. In a small request
-    it would pass for a large error of our count; in one that takes more than the triggers allow, all of it has to give way.
-    """
-    rules = open_session.window_rules()
-    reported = reply.usage.input_tokens if reply.usage else 0
-    if reported <= rules.hard_ratio * rules.budget_tokens:
-        return
-    known = open_session.state.calibrations.get(open_session.model)
-    if learnt := observed(known, model=open_session.model, estimated=estimate(), reported=reported):
-        yield from append(open_session, (draft(engine.ports, learnt),), engine.ports)
-
-
-def _learn_from_list(engine: Engine, attempt: TurnAttempt, messages: Sequence[Message]) -> Flow[None]:
-    """Learns from the newest messages of a list: from replies to requests that this process has made."""
-    open_session = attempt.open_session
-    counts = open_session.sent_counts
-    for closed in [t for t in counts if t not in open_session.state.open]:  # by another process
-        counts.pop(closed, None)
-    for asked, reply in pairwise(messages[-NEWEST_LISTED:] if counts else ()):
-        turn_id = turn_of(open_session, asked.id) if reply.role == "assistant" else None
-        if turn_id in counts:
-            _, estimated = counts.pop(turn_id)
-            yield from learn_from(engine, open_session, reply, partial(int, estimated))
 
 
 # when a step fails

@@ -225,7 +225,7 @@ class AgentContext(SessionHandle, SharesSessions):
         if open_session is None:  # another session has taken its place in memory, or it was erased meanwhile
             with suppress(SessionNotFoundError):
                 open_session = OpenSession((yield from load(question.key, self._ports)))
-        self._request_turn = None if open_session is None else turn.turn_of(open_session, reply.message.id)
+        self._request_turn = None if open_session is None else open_session.turn_ending_with(reply.message.id)
         return reply
 
     asend = async_method(send)
