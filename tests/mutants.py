@@ -140,63 +140,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
-        "engine/calibrate.py",
-        (
-            "an_overflow_teaches_nothing",
-            "    if learnt is not None:\n        yield from append(",
-            "    if learnt is not None and not learnt.model:\n        yield from append(",
-            "engine/test_overflow.py::test_an_overflow_teaches_the_limit",
-        ),
-        (
-            "a_limit_is_learnt_without_telling",
-            "if open_session.window_rules(window) != before:",
-            "if open_session.window_rules(window) is None:",
-            "engine/test_events.py::test_a_limit_that_the_provider_tells_is_a_change_of_rules",
-        ),
-        (
-            "a_truncated_prompt_teaches",
-            "if cuts and was_truncated(",
-            "if not cuts and was_truncated(",
-            "engine/test_calibration.py::test_a_prompt_that_was_cut_in_silence_is_reported_and_not_learnt_from",
-        ),
-        (
-            "what_is_beside_a_small_request_of_others_passes_for_an_error_of_our_count",
-            "    if reported <= rules.hard_ratio * rules.budget_tokens:\n",
-            "    if not reported:\n",
-            "langchain/test_reported_counts.py::test_what_is_beside_a_small_request_is_no_error_of_our_count",
-        ),
-        (
-            "the_next_list_teaches_nothing_about_the_count",
-            "        if turn_id in counts:\n",
-            "        if False:\n",
-            "langchain/test_reported_counts.py::test_a_tool_round_teaches_too",
-        ),
-    ),
-    *_of(
-        "engine/fit.py",
-        (
-            "what_was_found_before_an_edit_is_shown_after_it",
-            "(question.text, open_session.state.edits)",
-            "(question.text, known.edits)",
-            "retrieval/test_recall.py::test_an_edit_takes_the_older_version_of_a_message_out_of_recall",
-        ),
+        "engine/passages.py",
         (
             "two_fifths_of_a_small_share_are_enough",
             "enough = max(ENOUGH * share_tokens, min(ENOUGH_TOKENS, share_tokens))",
             "enough = ENOUGH * share_tokens",
             "retrieval/test_tail_gives_way.py::test_older_messages_give_way_where_few_long_messages_would_find_room",
-        ),
-        (
-            "an_answered_question_that_fits_nowhere_stays",
-            'return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""',
-            'return ""',
-            "langchain/test_chains.py::test_a_question_too_large_for_the_window_gives_way_once_it_has_its_answer",
-        ),
-        (
-            "bound_reasoning_loses_its_prefix_for_arguments",
-            "return asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning",
-            "return True",
-            "compaction/test_arguments.py::test_bound_reasoning_keeps_its_prefix_within_a_turn",
         ),
         (
             "nobody_speaks_for_an_excerpt",
@@ -236,20 +185,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_gave_way_changes_within_a_turn",
-            "        if known is not None and known.hidden and not whole_tail:\n",
+            "        if known is not None and known.hidden:\n",
             "        if False and known:\n",
             "retrieval/test_tail_gives_way.py::test_the_request_begins_alike_all_turn_long",
         ),
         (
             "a_whole_tail_lacks_what_gave_way_in_the_turn",
-            "        if known is not None and known.hidden and not whole_tail:\n",
-            "        if known is not None and known.hidden:\n",
+            "        if whole_tail:\n",
+            "        if whole_tail and (known is None or not known.hidden):\n",
             "retrieval/test_tail_gives_way.py::test_a_whole_tail_is_whole_in_the_middle_of_a_turn",
         ),
         (
             "a_window_with_the_whole_tail_changes_the_requests_of_the_turn",
-            "        if keep:\n            _remember",
-            "        if True:\n            _remember",
+            "        if keep:\n            open_session.keep_request_text",
+            "        if True:\n            open_session.keep_request_text",
             "retrieval/test_tail_gives_way.py::test_a_whole_tail_is_whole_in_the_middle_of_a_turn",
         ),
         (
@@ -287,6 +236,63 @@ MUTANTS: tuple[Mutant, ...] = (
             "ENOUGH = 0.4",
             "ENOUGH = 0.5",
             "retrieval/test_tail_gives_way.py::test_where_two_fifths_of_recalls_share_are_free_nothing_gives_way",
+        ),
+    ),
+    *_of(
+        "session_state.py",
+        (
+            "what_was_found_before_an_edit_is_shown_after_it",
+            "(question.text, self.state.edits)",
+            "(question.text, known.edits)",
+            "retrieval/test_recall.py::test_an_edit_takes_the_older_version_of_a_message_out_of_recall",
+        ),
+    ),
+    *_of(
+        "engine/calibrate.py",
+        (
+            "an_overflow_teaches_nothing",
+            "    if learnt is not None:\n        yield from append(",
+            "    if learnt is not None and not learnt.model:\n        yield from append(",
+            "engine/test_overflow.py::test_an_overflow_teaches_the_limit",
+        ),
+        (
+            "a_limit_is_learnt_without_telling",
+            "if open_session.window_rules(window) != before:",
+            "if open_session.window_rules(window) is None:",
+            "engine/test_events.py::test_a_limit_that_the_provider_tells_is_a_change_of_rules",
+        ),
+        (
+            "a_truncated_prompt_teaches",
+            "if cuts and was_truncated(",
+            "if not cuts and was_truncated(",
+            "engine/test_calibration.py::test_a_prompt_that_was_cut_in_silence_is_reported_and_not_learnt_from",
+        ),
+        (
+            "what_is_beside_a_small_request_of_others_passes_for_an_error_of_our_count",
+            "    if reported <= rules.hard_ratio * rules.budget_tokens:\n",
+            "    if not reported:\n",
+            "langchain/test_reported_counts.py::test_what_is_beside_a_small_request_is_no_error_of_our_count",
+        ),
+        (
+            "the_next_list_teaches_nothing_about_the_count",
+            "        if turn_id in counts:\n",
+            "        if False:\n",
+            "langchain/test_reported_counts.py::test_a_tool_round_teaches_too",
+        ),
+    ),
+    *_of(
+        "engine/fit.py",
+        (
+            "an_answered_question_that_fits_nowhere_stays",
+            'return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""',
+            'return ""',
+            "langchain/test_chains.py::test_a_question_too_large_for_the_window_gives_way_once_it_has_its_answer",
+        ),
+        (
+            "bound_reasoning_loses_its_prefix_for_arguments",
+            "return asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning",
+            "return True",
+            "compaction/test_arguments.py::test_bound_reasoning_keeps_its_prefix_within_a_turn",
         ),
     ),
     *_of(

@@ -222,6 +222,16 @@ class OpenSession:
         self.tracker.erased()
         self.unbound_seq = self.state.head
 
+    def request_text(self, key: str, question: Message) -> RequestText | None:
+        """Returns the text found earlier for the question under that key; None when nothing was searched since the last edit."""
+        known = self.request_texts.get(key)
+        same = known is not None and (known.question, known.edits) == (question.text, self.state.edits)
+        return known if same else None
+
+    def keep_request_text(self, key: str, question: Message, text: str, hidden: frozenset[int] = frozenset()) -> None:
+        """Keeps the text found for the question, for later requests of its turn."""
+        self.request_texts.put(key, RequestText(question.text, self.state.edits, text, hidden))
+
     def view(self, turn_id: str | None = None) -> View:
         with self.lock:
             return self.state.view(turn_id)

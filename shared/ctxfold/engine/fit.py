@@ -1,12 +1,12 @@
-"""Makes the view of a session fit the window of the next request, by compaction, and adds recalled passages and sections."""
+"""Makes the view of a session fit the window of the next request by compaction, and fills sections and passages beside it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, chain, islice, pairwise
+from itertools import chain
 
 from ctxfold.compaction.built_in import BUILT_IN, BY_RATIO, WAITING_SUMMARIES, EarlyArguments, Tiered
 from ctxfold.compaction.commit import Outcome, Postponed
@@ -17,46 +17,27 @@ from ctxfold.compaction.steps import ARGUMENT_RATIO
 from ctxfold.compaction.strategy import Strategy, SummarizerStrategy
 from ctxfold.compaction.tool_outputs import outputs_of
 from ctxfold.compaction.tool_summaries import prepare_pairs
-from ctxfold.effects import Flow, Start, StoreQuery
+from ctxfold.effects import Flow, Start
+from ctxfold.engine.passages import PassageFitter
 from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError
 from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
-from ctxfold.history.cuts import kept, legal_cuts
-from ctxfold.history.passage_cache import Chunk
-from ctxfold.history.view import Entry, Prefix, View
+from ctxfold.history.view import Entry, View
 from ctxfold.memory.extraction import EXTRACTED, learn, remember_summary
-from ctxfold.messages import Message, is_final, is_question, user
+from ctxfold.messages import Message, is_final, user
 from ctxfold.policy.settings import Policy, needs_goal, needs_tool_summaries
 from ctxfold.protocols import Ports, capabilities_of
-from ctxfold.retrieval.embeddings import near_chunks
-from ctxfold.retrieval.recall import Passage, chosen, render, search, tokens_of
 from ctxfold.sections.fill import Filled, Sources, fill
 from ctxfold.sections.section import Section
-from ctxfold.session_state import CompactionPause, OpenSession, RequestText, Stage
+from ctxfold.session_state import CompactionPause, OpenSession, Stage
 
 _log = logging.getLogger("ctxfold")
 
 FIT_TRIES = 4
 PROVIDER_RATIO = 0.95  # of the budget: up to here a provider that compacts by itself is left to do so
-ARGUMENT_STEP = (
-    0.125  # arguments are looked at again when the view has grown by this share of what they would have to free
-)
+# arguments are looked at again when the view has grown by this share of what they would have to free
+ARGUMENT_STEP = 0.125
 FRAME_TOKENS = 8  # role and gaps of the message in which recalled passages and sections travel
-GIVES_WAY_TOKENS = (
-    8_192  # largest budget in which older turns give way to recall, since what follows the gap is not cached
-)
-ENOUGH = 0.4  # of recall's share: where so much of it is free, nothing gives way
-ENOUGH_TOKENS = (
-    800  # the least that is enough, or the whole share if smaller: a question about long messages needs some five
-)
-FREE_PART = (
-    8  # with tools, one part in so many of the budget stays free: the turn's next tool rounds then keep the prefix
-)
-SMALL_TOKENS = 1_600  # budget from which on the part of the tail that stays grows faster than the budget
-NEWEST = 16  # messages among which a tool's result tells that the model works with tools
 COUNTED_TEXTS = 64  # texts whose token counts are cached
-RECALL_ROUNDS = (
-    8  # tool rounds after which recall ends: passages stand at the end, so they are new to the cache each time
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +59,7 @@ class WindowFitter:
         self.ports = ports
         # of a request: its passages and sections come again in each tool round
         self.count_text = lru_cache(maxsize=COUNTED_TEXTS)(ports.counter.count_text)
+        self.passages = PassageFitter(ports, self.count_text)
         self.strategies = strategies
         self.events = events
         self.sections: tuple[Section, ...] = ()
@@ -134,13 +116,13 @@ class WindowFitter:
             beside_tokens = overhead_tokens + (0 if texts else FRAME_TOKENS)
             reserved_tokens = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
             room_tokens = rules.budget_tokens - stage.view.tokens - beside_tokens
-            shown = yield from self._recalled(
+            view, recalled = yield from self.passages.fit(
                 open_session, stage, asking, room_tokens - reserved_tokens, whole_tail=whole_tail
             )
-            stage = replace(stage, view=shown.view)
-            texts.append(shown.recalled)
+            stage = replace(stage, view=view)
+            texts.append(recalled)
             if optional:
-                room_tokens = rules.budget_tokens - stage.view.tokens - beside_tokens - count(shown.recalled)
+                room_tokens = rules.budget_tokens - stage.view.tokens - beside_tokens - count(recalled)
                 texts.append((yield from self._section_text(open_session, stage, optional, asking, room_tokens)))
         return Window(stage.view, "\n\n".join(t for t in texts if t))
 
@@ -210,108 +192,6 @@ class WindowFitter:
             raise _overflow(stage.view, overhead_tokens, stage.rules, reason, reply_tokens)
         return stage
 
-    def _recalled(
-        self,
-        open_session: OpenSession,
-        stage: Stage,
-        question: Message,
-        room_tokens: int,
-        *,
-        whole_tail: bool,
-    ) -> Flow[Window]:
-        """Returns the view with passages for the question; older turns of the tail may give way to them.
-
-        They give way where the archive matches the question about as well as they do, and only in this request: nothing is
-        compacted. The newest of them that fit beside the passages stay; with `whole_tail` all of them do.
-        """
-        rules, view, count = stage.rules, stage.view, self.count_text
-        if not self._may_recall(open_session, stage, question):
-            return Window(view)
-        older = [] if whole_tail else _older_tail(open_session, stage, room_tokens)
-        known = _remembered(open_session, question.id, question)
-        if known is not None and known.hidden and not whole_tail:
-            missing = [e for e in view.live if e.seq in known.hidden]
-            fits = count(known.text) <= min(rules.recall_share_tokens, room_tokens + sum(e.tokens for e in missing))
-            # a message may have been pinned within the turn
-            if fits and not any(e.id in open_session.state.pins for e in missing):
-                return Window(_without(view, known.hidden), known.text)
-        if older and (known is None or known.hidden):
-            room = room_tokens + sum(e.tokens for turn in older for e in turn) - _kept_free(open_session, stage)
-            share = min(rules.recall_share_tokens, room)
-            passages = yield from self._passages(
-                open_session, stage, question, share, [e for turn in older for e in turn]
-            )
-            if passages:
-                staying = [e for turn in _fitting(older, room - tokens_of(passages, self.ports.counter)) for e in turn]
-                hidden = frozenset(e.seq for turn in older for e in turn) - {e.seq for e in staying}
-                numbers = {e.number for e in staying if not e.shown_seq}
-                text = render(p for p in passages if p.number not in numbers)
-                _remember(open_session, question.id, question, text, hidden)
-                return Window(_without(view, hidden), text)
-        own = whole_tail and known is not None and bool(known.hidden)
-        return Window(view, (yield from self.recall_passages(open_session, stage, question, room_tokens, keep=not own)))
-
-    def _may_recall(self, open_session: OpenSession, stage: Stage, question: Message) -> bool:
-        """Tells whether there is an archive to recall from, and fewer than eight tool rounds have followed the question.
-
-        What a longer run still needs, it has said or can look up.
-        """
-        state = open_session.state
-        return bool(state.compactions or state.excerpts) and _rounds_after(question, stage.view) < RECALL_ROUNDS
-
-    def recall_passages(
-        self, open_session: OpenSession, stage: Stage, question: Message, room_tokens: int, *, keep: bool = True
-    ) -> Flow[str]:
-        """Returns passages of compacted messages for the question, within the policy's share and the room left.
-
-        They stay the same all turn long, unless less room is left for them. Without `keep`, the turn's requests keep theirs.
-        """
-        share = min(stage.rules.recall_share_tokens, room_tokens)
-        if share <= 0 or not self._may_recall(open_session, stage, question):
-            return ""
-        known = _remembered(open_session, question.id, question)
-        if known is not None and not known.hidden and self.count_text(known.text) <= share:
-            return known.text
-        text = render((yield from self._passages(open_session, stage, question, share)))
-        if keep:
-            _remember(open_session, question.id, question, text)
-        return text
-
-    def _passages(
-        self,
-        open_session: OpenSession,
-        stage: Stage,
-        question: Message,
-        share_tokens: int,
-        older: Sequence[Entry] = (),
-    ) -> Flow[tuple[Passage, ...]]:
-        """Returns the passages that bear on the question, from the archive and from `older`, which are messages of the tail.
-
-        Returns none where `older` matches the question better than the archive does, and none where the conversation works with
-        tools and the question does not reach back: each round would send the passages anew.
-        """
-        view = stage.view
-        tail = {e.seq for e in older}
-        visible = open_session.state.out_of_recall({e.seq for e in view if not e.shown_seq and e.seq not in tail})
-        likeness = yield from _near(open_session, question.text, self.ports, visible, older)
-        now_s, counter = self.ports.clock.now_s(), self.ports.counter
-
-        def read() -> Flow[tuple[Passage, ...]]:
-            matches = yield from search(
-                open_session.key,
-                question.text,
-                budget_tokens=stage.rules.recall_share_tokens,
-                visible=visible,
-                likeness=likeness,
-                readings=open_session.passage_cache,
-                older=older,
-                context=_beside_excerpts(view, tail),
-                reaching=_works_with_tools(view),
-            )
-            return (yield from chosen(matches, share_tokens, counter, now_s=now_s))
-
-        return (yield from StoreQuery(read()))
-
     def _section_text(
         self,
         open_session: OpenSession,
@@ -322,7 +202,7 @@ class WindowFitter:
     ) -> Flow[str]:
         """Returns the sections of this request as text, the same all turn long. They are all required, or none is."""
         key = f"{question.id} {'required' if sections[0].required else 'sections'}"
-        known = _remembered(open_session, key, question)
+        known = open_session.request_text(key, question)
         unbounded = any(s.whole for s in sections)
         if known is not None and (unbounded or self.count_text(known.text) <= room_tokens):
             return known.text
@@ -332,7 +212,7 @@ class WindowFitter:
         for each in filled:
             self.events.emit(each.event(open_session.key.session))
         text = "\n\n".join(f.text for f in filled)
-        _remember(open_session, key, question, text)
+        open_session.keep_request_text(key, question, text)
         return text
 
     def fill(
@@ -539,80 +419,6 @@ class WindowFitter:
             self.events.emit(event)
 
 
-def _works_with_tools(view: View) -> bool:
-    """Tells whether one of the newest messages is a tool's result."""
-    newest = islice(chain(reversed(view.turn), reversed(view.live)), NEWEST)
-    return any(e.message.role == "tool" for e in newest)
-
-
-def _beside_excerpts(view: View, tail: Container[int]) -> list[Entry]:
-    """Returns what users and models said, before the question, beside tool outputs that are excerpts; without any, nothing.
-
-    Messages of the `tail` that may give way are left out.
-    """
-    before, _ = view.parted()
-    if not any(e.shown_seq for e in before):
-        return []
-    spoken = (e for e in before if e.message.role in ("user", "assistant") and e.message.kind == "message")
-    return [e for e in spoken if not e.shown_seq and e.seq not in tail]
-
-
-def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> list[Sequence[Entry]]:
-    """Returns the turns that may give way to recall: all but the newest ones, which fit in `_kept_tokens`.
-
-    The newest turn stays too, unless it takes more than half of the budget, and so does a turn with a message that has to stay.
-    Nothing gives way in a large window, or where the room that is left is enough: see ENOUGH and ENOUGH_TOKENS.
-    """
-    view, rules = stage.view, stage.rules
-    share_tokens = rules.recall_share_tokens
-    enough = max(ENOUGH * share_tokens, min(ENOUGH_TOKENS, share_tokens))
-    if room_tokens >= enough or rules.budget_tokens > GIVES_WAY_TOKENS:
-        return []
-    entries = [*view.parted()[0]]
-    cuts = legal_cuts(entries)
-    starts = [at for at, entry in enumerate(entries) if entry.message.role == "user" and at in cuts]
-    tokens = list(accumulate((e.tokens for e in reversed(entries)), initial=0))[::-1]  # from each place to the end
-    end = next((at for at in starts if tokens[at] <= _kept_tokens(rules)), len(entries))
-    if starts and tokens[starts[-1]] <= rules.budget_tokens // 2:
-        end = min(end, starts[-1])
-    stay = kept(entries, pins=tuple(open_session.state.pins), question=False)
-    turns = [entries[a:b] for a, b in pairwise([0, *(at for at in starts if 0 < at < end), end])]
-    return [turn for turn in turns if turn and not any(e.id in stay for e in turn)]
-
-
-def _kept_tokens(rules: Policy) -> float:
-    """Returns the tokens of the newest turns that never give way: half of the tail's share of the budget, more in larger windows.
-
-    With the defaults a tenth of a budget of 1,600, a fifth of 3,200 and three tenths of 6,400.
-    """
-    return rules.tail_ratio * max(rules.budget_tokens / 2, 2 * (rules.budget_tokens - SMALL_TOKENS))
-
-
-def _kept_free(open_session: OpenSession, stage: Stage) -> int:
-    """Returns the tokens that passages and staying turns leave to the results of the turn's next tool rounds; 0 in a chat.
-
-    A conversation counts as a chat when no tools are sent with it, and none of its messages is a tool's result.
-    """
-    tools = open_session.overhead_tokens or any(e.message.role == "tool" for e in stage.view)
-    return stage.rules.budget_tokens // FREE_PART if tools else 0
-
-
-def _fitting(turns: Sequence[Sequence[Entry]], room_tokens: int) -> Iterator[Sequence[Entry]]:
-    """Returns the newest of the turns that fit."""
-    for turn in reversed(turns):
-        room_tokens -= sum(e.tokens for e in turn)
-        if room_tokens < 0:
-            return
-        yield turn
-
-
-def _without(view: View, seqs: Collection[int]) -> View:
-    """Returns the view without these live messages."""
-    left = [e for e in view.live if e.seq not in seqs]
-    removed_tokens = sum(e.tokens for e in view.live) - sum(e.tokens for e in left)
-    return replace(view, live=Prefix(left), tokens=view.tokens - removed_tokens)
-
-
 def newest_question(view: View) -> Message | None:
     """Returns the newest user message that has no final answer yet; None when the view ends with a reply."""
     last, newest = view.last(), view.newest_user()
@@ -630,43 +436,6 @@ def _coming_message(open_session: OpenSession, view: View, question: str) -> Mes
 def _question_id(open_session: OpenSession) -> str:
     """Returns an id for a question that is not stored. Its texts are cached under it until the archive grows."""
     return f"asked:{open_session.state.compactions}.{open_session.state.turns}"
-
-
-def _remembered(open_session: OpenSession, key: str, question: Message) -> RequestText | None:
-    """Returns the text found earlier for the question under that key; None when nothing was searched since the last edit."""
-    known = open_session.request_texts.get(key)
-    same = known is not None and (known.question, known.edits) == (question.text, open_session.state.edits)
-    return known if same else None
-
-
-def _remember(
-    open_session: OpenSession, key: str, question: Message, text: str, hidden: frozenset[int] = frozenset()
-) -> None:
-    """Caches the text found for the question, for later requests of its turn."""
-    open_session.request_texts.put(key, RequestText(question.text, open_session.state.edits, text, hidden))
-
-
-def _near(
-    open_session: OpenSession, query: str, ports: Ports, visible: Container[int], older: Sequence[Entry]
-) -> Flow[Mapping[Chunk, float]]:
-    """Returns how near chunks of the archive are to the query in meaning; nothing where the embedder fails."""
-    try:
-        return (yield from near_chunks(open_session, query, ports, visible=visible, older=older))
-    except Exception as error:  # noqa: BLE001 - somebody else's embedder: reported, and the turn goes on
-        _log.warning("recall goes by words alone, the embedder failed: %r", error)
-        return {}
-
-
-def _rounds_after(question: Message, view: View) -> int:
-    """Returns how many tool rounds follow the question, at most RECALL_ROUNDS; 0 when it is not the newest or not stored."""
-    rounds = 0
-    for entry in view.newest_first():
-        if is_question(entry.message):
-            return rounds if entry.id == question.id else 0
-        rounds += bool(entry.message.tool_calls)
-        if rounds == RECALL_ROUNDS:
-            break
-    return rounds
 
 
 def _too_large(view: View, overhead_tokens: int, rules: Policy, reply_tokens: int) -> BudgetError | None:

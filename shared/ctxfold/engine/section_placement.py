@@ -85,7 +85,7 @@ def _stored_passages(engine: Engine, open_session: OpenSession, rules: Policy, q
     free_tokens = rules.budget_tokens - view.tokens - open_session.overhead_tokens - FRAME_TOKENS
     free_tokens -= engine.ports.counter.count(question)
     most_tokens = min(free_tokens, int(STORED_RECALL_RATIO * rules.budget_tokens))
-    return (yield from engine.fitter.recall_passages(open_session, Stage(rules, view), question, most_tokens))
+    return (yield from engine.fitter.passages.recall(open_session, Stage(rules, view), question, most_tokens))
 
 
 def put_at_head(engine: Engine, open_session: OpenSession, messages: Sequence[Message]) -> Flow[None]:
