@@ -248,6 +248,51 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "engine/attempt.py",
+        (
+            "a_question_stays_between_another_and_its_answer",
+            "return later[::-1] if len(later) < len(questions) else ()",
+            "return ()",
+            "llamaindex/test_memory_beside_llm.py::test_a_question_that_comes_while_another_is_asked_leaves_it_its_answer",
+        ),
+        (
+            "a_second_reply_to_the_same_messages_is_lost",
+            "    if (taken := _taken_by(attempt)) is None:\n",
+            "    if (taken := None) is None:\n",
+            "llamaindex/test_llm_agents.py::test_two_requests_with_the_same_messages_at_once",
+        ),
+        (
+            "a_turn_in_which_others_wait_goes_on_with_the_first_reply",
+            "taken = others > 0 or turn.entries",
+            "taken = turn.entries",
+            "llamaindex/test_llm_agents.py::test_two_requests_that_ask_one_new_question_at_once",
+        ),
+        (
+            "the_process_that_opened_a_turn_loses_its_reply_to_a_faster_one",
+            "            taken = state.entry(asked[-1].id) is not None\n",
+            "            taken = turn_id != attempt.new_turn and state.entry(asked[-1].id) is not None\n",
+            "llamaindex/test_overlapping_requests.py::test_two_processes_answer_one_question_and_both_replies_stay",
+        ),
+        (
+            "a_reply_with_calls_loses_its_question_to_the_calls_of_another_process",
+            "if taken in state.open else []",
+            "if taken in state.open and not waiting else []",
+            "llamaindex/test_overlapping_requests.py::test_two_replies_with_calls_of_two_processes_both_go_on",
+        ),
+        (
+            "a_reply_is_put_in_front_of_a_request_that_was_asked_again",
+            "+ [t for t, by in taken_over.items() if by in turn_ids]",
+            "+ []",
+            "llamaindex/test_llm_agents.py::test_a_reply_keeps_its_question_when_the_other_request_fails",
+        ),
+        (
+            "a_question_that_another_request_has_added_stays_in_front_of_the_reply",
+            "return later if all(is_question(e.message) for e in later) else ()",
+            "return ()",
+            "llamaindex/test_llm_agents.py::test_a_question_that_comes_while_the_one_before_is_asked_stands_behind_its_answer",
+        ),
+    ),
+    *_of(
         "engine/calibrate.py",
         (
             "an_overflow_teaches_nothing",
@@ -1082,12 +1127,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "    if attempt.removal and attempt.new_turn not in open_session.state.closed:\n",
             "    if attempt.removal and attempt.new_turn in open_session.state.open:\n",
             "engine/test_exchange.py::test_a_failed_regeneration_keeps_the_old_reply",
-        ),
-        (
-            "a_question_stays_between_another_and_its_answer",
-            "return later[::-1] if len(later) < len(questions) else ()",
-            "return ()",
-            "llamaindex/test_memory_beside_llm.py::test_a_question_that_comes_while_another_is_asked_leaves_it_its_answer",
         ),
         (
             "a_failed_request_for_an_overtaken_question_loses_its_answer",
@@ -2266,18 +2305,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "wire/test_provider_compaction.py::test_what_a_summary_within_a_reply_took_is_in_the_sessions_sums",
         ),
         (
-            "a_second_reply_to_the_same_messages_is_lost",
-            "    if (taken := _taken_by(attempt)) is None:\n",
-            "    if (taken := None) is None:\n",
-            "llamaindex/test_llm_agents.py::test_two_requests_with_the_same_messages_at_once",
-        ),
-        (
-            "a_turn_in_which_others_wait_goes_on_with_the_first_reply",
-            "taken = others > 0 or turn.entries",
-            "taken = turn.entries",
-            "llamaindex/test_llm_agents.py::test_two_requests_that_ask_one_new_question_at_once",
-        ),
-        (
             "a_request_that_fails_takes_a_question_along_that_another_asks",
             "    if not (others_wait or joined):",
             "    if not joined:",
@@ -2308,20 +2335,8 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_exchange.py::test_a_cancel_right_after_a_reply_with_tool_calls_was_stored",
         ),
         (
-            "the_process_that_opened_a_turn_loses_its_reply_to_a_faster_one",
-            "            taken = state.entry(asked[-1].id) is not None\n",
-            "            taken = turn_id != attempt.new_turn and state.entry(asked[-1].id) is not None\n",
-            "llamaindex/test_overlapping_requests.py::test_two_processes_answer_one_question_and_both_replies_stay",
-        ),
-        (
-            "a_reply_with_calls_loses_its_question_to_the_calls_of_another_process",
-            "if taken in state.open else []",
-            "if taken in state.open and not waiting else []",
-            "llamaindex/test_overlapping_requests.py::test_two_replies_with_calls_of_two_processes_both_go_on",
-        ),
-        (
             "a_turn_that_another_request_has_gone_back_behind_loses_its_reply",
-            "        _take_over(open_session, (new.turn_id,), attempt.new_turn)\n",
+            "        take_over(open_session, (new.turn_id,), attempt.new_turn)\n",
             "",
             "llamaindex/test_llm_agents.py::test_a_request_keeps_its_reply_when_another_goes_back_behind_its_messages",
         ),
@@ -2332,22 +2347,10 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_llm_agents.py::test_a_reply_keeps_its_question_when_the_other_request_fails",
         ),
         (
-            "a_reply_is_put_in_front_of_a_request_that_was_asked_again",
-            "+ [t for t, by in taken_over.items() if by in turn_ids]",
-            "+ []",
-            "llamaindex/test_llm_agents.py::test_a_reply_keeps_its_question_when_the_other_request_fails",
-        ),
-        (
             "results_that_are_asked_about_again_are_sent_with_what_was_said_since",
             'or (new == Reconciled(()) and asked.role == "tool"):',
             "or False:",
             "llamaindex/test_memory_beside_llm.py::test_results_are_asked_about_again_without_what_was_said_since",
-        ),
-        (
-            "a_question_that_another_request_has_added_stays_in_front_of_the_reply",
-            "return later if all(is_question(e.message) for e in later) else ()",
-            "return ()",
-            "llamaindex/test_llm_agents.py::test_a_question_that_comes_while_the_one_before_is_asked_stands_behind_its_answer",
         ),
         (
             "the_first_of_two_answers_in_a_workflow_is_lost",

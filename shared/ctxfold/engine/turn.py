@@ -10,16 +10,16 @@ When a step fails, the session is rolled back to what it was before the turn.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, dropwhile, islice, takewhile
+from itertools import chain
 from typing import Any
 
 from ctxfold.compaction.compact import gauge, idle_time
 from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
 from ctxfold.engine.attach import check_answered, reconcile, rewound, stored_reply
+from ctxfold.engine.attempt import ReplyPlace, TurnAttempt, place_of, questions_between, take_over
 from ctxfold.engine.calibrate import calibrate_from_list, calibrate_from_refusal, calibration_drafts
 from ctxfold.engine.edit import move_to_end, remove_ids, revert
 from ctxfold.engine.engine import Engine
@@ -32,11 +32,11 @@ from ctxfold.history.cuts import open_calls
 from ctxfold.history.diff import Reconciled, asked_after_results, finished_count
 from ctxfold.history.edits import ended_with, prompted, reworded
 from ctxfold.history.log import SessionState
-from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey, TurnStatus
-from ctxfold.history.view import Entry, View
+from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
+from ctxfold.history.view import View
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
 from ctxfold.policy.settings import check_least, resized
-from ctxfold.protocols import AsyncChunkStream, ChunkStream, Ports, Reply, Request, Store, capabilities_of
+from ctxfold.protocols import AsyncChunkStream, ChunkStream, Reply, Request, Store, capabilities_of
 from ctxfold.session_state import (
     OpenSession,
     SentRequest,
@@ -82,52 +82,6 @@ class TurnInput:
     attached: bool = False
     from_window: bool = False
     keeps_answers: bool = False
-
-
-@dataclass(slots=True)
-class TurnAttempt:
-    """Holds the progress of one call, and what has to be rolled back when it fails: a new turn, an edit, compactions."""
-
-    open_session: OpenSession
-    new_turn: str  # the id of the turn that the attempt opens, if it opens one
-    turn_id: str  # the turn that it asks in
-    model: str  # the one that is asked: what it reports is learnt about it alone
-    listed: bool = False  # its messages came as a list: other processes may ask the same in this turn
-    stored_ids: frozenset[str] = frozenset()  # the messages that it put into its turn
-    reply_id: str = ""  # of the reply that it stores
-    compactions: tuple[str, ...] = ()  # records of compactions that did not help, newest first
-    removal: tuple[str, ...] = ()  # the records that removed or moved messages which the list has gone back behind
-    head_sections: tuple[Message, ...] = ()  # stored in front of the conversation
-    prompts: tuple[str, ...] | None = None
-    shown: Message | None = None  # the newest question as this request shows it, where that differs
-    ends_with: str | None = None  # the message that is asked: what was said since is hidden from the request
-    sent: SentRequest | None = None  # the newest request of the attempt
-    entered: set[str] = field(default_factory=set[str])  # the turns that it is in
-
-    def enter(self, turn_id: str) -> None:
-        """Puts the attempt into a turn. A message without an id of its own, asked elsewhere meanwhile, does not join it."""
-        self.turn_id = turn_id
-        with self.open_session.lock:
-            self.open_session.in_flight.update({turn_id} - self.entered)
-            self.entered.add(turn_id)
-
-    def leave(self) -> None:
-        """Notes that the attempt asks nothing in its turns any more; other attempts may be in them still."""
-        with self.open_session.lock:
-            self.open_session.in_flight -= Counter(self.entered)
-            for turn_id in self.entered - self.open_session.in_flight.keys():
-                self.open_session.taken_over.pop(turn_id, None)
-            self.entered.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyPlace:
-    """Says where a reply is stored when several requests are in one turn."""
-
-    turn_id: str
-    ended: Sequence[tuple[str, TurnStatus]] = ()  # turns that end before it, and how
-    replaced: Collection[str] = ()  # turns whose waiting requests go on behind the reply
-    questions: Sequence[Entry] = ()  # were added to its turn while it was asked: they belong behind the reply
 
 
 @dataclass(slots=True)
@@ -334,7 +288,7 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
         attempt.removal = yield from move_to_end(engine, open_session, (new.overtaken,), new.superseded)
         return Reconciled(())
     if new.turn_id and (from_start := rewound(open_session, turn_input.messages, new)) is not None:
-        _take_over(open_session, (new.turn_id,), attempt.new_turn)
+        take_over(open_session, (new.turn_id,), attempt.new_turn)
         yield from engine.close(open_session, new.turn_id, "discarded")
         new = Reconciled(from_start)
     if removed_ids := new.superseded or new.left_behind:
@@ -555,7 +509,7 @@ def _commit(
 
     def drafts(_: SessionState) -> Sequence[Draft]:
         nonlocal place
-        place = _place_of(attempt, ports)
+        place = place_of(attempt, ports)
         check_open(open_session, place.turn_id)
         added = draft(ports, MessageAdded(reply), turn_id=place.turn_id, record_id=f"m:{reply.id}")
         closing = [closing_draft(ports, place.turn_id, "completed")] if is_final(reply) else []
@@ -571,85 +525,16 @@ def _commit(
             yield from append_decided(open_session, drafts, ports)
     if attempt.sent is not None:
         open_session.sent_request = replace(attempt.sent, at_s=ports.clock.now_s(), usage=reply.usage)
-    _take_over(open_session, place.replaced, place.turn_id)
+    take_over(open_session, place.replaced, place.turn_id)
     for turn_id, status in place.ended:
         engine.turn_ended(open_session, turn_id, status)
     engine.events.emit(Appended(open_session.key.session, (reply,)))
     if is_final(reply):
         engine.turn_ended(open_session, place.turn_id, "completed")
-        if questions := place.questions or _questions_between(attempt, reply):
+        if questions := place.questions or questions_between(attempt, reply):
             yield from move_to_end(engine, open_session, questions, behind=reply.id)
         yield from _make_room(engine, open_session, options, reply)
     return reply
-
-
-def _place_of(attempt: TurnAttempt, ports: Ports) -> ReplyPlace:
-    """Returns the place of a reply: the turn in which it was asked, or a turn of its own behind one that others share."""
-    if (taken := _taken_by(attempt)) is None:
-        return ReplyPlace(attempt.turn_id)
-    own_turn = attempt.new_turn if attempt.turn_id != attempt.new_turn else ports.ids.new()
-    state = attempt.open_session.state
-    shared = state.view(taken).turn
-    questions, waiting = _added_questions(attempt, shared), bool(open_calls(shared))
-    # calls that wait there are stored again before their results, if these come
-    ended: list[tuple[str, TurnStatus]] = (
-        [(taken, "aborted" if waiting else "completed")] if taken in state.open else []
-    )
-    return ReplyPlace(own_turn, ended, {attempt.turn_id, taken}, questions)
-
-
-def _take_over(open_session: OpenSession, turn_ids: Collection[str], taker: str) -> None:
-    """Notes that these turns end in favour of the turn `taker`, for other requests that wait in them."""
-    with open_session.lock:
-        in_flight, taken_over = open_session.in_flight, open_session.taken_over
-        waiting = [t for t in turn_ids if t in in_flight] + [t for t, by in taken_over.items() if by in turn_ids]
-        taken_over.update(dict.fromkeys(waiting, taker))
-
-
-def _taken_by(attempt: TurnAttempt) -> str | None:
-    """Returns the turn in which other requests wait, or were faster: the reply is a turn of its own then, behind that one.
-
-    They ask the same, as an agent does that goes on after a cancellation, or have added a question or gone back behind some of
-    the messages. None where the turn is this request's alone.
-    """
-    open_session, turn_id = attempt.open_session, attempt.turn_id
-    asked = attempt.sent.view.turn if attempt.sent is not None else ()
-    with open_session.lock:
-        state, taken_over = open_session.state, open_session.taken_over
-        if turn_id in taken_over:
-            return taken_over[turn_id]
-        if not asked:
-            return None
-        turn = state.open.get(turn_id)
-        if turn is None:
-            taken = state.entry(asked[-1].id) is not None
-        else:
-            others = open_session.in_flight[turn_id] - (turn_id in attempt.entered)
-            taken = others > 0 or turn.entries[-1].id != asked[-1].id
-    return turn_id if taken else None
-
-
-def _added_questions(attempt: TurnAttempt, shared: Sequence[Entry]) -> Sequence[Entry]:
-    """Returns what a shared turn has behind the messages of this request, if these are questions: they belong behind the reply."""
-    asked = attempt.sent.view.turn if attempt.sent is not None else ()
-    later = [*dropwhile(lambda e: e.id != asked[-1].id, shared)][1:] if asked else []
-    return later if all(is_question(e.message) for e in later) else ()
-
-
-def _questions_between(attempt: TurnAttempt, reply: Message) -> Sequence[Entry]:
-    """Returns the questions that came between a stored question and its turn while it was asked: they belong behind the reply.
-
-    That question stands in front of the turn where a memory over the session has put it.
-    """
-    view = attempt.sent.view if attempt.sent is not None else None
-    if view is None or not view.live or any(e.message.role != "assistant" for e in view.turn[:1]):
-        return ()
-    first_id, end = (view.turn[0].id, view.turn[0].seq) if view.turn else (reply.id, view.live[-1].seq + 1)
-    with attempt.open_session.lock:
-        before = dropwhile(lambda e: e.id != first_id, reversed(attempt.open_session.state.live))
-        questions = [*takewhile(lambda e: is_question(e.message), islice(before, 1, None))]
-    later = [*takewhile(lambda e: e.seq >= end, questions)]
-    return later[::-1] if len(later) < len(questions) else ()
 
 
 def _make_room(engine: Engine, open_session: OpenSession, options: Options, reply: Message) -> Flow[None]:
