@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
-        "engine/passages.py",
+        "engine/recall.py",
         (
             "two_fifths_of_a_small_share_are_enough",
             "enough = max(ENOUGH * share_tokens, min(ENOUGH_TOKENS, share_tokens))",
@@ -149,9 +149,9 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "nobody_speaks_for_an_excerpt",
-            "context=_beside_excerpts(view, tail),",
+            "context=_speakers_for_excerpts(view, tail),",
             "context=(),",
-            "retrieval/test_recall_beside_excerpts.py",
+            "retrieval/test_recall_speakers_for_excerpts.py",
         ),
         (
             "an_agents_commands_bring_passages_too",
@@ -422,30 +422,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
-        "retrieval/recall.py",
-        (
-            "lines_are_counted_as_they_are_stored",
-            'count(_quoted("", text)) + 2',
-            "count(text) + 2",
-            "retrieval/test_recall.py::test_lines_of_a_file_that_was_written_never_take_more_than_the_budget",
-        ),
-        (
-            "results_far_behind_their_calls_have_no_call",
-            "for n in {*range(1, len(NEXT_TO) + 1), steps})",
-            "for n in range(1, len(NEXT_TO) + 1))",
-            "retrieval/test_recall_beside_excerpts.py",
-        ),
+        "retrieval/search.py",
         (
             "usual_words_of_commands_ask_for_the_outputs_beside",
             "if times[roles[seq]] <= most[roles[seq]]:",
             "if seq:",
-            "retrieval/test_recall_beside_excerpts.py::test_words_of_every_command_and_call_bring_no_output",
-        ),
-        (
-            "what_is_said_before_an_output_does_not_count",
-            "(held - chance).union(*before)",
-            "(held - chance)",
-            "retrieval/test_recall_beside_excerpts.py",
+            "retrieval/test_recall_speakers_for_excerpts.py::test_words_of_every_command_and_call_bring_no_output",
         ),
         (
             "a_page_number_asks_for_an_output_with_that_number",
@@ -457,25 +439,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "visible_messages_are_recalled",
             "_mixed(by_words, by_meaning).items() if seq not in visible}",
             "_mixed(by_words, by_meaning).items()}",
-            "retrieval/test_recall_beside_excerpts.py::test_nobody_but_the_output_is_recalled",
-        ),
-        (
-            "a_word_of_most_lines_chooses_among_them",
-            "power = count / (count + HALF_SENTENCES)",
-            "power = 0.0",
-            "retrieval/test_recall.py::test_a_word_of_most_lines_chooses_none_of_them",
-        ),
-        (
-            "words_that_every_call_has_ask_for_one_of_them",
-            "(t in called and w > IN_HALF)",
-            "t in called",
-            "retrieval/test_recall.py::test_words_that_every_call_has_do_not_ask_for_one_of_them",
-        ),
-        (
-            "the_tail_gives_way_to_a_question_about_itself",
-            "if best_in_archive < AS_WELL * best_in_tail:",
-            "if False:",
-            "retrieval/test_tail_gives_way.py::test_a_question_about_the_tail_keeps_it",
+            "retrieval/test_recall_speakers_for_excerpts.py::test_nobody_but_the_output_is_recalled",
         ),
         (
             "a_message_is_whole_in_a_third_of_the_room_only",
@@ -484,21 +448,9 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_recall.py::test_a_message_of_nearly_half_of_the_room_is_shown_whole",
         ),
         (
-            "a_message_is_whole_in_half_of_a_small_room",
-            "OTHERS_TOKENS = 100",
-            "OTHERS_TOKENS = 0",
-            "retrieval/test_recall.py::test_a_message_of_nearly_half_of_the_room_is_shown_whole",
-        ),
-        (
-            "age_counts_the_same_however_few_words_match",
-            "RECENCY * (fsum(weights.values()) / best_score if best_score else 1.0)",
-            "RECENCY",
-            "retrieval/test_recall.py::test_age_decides_where_few_words_of_the_question_match",
-        ),
-        (
             "age_counts_much_for_every_question",
-            "RECENCY = 0.02",
-            "RECENCY = 0.2",
+            "AGE_WEIGHT = 0.02",
+            "AGE_WEIGHT = 0.2",
             "retrieval/test_recall.py::test_age_decides_where_few_words_of_the_question_match",
         ),
         (
@@ -530,6 +482,57 @@ MUTANTS: tuple[Mutant, ...] = (
             "total + weight * both / (both + K1)",
             "total + weight * both",
             "retrieval/test_recall.py::test_what_is_said_nearby_counts_less_with_each_step",
+        ),
+        (
+            "results_far_behind_their_calls_have_no_call",
+            "for n in {*range(1, STEPS_BEFORE + 1), steps})",
+            "for n in range(1, STEPS_BEFORE + 1))",
+            "retrieval/test_recall_speakers_for_excerpts.py",
+        ),
+        (
+            "what_is_said_before_an_output_does_not_count",
+            "(terms - by_chance).union(*before)",
+            "(terms - by_chance)",
+            "retrieval/test_recall_speakers_for_excerpts.py",
+        ),
+        (
+            "words_that_every_call_has_ask_for_one_of_them",
+            "(t in in_calls and w > HALF_WEIGHT)",
+            "t in in_calls",
+            "retrieval/test_recall.py::test_words_that_every_call_has_do_not_ask_for_one_of_them",
+        ),
+        (
+            "the_tail_gives_way_to_a_question_about_itself",
+            "return best_in_archive < ARCHIVE_SHARE * best_in_tail",
+            "return False",
+            "retrieval/test_tail_gives_way.py::test_a_question_about_the_tail_keeps_it",
+        ),
+        (
+            "a_message_is_whole_in_half_of_a_small_room",
+            "WHOLE_RATIO, OTHERS_TOKENS = 0.5, 100",
+            "WHOLE_RATIO, OTHERS_TOKENS = 0.5, 0",
+            "retrieval/test_recall.py::test_a_message_of_nearly_half_of_the_room_is_shown_whole",
+        ),
+        (
+            "age_counts_the_same_however_few_words_match",
+            "AGE_WEIGHT * (fsum(found.weights.values()) / best_score if best_score else 1.0)",
+            "AGE_WEIGHT",
+            "retrieval/test_recall.py::test_age_decides_where_few_words_of_the_question_match",
+        ),
+    ),
+    *_of(
+        "retrieval/passages.py",
+        (
+            "lines_are_counted_as_they_are_stored",
+            'count(_quoted("", text)) + 2',
+            "count(text) + 2",
+            "retrieval/test_recall.py::test_lines_of_a_file_that_was_written_never_take_more_than_the_budget",
+        ),
+        (
+            "a_word_of_most_lines_chooses_among_them",
+            "power = count / (count + HALF_SENTENCES)",
+            "power = 0.0",
+            "retrieval/test_recall.py::test_a_word_of_most_lines_chooses_none_of_them",
         ),
     ),
     *_of(

@@ -27,7 +27,8 @@ from ctxfold.effects import Flow
 from ctxfold.effects import run as driven
 from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports
-from ctxfold.retrieval.recall import Passage, chosen, search
+from ctxfold.retrieval.passages import Passage, chosen
+from ctxfold.retrieval.search import search
 from ctxfold.session_state import index_entry
 from tests.benchmarks import agent_logs, coding_logs, recall_quality
 from tests.benchmarks.data import bfcl, plain

@@ -38,7 +38,8 @@ from ctxfold.history.records import MessageAdded
 from ctxfold.history.terms import records
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
-from ctxfold.retrieval.recall import SHORT_CHARS, Passage, chosen, render, search, sentence_scores, tokens_of
+from ctxfold.retrieval.passages import SHORT_CHARS, Passage, chosen, render, sentence_scores, tokens_of
+from ctxfold.retrieval.search import search
 from ctxfold.session_state import index_entry
 from ctxfold.testing import ModelServer
 from tests.support.driven import COUNTER
@@ -113,21 +114,21 @@ def test_documents_beside_the_index_are_ranked_as_if_they_stood_in_it(store: Any
     documents = [index_entry(n, user(text, id=f"m{n}")) for n, text in enumerate(texts, 1)]
     store.append(KEY, [], documents=documents[:3])
     ports = Ports(store, MessageCounter(COUNTER))
-    mixed = run(ranked(KEY, ("red", "box"), beside=live(documents[3:])), ports)
+    mixed = run(ranked(KEY, ("red", "box"), live_index=live(documents[3:])), ports)
     whole = MemoryStore()
     whole.append(KEY, [], documents=documents)
     assert mixed == run(ranked(KEY, ("red", "box")), Ports(whole, MessageCounter(COUNTER)))
     # one that was indexed by a compaction that was undone has its place once
-    twice = run(ranked(KEY, ("red", "box"), beside=live(documents[2:])), ports)[0]
+    twice = run(ranked(KEY, ("red", "box"), live_index=live(documents[2:])), ports)[0]
     assert [seq for seq, _ in twice] == [seq for seq, _ in mixed[0]]
 
 
 def test_a_rare_word_beside_a_large_index_is_found_first(store: Any) -> None:
     filled(store)
     newest = Document(MANY + 1, {"common": 1, "rare": 1, "other": 2}, 4)
-    found = run(ranked(KEY, ("common", "half", "rare"), beside=live([newest])), Ports(store, MessageCounter(COUNTER)))[
-        0
-    ]
+    found = run(
+        ranked(KEY, ("common", "half", "rare"), live_index=live([newest])), Ports(store, MessageCounter(COUNTER))
+    )[0]
     assert {seq for seq, _ in found[:3]} == {5, 8, MANY + 1}
 
 

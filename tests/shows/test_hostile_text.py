@@ -45,7 +45,7 @@ ANCHORED = frozenset(
         "ctxfold.compaction.statements._STAMP",
         "ctxfold.compaction.statements._SUBORDINATE",
         "ctxfold.history.terms._RULE",
-        "ctxfold.retrieval.recall._STAMP",
+        "ctxfold.history.passage_cache._STAMP",
         "ctxfold.compaction.verify._REFUSAL",
         "ctxfold.compaction.verify._CHAT_OPENING",
         "ctxfold.compaction.verify._ROLE_LINE",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ctxfold.effects import Flow, StoreCall, off_loop
+from ctxfold.engine.edit import entries_of_removed
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import ContextOverflowError, MessageError, SessionExistsError, SessionNotFoundError
 from ctxfold.events import MessagesRestored
@@ -35,7 +36,6 @@ from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, Role
 from ctxfold.protocols import Document, Ports, Store
 from ctxfold.retrieval.bm25 import ranked
-from ctxfold.retrieval.recall import taken_out
 from ctxfold.session_state import (
     OpenSession,
     append_decided,
@@ -79,7 +79,7 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
         return ()
     documents = yield from live_documents(open_session.view())
     visible = LiveIndex().with_messages((document.seq, document.terms) for document in documents)
-    ranking, weights, _ = yield from ranked(open_session.key, tuple(query_terms), beside=visible, probe=PROBE)
+    ranking, weights, _ = yield from ranked(open_session.key, tuple(query_terms), live_index=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
     for start in range(0, len(ranking), 4 * limit):
         scores = dict(ranking[start : start + 4 * limit])
@@ -309,7 +309,7 @@ def documents_of(key: SessionKey, records: Sequence[Record]) -> tuple[Document, 
         elif isinstance(body, MessageAdded) and body.shown is not None:
             documents_by_seq[record.seq] = index_entry(record.seq, body.message)
         elif isinstance(body, Cleared | MessageRemoved) and record.id not in state.undone:
-            removed = taken_out(state.view(), body, again=_replacements(by_id, body))
+            removed = entries_of_removed(state.view(), body, again=_replacements(by_id, body))
             documents_by_seq |= {d.seq: d for d in removed}
         state.apply((record,))
     return tuple(documents_by_seq.values())

@@ -48,12 +48,12 @@ from ctxfold.inspect.explain import conversation, ids_of, seen_by_user, with_hid
 from ctxfold.messages import ROLES, Message, Opaque, Role, content_key, validated
 from ctxfold.policy.settings import Policy, policy_for
 from ctxfold.protocols import Document, Store
-from ctxfold.retrieval.recall import taken_out
 from ctxfold.session_state import (
     OpenSession,
     append,
     append_decided,
     draft,
+    index_entry,
     load_without,
     originals,
     record_names,
@@ -85,7 +85,7 @@ def edit(
         if changed is None:
             return []
         done.append(changed[1])
-        unindexed[:] = taken_out(view, changed[0])
+        unindexed[:] = entries_of_removed(view, changed[0])
         return [draft(engine.ports, changed[0], record_id=record_id)]
 
     yield from append_decided(open_session, drafts, engine.ports, documents=lambda: unindexed)
@@ -262,7 +262,7 @@ def set_all(
         drafts.append(draft(engine.ports, Pinned(again)))
     view = open_session.view()
     removed_messages = tuple(e.message for e in (*(view.system if prompts else ()), *view.live))
-    documents = taken_out(view, cleared, again=frozenset(ids))
+    documents = entries_of_removed(view, cleared, again=frozenset(ids))
     yield from append(open_session, drafts, engine.ports, expect=expect, documents=documents)
     if removed_messages:
         engine.events.emit(Removed(open_session.key.session, removed_messages, "cleared"))
@@ -309,7 +309,7 @@ def _set_end(
         body = MessageRemoved(
             tuple(e.id for e in replaced_entries), replaced_by=tuple(names[m.id] for m in new_messages) or None
         )
-        documents = taken_out(view, body, again=names.keys())
+        documents = entries_of_removed(view, body, again=names.keys())
         drafts.append(draft(engine.ports, body))
     drafts += _added(engine, open_session, new_messages, names, waiting_turn=turn)
     if drafts:
@@ -543,3 +543,19 @@ def _place(live: Sequence[Entry], message_id: str) -> int:
             f"message {message_id!r} is not in the live conversation: another writer has removed it, see view().live"
         )
     return place
+
+
+def entries_of_removed(view: View, body: Body, *, again: Collection[str] = ()) -> tuple[Document, ...]:
+    """Returns index entries of the messages that the edit `body` removes from the view, without those that it adds `again`.
+
+    Superseded replies are not indexed; the originals of excerpts are in the index already.
+    """
+    match body:
+        case MessageRemoved(ids=ids, superseded=superseded) if not superseded:
+            removed = [e for e in view.live if e.id in ids]
+        case Cleared():
+            removed = list(view.live)
+        case _:
+            return ()
+    originals = (e for e in removed if e.message.kind == "message" and not e.shown_seq and e.id not in again)
+    return tuple(index_entry(e.seq, e.message) for e in originals)

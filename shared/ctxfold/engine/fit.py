@@ -18,7 +18,7 @@ from ctxfold.compaction.strategy import Strategy, SummarizerStrategy
 from ctxfold.compaction.tool_outputs import outputs_of
 from ctxfold.compaction.tool_summaries import prepare_pairs
 from ctxfold.effects import Flow, Start
-from ctxfold.engine.passages import PassageFitter
+from ctxfold.engine.recall import PassageFitter
 from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError
 from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
 from ctxfold.history.view import Entry, View

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
+import re
 import struct
 import sys
 import threading
@@ -29,6 +30,8 @@ from ctxfold.messages import Message, ToolCallPart
 SIZE = 256  # messages
 CHUNK_SENTENCES = 4  # that get a vector together
 LONG_ARGUMENTS = 320  # characters; shorter arguments of a tool call stay as they came
+
+_STAMP = re.compile(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\W\d_][^:\n\"'`{}()<>\[\]]{0,39}: )?")
 
 
 @dataclass(slots=True)
@@ -63,6 +66,12 @@ class Reading:
         """Returns the terms of the text, and those of the tool calls."""
         terms = [each for _, each in self.sentences]
         return frozenset[str]().union(*terms[: self._said]), frozenset[str]().union(*terms[self._said :])
+
+
+def stamp(text: str) -> str:
+    """Returns the time and the speaker with which a message's text begins, "" where it does not."""
+    match = _STAMP.match(text)
+    return match.group() if match else ""
 
 
 class PassageCache:

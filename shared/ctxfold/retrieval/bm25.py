@@ -37,22 +37,22 @@ def ranked(
     key: SessionKey,
     terms: Sequence[str],
     *,
-    beside: LiveIndex | None = None,
+    live_index: LiveIndex | None = None,
     probe: int | None = None,
     hits: Hits | None = None,
 ) -> Flow[Ranked]:
     """Ranks the documents with one of the terms.
 
-    Messages `beside` the archive count as if they were archived. `probe` is how many hits of each term are read first, and `hits`
+    Messages of `live_index` count as if they were archived. `probe` is how many hits of each term are read first, and `hits`
     are cached ones of the session. The result is exact while no term has more than FEW hits; otherwise a term too common to be
     read in full counts only in the best documents of the other terms, and the most common ones do not count.
     """
     probe = probe or max(LEAST_PROBE, min(PROBE, PROBED // max(1, len(terms))))
-    known_hits, beside = hits or Hits(), beside or LiveIndex()
+    known_hits, live_index = hits or Hits(), live_index or LiveIndex()
     first = yield from _newest(key, terms, probe, known_hits)
     common = [t for t in terms if len(first.by_term[t]) >= probe]
     if not common:
-        joined = _joined(first, first.by_term, beside)
+        joined = _joined(first, first.by_term, live_index)
         weights = idf(joined, frequencies(joined))
         return Ranked(bm25(joined, weights), weights, joined)
     guessed = frequencies(first, at_most=probe)
@@ -68,9 +68,9 @@ def ranked(
         by_term |= read.by_term
         known = known | frequencies(read, at_most=HITS)
     unread = [t for t in common if t not in rare]
-    sampled = _joined(first, {t: by_term.pop(t) for t in unread}, beside)
-    in_full = _joined(first, by_term, beside)
-    weights = idf(in_full, {t: n + len(beside.hits.get(t, ())) for t, n in known.items()})
+    sampled = _joined(first, {t: by_term.pop(t) for t in unread}, live_index)
+    in_full = _joined(first, by_term, live_index)
+    weights = idf(in_full, {t: n + len(live_index.hits.get(t, ())) for t, n in known.items()})
     exact = _scores(in_full, weights)
     best = best_first(_scores(sampled, weights, onto=exact))
     floor = MIN_GAIN * best[0][1]
@@ -78,7 +78,7 @@ def ranked(
     if looked_up:
         seqs = {seq for seq, _ in best[:LOOKED_UP]}
         hits_by_term = yield from _among(key, looked_up, sorted(seqs), known_hits)
-        sampled = _joined(first, {t: hits_by_term.get(t, ()) for t in unread}, beside)
+        sampled = _joined(first, {t: hits_by_term.get(t, ()) for t in unread}, live_index)
         best = best_first(_scores(sampled, weights, onto=exact))
     counted = {**in_full.by_term, **sampled.by_term}
     return Ranked(best, weights, Postings(in_full.documents, in_full.total_length, counted))
@@ -117,16 +117,19 @@ def sizes(key: SessionKey, seqs: Sequence[int], hits: Hits) -> Flow[tuple[tuple[
     return size, {seq: length for seq, length in known.items() if length is not None}
 
 
-def _joined(size: Postings, by_term: Mapping[str, tuple[Hit, ...]], beside: LiveIndex) -> Postings:
-    """Returns the hits with those of the messages `beside`; one that is archived as well counts once."""
-    if not beside.lengths:
+def _joined(size: Postings, by_term: Mapping[str, tuple[Hit, ...]], live_index: LiveIndex) -> Postings:
+    """Returns the hits with those of the messages that are not archived; one that is archived as well counts once."""
+    if not live_index.lengths:
         return Postings(size.documents, size.total_length, by_term)
     joined: dict[str, tuple[Hit, ...]] = {}
     for term, hits in by_term.items():
-        new = beside.hits.get(term, ())
-        newer = not (new and hits) or hits[-1][0] < new[0][0]  # nearly always: what is beside the archive is newer
+        new = live_index.hits.get(term, ())
+        newer = not (new and hits) or hits[-1][0] < new[0][0]  # nearly always: what is not archived is newer
         joined[term] = (*hits, *new) if newer else tuple(sorted({*hits, *new}))
-    documents, total_length = size.documents + len(beside.lengths), size.total_length + sum(beside.lengths.values())
+    documents, total_length = (
+        size.documents + len(live_index.lengths),
+        size.total_length + sum(live_index.lengths.values()),
+    )
     return Postings(documents, total_length, joined)
 
 

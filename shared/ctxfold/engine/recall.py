@@ -15,7 +15,8 @@ from ctxfold.messages import Message, is_question
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.embeddings import near_chunks
-from ctxfold.retrieval.recall import Passage, chosen, render, search, tokens_of
+from ctxfold.retrieval.passages import Passage, chosen, render, tokens_of
+from ctxfold.retrieval.search import search
 from ctxfold.session_state import OpenSession, Stage
 
 _log = logging.getLogger("ctxfold")
@@ -134,7 +135,7 @@ class PassageFitter:
                 likeness=likeness,
                 readings=open_session.passage_cache,
                 older=older,
-                context=_beside_excerpts(view, tail),
+                context=_speakers_for_excerpts(view, tail),
                 reaching=_works_with_tools(view),
             )
             return (yield from chosen(matches, share_tokens, counter, now_s=now_s))
@@ -148,7 +149,7 @@ def _works_with_tools(view: View) -> bool:
     return any(e.message.role == "tool" for e in newest)
 
 
-def _beside_excerpts(view: View, tail: Container[int]) -> list[Entry]:
+def _speakers_for_excerpts(view: View, tail: Container[int]) -> list[Entry]:
     """Returns what users and models said, before the question, beside tool outputs that are excerpts; without any, nothing.
 
     Messages of the `tail` that may give way are left out.
