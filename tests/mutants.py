@@ -151,7 +151,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "nobody_speaks_for_an_excerpt",
             "context=_speakers_for_excerpts(view, tail),",
             "context=(),",
-            "retrieval/test_recall_speakers_for_excerpts.py",
+            "retrieval/test_recall_beside_excerpts.py",
         ),
         (
             "an_agents_commands_bring_passages_too",
@@ -427,7 +427,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "usual_words_of_commands_ask_for_the_outputs_beside",
             "if times[roles[seq]] <= most[roles[seq]]:",
             "if seq:",
-            "retrieval/test_recall_speakers_for_excerpts.py::test_words_of_every_command_and_call_bring_no_output",
+            "retrieval/test_recall_beside_excerpts.py::test_words_of_every_command_and_call_bring_no_output",
         ),
         (
             "a_page_number_asks_for_an_output_with_that_number",
@@ -439,7 +439,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "visible_messages_are_recalled",
             "_mixed(by_words, by_meaning).items() if seq not in visible}",
             "_mixed(by_words, by_meaning).items()}",
-            "retrieval/test_recall_speakers_for_excerpts.py::test_nobody_but_the_output_is_recalled",
+            "retrieval/test_recall_beside_excerpts.py::test_nobody_but_the_output_is_recalled",
         ),
         (
             "a_message_is_whole_in_a_third_of_the_room_only",
@@ -487,13 +487,13 @@ MUTANTS: tuple[Mutant, ...] = (
             "results_far_behind_their_calls_have_no_call",
             "for n in {*range(1, STEPS_BEFORE + 1), steps})",
             "for n in range(1, STEPS_BEFORE + 1))",
-            "retrieval/test_recall_speakers_for_excerpts.py",
+            "retrieval/test_recall_beside_excerpts.py",
         ),
         (
             "what_is_said_before_an_output_does_not_count",
             "(terms - by_chance).union(*before)",
             "(terms - by_chance)",
-            "retrieval/test_recall_speakers_for_excerpts.py",
+            "retrieval/test_recall_beside_excerpts.py",
         ),
         (
             "words_that_every_call_has_ask_for_one_of_them",
