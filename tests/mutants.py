@@ -562,6 +562,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "session_state.py",
         (
+            "an_error_names_the_window_in_our_own_tokens",
+            "configured = self.own_rules().context_window if context_window is None else context_window",
+            "configured = taken = self.rules(context_window).context_window",
+            "engine/test_calibration.py",
+        ),
+        (
             "a_session_leaves_memory_in_spite_of_a_request",
             "            self.in_flight\n",
             "            set[str]()\n",

@@ -273,6 +273,18 @@ class OpenSession:
         rules = own if context_window is None else resized(own, context_window)
         return with_known_limit(rules, self.state.calibrations.get(self.model))
 
+    def described_window(self, context_window: int | None = None) -> str:
+        """Returns the window that was configured, for an error message, and what was learnt of the model where that differs."""
+        configured = self.own_rules().context_window if context_window is None else context_window
+        taken = self.window_rules(context_window).context_window
+        counted = self.rules(context_window).context_window
+        learnt = [f"the model takes no more than {taken}"] if taken != configured else []
+        if counted != taken:
+            learnt.append(
+                f"{counted} by ctxfold's count, as the model counts {taken / counted:.2f} times as many tokens"
+            )
+        return f"{configured} ({', '.join(learnt)})" if learnt else str(configured)
+
     def own_rules(self) -> Policy:
         """Returns the stored policy with the window that this engine was given, unless a window was set at run time.
 

@@ -5,18 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ctxfold import (
     AgentContext,
     BackendCapabilities,
+    BackendError,
+    ContextOverflowError,
+    CtxError,
     Event,
     MessageCounter,
+    MessageTooLargeError,
     OpenAIChatBackend,
+    PinBudgetError,
     PromptTruncated,
     RatioCounter,
     Reply,
     Request,
     ScriptedBackend,
+    ToolSpec,
     Usage,
     assistant,
 )
@@ -24,7 +33,7 @@ from ctxfold.history.calibration import calibrated, observed, was_truncated
 from ctxfold.history.records import Calibrated
 from ctxfold.policy.settings import policy_for
 from ctxfold.testing import ModelServer
-from tests.support.driven import COUNTER, context
+from tests.support.driven import COUNTER, context, scripted, turns
 
 
 def test_after_three_replies_the_estimate_is_within_five_percent(tmp_path: Path) -> None:
@@ -127,3 +136,43 @@ def test_one_good_guess_does_not_end_the_caution_after_a_bad_one() -> None:
         for _ in range(3):
             ctx.send("a question with a number of words around it " * 8)
         assert ctx.usage().budget_tokens < budget / (1.15 * 1.1), "the estimate is 1.15, and its upper bound is higher"
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (MessageTooLargeError, lambda ctx: ctx.send("word " * 900)),
+        (
+            MessageTooLargeError,
+            lambda ctx: ctx.send("hi", tools=(ToolSpec("look", "word " * 900, {"type": "object"}),)),
+        ),
+        (ContextOverflowError, lambda ctx: ctx.send("hi", max_tokens=1_990)),
+        (ContextOverflowError, lambda ctx: ctx.send("word " * 500, auto_compact=False)),
+        (PinBudgetError, lambda ctx: ctx.pin(*(f"u{i}" for i in range(6)))),
+    ],
+)
+def test_errors_name_the_configured_window_and_what_was_learnt(error: type[CtxError], refused: Any) -> None:
+    """The window in our own tokens, after a model that counts more than we do, is a number that nobody has set."""
+    with context(Reporting(2.5), context_window=2_000) as ctx:
+        ctx.send("a question with a number of words around it " * 8)
+        ctx.add(turns(6, words=20))
+        learnt = r"2000 \(8\d\d by ctxfold's count, as the model counts 2\.\d\d times as many tokens\)"
+        with pytest.raises(error, match=learnt):
+            refused(ctx)
+
+
+def test_an_error_names_the_window_that_the_model_has_reported() -> None:
+    full = BackendError("too long", kind="context_overflow", limit_tokens=1_000)
+    with (
+        context(scripted(full), context_window=200_000) as ctx,
+        pytest.raises(MessageTooLargeError, match=r"window of 200000 \(the model takes no more than 1000\) has for"),
+    ):
+        ctx.send("word " * 1_500)
+
+
+def test_an_error_names_the_window_alone_where_nothing_was_learnt() -> None:
+    with (
+        context(context_window=2_000) as ctx,
+        pytest.raises(MessageTooLargeError, match="of the window of 2000 are free"),
+    ):
+        ctx.send("word " * 1_900)

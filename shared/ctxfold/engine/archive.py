@@ -166,9 +166,8 @@ def _check_room(
     needed, rules = open_session.state.tokens + more, open_session.rules()
     if needed > rules.budget_tokens:
         raise ContextOverflowError(
-            f"with the restored messages, the session would need {needed} tokens, the budget is {rules.budget_tokens}: "
-            "restore fewer messages, "
-            "compact first or raise context_window"
+            f"with the restored messages, the session would need {needed} tokens, the budget is {rules.budget_tokens} of a "
+            f"window of {open_session.described_window()}: restore fewer messages, compact first or raise context_window"
         )
 
 

@@ -404,14 +404,14 @@ def pin(engine: Engine, open_session: OpenSession, ids: Sequence[str]) -> Flow[N
     ids = yield from ids_of(open_session, ids)
 
     def pinned(state: SessionState) -> list[Draft]:
-        _check_pins(state, ids, open_session.rules())
+        _check_pins(state, ids, open_session)
         return [draft(engine.ports, Pinned(tuple(ids)))]
 
     yield from append_decided(open_session, pinned, engine.ports)
     engine.events.emit(PinsChanged(open_session.key.session, tuple(open_session.state.pins)))
 
 
-def _check_pins(state: SessionState, ids: Sequence[str], rules: Policy) -> None:
+def _check_pins(state: SessionState, ids: Sequence[str], open_session: OpenSession) -> None:
     entries = state.live
     places = {e.id: i for i, e in enumerate(entries)}
     for message_id in ids:
@@ -423,10 +423,12 @@ def _check_pins(state: SessionState, ids: Sequence[str], rules: Policy) -> None:
     pins = {*state.pins, *ids}
     pinned = {e.id: e for i in map(places.get, pins) if i is not None for e in entries[slice(*round_of(entries, i))]}
     tokens = sum(e.tokens for e in pinned.values())
+    rules = open_session.rules()
     limit = int(rules.pin_ratio * rules.budget_tokens)
     if tokens > limit:
         raise PinBudgetError(
-            f"pinned messages would take {tokens} tokens, their share is {limit}: unpin some or raise context_window"
+            f"pinned messages would take {tokens} tokens, their share is {limit} of a window of "
+            f"{open_session.described_window()}: unpin some or raise context_window"
         )
 
 
@@ -478,8 +480,8 @@ def undo(engine: Engine, open_session: OpenSession) -> Flow[None]:
     rules = open_session.rules()
     if before.view().tokens > rules.budget_tokens:
         raise ContextOverflowError(
-            f"after the undo, the session would need {before.view().tokens} tokens, the budget is {rules.budget_tokens}: "
-            "raise context_window first"
+            f"after the undo, the session would need {before.view().tokens} tokens, the budget is {rules.budget_tokens} "
+            f"of a window of {open_session.described_window()}: raise context_window first"
         )
     yield from revert(engine, open_session, targets)
     engine.events.emit(EditUndone(open_session.key.session))

@@ -115,7 +115,7 @@ class Engine:
         if reread:
             record_opened(cached=open_session is not None)
         if open_session is None:
-            self._check_prompts(prompts or (), self.rules)
+            self._check_prompts(prompts or (), self.rules, str(self.rules.context_window))
             open_session = yield from self._open_new(key, create)
         if prompts is not None:
             yield from self._set_prompts(open_session, prompts)
@@ -170,18 +170,18 @@ class Engine:
         """
         if open_session.view().prompts == tuple(prompts):
             return
-        self._check_prompts(prompts, open_session.rules())
+        self._check_prompts(prompts, open_session.rules(), open_session.described_window())
         yield from append_decided(
             open_session, lambda state: [draft(self.ports, body) for body in prompt_changes(state, prompts)], self.ports
         )
 
-    def _check_prompts(self, prompts: Sequence[str], rules: Policy) -> None:
+    def _check_prompts(self, prompts: Sequence[str], rules: Policy, window: str) -> None:
         tokens = sum(self.ports.counter.count(validated(system(text, id="prompt"))) for text in prompts)
         free_tokens = rules.budget_tokens - tokens
         if prompts and free_tokens < LEAST_BUDGET_TOKENS:
             raise WindowTooSmallError(
                 f"the system prompt has {tokens} tokens and the reply reserve {rules.reply_reserve_tokens}, "
-                f"the window is {rules.context_window}: {max(0, free_tokens)} are left, and a short question "
+                f"the window is {window}: {max(0, free_tokens)} are left, and a short question "
                 f"needs {LEAST_BUDGET_TOKENS}; shorten the prompt or raise context_window"
             )
 

@@ -176,12 +176,12 @@ class WindowFitter:
 
         `reply_tokens` of them are what the reply may take beyond the reserve.
         """
-        budget_tokens = stage.rules.budget_tokens
+        budget_tokens, window = stage.rules.budget_tokens, open_session.described_window(stage.context_window)
         reason = "automatic compaction is off"
         for _ in range(FIT_TRIES if may_compact else 0):
             if stage.view.tokens + overhead_tokens <= budget_tokens:
                 break
-            if (error := _too_large(stage.view, overhead_tokens, stage.rules, reply_tokens)) is not None:
+            if (error := _too_large(stage, overhead_tokens, reply_tokens, window)) is not None:
                 raise error  # no compaction could help: nothing is written
             outcome = yield from self._compact(open_session, stage, "must_fit", overhead_tokens=overhead_tokens)
             reason, epoch = outcome.reason, stage.view.epoch
@@ -189,7 +189,7 @@ class WindowFitter:
             if not outcome.compacted and stage.view.epoch == epoch:
                 break
         if stage.view.tokens + overhead_tokens > budget_tokens:
-            raise _overflow(stage.view, overhead_tokens, stage.rules, reason, reply_tokens)
+            raise _overflow(stage, overhead_tokens, reason, reply_tokens, window)
         return stage
 
     def _section_text(
@@ -438,26 +438,27 @@ def _question_id(open_session: OpenSession) -> str:
     return f"asked:{open_session.state.compactions}.{open_session.state.turns}"
 
 
-def _too_large(view: View, overhead_tokens: int, rules: Policy, reply_tokens: int) -> BudgetError | None:
+def _too_large(stage: Stage, overhead_tokens: int, reply_tokens: int, window: str) -> BudgetError | None:
     """Returns the error for a question, or an output that is never shortened, that does not fit even alone.
 
-    A question that has its answer gives way like any other message.
+    A question that has its answer gives way like any other message. `window` describes the window in the message.
     """
+    rules, view = stage.rules, stage.view
     question = newest_question(view)
     newest, alone = _beside_newest_user(view, overhead_tokens)
     if question is None or newest is None or alone <= rules.budget_tokens:
-        return _excluded_too_large(view, alone, rules) if rules.exclude_tools else None
+        return _excluded_too_large(view, alone, rules, window) if rules.exclude_tools else None
     if alone - reply_tokens <= rules.budget_tokens:
         asked = rules.reply_reserve_tokens + reply_tokens
         return ContextOverflowError(
             f"max_tokens asks for a reply of {asked} tokens; with system prompt, tools and the newest user message, of "
             f"{newest.tokens} tokens, the request needs {alone + rules.reply_reserve_tokens}, the window is "
-            f"{rules.context_window}: lower max_tokens, or raise context_window"
+            f"{window}: lower max_tokens, or raise context_window"
         )
     return MessageTooLargeError(
         f"the newest user message {newest.id!r} has {newest.tokens} tokens, the system prompt "
         f"{alone - newest.tokens - overhead_tokens}, tools and what else is sent {overhead_tokens}: together {alone} of "
-        f"{rules.budget_tokens} that the window of {rules.context_window} has for the prompt: shorten the largest of them, give "
+        f"{rules.budget_tokens} that the window of {window} has for the prompt: shorten the largest of them, give "
         "fewer tools, or raise context_window"
     )
 
@@ -475,7 +476,7 @@ def _beside_newest_user(view: View, overhead_tokens: int) -> tuple[Entry | None,
     return newest, sum(e.tokens for e in view.system) + overhead_tokens + (newest.tokens if newest else 0)
 
 
-def _excluded_too_large(view: View, fixed_tokens: int, rules: Policy) -> MessageTooLargeError | None:
+def _excluded_too_large(view: View, fixed_tokens: int, rules: Policy, window: str) -> MessageTooLargeError | None:
     """Returns the error for a newest round that does not fit, and that outputs of `exclude_tools` keep from being shortened.
 
     `fixed_tokens` are those of the system prompts, the newest user message and what else the request holds.
@@ -493,14 +494,15 @@ def _excluded_too_large(view: View, fixed_tokens: int, rules: Policy) -> Message
     return MessageTooLargeError(
         f"the tool output {largest.id!r} has {largest.tokens} tokens and is shown whole, because its tool is in exclude_tools; "
         f"with system prompt, tools and question, the newest calls and their outputs take {needed} of {rules.budget_tokens} that "
-        f"the window of {rules.context_window} has for the prompt: let the tool return less, take it out of exclude_tools before "
+        f"the window of {window} has for the prompt: let the tool return less, take it out of exclude_tools before "
         "it is called, or raise context_window"
     )
 
 
-def _overflow(view: View, overhead_tokens: int, rules: Policy, reason: str, reply_tokens: int) -> BudgetError:
+def _overflow(stage: Stage, overhead_tokens: int, reason: str, reply_tokens: int, window: str) -> BudgetError:
     """Returns the error for a view that cannot be made to fit: its newest user message alone, or everything together."""
-    return _too_large(view, overhead_tokens, rules, reply_tokens) or ContextOverflowError(
-        f"the request needs {view.tokens + overhead_tokens + rules.reply_reserve_tokens} tokens, the window is "
-        f"{rules.context_window} ({reason}): raise context_window, unpin messages or call compact()"
+    needed = stage.view.tokens + overhead_tokens + stage.rules.reply_reserve_tokens
+    return _too_large(stage, overhead_tokens, reply_tokens, window) or ContextOverflowError(
+        f"the request needs {needed} tokens, the window is {window}; {reason}: raise context_window, unpin messages or call "
+        "compact()"
     )

@@ -324,7 +324,7 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
             yield from engine.fitter.maintain(open_session, stage, idle_s=idle_s, auto_compact=options.auto_compact)
         stage = open_session.stage(None, options.context_window)
     yield from engine.count_long(placed.messages)
-    _check_size(engine, stage, placed.messages)
+    _check_size(engine, open_session, stage, placed.messages)
     added = yield from engine.add(
         open_session,
         placed.messages,
@@ -342,7 +342,7 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
     return added.turn_id or new.turn_id or attempt.new_turn
 
 
-def _check_size(engine: Engine, stage: Stage, messages: Sequence[Message]) -> None:
+def _check_size(engine: Engine, open_session: OpenSession, stage: Stage, messages: Sequence[Message]) -> None:
     """Raises MessageTooLargeError when the newest user message does not fit beside the system prompt.
 
     Only the newest question has to stay whole: an older one that does not fit gives way like any other message.
@@ -351,9 +351,10 @@ def _check_size(engine: Engine, stage: Stage, messages: Sequence[Message]) -> No
     question = next((m for m in reversed(messages) if is_question(m)), None)
     tokens = engine.ports.counter.count(question) if question is not None else 0
     if tokens + system_tokens > rules.budget_tokens:
+        window = open_session.described_window(stage.context_window)
         raise MessageTooLargeError(
             f"the message has {tokens} tokens and the system prompt {system_tokens}, but only {rules.budget_tokens} of the "
-            f"window's {rules.context_window} are free for the prompt: shorten it or raise context_window"
+            f"window of {window} are free for the prompt: shorten it or raise context_window"
         )
 
 

@@ -417,7 +417,8 @@ def _check_pins(engine: Engine, open_session: OpenSession, lines: Sequence[Line]
     pinned_tokens |= {line.message.id: engine.ports.counter.count(line.message) for line in lines if line.pinned}
     if sum(pinned_tokens.values()) > limit and any(line.pinned for line in lines):
         raise PinBudgetError(
-            f"pinned messages would take {sum(pinned_tokens.values())} tokens, their share is {limit}: raise context_window, "
+            f"pinned messages would take {sum(pinned_tokens.values())} tokens, their share is {limit} of a window of "
+            f"{open_session.described_window()}: raise context_window, "
             'or take "pinned" out of some lines (nothing was imported)'
         )
 

@@ -21,7 +21,6 @@ from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.sections import Placed, SectionNote, section, section_note
 from ctxfold.history.view import View
 from ctxfold.messages import Message
-from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Ports, TokenCounter
 from ctxfold.sections.section import KINDS, OTHER, EngineSource, Item, Items, Query, Section
 from ctxfold.session_state import OpenSession, Stage
@@ -229,7 +228,7 @@ def fill(
             filled.append(section_or_reason)
         elif section_or_reason:
             events.append(SectionSkipped(key.session, each.kind, section_or_reason))
-    _check_whole(stage.rules, [f for f in filled if f.section.whole], required_tokens)
+    _check_whole(open_session, stage, [f for f in filled if f.section.whole], required_tokens)
     return tuple(filled), tuple(events)
 
 
@@ -250,13 +249,14 @@ def _share_or_reason(optional: Section, budget_tokens: int, room_tokens: int, us
     return share
 
 
-def _check_whole(rules: Policy, filled: Sequence[Filled], room_tokens: int) -> None:
+def _check_whole(open_session: OpenSession, stage: Stage, filled: Sequence[Filled], room_tokens: int) -> None:
     needed = sum(f.tokens for f in filled)
     if needed > room_tokens > 0:  # where there is no room at all, the question is what is too large
         sizes = " and ".join(f"{f.section.kind!r} {f.tokens}" for f in filled)
         raise WindowTooSmallError(
             f"the required sections take {sizes} tokens; beside system prompt, tools and the newest question the window of "
-            f"{rules.context_window} has {room_tokens} for them: shorten them or raise context_window (token_limit)"
+            f"{open_session.described_window(stage.context_window)} has {room_tokens} for them: shorten them or raise "
+            "context_window (token_limit)"
         )
 
 
