@@ -1,4 +1,4 @@
-"""Step 7, item A6: two LLMs of one session have each its own window, whichever was asked first."""
+"""What an LLM says of its window and how it counts: two LLMs of one session, runs without one, and an LLM beside a memory."""
 
 from __future__ import annotations
 
@@ -7,20 +7,32 @@ from typing import Any
 
 import httpx
 import pytest
+from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.memory import ChatMemoryBuffer
 
-from ctxfold import BudgetError
+from ctxfold import BudgetError, RatioCounter
 from ctxfold.testing import ModelServer, Scripted
-from llamaindex_ctx import ContextLLM, with_context
+from llamaindex_ctx import ContextLLM, CtxMemory, with_context
 from tests.llamaindex.served_llm import stock_llm
 from tests.llamaindex.thinking import foreign
 
+pytestmark = [
+    # workflows ask every attribute of an agent, pydantic's deprecated ones too
+    pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect"),
+    pytest.mark.filterwarnings("ignore:is_running called from within a step:DeprecationWarning"),
+]
 SHORT = "Which of the rooms is free? " * 30
 LONG = "The room on the left is free from nine to ten, the one on the right after that. " * 180  # about 3,600 tokens
 
 
 def answering(body: Any) -> Scripted:
     return Scripted("It has been read. " + "It is a long story. " * 20)
+
+
+def answering_in_japanese(body: Any) -> Scripted:
+    return Scripted("はい、承知しました。番号を控えました。" * 3)
 
 
 @pytest.mark.parametrize("big_first", [False, True])
@@ -65,3 +77,37 @@ async def test_a_run_begins_with_what_earlier_runs_have_learnt(way: str) -> None
         assert len(answered) == 4 + 1
         llm.close()
         client.close()
+
+
+class Dense:
+    """Counts of a model whose tokens are shorter than ours, as those of small models are in Japanese."""
+
+    def count(self, text: str) -> int:
+        return int(2.2 * RatioCounter().count(text)) + 1
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_wrapped_llm_beside_a_memory_learns_how_the_model_counts(streaming: bool) -> None:
+    question = "東京の倉庫にある荷物の番号は{}です。明日の朝までに確認してください。ありがとうございます。"
+    async with (
+        ModelServer(script=answering_in_japanese, context_window=2_000, counter=Dense()) as server,
+        stock_llm(server, context_window=2_000, max_tokens=200, max_retries=0) as inner,
+    ):
+        with (
+            with_context(inner) as llm,
+            CtxMemory.from_defaults(context_window=2_000, counter=RatioCounter()) as memory,
+        ):
+            agent = FunctionAgent(llm=llm, tools=[], streaming=streaming)
+            for number in range(30):
+                await agent.run(question.format(number), memory=memory)
+            assert len(memory.get_all()) == 60, "every question has its answer"
+
+
+async def test_llamaindex_gives_a_memory_no_usage() -> None:
+    """Where this fails, LlamaIndex does: `CtxMemory` can learn from the replies of any LLM then, as docs/llamaindex.md denies."""
+    async with ModelServer(script=answering, context_window=8_000) as server, stock_llm(server) as llm:
+        by_engine, by_agent = ChatMemoryBuffer.from_defaults(), ChatMemoryBuffer.from_defaults()
+        await SimpleChatEngine.from_defaults(llm=llm, memory=by_engine).achat("Hello?")
+        await FunctionAgent(llm=llm, tools=[], streaming=False).run("Hello?", memory=by_agent)
+        for memory in (by_engine, by_agent):
+            assert [(m.role.value, m.additional_kwargs) for m in memory.get_all()] == [("user", {}), ("assistant", {})]
