@@ -200,6 +200,20 @@ def test_export_and_import_give_the_same_session(ctxfold: Run, tmp_path: Path, s
     assert (again.code, "into a new name" in again.err) == (1, True)
 
 
+def test_a_file_named_by_a_dash_is_the_output(ctxfold: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is in it, and no file has that name."""
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    ctxfold("export", "ann", str(tmp_path / "ann.jsonl"))
+    for more in ((), ("--json",)):
+        assert ctxfold("export", "ann", "-", *more).out == (tmp_path / "ann.jsonl").read_text(encoding="utf-8")
+        page = ctxfold("inspect", "ann", "--html", "-", *more).out
+        assert (page.startswith("<!doctype html>"), page.endswith("</html>\n")) == (True, True)
+    missing = ctxfold("export", "nobody", "-")
+    assert (missing.code, missing.out) == (3, "")
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "ann.jsonl"])
+
+
 def test_import_of_bare_messages(ctxfold: Run, tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text('{"role": "user", "content": "hi"}\n{"role": "assistant", "content": "hello"}\n', encoding="utf-8")
@@ -305,7 +319,7 @@ def test_failures_as_json(ctxfold: Run) -> None:
 def test_every_command_on_the_page_works(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     lines = [line for line in page.splitlines() if line.startswith("ctxfold ")]
-    assert len(lines) == 25
+    assert len(lines) == 26
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CTXFOLD_STORE", store)
     with context(store=store, session_id="chat-1", context_window=1_500) as ctx:

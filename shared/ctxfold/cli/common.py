@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -88,6 +89,27 @@ def progress() -> Console:
 def shown(text: str) -> str:
     """Returns text that is safe for a terminal, without escape sequences and invisible characters."""
     return neutral(text)
+
+
+def is_stdout(file: Path | None) -> bool:
+    """Returns True for `-`, the name that stands for the standard output."""
+    return str(file) == "-"
+
+
+@contextmanager
+def output_file(file: Path) -> Generator[Path, None, None]:
+    """Yields the file to write; for `-` one of its own, which is written to stdout when it is complete."""
+    if not is_stdout(file):
+        yield file
+        return
+    with TemporaryDirectory() as folder:
+        complete = Path(folder, "output")
+        yield complete
+        content = complete.read_bytes()
+    if sys.stdout.isatty():
+        content = shown(content.decode()).encode()
+    sys.stdout.buffer.write(content)
+    sys.stdout.flush()
 
 
 def print_json(value: object) -> None:

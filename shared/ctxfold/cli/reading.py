@@ -18,9 +18,11 @@ from ctxfold.cli.common import (
     Name,
     Owner,
     StoreUrl,
+    is_stdout,
     moment,
     opened,
     output,
+    output_file,
     print_json,
     progress,
     session,
@@ -198,7 +200,9 @@ def inspect(
     name: Name,
     store: StoreUrl,
     owner: Owner = OWNER,
-    html: Annotated[Path | None, typer.Option("--html", help="write one self-contained HTML page")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="write one self-contained HTML page; - writes it to the output")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Report on a session: its window, its events, and the place of every message."""
@@ -206,7 +210,10 @@ def inspect(
         with progress().status("reading"):
             inspection = context.inspect()
         if html is not None:
-            write_lines(html, [inspection.page().rstrip()])
+            with output_file(html) as path:
+                write_lines(path, [inspection.page().rstrip()])
+        if is_stdout(html):
+            return
         if as_json:
             print_json(inspection.to_dict())
         else:

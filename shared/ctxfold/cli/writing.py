@@ -20,8 +20,10 @@ from ctxfold.cli.common import (
     Owner,
     StoreUrl,
     age,
+    is_stdout,
     opened,
     output,
+    output_file,
     print_json,
     progress,
     session,
@@ -114,7 +116,9 @@ def fork(
 
 def export(
     name: Name,
-    file: Annotated[Path, typer.Argument(help="the file to write; it appears only when complete")],
+    file: Annotated[
+        Path, typer.Argument(help="the file to write; it appears only when complete. - writes to the output")
+    ],
     store: StoreUrl,
     owner: Owner = OWNER,
     zone: Annotated[str, typer.Option("--zone", help=", ".join(Zones))] = "all",
@@ -123,8 +127,10 @@ def export(
 ) -> None:
     """Write a session as JSON lines; zone "all" writes the whole session, which `import` restores."""
     with within(as_json=as_json), session(store, name, owner) as context:
-        with progress().status("writing"):
-            lines = context.export_jsonl(file, zone=cast("Zone", zone), native=native)
+        with output_file(file) as path, progress().status("writing"):
+            lines = context.export_jsonl(path, zone=cast("Zone", zone), native=native)
+        if is_stdout(file):
+            return
         payload = {"file": str(file), "lines": lines}
         print_json(payload) if as_json else output().print(f"{lines} lines in {file}")
 
