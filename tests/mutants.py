@@ -295,6 +295,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/calibrate.py",
         (
+            "counts_of_turns_that_another_process_has_ended_are_kept",
+            "        counts.pop(closed, None)\n",
+            "        pass\n",
+            "langchain/test_reported_counts.py::test_a_count_is_forgotten_when_another_process_has_ended_the_turn",
+        ),
+        (
             "an_overflow_teaches_nothing",
             "    if learnt is not None:\n        yield from append(",
             "    if learnt is not None and not learnt.model:\n        yield from append(",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from langchain_core.tools import tool
 
 from ctxfold import AgentContext
 from langchain_ctx import ContextNode, CtxChatMessageHistory, token_counter
+from tests.support.open_sessions import opened
 
 WINDOW = 1_000
 TURNS = 40
@@ -133,3 +135,18 @@ def test_a_tool_round_teaches_too() -> None:
         kept.append(look.invoke({**call, "type": "tool_call"}).model_copy(update={"id": f"t{number}"}))
         kept.append(AIMessage(str(number), id=f"b{number}"))  # returned directly: no request, no usage
     assert len(model.asked) == TURNS
+
+
+def test_a_count_is_forgotten_when_another_process_has_ended_the_turn(tmp_path: Path) -> None:
+    """Two workers serve one conversation in turns, as behind a load balancer: each reply comes to the one that did not ask."""
+    url = f"sqlite:///{tmp_path / 'chat.db'}"
+    workers = [ContextNode(context_window=WINDOW, store=url) for _ in range(2)]
+    kept: list[BaseMessage] = []
+    for number in range(SMALL):
+        fit = workers[number % 2]
+        kept.append(HumanMessage(told(number), id=f"h{number}"))
+        fit.invoke(kept, {"configurable": {"thread_id": "t"}})
+        assert len(opened(fit.context("t")).sent_counts) == 1, "that of the request that was made now"
+        kept.append(AIMessage("Noted.", id=f"a{number}"))
+    for fit in workers:
+        fit.close()
