@@ -1277,7 +1277,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_can_never_fit_is_compacted",
-            "if (error := _too_large(stage.view, overhead_tokens, stage.rules, reply_tokens)) is not None:",
+            "if (error := _too_large(stage, overhead_tokens, reply_tokens, window)) is not None:",
             "if (error := _too_large(stage.view, overhead_tokens, stage.rules, reply_tokens)) is not None and budget_tokens < 0:",
             "engine/test_overflow.py::test_what_no_compaction_could_help_is_not_compacted",
         ),
