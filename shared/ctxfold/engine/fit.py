@@ -92,7 +92,7 @@ class WindowFitter:
         may_compact = rules.auto_compact if auto_compact is None else auto_compact
         if may_compact:
             stage = yield from self._compact_early(open_session, stage, overhead_tokens)
-        coming = _coming_message(open_session, stage.view, question) if question else None
+        new_question = _new_question(open_session, stage.view, question) if question else None
         if sections is None:
             sections = [s for s in self.sections if question is not None or s.lifetime == "request"]
         travelling = sections if recall else ()
@@ -100,30 +100,30 @@ class WindowFitter:
         optional = [s for s in travelling if not s.required]
         texts: list[str] = []
         if required:
-            text = yield from self._required_text(open_session, stage, required, coming, overhead_tokens)
+            text = yield from self._required_text(open_session, stage, required, new_question, overhead_tokens)
             texts = [text] if text else []
             overhead_tokens += count(text) + FRAME_TOKENS if text else 0
             open_session.overhead_tokens = overhead_tokens  # triggers have to see it too
             stage = open_session.with_new_view(stage)
-        if coming is not None:
-            overhead_tokens += self.ports.counter.count(coming)
+        if new_question is not None:
+            overhead_tokens += self.ports.counter.count(new_question)
         if stage.view.tokens + overhead_tokens > rules.budget_tokens:
             stage = yield from self._fitted(
                 open_session, stage, overhead_tokens, reply_tokens=reply_tokens, may_compact=may_compact
             )
-        asking = coming or newest_question(stage.view)
-        if recall and asking is not None:
-            beside_tokens = overhead_tokens + (0 if texts else FRAME_TOKENS)
+        to_answer = new_question or newest_question(stage.view)
+        if recall and to_answer is not None:
+            other_tokens = overhead_tokens + (0 if texts else FRAME_TOKENS)
             reserved_tokens = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
-            room_tokens = rules.budget_tokens - stage.view.tokens - beside_tokens
+            room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens
             view, recalled = yield from self.passages.fit(
-                open_session, stage, asking, room_tokens - reserved_tokens, whole_tail=whole_tail
+                open_session, stage, to_answer, room_tokens - reserved_tokens, whole_tail=whole_tail
             )
             stage = replace(stage, view=view)
             texts.append(recalled)
             if optional:
-                room_tokens = rules.budget_tokens - stage.view.tokens - beside_tokens - count(recalled)
-                texts.append((yield from self._section_text(open_session, stage, optional, asking, room_tokens)))
+                room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens - count(recalled)
+                texts.append((yield from self._section_text(open_session, stage, optional, to_answer, room_tokens)))
         return Window(stage.view, "\n\n".join(t for t in texts if t))
 
     def _compact_early(self, open_session: OpenSession, stage: Stage, overhead_tokens: int) -> Flow[Stage]:
@@ -159,12 +159,12 @@ class WindowFitter:
         open_session: OpenSession,
         stage: Stage,
         sections: Sequence[Section],
-        coming: Message | None,
+        new_question: Message | None,
         overhead_tokens: int,
     ) -> Flow[str]:
         """Returns the required sections as text, within the budget that the system prompts and the question leave."""
         newest = stage.view.newest_user()
-        question = coming or (newest.message if newest else user("", id=_question_id(open_session)))
+        question = new_question or (newest.message if newest else user("", id=_question_id(open_session)))
         room = stage.rules.budget_tokens - sum(e.tokens for e in stage.view.system) - overhead_tokens - FRAME_TOKENS
         room -= self.ports.counter.count(question)
         return (yield from self._section_text(open_session, stage, sections, question, room))
@@ -425,7 +425,7 @@ def newest_question(view: View) -> Message | None:
     return None if newest is None or (last is not None and is_final(last.message)) else newest.message
 
 
-def _coming_message(open_session: OpenSession, view: View, question: str) -> Message | None:
+def _new_question(open_session: OpenSession, view: View, question: str) -> Message | None:
     """Returns the question, which is about to be asked, as a message; None when it is in the view already."""
     newest = newest_question(view)
     if newest is not None and newest.text == question:
@@ -445,13 +445,13 @@ def _too_large(stage: Stage, overhead_tokens: int, reply_tokens: int, window: st
     """
     rules, view = stage.rules, stage.view
     question = newest_question(view)
-    newest, alone = _beside_newest_user(view, overhead_tokens)
+    newest, alone = _newest_user_alone(view, overhead_tokens)
     if question is None or newest is None or alone <= rules.budget_tokens:
         return _excluded_too_large(view, alone, rules, window) if rules.exclude_tools else None
     if alone - reply_tokens <= rules.budget_tokens:
-        asked = rules.reply_reserve_tokens + reply_tokens
+        reply = rules.reply_reserve_tokens + reply_tokens
         return ContextOverflowError(
-            f"max_tokens asks for a reply of {asked} tokens; with system prompt, tools and the newest user message, of "
+            f"max_tokens asks for a reply of {reply} tokens; with system prompt, tools and the newest user message, of "
             f"{newest.tokens} tokens, the request needs {alone + rules.reply_reserve_tokens}, the window is "
             f"{window}: lower max_tokens, or raise context_window"
         )
@@ -465,12 +465,12 @@ def _too_large(stage: Stage, overhead_tokens: int, reply_tokens: int, window: st
 
 def _answered_too_large(view: View, overhead_tokens: int, rules: Policy) -> str:
     """Returns the id of the newest user message where it has its answer and does not fit even alone; else nothing."""
-    newest, alone = _beside_newest_user(view, overhead_tokens)
+    newest, alone = _newest_user_alone(view, overhead_tokens)
     answered = newest is not None and newest_question(view) is None
     return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""
 
 
-def _beside_newest_user(view: View, overhead_tokens: int) -> tuple[Entry | None, int]:
+def _newest_user_alone(view: View, overhead_tokens: int) -> tuple[Entry | None, int]:
     """Returns the entry of the newest user message, and the tokens of a request that holds nothing else of the conversation."""
     newest = view.newest_user()
     return newest, sum(e.tokens for e in view.system) + overhead_tokens + (newest.tokens if newest else 0)
