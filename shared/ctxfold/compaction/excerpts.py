@@ -18,6 +18,8 @@ from ctxfold.compaction.text_units import (
     PIECE_CHARS,
     WORD_CHARS,
     TextUnits,
+    is_code,
+    is_code_line,
     splits_word,
     word_boundary,
 )
@@ -93,6 +95,17 @@ def excerpt_of(text: str, *, reference: str, max_chars: int, focus: Focus, again
     source = TextUnits.of_excerpt(text, reference) if again else None
     source = source or TextUnits.of(text)
     return _Selection(source, max_chars).filled(focus).rendered(reference)
+
+
+def failure_lines(text: str, most: int) -> list[str]:
+    """Returns the lines that report a failure for certain, the surest first, at most so many.
+
+    Lines of code that handle one, or raise an exception, report none.
+    """
+    source, code = TextUnits.of(text), is_code(text)
+    units = (source.unit(hit.index) for hit in _failures(source) if hit.score >= SURE)
+    reports = (u for u in units if not code or _EXCEPTION.match(u) or u.startswith("E  ") or not is_code_line(u))
+    return [" ".join(unit.split()) for unit in islice(reports, most)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+from ctxfold.compaction.excerpts import failure_lines
 from ctxfold.compaction.literals import (
     CJK,
     MAX_FIELD_CHARS,
@@ -28,6 +29,7 @@ from ctxfold.compaction.literals import (
     scan,
 )
 from ctxfold.compaction.statements import (
+    MAX_CHARS,
     Speech,
     Statement,
     content_words,
@@ -44,6 +46,7 @@ from ctxfold.compaction.statements import (
     spoken_times,
     statements,
 )
+from ctxfold.compaction.text_units import is_code
 from ctxfold.history.terms import STOP_WORDS, sentences, terms
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart
@@ -57,6 +60,9 @@ MAX_FRAGMENT_CHARS = 120  # of a line around a literal that stands in no whole s
 CONTENT_WORDS = 3  # that a sentence needs to count in full, each on a subject of the conversation
 SUBJECT_MESSAGES = 8  # a word that stands in so many is about such a subject
 DECIDES, DIRECTS_OTHERS = 2.0, 0.75  # factors of a decision or wish, and of what a named speaker tells others to do
+FAILURE = 3.0  # factor of a line of a tool output that reports a failure
+MAX_FAILURES = 2  # lines of one output
+MAX_CALL_CHARS = 300  # of the arguments of a call that are one line
 SHORT_VALUE = 3  # characters; a value this short means nothing without its key
 _ROLE_WEIGHT = {"user": 3.0, "system": 2.0, "assistant": 1.5, "tool": 1.0}
 _ARGUMENT_WEIGHT, _SUMMARY_WEIGHT = 2.5, 2.5
@@ -281,14 +287,15 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_Said]:
         if document is not None:
             yield from _records(document, tool, number, message.id, role)
         elif message.role == "tool":
-            speeches = [replace(s, speaker=tool) for s in spoken(replace(message, name=None), frozenset(), at)]
-            yield from _lines(speeches, message, number, role)
+            yield from _failures(message, tool, number, role)
+            if not is_code(message.text):
+                speeches = [replace(s, speaker=tool) for s in spoken(replace(message, name=None), frozenset(), at)]
+                yield from _lines(speeches, message, number, role)
         else:
             yield from _lines(list(spoken(message, speakers, at)), message, number, role, question, folded_speakers)
         for call in message.tool_calls:
-            arguments = _document(call.arguments) or ()
             weight = _LOOKUP_WEIGHT if _LOOKUP.match(call.name) else _ARGUMENT_WEIGHT
-            yield from _records(arguments, f"assistant called {call.name}", number, message.id, weight)
+            yield from _arguments(call, number, message.id, weight)
         if message.text:
             question = _asked(message.text) if message.role == "assistant" else ""
 
@@ -328,11 +335,37 @@ def _asked(text: str) -> str:
     return ends[-1] if ends and ends[-1].endswith(("?", "？")) else ""
 
 
-def _records(leaves: Iterable[_Leaf], source: str, number: int, message_id: str, role: float) -> Iterator[_Said]:
-    """Yields the values of a document, each as part of a line that names its source and its record."""
+def _records(leaves: Sequence[_Leaf], source: str, number: int, message_id: str, role: float) -> Iterator[_Said]:
+    """Yields the values of a document, each as part of a line that names its source and its record.
+
+    The identifier of a record, which says nothing by itself, is stated by the line of the value next to it.
+    """
+    lines = [Line(leaf.entry, number, message_id, place, source, leaf.record) for place, leaf in enumerate(leaves)]
     for place, leaf in enumerate(leaves):
-        line = Line(leaf.entry, number, message_id, place, source, leaf.record)
+        line = lines[place]
+        if not leaf.entry:
+            beside = (*lines[place + 1 : place + 2], *lines[max(0, place - 1) : place])
+            line = next((each for each in beside if each.record == leaf.record and each.text), line)
         yield _Said(line, _placed(((f, 1.0) for f in leaf.facts), line, role))
+
+
+def _arguments(call: ToolCallPart, number: int, message_id: str, role: float) -> Iterator[_Said]:
+    """Yields the arguments of a call in one line where they are short, since a line number says nothing without its file."""
+    leaves, source = _document(call.arguments) or (), f"assistant called {call.name}"
+    text = ", ".join(leaf.entry for leaf in leaves if leaf.entry)
+    if len(text) > MAX_CALL_CHARS or any(leaf.record for leaf in leaves):
+        yield from _records(leaves, source, number, message_id, role)
+    else:
+        line = Line(text, number, message_id, 0, source)
+        yield _Said(line, _placed(((f, 1.0) for leaf in leaves for f in leaf.facts), line, role))
+
+
+def _failures(message: Message, tool: str, number: int, role: float) -> Iterator[_Said]:
+    """Yields the lines of a tool output that report a failure for certain."""
+    for place, failure in enumerate(failure_lines(message.text, MAX_FAILURES)):
+        text = failure if len(failure) <= MAX_CHARS else f"{failure[:MAX_CHARS]} …"
+        line = Line(f"{tool}: {text}", number, message.id, place)
+        yield _Said(line, _placed([(new_fact("statement", text, ""), FAILURE)], line, role))
 
 
 def _lines(
@@ -549,7 +582,9 @@ def _leaves(data: Any, key: str, subject: _Subject) -> Iterator[_Leaf]:
                 if keyed:
                     yield _Leaf((new_fact("identifier", name, key),), name, "")
                 parent = key.rsplit(" ", maxsplit=1)[-1]
-                yield from _leaves(value, f"{parent} {name}".strip(), _Subject(name) if keyed else subject)
+                yield from _leaves(
+                    value, parent if keyed else f"{parent} {name}".strip(), _Subject(name) if keyed else subject
+                )
         case list():
             for value in data:  # pyright: ignore[reportUnknownVariableType]
                 yield from _leaves(value, key, subject)

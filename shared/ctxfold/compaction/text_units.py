@@ -16,8 +16,18 @@ MOST_DEPTH = 12  # levels of JSON that are taken apart
 SEARCHED_CHARS = 50_000  # at once: one call of a regular expression holds the interpreter
 WORD_CHARS = 24
 HTML_TAGS = 6  # in its beginning, so that a text counts as HTML
+CODE_CHARS = 8_000  # of the beginning of a text, in which code is looked for
+CODE_SHARE, LEAST_CODE_LINES = 0.3, 4  # of the lines, so that a text counts as code
 _NOTE = re.compile(
     r"^\[\.\.\. [\d,]+ of ([\d,]+) characters left out; .*?archived as (#\S+?)(?:; line (\d+))?\]$", re.M
+)
+# a stripped line of code, by its end or by its beginning behind the number of a listing; words that begin sentences do not count
+_CODE = re.compile(
+    r"[;{}(\[\\]$|\)[:;,]?$|\],$"
+    r"|^(?:\d{1,6}\s?[:|\t→-]?\s*)?(?:(?:async |export |public |private |protected |static |final )*"
+    r"(?:def|class|func|fn|function|const|let|var|struct|enum|impl|interface|namespace|package) \w"
+    r"|from [\w.]+ import |import [\w.{*]+(?: |$)|#include|@\w+(?:[.(]|$)|return\b(?! to )|raise \w+(?:[.(]|$)"
+    r"|(?:else|try|finally):|except\b.*:$|self\.\w+|(?:if|elif|for|while|with) .*:$)"
 )
 _MARKER = re.compile(r"^\[\.\.\.(?: line (\d+))?\]$", re.M)
 
@@ -259,6 +269,20 @@ _HIDDEN = frozenset(["script", "style", "svg", "noscript", "template"])
 _DOCTYPE = re.compile(r"\s*<!doctype[^<>]{0,400}>", re.I)
 _HREF = re.compile(r"""\bhref\s*=\s*["']?([^"'\s>#][^"'\s>]{0,160})""", re.I)
 _ALT = re.compile(r"""\balt\s*=\s*"([^"]{3,160})\"""", re.I)
+
+
+def is_code(text: str) -> bool:
+    """Tells whether a text is program code, or a listing of it: most of its lines can be nothing else.
+
+    Only its beginning is looked at.
+    """
+    lines = [line for line in text[:CODE_CHARS].splitlines() if line.strip()]
+    return len(lines) >= LEAST_CODE_LINES and sum(map(is_code_line, lines)) >= CODE_SHARE * len(lines)
+
+
+def is_code_line(line: str) -> bool:
+    """Tells whether a line looks like program code rather than like words or a report."""
+    return _CODE.search(line.strip()) is not None
 
 
 def _is_html(beginning: str) -> bool:
