@@ -559,6 +559,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_redaction.py",
         ),
         (
+            "a_name_that_code_uses_too_is_a_secret_whatever_its_value",
+            "(?={_SIGNS}*[0-9])(?={_SIGNS}*[A-Za-z])",
+            "",
+            "compaction/test_redaction.py::test_ordinary_identifiers_stay",
+        ),
+        (
+            "a_call_in_code_is_taken_for_a_secret",
+            r"(?![\w(\[{{<])",
+            r"(?![\w])",
+            "compaction/test_redaction.py::test_ordinary_identifiers_stay",
+        ),
+        (
             "a_word_that_begins_another_does_not_count_as_a_sign",
             '        if "" in rest:\n            return ""  # a word ends here: whatever follows, it was found\n',
             "        rest.pop('', None)\n",

@@ -154,11 +154,12 @@ def test_a_credential_is_named_instead_of_shown(name: str) -> None:
         *("password", "passwd", "pwd", "passphrase", "api_key", "API-Key", "apikey", "access token", "accessToken"),
         *("access_token", "client_secret", "clientSecret", "client-key", "secret_key", "secretKey", "Secret_Secret"),
         *("DB_PASSWORD", "MY_APP_2_API_KEY", "GITHUB_ACCESS_TOKEN", "AWS_SECRET_ACCESS_KEY", "aws_secret_access_key"),
-        *("secretAccessKey", "JWT_SECRET", "auth_token", "refreshToken"),
+        *("secretAccessKey", "JWT_SECRET", "auth_token", "refreshToken", "SECRET", "SLACK_BOT_TOKEN", "TELEGRAM_TOKEN"),
+        *("db_password", "smtp_user_pwd", "webhook_secret", "my_api_key"),
     ],
 )
 def test_what_is_called_a_secret_is_not_shown(name: str) -> None:
-    secret = a(16)
+    secret = f"{a(8)}7.x{a(8)}"
     if " " in name:  # prose, not a setting
         assert secret in as_quoted_data(f"the {name}: {secret}")
         return
@@ -184,6 +185,9 @@ def test_ordinary_identifiers_stay() -> None:
         "12345678:30 SKU-12345 ATLANTIC LTAIR cioppino tskey",
         "self.user_password: str = forms.CharField(max_length=40)",
         "user_password: Optional[str], DB_secret=open_to_all",
+        "the secret = 42 is fun, the secret: apartment12, my secret=lemon-juice2go, TOP SECRET: everything is, SECRET: ROOM47",
+        'SECRET = os.environ["SECRET1"], BOT_TOKEN = config.tokens[1], db_password=read_password1(), {"app_secret": app_secret}',
+        "next_page_token=CAUQAA10x2 MAX_TOKEN=1000000000 PAD_TOKEN=<unused12> user_password: SecretString, key_secret=YOUR_SECRET",
         "no_secret=open_to_all EOS_TOKEN=<|end_of_text|> max_tokens=100_000 access_key_columns: customers",
     )
     for text in ordinary:

@@ -63,6 +63,13 @@ _NAMED_SECRET = (
     r"|(?:aws[_-]?)?secret[_-]?access[_-]?key|(?-i:(?<=_)SECRET))"
     rf"{_QUOTE}\s*[:=]\s*(?:\\*\"[^\"\n]{{6,}}\"|\\*'[^'\n]{{6,}}'|[^\s\"',;]{{6,}})"
 )
+_SIGNS = r"[\w.+/~!@#$%^*-]"  # without those before a value, so that a long text is read once
+# names that code and prose use too: a letter and a digit in the value tell a credential from another name
+_PERHAPS_SECRET = (
+    r"(?:(?<![\w.-])|(?<=\\[nrt]))"
+    r"(?:SECRET|[A-Z][A-Z0-9_]{0,64}_TOKEN|[a-z][a-z0-9_]{0,64}_(?:password|passwd|pwd|passphrase|secret|api_key))"
+    rf"{_QUOTE}\s*[:=]\s*{_QUOTE}(?={_SIGNS}*[0-9])(?={_SIGNS}*[A-Za-z])\w{_SIGNS}{{7,}}+=*+(?![\w(\[{{<])"
+)
 _GITLAB = "pat|dt|ft|soat|rt|ptt|agent|oas|cbt|imt"
 # each with what its text in lower case holds at least: most texts hold none of it
 _SECRETS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
@@ -178,6 +185,12 @@ _SECRETS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
         ("storage key", ("accountkey=",), r"(?<=AccountKey=)[\w+/]{40,}=*", re.I),
         ("password in a URL", ("://",), r"(?<=://)[^\s/:@]{1,64}:[^\s/@]{1,128}(?=@)", 0),
         ("password", _SECRET_NAMES, _NAMED_SECRET, re.I),
+        (
+            "password",
+            ("secret", "_token", "_password", "_passwd", "_pwd", "_passphrase", "_api_key"),
+            _PERHAPS_SECRET,
+            0,
+        ),
     )
 )
 
