@@ -21,7 +21,7 @@ from ctxfold.adapters.part_order import Place
 from ctxfold.errors import ConfigError, MessageError
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
-from ctxfold.messages import Message, Part, ReasoningPart, TextPart, Usage
+from ctxfold.messages import Message, Part, ReasoningPart, TextPart, Usage, with_unique_calls
 from ctxfold.protocols import Chunk, Request, ToolCallDelta
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.messages import from_langchain, to_langchain
@@ -29,6 +29,7 @@ from langchain_ctx.models import is_same_model
 
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
+CALL_BLOCKS = ("tool_call", "tool_use")
 
 
 def asked(messages: Iterable[Message], model: str | None = None) -> list[BaseMessage]:
@@ -36,7 +37,16 @@ def asked(messages: Iterable[Message], model: str | None = None) -> list[BaseMes
 
     What another model has signed stays out where `model` names the one that is asked: no service can verify it.
     """
-    return [_sent(piece, model) for message in messages for piece in _pieces(message)]
+    return [_sent(piece, model) for message in _with_ids_for(model, messages) for piece in _pieces(message)]
+
+
+def _with_ids_for(model: str | None, messages: Iterable[Message]) -> Sequence[Message]:
+    """Returns the messages, for Claude with an id of its own for each call."""
+    return with_unique_calls([*messages]) if _is_claude(model) else [*messages]
+
+
+def _is_claude(model: str | None) -> bool:
+    return model is not None and "claude" in model.lower()
 
 
 def _pieces(message: Message) -> list[Message]:
@@ -62,7 +72,7 @@ class WindowCache:
 
     def asked(self, key: SessionKey, messages: Iterable[Message], model: str) -> list[BaseMessage]:
         """Returns the messages as LangChain's, for this model, in a new list."""
-        last, shown = self._windows.get((key, model)) or Window([], []), [*messages]
+        last, shown = self._windows.get((key, model)) or Window([], []), [*_with_ids_for(model, messages)]
         same = [*map(is_, last.messages, shown), False].index(False)
         # by identity: the old messages are kept with what they became, so that no id comes twice
         known = {id(m): own for m, own in zip(last.messages[same:], last.copiers[same:], strict=True)}
@@ -134,6 +144,8 @@ def _copied_json(value: object) -> Any:
 
 def _sent(message: Message, model: str | None) -> BaseMessage:
     converted = to_langchain(message)
+    if _is_claude(model):
+        converted = _without_other_calls(converted)
     # nothing can answer these
     if isinstance(converted, AIMessage) and any(not c["id"] for c in converted.invalid_tool_calls):
         converted = converted.model_copy(
@@ -149,6 +161,17 @@ def _sent(message: Message, model: str | None) -> BaseMessage:
     for part in message.parts:
         blocks += [{"type": "text", "text": part.text}] if isinstance(part, TextPart) else _thought_blocks(part)
     return converted.model_copy(update={"content": blocks})
+
+
+def _without_other_calls(message: BaseMessage) -> BaseMessage:
+    """Returns the message without blocks under ids that its calls do not have any more; its `tool_calls` are sent for them."""
+    if not isinstance(message, AIMessage) or isinstance(message.content, str):
+        return message
+    ids = {call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)}
+    content = [
+        b for b in message.content if isinstance(b, str) or b.get("type") not in CALL_BLOCKS or b.get("id") in ids
+    ]
+    return message if len(content) == len(message.content) else message.model_copy(update={"content": content})
 
 
 def _thought_blocks(part: Part) -> list[dict[str, Any]]:

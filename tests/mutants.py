@@ -349,6 +349,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "messages.py",
         (
+            "the_new_id_of_a_call_is_that_of_another_one",
+            'for number in count(2) if (name := f"{call}_{number}") not in taken)',
+            'for number in count(2) if (name := f"{call}_{number}"))',
+            "wire/test_model_switch.py::test_calls_with_the_same_id_have_ids_of_their_own_where_the_service_wants_it",
+        ),
+        (
             "texts_of_a_users_message_run_together",
             'joined += text if separated else f"\\n\\n{text}"',
             "joined += text",
@@ -407,14 +413,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "backends/anthropic/request.py",
         (
             "calls_of_several_rounds_share_an_id",
-            "    messages = _with_unique_calls(messages)\n",
+            "    messages = with_unique_calls(messages)\n",
             "",
-            "wire/test_model_switch.py::test_calls_with_the_same_id_have_ids_of_their_own_where_the_service_wants_it",
-        ),
-        (
-            "the_new_id_of_a_call_is_that_of_another_one",
-            'for number in count(2) if (name := f"{call}_{number}") not in taken)',
-            'for number in count(2) if (name := f"{call}_{number}"))',
             "wire/test_model_switch.py::test_calls_with_the_same_id_have_ids_of_their_own_where_the_service_wants_it",
         ),
     ),

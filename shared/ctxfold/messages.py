@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ctxfold.errors import InvalidTextError, InvalidToolArgumentsError, MessageError, UnknownRoleError
@@ -337,6 +338,40 @@ def without_calls(message: Message, call_ids: Collection[str]) -> Message:
     """Returns the message without these tool calls."""
     parts = tuple(p for p in message.parts if not (isinstance(p, ToolCallPart) and p.id in call_ids))
     return replace(message, parts=parts)
+
+
+def with_unique_calls(messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns the messages with another id for each call whose id an earlier one has, and for its result.
+
+    Claude refuses a request in which an id comes again; other models begin to count anew in each round. A message without such
+    a call stays the same object, and a conversation that goes on keeps the ids that it had.
+    """
+    ids = [part.id for message in messages if message.role == "assistant" for part in message.tool_calls]
+    if len(set(ids)) == len(ids):
+        return messages
+    taken, renamed = set(ids), dict[str, str]()
+    seen: set[str] = set()
+    unique: list[Message] = []
+    for message in messages:
+        parts: list[Part] = []
+        for part in message.parts:
+            if isinstance(part, ToolCallPart):
+                own = renamed[part.id] = _unused(part.id, taken) if part.id in seen else part.id
+                seen.add(part.id)
+                parts.append(replace(part, id=own))
+            elif isinstance(part, ToolResultPart):
+                parts.append(replace(part, call_id=renamed.get(part.call_id, part.call_id)))
+            else:
+                parts.append(part)
+        unique.append(message if (*parts,) == message.parts else replace(message, parts=tuple(parts)))
+    return unique
+
+
+def _unused(call: str, taken: set[str]) -> str:
+    """Returns an id that is not taken yet, and takes it."""
+    new = next(name for number in count(2) if (name := f"{call}_{number}") not in taken)
+    taken.add(new)
+    return new
 
 
 def validated(message: Message) -> Message:

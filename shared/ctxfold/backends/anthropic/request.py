@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any, TypeAlias, cast
 
 from ctxfold.backends.media import chat_form, media_block, unread
@@ -30,13 +29,13 @@ from ctxfold.history.alternation import NOBODY_ASKED
 from ctxfold.messages import (
     MediaPart,
     Message,
-    Part,
     ReasoningPart,
     TextPart,
     ToolCallPart,
     ToolResultPart,
     ToolSpec,
     user,
+    with_unique_calls,
 )
 from ctxfold.protocols import Request
 
@@ -134,7 +133,7 @@ def project(
     the blocks of another wire with rows like these: of a message, with its reasoning or without, and whether the model made it.
     """
     to_blocks = to_blocks or _own_blocks
-    messages = _with_unique_calls(messages)
+    messages = with_unique_calls(messages)
     start = round_start(messages)
     result = Projected()
     leading = True
@@ -158,39 +157,6 @@ def project(
         elif blocks:
             _add(result.rows, "assistant" if message.role == "assistant" or index == place else "user", blocks)
     return result
-
-
-def _with_unique_calls(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the messages with another id for each call whose id an earlier one has, and for its result.
-
-    The service wants ids that are unique in a request. Other models begin to count anew in each round, and files may have no ids.
-    """
-    ids = [part.id for message in messages if message.role == "assistant" for part in message.tool_calls]
-    if len(set(ids)) == len(ids):
-        return messages
-    taken, renamed = set(ids), dict[str, str]()
-    seen: set[str] = set()
-    unique: list[Message] = []
-    for message in messages:
-        parts: list[Part] = []
-        for part in message.parts:
-            if isinstance(part, ToolCallPart):
-                own = renamed[part.id] = _unused(part.id, taken) if part.id in seen else part.id
-                seen.add(part.id)
-                parts.append(replace(part, id=own))
-            elif isinstance(part, ToolResultPart):
-                parts.append(replace(part, call_id=renamed.get(part.call_id, part.call_id)))
-            else:
-                parts.append(part)
-        unique.append(replace(message, parts=tuple(parts)))
-    return unique
-
-
-def _unused(call: str, taken: set[str]) -> str:
-    """Returns an id that is not taken yet, and takes it."""
-    new = next(name for number in count(2) if (name := f"{call}_{number}") not in taken)
-    taken.add(new)
-    return new
 
 
 def _own_blocks(message: Message, reasoning: bool, own: bool) -> list[ContentBlock]:
