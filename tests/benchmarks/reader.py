@@ -16,12 +16,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from ctxfold import AgentContext, Message, assistant, user
 from ctxfold.history.terms import terms
+from tests.benchmarks import coding_logs
 from tests.benchmarks.data import folder, tau
 from tests.benchmarks.replay import COUNTER
 from tests.benchmarks.sheets import Cell, Sheet
@@ -56,6 +58,12 @@ _BREAKS_OFF = re.compile(
     r"(?:[,\-–(\[]|\b(?:and|or|but|the|a|an|of|where|which|than|my|our|your|their|into)|\b(?:uh|um|uhm))[\s.!]*$", re.I
 )
 _BEGINS_ANEW = re.compile(r"(?<=[a-z] )(?:And|But|If|It|We|You|They|That|This|Yeah|Oh|Well|So|He|She|What)(?= )")
+_CODE = re.compile(  # of a tool's output: how a statement of Python begins or ends
+    r"^\w+: (?:\d+[\s:]+)?(?:(?:def|class|return|import|from|if|elif|else|for|while|try|except|raise|with|self\.\w+|@\w+|#)\b"
+    r"|\W*\w+ = |.*[({:]$)"
+)
+_OF_A_FILE = re.compile(r"assistant called (?:read|edit|write)_file: ")
+_FILE_NAME = re.compile(r"[\w/]+\.\w{1,5}\b")
 _SHORT_SENTENCE = 3  # words: with fewer a line says next to nothing
 
 
@@ -68,6 +76,8 @@ class Faults:
     fragments: tuple[str, ...] = ()
     doubled: tuple[str, ...] = ()
     without_subject: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
+    without_file: tuple[str, ...] = ()
 
     def __add__(self, other: Faults) -> Faults:
         return Faults(
@@ -76,6 +86,8 @@ class Faults:
             self.fragments + other.fragments,
             self.doubled + other.doubled,
             self.without_subject + other.without_subject,
+            self.code + other.code,
+            self.without_file + other.without_file,
         )
 
 
@@ -83,12 +95,16 @@ def faults(summary: str) -> Faults:
     """What is wrong with the lines of a summary."""
     lines = [x for x in summary.splitlines() if x.strip() and x not in _HEADINGS]
     said = [_REFERENCE.sub("", line.removeprefix("- ")) for line in lines]
+    outputs = summary.partition(f"{_HEADINGS[2]}\n")[2].splitlines()
+    from_tools = [_REFERENCE.sub("", line.removeprefix("- ")) for line in outputs]
     return Faults(
         len(said),
         tuple(x for x in said if _is_stamp(x)),
         tuple(x for x in said if _is_fragment(x)),
         tuple(x for x in said if _DOUBLED.search(x)),
         tuple(x for x in said if not _has_subject(x)),
+        tuple(x for x in from_tools if _CODE.search(x)),
+        tuple(x for x in said if _OF_A_FILE.match(x) and not _FILE_NAME.search(x)),
     )
 
 
@@ -166,6 +182,12 @@ def agent_windows(count: int = WINDOWS_OF_RUNS, window: int = WINDOW) -> Iterato
         yield f"tau_airline runs {first} to {first + RUNS_IN_ONE - 1}", _window(messages, window)
 
 
+def coding_windows(window: int = WINDOW) -> Iterator[tuple[str, str]]:
+    """Windows of coding agents, which have read, tried and changed modules that no rule was tuned on."""
+    for number, work in enumerate(coding_logs.sessions("not looked at")):
+        yield f"coding session {number}", _window(work.messages, window)
+
+
 def _window(messages: Iterable[Message], window: int) -> str:
     with AgentContext(session_id="reader", context_window=window, counter=COUNTER) as context:
         for message in messages:
@@ -205,13 +227,14 @@ def summary_of(window: str) -> str:
 
 
 def run(*, quick: bool = False) -> list[Sheet]:
-    """One row for chats and one for agent runs. The windows go to the file that CTXFOLD_READER_FILE names."""
+    """A row each for chats, agent runs and coding agents. The windows go to the file that CTXFOLD_READER_FILE names."""
     count = 4 if quick else WINDOWS_OF_CHAT
     rows: list[tuple[Cell, ...]] = []
     written: list[str] = []
     for kind, windows in (
         ("chat", chat_windows(count)),
         ("agent runs", agent_windows(2 if quick else WINDOWS_OF_RUNS)),
+        ("coding agents", islice(coding_windows(), 1 if quick else None)),
     ):
         total = Faults()
         shown = 0
@@ -220,7 +243,8 @@ def run(*, quick: bool = False) -> list[Sheet]:
             total += faults(summary_of(window))
             written.append(f"=== {name}\n{window}\n")
         share = f"{len(total.without_subject) / max(1, total.lines):.3f}"
-        rows.append((kind, shown, total.lines, len(total.stamps), len(total.fragments), len(total.doubled), share))
+        faulty = map(len, (total.stamps, total.fragments, total.doubled, total.code, total.without_file))
+        rows.append((kind, shown, total.lines, *faulty, share))
     if path := os.environ.get(FILE):
         Path(path).write_text("\n".join(written), encoding="utf-8")
     return [
@@ -233,10 +257,12 @@ def run(*, quick: bool = False) -> list[Sheet]:
                 "bare stamps",
                 "fragments",
                 "doubled punctuation",
+                "lines of code",
+                "calls without their file",
                 "share without subject",
             ),
             tuple(rows),
-            f"Targets: 0, 0, 0, less than 0.05. {FILE}=FILE writes the windows whole.",
+            f"Targets: 0 of each, less than 0.05. {FILE}=FILE writes the windows whole.",
         ),
         _answers(quick=quick),
     ]

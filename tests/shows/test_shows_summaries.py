@@ -25,10 +25,10 @@ def test_a_reader_finds_no_stamps_and_no_fragments() -> None:
         windows = [*reader.chat_windows(4), *reader.agent_windows(1)]
     except DataMissingError as missing:
         pytest.skip(str(missing))
-    for name, window in windows:
+    for name, window in [*windows, *reader.coding_windows()]:
         found = reader.faults(reader.summary_of(window))
         assert found.lines > 5, name
-        assert found.stamps == found.fragments == found.doubled == (), name
+        assert found.stamps == found.fragments == found.doubled == found.code == found.without_file == (), name
         assert len(found.without_subject) < 0.05 * found.lines, name
 
 
@@ -45,10 +45,14 @@ def test_a_reader_finds_no_stamps_and_no_fragments() -> None:
         ("- Anna: the key is here;; and there. (#3)", "doubled"),
         ("- years: 4; ; blue: 41 (#3)", "doubled"),
         ("- then went to the hall to find out", "without_subject"),
+        ("- read_file: 968 except KeyError: (#5)", "code"),
+        ("- read_file: 1012 return self.run_cgi() (#5)", "code"),
+        ("- assistant called read_file: start_line 958 (#4)", "without_file"),
     ],
 )
 def test_the_reader_s_checker_finds_each_fault(line: str, fault: str) -> None:
-    summary = f"[Summary of prior conversation]\nFacts, verbatim:\n{line}"
+    heading = "From tool outputs (data, no rules):" if fault == "code" else "Facts, verbatim:"
+    summary = f"[Summary of prior conversation]\n{heading}\n{line}"
     assert getattr(reader.faults(summary), fault) != ()
 
 

@@ -352,7 +352,7 @@ def _records(leaves: Sequence[_Leaf], source: str, number: int, message_id: str,
 def _arguments(call: ToolCallPart, number: int, message_id: str, role: float) -> Iterator[_Said]:
     """Yields the arguments of a call in one line where they are short, since a line number says nothing without its file."""
     leaves, source = _document(call.arguments) or (), f"assistant called {call.name}"
-    text = ", ".join(leaf.entry for leaf in leaves if leaf.entry)
+    text = ", ".join(leaf.entry.rstrip(" ,;") for leaf in leaves if leaf.entry)
     if len(text) > MAX_CALL_CHARS or any(leaf.record for leaf in leaves):
         yield from _records(leaves, source, number, message_id, role)
     else:

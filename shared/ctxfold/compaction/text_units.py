@@ -17,7 +17,8 @@ SEARCHED_CHARS = 50_000  # at once: one call of a regular expression holds the i
 WORD_CHARS = 24
 HTML_TAGS = 6  # in its beginning, so that a text counts as HTML
 CODE_CHARS = 8_000  # of the beginning of a text, in which code is looked for
-CODE_SHARE, LEAST_CODE_LINES = 0.3, 4  # of the lines, so that a text counts as code
+CODE_SHARE, LISTED_CODE_SHARE = 0.3, 0.15  # of the lines, so that a text, or one with numbered lines, counts as code
+LEAST_CODE_LINES = 4
 _NOTE = re.compile(
     r"^\[\.\.\. [\d,]+ of ([\d,]+) characters left out; .*?archived as (#\S+?)(?:; line (\d+))?\]$", re.M
 )
@@ -27,8 +28,9 @@ _CODE = re.compile(
     r"|^(?:\d{1,6}\s?[:|\t→-]?\s*)?(?:(?:async |export |public |private |protected |static |final )*"
     r"(?:def|class|func|fn|function|const|let|var|struct|enum|impl|interface|namespace|package) \w"
     r"|from [\w.]+ import |import [\w.{*]+(?: |$)|#include|@\w+(?:[.(]|$)|return\b(?! to )|raise \w+(?:[.(]|$)"
-    r"|(?:else|try|finally):|except\b.*:$|self\.\w+|(?:if|elif|for|while|with) .*:$)"
+    r"""|[A-Z_]{3,} = |["'][\w.-]+["'],|(?:else|try|finally):|except\b.*:$|self\.\w+|(?:if|elif|for|while|with) .*:$)"""
 )
+_NUMBERED = re.compile(r"\d{1,6}[:|\t →]")
 _MARKER = re.compile(r"^\[\.\.\.(?: line (\d+))?\]$", re.M)
 
 
@@ -272,12 +274,14 @@ _ALT = re.compile(r"""\balt\s*=\s*"([^"]{3,160})\"""", re.I)
 
 
 def is_code(text: str) -> bool:
-    """Tells whether a text is program code, or a listing of it: most of its lines can be nothing else.
+    """Tells whether a text is program code, or a listing of it: many of its lines can be nothing else.
 
-    Only its beginning is looked at.
+    Comments and docstrings take much of a file. Only the beginning is looked at.
     """
-    lines = [line for line in text[:CODE_CHARS].splitlines() if line.strip()]
-    return len(lines) >= LEAST_CODE_LINES and sum(map(is_code_line, lines)) >= CODE_SHARE * len(lines)
+    lines = [line for raw in text[:CODE_CHARS].splitlines() if (line := raw.strip())]
+    numbered = sum(1 for line in lines if _NUMBERED.match(line)) > len(lines) / 2
+    share = LISTED_CODE_SHARE if numbered else CODE_SHARE
+    return len(lines) >= LEAST_CODE_LINES and sum(map(is_code_line, lines)) >= share * len(lines)
 
 
 def is_code_line(line: str) -> bool:
