@@ -2213,7 +2213,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_item_keeps_its_id_without_its_reasoning",
-            "item = entry.whole if entry.after is None or entry.after in kept else entry.bare",
+            "item = entry.whole if entry.after is None or entry.after in reasoning_ids else entry.bare",
             "item = entry.whole",
             "wire/test_responses_replies.py::test_without_its_reasoning_an_item_has_no_id",
         ),
@@ -2282,8 +2282,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_round_begins_with_any_row_of_the_user",
-            ' and not _holds(row, "tool_result", "toolResult"))',
-            ")",
+            ' and not _holds(row, "tool_result", "toolResult")\n',
+            "\n",
             "wire/test_model_switch.py",
         ),
         (

@@ -49,10 +49,10 @@ class BaseBackend(ABC, Closing):
 def reply_chunks(reply: Reply, piece_chars: int = 0) -> Iterator[Chunk]:
     """Yields a whole reply as a stream would bring it, its texts in pieces of `piece_chars` characters; 0 leaves them whole."""
     message = reply.message
-    said = [part for part in message.parts if not isinstance(part, Opaque)]
-    last = max((place for place, part in enumerate(said) if not isinstance(part, ToolCallPart)), default=-1)
+    parts = [part for part in message.parts if not isinstance(part, Opaque)]
+    last = max((place for place, part in enumerate(parts) if not isinstance(part, ToolCallPart)), default=-1)
     calls = 0
-    for place, part in enumerate(said):
+    for place, part in enumerate(parts):
         if isinstance(part, ReasoningPart):
             yield from _reasoning_chunks(part, piece_chars, message.model)
         elif isinstance(part, TextPart):

@@ -366,9 +366,9 @@ class HttpBackend(ABC, Closing):
         if body is None:
             return None
         call = self._call(request, stream=False)
-        return replace(call, open=replace(call.open, url=self._beside(rules.name), body=_encoded(body)))
+        return replace(call, open=replace(call.open, url=self._endpoint_url(rules.name), body=_encoded(body)))
 
-    def _beside(self, path: str) -> str:
+    def _endpoint_url(self, path: str) -> str:
         """Returns the URL of another endpoint of the service."""
         parts = urlsplit(self._url.get_secret_value())
         url = urlunsplit(parts._replace(path=parts.path.removesuffix(self._row.path) + path))
@@ -451,7 +451,7 @@ class HttpBackend(ABC, Closing):
             Open(
                 self._address(resolved.model or self._model, stream=stream)
                 if rules is None or rules.path is None
-                else self._beside(rules.path),
+                else self._endpoint_url(rules.path),
                 headers,
                 body,
                 self._timeout_s,

@@ -245,8 +245,8 @@ class Profile(_Row):
         if wire is None or wire == self.wire:
             return self
         if wire not in self.wires:
-            spoken = ", ".join((self.wire, *self.wires))
-            raise ConfigError(f"provider {self.name!r} speaks {spoken}, and not {wire}: use one of these wires")
+            wire_names = ", ".join((self.wire, *self.wires))
+            raise ConfigError(f"provider {self.name!r} speaks {wire_names}, and not {wire}: use one of these wires")
         own = {**self.model_dump(exclude_unset=True), **_WIRE_DEFAULTS.get(wire, {}), **self.wires[wire]}
         return _checked({**own, "wire": wire, "wires": {}}, self.name)
 

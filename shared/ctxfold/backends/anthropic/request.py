@@ -52,18 +52,18 @@ def mark_stable(
     *,
     tools: list[ContentBlock],
     stable_messages: int | None,
-    taken: int = 0,
+    used_marks: int = 0,
 ) -> None:
     """Marks the newest stable message, the head (system prompts, or else tools), and the head of the epoch.
 
-    `blocks` holds the blocks of each message. Existing marks stay and count against the profile's maximum, as do `taken` others;
-    when marks are short, the newest message comes first, then the head.
+    `blocks` holds the blocks of each message. Existing marks stay, and they and `used_marks` others count against the profile's
+    maximum; when marks are short, the newest message comes first, then the head.
     """
     name = rules.mark_field
     if name is None:
         return
     order = [*tools, *(block for of in blocks for block in of)]
-    room = rules.max_marks - taken - sum(_marks(block, name) for block in order)
+    room = rules.max_marks - used_marks - sum(_marks(block, name) for block in order)
     count = len(messages) if stable_messages is None else stable_messages
     head = _leading(messages, lambda m: m.role == "system")
     epoch = _leading(messages, lambda m: m.role == "system" or m.kind != "message")
@@ -299,7 +299,7 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
             projected.blocks,
             tools=tools,
             stable_messages=request.stable_messages,
-            taken=int(profile.cache.mark_field in request.extra),
+            used_marks=int(profile.cache.mark_field in request.extra),
         )
     max_tokens = request.max_tokens or profile.max_output or DEFAULT_MAX_TOKENS
     body: dict[str, Any] = {"model": model, "max_tokens": max_tokens}
@@ -338,8 +338,10 @@ def may_not_think(rows: Sequence[Mapping[str, Any]], thinking: object) -> bool:
     """
     if "budget_tokens" not in as_dict(thinking):
         return False
-    asked = (i for i, row in enumerate(rows) if row["role"] == "user" and not _holds(row, "tool_result", "toolResult"))
-    began = next(iter(rows[max(asked, default=-1) + 1 :]), None)
+    questions = (
+        i for i, row in enumerate(rows) if row["role"] == "user" and not _holds(row, "tool_result", "toolResult")
+    )
+    began = next(iter(rows[max(questions, default=-1) + 1 :]), None)
     return began is not None and _holds(began, "tool_use", "toolUse") and not _thinks(began["content"][0])
 
 

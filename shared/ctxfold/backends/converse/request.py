@@ -177,14 +177,14 @@ def _unseen(part: MediaPart, address: str) -> Block:
 
 def _name_documents(content: list[Block]) -> None:
     """Gives documents names in the characters that the service allows, each once, and a text beside them, which it demands."""
-    taken: set[str] = set()
+    used_names: set[str] = set()
     named = [block["document"] for block in content if "document" in block]
     for document in named:
         base = _NOT_IN_NAMES.sub(" ", str(document.get("name", ""))).strip()[:180] or "document"
         base = re.sub(r" {2,}", " ", base)
         names = (base if number == 1 else f"{base} ({number})" for number in count(1))
-        document["name"] = next(name for name in names if name not in taken)
-        taken.add(document["name"])
+        document["name"] = next(name for name in names if name not in used_names)
+        used_names.add(document["name"])
     if named and not any("text" in block for block in content):
         content.append({"text": ", ".join(document["name"] for document in named)})
 
@@ -238,11 +238,11 @@ def request_body(profile: Profile, request: Request, *, model: str) -> dict[str,
 
 def _sent(profile: Profile, messages: Sequence[Message], tools: Sequence[Block]) -> Sequence[Message]:
     if not tools:
-        messages = [_told(message) for message in messages]
+        messages = [_as_plain_text(message) for message in messages]
     return alternating(messages) if profile.request.alternating_roles else messages
 
 
-def _told(message: Message) -> Message:
+def _as_plain_text(message: Message) -> Message:
     """Returns the message with its calls or results as text, and without the reasoning that belongs to the calls.
 
     Calls of tools that the service ran itself are left out: the text beside them tells what came of them.

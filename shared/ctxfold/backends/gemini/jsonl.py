@@ -51,11 +51,13 @@ def _read(part: Mapping[str, Any], names: Counter[str]) -> Part:
     if isinstance(text, str):
         if part.get("thought"):
             return ReasoningPart(text, signature)
-        return TextPart(text, _beside(part, "text", "thought"))
+        return TextPart(text, _extra_fields(part, "text", "thought"))
     if "functionCall" in part:
         call = as_dict(part["functionCall"])
         arguments = json.dumps(call.get("args") or {}, ensure_ascii=False)
-        return ToolCallPart(_call_id(call, names), as_text(call.get("name")), arguments, _beside(part, "functionCall"))
+        return ToolCallPart(
+            _call_id(call, names), as_text(call.get("name")), arguments, _extra_fields(part, "functionCall")
+        )
     if "functionResponse" in part:
         answer = as_dict(part["functionResponse"])
         return _result(answer, _call_id(answer, names))
@@ -72,7 +74,7 @@ def _call_id(body: Mapping[str, Any], names: Counter[str]) -> str:
     return as_text(body.get("id")) or (name if names[name] == 1 else f"{name}_{names[name]}")
 
 
-def _beside(part: Mapping[str, Any], *names: str) -> str | None:
+def _extra_fields(part: Mapping[str, Any], *names: str) -> str | None:
     extra = {name: value for name, value in part.items() if name not in names}
     return json.dumps({WIRE: extra}, ensure_ascii=False) if extra else None
 

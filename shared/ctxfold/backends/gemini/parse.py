@@ -50,8 +50,10 @@ class GeminiParser(AnswerParser):
         feedback = as_dict(body.get("promptFeedback"))
         reason = as_text(feedback.get("blockReason"))
         if reason:
-            said = as_text(feedback.get("blockReasonMessage"))
-            self._fail("content_filter", f"the prompt was blocked ({reason}){': ' * bool(said)}{said}", code=reason)
+            message = as_text(feedback.get("blockReasonMessage"))
+            self._fail(
+                "content_filter", f"the prompt was blocked ({reason}){': ' * bool(message)}{message}", code=reason
+            )
         return self._event_chunks(body)
 
     def _reply(self, payload: object) -> list[Chunk]:
@@ -74,13 +76,13 @@ class GeminiParser(AnswerParser):
             self.answered = True  # most of a stream
             usage = _usage(body.get("usageMetadata"))
             return [Chunk(content=text, usage=usage, model=self._model, raw=body)]
-        said = [fields for part in parts if (fields := self._part(part))]
+        part_fields = [fields for part in parts if (fields := self._part(part))]
         finish = self._ended(reason, as_text(candidate.get("finishMessage"))) if reason else None
         usage = _usage(body.get("usageMetadata"))
-        if not said:
+        if not part_fields:
             return [] if usage is None and finish is None else [self._last(body, usage, finish, _NONE)]
-        before = [Chunk(model=self._model, raw=body, **fields) for fields in said[:-1]]
-        return [*before, self._last(body, usage, finish, said[-1])]
+        before = [Chunk(model=self._model, raw=body, **fields) for fields in part_fields[:-1]]
+        return [*before, self._last(body, usage, finish, part_fields[-1])]
 
     def _last(
         self, body: Mapping[str, Any], usage: Usage | None, finish: str | None, fields: Mapping[str, Any]
@@ -132,15 +134,15 @@ class GeminiParser(AnswerParser):
         self.answered = True
         return {"sealed": part}
 
-    def _ended(self, raw: object, said: str) -> str | None:
+    def _ended(self, raw: object, message: str) -> str | None:
         """Returns the normalised finish reason; calls also end with STOP, and a call that was not declared is a call."""
         finish = self._finished(raw)
         if finish in ("stop", "tool_calls"):
             finish = self._finish = "tool_calls" if self._calls else "stop"
         if finish != "error":
             return finish
-        if self.error is not None and said:
-            self._fail(self.error.kind, f"the answer ended with finish reason {raw!r}: {said}", code=as_text(raw))
+        if self.error is not None and message:
+            self._fail(self.error.kind, f"the answer ended with finish reason {raw!r}: {message}", code=as_text(raw))
         return None
 
 

@@ -130,7 +130,7 @@ def message_parts(
     for part in message.parts:
         match part:
             case TextPart(text=text):
-                extra = _beside(part.extra) if reasoning else {}
+                extra = _extra_fields(part.extra) if reasoning else {}
                 if text or extra:
                     parts.append({"text": text, **extra})
             case ReasoningPart():
@@ -140,7 +140,7 @@ def message_parts(
                 parts.append(media_part(part))
             case ToolCallPart():
                 call = {"id": part.id, "name": part.name, "args": arguments_object(part)}
-                parts.append({"functionCall": call, **(_beside(part.extra) if reasoning else {})})
+                parts.append({"functionCall": call, **(_extra_fields(part.extra) if reasoning else {})})
             case _:  # results are in tool messages, opaque parts are never sent
                 continue
     first = next((part for part in parts if "functionCall" in part), None)
@@ -149,8 +149,8 @@ def message_parts(
     return parts
 
 
-def _beside(extra: str | None) -> dict[str, Any]:
-    """Returns what this service sent beside a text or a call."""
+def _extra_fields(extra: str | None) -> dict[str, Any]:
+    """Returns the fields that this service sent with a text or a call."""
     return {} if extra is None else dict(as_dict(as_dict(json.loads(extra)).get(WIRE)))
 
 

@@ -88,8 +88,8 @@ class ChatParser(AnswerParser):
         self._tool_calls_used = False
         self._empty_content = False
         self._fields_used = False
-        self._beside_names = (*profile.request.message_extra, *profile.request.message_kept)
-        self._beside: dict[str, Any] = {}
+        self._extra_names = (*profile.request.message_extra, *profile.request.message_kept)
+        self._extra_fields: dict[str, Any] = {}
 
     def _reply(self, payload: object) -> list[Chunk]:
         chunks = self._payload(payload, "", "message")
@@ -120,7 +120,7 @@ class ChatParser(AnswerParser):
             reasoning, content = reasoning + late[0], content + late[1]
         calls = self._tool_calls(delta) if "tool_calls" in delta or "function_call" in delta else ()
         details = tuple(as_dicts(delta.get(self._details_field))) if self._details_field is not None else ()
-        for name in self._beside_names:
+        for name in self._extra_names:
             self._keep(name, delta.get(name))
         if delta.get("content") == "":
             self._empty_content = True
@@ -142,7 +142,7 @@ class ChatParser(AnswerParser):
             refusal=refusal,
             usage=usage,
             finish_reason=finish,
-            text_extra={WIRE: self._beside} if finish is not None and self._beside else None,
+            text_extra={WIRE: self._extra_fields} if finish is not None and self._extra_fields else None,
             model=as_text(body.get("model")) or None,
             raw=body,
             empty_content=self._empty_content,
@@ -150,11 +150,11 @@ class ChatParser(AnswerParser):
 
     def _keep(self, name: str, value: object) -> None:
         """Keeps a field of the message beside its content; lists come in pieces."""
-        present = self._beside.get(name)
+        present = self._extra_fields.get(name)
         if isinstance(present, list) and isinstance(value, list):
-            self._beside[name] = [*cast("list[object]", present), *cast("list[object]", value)]
+            self._extra_fields[name] = [*cast("list[object]", present), *cast("list[object]", value)]
         elif value:
-            self._beside[name] = value
+            self._extra_fields[name] = value
 
     def _texts(self, delta: Mapping[str, Any]) -> tuple[str, str]:
         value = delta.get("content")

@@ -180,7 +180,7 @@ def _assistant(profile: Profile, message: Message, *, model: str) -> dict[str, A
         elif reasoning is not None:
             row[field] = reasoning
     if profile.request.message_extra and message.model in (None, model):
-        row |= _beside(profile.request.message_extra, message)
+        row |= _extra_fields(profile.request.message_extra, message)
     if calls:
         row["tool_calls"] = _calls(profile, message, model=model)
     return row
@@ -196,8 +196,8 @@ def _with_thinking(reasoning: str, content: object) -> object:
     return [chunk, {"type": "text", "text": content}] if content else [chunk]
 
 
-def _beside(names: Sequence[str], message: Message) -> dict[str, Any]:
-    """Returns the fields that the provider sent beside the content of this message."""
+def _extra_fields(names: Sequence[str], message: Message) -> dict[str, Any]:
+    """Returns the fields that the provider sent with the content of this message."""
     extra: dict[str, Any] = {}
     for part in message.parts:
         if isinstance(part, TextPart) and part.extra is not None:

@@ -50,14 +50,14 @@ class OpenAIResponsesBackend(HttpBackend):
             return [], 0
         sealed = reply.usage.output_tokens if reply.usage else len(items[-1]["encrypted_content"]) // 4
         counter = counter_for(self.profile)
-        text_tokens = sum(MESSAGE_OVERHEAD_TOKENS + counter.count(_told(item)) for item in items[:-1])
+        text_tokens = sum(MESSAGE_OVERHEAD_TOKENS + counter.count(_item_text(item)) for item in items[:-1])
         return items, sealed + text_tokens
 
     def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
         return request_body(profile, request, model=model, stream=stream)
 
 
-def _told(item: Item) -> str:
+def _item_text(item: Item) -> str:
     """Returns the text of a message, and of other items their JSON."""
     parts = as_dicts(item.get("content"))
     plain = parts and all("text" in part for part in parts)

@@ -22,7 +22,7 @@ _SILENT = frozenset({"reasoning", "compaction"})  # items that alone are no answ
 
 @dataclass(slots=True)
 class _OpenItem:
-    """An item under way: `held` are its chunks while an earlier item is unfinished, `final` is the item once it is complete.
+    """An item under way: `waiting` are its chunks while an earlier item is unfinished, `final` is the item once it is complete.
 
     `place` is the number of the content part that is open.
     """
@@ -30,7 +30,7 @@ class _OpenItem:
     index: int
     serial: int
     start: Mapping[str, Any]
-    held: list[Chunk] = field(default_factory=list[Chunk])
+    waiting: list[Chunk] = field(default_factory=list[Chunk])
     texts: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     parts: dict[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])
     place: int | None = None
@@ -45,13 +45,13 @@ class _OpenItem:
     def identity(self) -> str:
         return as_text(self.start.get("id"))
 
-    def said(self, place: int) -> str:
+    def text_so_far(self, place: int) -> str:
         return "".join(self.texts.get(place, ()))
 
     def rest(self, place: int, text: object) -> str:
         """Returns what a whole text has beyond the pieces that came; "" when it differs from them."""
-        seen = self.said(place)
-        return text[len(seen) :] if isinstance(text, str) and text.startswith(seen) else ""
+        streamed = self.text_so_far(place)
+        return text[len(streamed) :] if isinstance(text, str) and text.startswith(streamed) else ""
 
 
 class ResponsesParser(AnswerParser):
@@ -96,7 +96,7 @@ class ResponsesParser(AnswerParser):
     def close(self) -> list[Chunk]:
         """Returns the remaining chunks at the end of the body; of a reply that broke off, also those that were held."""
         chunks = super().close()
-        return [*chunks, *(chunk for item in self._items for chunk in item.held)]
+        return [*chunks, *(chunk for item in self._items for chunk in item.waiting)]
 
     def _payload(self, payload: object, event_name: str) -> list[Chunk]:
         body = as_dict(payload)
@@ -187,12 +187,12 @@ class ResponsesParser(AnswerParser):
         return added({**body, "delta": rest}) if rest else []
 
     def _released(self, item: _OpenItem, chunks: list[Chunk]) -> list[Chunk]:
-        """Returns the chunks if it is the item's turn; else it holds them."""
+        """Returns the chunks if it is the item's turn; otherwise keeps them in `waiting`."""
         if self._items[0] is item and self._may_flow(item):
-            if item.held:
-                chunks, item.held = [*item.held, *chunks], []
+            if item.waiting:
+                chunks, item.waiting = [*item.waiting, *chunks], []
             return chunks
-        item.held += chunks
+        item.waiting += chunks
         return []
 
     def _may_flow(self, item: _OpenItem) -> bool:
@@ -210,8 +210,8 @@ class ResponsesParser(AnswerParser):
         chunks: list[Chunk] = []
         while self._items and (to_the_end or self._may_flow(self._items[0])):
             item = self._items[0]
-            chunks += item.held
-            item.held = []
+            chunks += item.waiting
+            item.waiting = []
             if item.final is None:
                 break
             chunks += self._end_chunks(item, item.final)
@@ -277,7 +277,7 @@ class ResponsesParser(AnswerParser):
             return []
         part = item.parts.get(before, {"type": "output_text", "annotations": []})
         if part.get("type") == "refusal":
-            part = {**part, "refusal": item.said(before)}
+            part = {**part, "refusal": item.text_so_far(before)}
         return [self._chunk(body, text_extra=text_extra(item.start, part, before, self._after(item)))]
 
     def _part_done(self, body: Mapping[str, Any]) -> list[Chunk]:
@@ -472,11 +472,11 @@ def _assembled(item: _OpenItem, status: str) -> Item:
         case "message":
             final["content"] = [_assembled_part(item, place) for place in sorted({*item.texts, *item.parts})]
         case "function_call":
-            final["arguments"] = item.said(0)
+            final["arguments"] = item.text_so_far(0)
         case "reasoning":
             final.pop("encrypted_content", None)
             kind = "summary_text" if item.reasoned_by == "summary" else "reasoning_text"
-            texts = [{"type": kind, "text": item.said(place)} for place in sorted(item.texts)]
+            texts = [{"type": kind, "text": item.text_so_far(place)} for place in sorted(item.texts)]
             final |= {"summary": [], item.reasoned_by or "summary": texts}
         case _:
             pass
@@ -486,4 +486,4 @@ def _assembled(item: _OpenItem, status: str) -> Item:
 def _assembled_part(item: _OpenItem, place: int) -> Item:
     part = dict(item.parts.get(place, {"type": "output_text", "annotations": []}))
     name = "refusal" if part.get("type") == "refusal" else "text"
-    return {**part, name: item.said(place)}
+    return {**part, name: item.text_so_far(place)}

@@ -173,8 +173,8 @@ def _for_model(message: Message, model: str, *, keeps: bool, refused: bool) -> M
 
 def _up_to_its_words(message: Message) -> Message:
     """Returns a reply that broke off without the reasoning at its end, whose item never came: the service refuses it alone."""
-    said = max((i for i, p in enumerate(message.parts) if isinstance(p, TextPart | ToolCallPart)), default=-1)
-    kept = (p for i, p in enumerate(message.parts) if i < said or not isinstance(p, ReasoningPart))
+    last_content = max((i for i, p in enumerate(message.parts) if isinstance(p, TextPart | ToolCallPart)), default=-1)
+    kept = (p for i, p in enumerate(message.parts) if i < last_content or not isinstance(p, ReasoningPart))
     return replace(message, parts=tuple(kept))
 
 
@@ -246,7 +246,7 @@ def _entries(message: Message, *, wrapped: bool, store: bool) -> Iterator[_Entry
         match part:
             case TextPart():
                 fields = own_fields(part.extra)
-                entry = _said(part, fields)
+                entry = _text_entry(part, fields)
                 if last is not None and _joins(last, entry, continued=bool(fields.get("index"))):
                     _join(last, entry)
                     continue
@@ -274,7 +274,7 @@ def _readable(item: Item, *, store: bool) -> bool:
     return bool(item.get("encrypted_content") or item.get("content"))
 
 
-def _said(part: TextPart, fields: Mapping[str, Any]) -> _Entry:
+def _text_entry(part: TextPart, fields: Mapping[str, Any]) -> _Entry:
     if not fields:
         return _Entry(None, {"role": "assistant", "content": part.text} if part.text else None)
     item: Item = {**fields["item"], "content": []}
@@ -336,9 +336,9 @@ def _sendable(group: Sequence[_Entry]) -> list[Item]:
     if reasoning and torn:
         reasoning = []
     items: list[Item] = [entry.whole for entry in reasoning if entry.whole is not None]
-    kept = {item.get("id") for item in items}
+    reasoning_ids = {item.get("id") for item in items}
     for entry in others:
-        item = entry.whole if entry.after is None or entry.after in kept else entry.bare
+        item = entry.whole if entry.after is None or entry.after in reasoning_ids else entry.bare
         item = entry.bare if entry.whole is None else item
         if item is not None:
             items.append(item)
