@@ -2522,8 +2522,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_list_that_came_at_once_was_said_when_it_was_stored",
-            "said = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in neighbours_s)",
-            "said = at_s > 0",
+            "is_live = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in neighbours_s)",
+            "is_live = at_s > 0",
             "compaction/test_statements.py::test_without_the_time_of_the_message_there_is_no_date",
         ),
         (

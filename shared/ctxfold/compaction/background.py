@@ -32,26 +32,26 @@ def prepare(
 
     Returns whether a summary is being written, so that a compaction that is not urgent can wait for it.
     """
-    rules, ahead = case.rules, open_session.background_summary
+    rules, background = case.rules, open_session.background_summary
     if not rules.background or rules.prepare_ratio == 0 or case.facts.occasion != "after_turn" or not case.fits:
         return False
     if not due and case.used_tokens < rules.prepare_ratio * rules.budget_tokens:
         return False
     with open_session.lock:
-        if ahead.running:
+        if background.running:
             return True
         prepared = _prepared(open_session)
         if prepared is not None and _is_unchanged(open_session, prepared[0]):
             return False
-        ahead.ready = None
-    plan = _plan_ahead(case, strategy) if ahead.failed_epoch != case.view.epoch else None
+        background.ready = None
+    plan = _plan_ahead(case, strategy) if background.failed_epoch != case.view.epoch else None
     if plan is None:
         return False
-    if not open_session.claim(ahead):
+    if not open_session.claim(background):
         return True
     started = yield from Start(_work(open_session, plan, case, write))
     if not started:
-        ahead.running = False
+        background.running = False
     return started
 
 
@@ -62,7 +62,7 @@ def _take_prepared(
 
     It may reach beyond the span of `plan`, which counts the new question among the newest messages that stay.
     """
-    ahead = open_session.background_summary
+    background = open_session.background_summary
     with open_session.lock:
         prepared = _prepared(open_session)
         if prepared is None:
@@ -73,7 +73,7 @@ def _take_prepared(
             plan.writer == "model" and plan.turn_id is None and kept.isdisjoint(e.id for e in prepared_plan.covered)
         )
         if not usable or not _is_unchanged(open_session, prepared_plan):
-            ahead.ready = None
+            background.ready = None
             return None
     cost = ports.counter.count(user(summary.text, id="summary"))
     freed = sum(e.tokens for e in prepared_plan.covered) - cost
@@ -81,14 +81,14 @@ def _take_prepared(
     too_big = after + case.facts.overhead_tokens > case.rules.budget_tokens
     if too_big or freed < MIN_GAIN * plan.freed_tokens:
         return None
-    ahead.ready = None
+    background.ready = None
     reason = f"{plan.reason}; the summary was prepared in the background"
     return replace(plan, covered=prepared_plan.covered, tokens_after=after, reason=reason), summary
 
 
 def _work(open_session: OpenSession, plan: Plan, case: CompactionInput, write: Write) -> Flow[None]:
     """Writes the summary. Never fails: after an error the ordinary path tries again."""
-    ahead, summary, tried = open_session.background_summary, None, False
+    background, summary, tried = open_session.background_summary, None, False
     try:
         tried = yield from _leased(open_session, case)
         if tried:
@@ -98,11 +98,11 @@ def _work(open_session: OpenSession, plan: Plan, case: CompactionInput, write: W
         summary = None
     finally:
         with open_session.lock:
-            ahead.running = False
+            background.running = False
             if summary is not None and summary.fallback_level not in ("extractive", "truncate"):
-                ahead.ready = (plan, summary)
+                background.ready = (plan, summary)
             elif tried:
-                ahead.failed_epoch = case.view.epoch
+                background.failed_epoch = case.view.epoch
 
 
 def prepared_or_leased(

@@ -401,7 +401,7 @@ def _by_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: Comp
 
     Returns the reason instead where it writes none, or one that does not help.
     """
-    request = _asked_of_provider(open_session, ports, plan, case)
+    request = _provider_request(open_session, ports, plan, case)
     if isinstance(request, str):
         return request
     try:
@@ -418,7 +418,7 @@ def _by_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: Comp
     return _too_long(plan, summary, case) or summary
 
 
-def _asked_of_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput) -> Request | str:
+def _provider_request(open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput) -> Request | str:
     """Returns the request for the service's own summary of the plan's span, or why it is not asked for one."""
     least = capabilities_of(ports.backend, open_session.model).compacts_from
     if least is None:

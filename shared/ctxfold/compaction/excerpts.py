@@ -298,8 +298,8 @@ class _Selection:
         return places
 
     def _next_place(self, index: int, lines: int = LOOK_AHEAD_LINES) -> list[int]:
-        ahead = range(index + 1, min(len(self.source), index + 1 + lines))
-        return next(([i] for i in ahead if _PLACE_AFTER.match(self.source.unit(i))), list[int]())
+        next_lines = range(index + 1, min(len(self.source), index + 1 + lines))
+        return next(([i] for i in next_lines if _PLACE_AFTER.match(self.source.unit(i))), list[int]())
 
     def _line_before(self, index: int, form: re.Pattern[str]) -> list[int]:
         back = range(index - 1, max(-1, index - LOOK_BACK_LINES), -1)

@@ -148,14 +148,14 @@ def extract(sources: Iterable[FactSource]) -> tuple[Fact, ...]:
     stated = list(_stated(source_list))
     replaced = _replaced(stated)
     mentioned: dict[tuple[str, ...], _Mention] = {}
-    mentions = Counter(value for said in stated for value in {f.value for f in said.facts})
-    judged = any(f.kind in _JUDGED for said in stated if said.text is not None for f in said.facts)
+    mentions = Counter(value for stated_line in stated for value in {f.value for f in stated_line.facts})
+    judged = any(f.kind in _JUDGED for stated_line in stated if stated_line.text is not None for f in stated_line.facts)
     spread = _spread(stated) if judged else Counter[str]()
-    for said in stated:
-        if said.line in replaced:
+    for stated_line in stated:
+        if stated_line.line in replaced:
             continue
-        for each in said.facts:
-            salience = _salience(each.kind, said.text, spread)
+        for each in stated_line.facts:
+            salience = _salience(each.kind, stated_line.text, spread)
             fact = each if salience == 1.0 else each._replace(weight=each.weight * salience)
             short = fact.kind == "field" or (fact.kind in ("number", "amount") and len(fact.value) <= SHORT_VALUE)
             identity = (fact.key.casefold(), fact.owner, fact.value) if short else (fact.value,)
@@ -166,11 +166,11 @@ def extract(sources: Iterable[FactSource]) -> tuple[Fact, ...]:
     return (*known, *_open_calls(source_list))
 
 
-def _spread(stated: Sequence[_Said]) -> Counter[str]:
+def _spread(stated: Sequence[_StatedLine]) -> Counter[str]:
     """Returns in how many messages each content word stands: what a conversation is about comes up again and again."""
     words: defaultdict[str, set[str]] = defaultdict(set)
-    for said in stated:
-        words[said.line.message_id] |= content_words(said.text or "")
+    for stated_line in stated:
+        words[stated_line.line.message_id] |= content_words(stated_line.text or "")
     return Counter(word for each in words.values() for word in each)
 
 
@@ -186,7 +186,7 @@ def _salience(kind: FactKind, text: str | None, spread: Mapping[str, int]) -> fl
     return min(1.0, (len(words) + on_subject) / 2 / CONTENT_WORDS)
 
 
-class _Said(NamedTuple):
+class _StatedLine(NamedTuple):
     """A line with its facts, the text of a statement, and its topic, where a later line about the same can replace it."""
 
     line: Line
@@ -231,13 +231,13 @@ def _open_calls(sources: Sequence[FactSource]) -> Iterable[Fact]:
     return pending.values()
 
 
-def _replaced(stated: Sequence[_Said]) -> frozenset[Line]:
+def _replaced(stated: Sequence[_StatedLine]) -> frozenset[Line]:
     """Returns the lines that a later line replaces: it says the same of the same owner, with another value."""
-    newest: dict[tuple[frozenset[str], FactKind], _Said] = {}
+    newest: dict[tuple[frozenset[str], FactKind], _StatedLine] = {}
     by_first_word: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
     replaced: set[Line] = set()
-    for said in stated:
-        topic = said.topic
+    for stated_line in stated:
+        topic = stated_line.topic
         if topic is None:
             continue
         known = {topic.words}
@@ -246,9 +246,9 @@ def _replaced(stated: Sequence[_Said]) -> frozenset[Line]:
             known |= {words for word in topic.words for words in by_first_word[word] if words < topic.words}
         for words in known:
             older = newest.pop((words, topic.kind), None)
-            if older is not None and older.line.message_id != said.line.message_id:
+            if older is not None and older.line.message_id != stated_line.line.message_id:
                 replaced.add(older.line)
-        newest[topic.words, topic.kind] = said
+        newest[topic.words, topic.kind] = stated_line
         by_first_word[min(topic.words)].add(topic.words)
     return frozenset(replaced)
 
@@ -268,7 +268,7 @@ def negated(text: str) -> bool:
     return _NEGATION.inside(text)
 
 
-def _stated(sources: Sequence[FactSource]) -> Iterator[_Said]:
+def _stated(sources: Sequence[FactSource]) -> Iterator[_StatedLine]:
     """Yields the lines of the messages, in order, each with its facts, weighted by who says them and how."""
     speakers = named_speakers(message_of(s)[0] for s in sources)
     folded_speakers = frozenset(s.casefold() for s in speakers)
@@ -297,10 +297,10 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_Said]:
             weight = _LOOKUP_WEIGHT if _LOOKUP.match(call.name) else _ARGUMENT_WEIGHT
             yield from _arguments(call, number, message.id, weight)
         if message.text:
-            question = _asked(message.text) if message.role == "assistant" else ""
+            question = _closing_question(message.text) if message.role == "assistant" else ""
 
 
-def _kept_line(message: Message, number: int) -> Iterator[_Said]:
+def _kept_line(message: Message, number: int) -> Iterator[_StatedLine]:
     """Yields a line of an earlier ledger as it is: it was chosen already."""
     speeches = list(spoken(message, frozenset()))
     if not speeches:
@@ -313,29 +313,29 @@ def _kept_line(message: Message, number: int) -> Iterator[_Said]:
         # what was a fragment is one still: a better line takes its place
         text, whole = speech.text, is_whole(speech.text)
     statement = Statement(text, message.text, speech.speaker, speech.named, whole)
-    yield from _said(statement, _literals(statement, message), line, message, role)
+    yield from _line_with_facts(statement, _literals(statement, message), line, message, role)
 
 
-def _said(
+def _line_with_facts(
     statement: Statement, literals: Sequence[tuple[Fact, float]], line: Line, message: Message, role: float
-) -> Iterator[_Said]:
+) -> Iterator[_StatedLine]:
     """Yields the line with its literals and what it states; nothing for a line without facts."""
     # a name, which others have too, does not stand for its sentence
     has_value = any(f.kind != "name" for f, _ in literals)
     sentence = _sentence(statement, message, has_value)
     if own := _placed((*literals, *((f, 1.0) for f in sentence)), line, role):
         topic = _topic(statement, own) if message.role != "tool" else None
-        yield _Said(line, own, statement.line.removeprefix(f"{statement.speaker}: "), topic)
+        yield _StatedLine(line, own, statement.line.removeprefix(f"{statement.speaker}: "), topic)
 
 
-def _asked(text: str) -> str:
+def _closing_question(text: str) -> str:
     """Returns the question that a message ends with, "" when it ends with none."""
     last = text.rstrip().rsplit("\n", maxsplit=1)[-1]
     ends = sentences(last)
     return ends[-1] if ends and ends[-1].endswith(("?", "？")) else ""
 
 
-def _records(leaves: Sequence[_Leaf], source: str, number: int, message_id: str, role: float) -> Iterator[_Said]:
+def _records(leaves: Sequence[_Leaf], source: str, number: int, message_id: str, role: float) -> Iterator[_StatedLine]:
     """Yields the values of a document, each as part of a line that names its source and its record.
 
     The identifier of a record, which says nothing by itself, is stated by the line of the value next to it.
@@ -346,10 +346,10 @@ def _records(leaves: Sequence[_Leaf], source: str, number: int, message_id: str,
         if not leaf.entry:
             beside = (*lines[place + 1 : place + 2], *lines[max(0, place - 1) : place])
             line = next((each for each in beside if each.record == leaf.record and each.text), line)
-        yield _Said(line, _placed(((f, 1.0) for f in leaf.facts), line, role))
+        yield _StatedLine(line, _placed(((f, 1.0) for f in leaf.facts), line, role))
 
 
-def _arguments(call: ToolCallPart, number: int, message_id: str, role: float) -> Iterator[_Said]:
+def _arguments(call: ToolCallPart, number: int, message_id: str, role: float) -> Iterator[_StatedLine]:
     """Yields the arguments of a call in one line where they are short, since a line number says nothing without its file."""
     leaves, source = _document(call.arguments) or (), f"assistant called {call.name}"
     text = ", ".join(leaf.entry.rstrip(" ,;") for leaf in leaves if leaf.entry)
@@ -357,15 +357,15 @@ def _arguments(call: ToolCallPart, number: int, message_id: str, role: float) ->
         yield from _records(leaves, source, number, message_id, role)
     else:
         line = Line(text, number, message_id, 0, source)
-        yield _Said(line, _placed(((f, 1.0) for leaf in leaves for f in leaf.facts), line, role))
+        yield _StatedLine(line, _placed(((f, 1.0) for leaf in leaves for f in leaf.facts), line, role))
 
 
-def _failures(message: Message, tool: str, number: int, role: float) -> Iterator[_Said]:
+def _failures(message: Message, tool: str, number: int, role: float) -> Iterator[_StatedLine]:
     """Yields the lines of a tool output that report a failure for certain."""
     for place, failure in enumerate(failure_lines(message.text, MAX_FAILURES)):
         text = failure if len(failure) <= MAX_CHARS else f"{failure[:MAX_CHARS]} …"
         line = Line(f"{tool}: {text}", number, message.id, place)
-        yield _Said(line, _placed([(new_fact("statement", text, ""), FAILURE)], line, role))
+        yield _StatedLine(line, _placed([(new_fact("statement", text, ""), FAILURE)], line, role))
 
 
 def _lines(
@@ -375,7 +375,7 @@ def _lines(
     role: float,
     question: str = "",
     speakers: Collection[str] = (),
-) -> Iterator[_Said]:
+) -> Iterator[_StatedLine]:
     place = 0
     for speech in speeches:
         seen: set[str] = set()
@@ -384,7 +384,7 @@ def _lines(
             line = Line(statement.line, number, message.id, place)
             literals = _literals(statement, message, speakers)
             seen |= {f.value for f, _ in literals}
-            yield from _said(statement, literals, line, message, role)
+            yield from _line_with_facts(statement, literals, line, message, role)
         yield from _fragments(speech, seen | set(speakers), message, number, role)
 
 
@@ -502,7 +502,7 @@ def _sentence(statement: Statement, message: Message, has_literal: bool) -> Iter
     yield fact._replace(weight=fact.weight * factor * _clearness(statement))
 
 
-def _fragments(speech: Speech, seen: set[str], message: Message, number: int, role: float) -> Iterator[_Said]:
+def _fragments(speech: Speech, seen: set[str], message: Message, number: int, role: float) -> Iterator[_StatedLine]:
     """Yields the literals that no statement has, with the words around them."""
     for raw in speech.text.splitlines():
         for fact in scan(_ORDINAL.sub("", raw)):
@@ -511,7 +511,7 @@ def _fragments(speech: Speech, seen: set[str], message: Message, number: int, ro
             seen.add(fact.value)
             around = " ".join(_around(raw, fact.text).split())
             line = Line(f"{speech.speaker}: {around}" if speech.speaker else around, number, message.id, 10_000)
-            yield _Said(line, _placed(((fact, FRAGMENT / 2),), line, role))
+            yield _StatedLine(line, _placed(((fact, FRAGMENT / 2),), line, role))
 
 
 def _around(raw: str, text: str) -> str:

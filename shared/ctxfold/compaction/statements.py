@@ -319,7 +319,7 @@ def spoken(message: Message, speakers: frozenset[str], at: datetime | None = Non
 
 def statements(speech: Speech, question: str) -> list[Statement]:
     """Returns the statements and fragments of what somebody said, in order. `question` is what it answers, if anything."""
-    made: list[Statement] = []
+    result: list[Statement] = []
     previous = ""
     for block in _blocks(speech.text):
         for sentence in _sentences(block):
@@ -334,13 +334,13 @@ def statements(speech: Speech, question: str) -> list[Statement]:
             for clause in _clauses(text) if len(text) > MAX_CHARS else (text,):
                 shown = _dated(_bare(clause) if whole and not asks else clause, speech.at)
                 words = f"{_dated(context, speech.at)} {shown}" if context else shown
-                if not whole and not made and question and len(question) + len(words) < MAX_CHARS:
+                if not whole and not result and question and len(question) + len(words) < MAX_CHARS:
                     line = f'{speech.speaker or "user"}, asked "{question}": {words}'
                 else:
                     line = f"{speech.speaker}: {words}" if speech.speaker else words
-                made.append(Statement(shown, line, speech.speaker, speech.named, whole and is_whole(clause), asks))
+                result.append(Statement(shown, line, speech.speaker, speech.named, whole and is_whole(clause), asks))
             previous = text if whole and not asks else ""
-    return made
+    return result
 
 
 def lowered(text: str) -> str:
@@ -447,8 +447,8 @@ def spoken_times(sources: Sequence[Entry | Message]) -> list[datetime | None]:
     times: list[datetime | None] = []
     for index, at_s in enumerate(stored_s):
         neighbours_s = [s for s in (*stored_s[max(0, index - 1) : index], *stored_s[index + 1 : index + 2]) if s]
-        said = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in neighbours_s)
-        times.append(datetime.fromtimestamp(at_s, UTC) if said else None)
+        is_live = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in neighbours_s)
+        times.append(datetime.fromtimestamp(at_s, UTC) if is_live else None)
     return times
 
 
@@ -464,10 +464,10 @@ def _date(match: re.Match[str], at: datetime) -> str:
         days = _NEAR_DAYS.get(match["near"].casefold(), 0)
     elif match["day"]:
         weekday, which = _DAYS.index(match["day"].casefold()), match["which"].casefold()
-        ahead = (weekday - at.weekday()) % 7 or 7
-        if which == "next" and ahead + at.weekday() < 7:  # of this week or of the next: people mean either
-            return f"{at + timedelta(ahead):%Y-%m-%d} or {at + timedelta(ahead + 7):%Y-%m-%d}"
-        days = ahead - 7 if which == "last" else ahead
+        days_ahead = (weekday - at.weekday()) % 7 or 7
+        if which == "next" and days_ahead + at.weekday() < 7:  # of this week or of the next: people mean either
+            return f"{at + timedelta(days_ahead):%Y-%m-%d} or {at + timedelta(days_ahead + 7):%Y-%m-%d}"
+        days = days_ahead - 7 if which == "last" else days_ahead
     elif match["ahead"]:
         days = _days(match["ahead"], match["ahead_unit"])
     else:

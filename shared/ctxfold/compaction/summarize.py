@@ -210,7 +210,7 @@ def _by_model(task: _Task, fallback_level: str, window_tokens: int, *, bodies: b
 
 def _on_live_prefix(task: _Task, live: LivePrefix, window_tokens: int) -> Flow[Summary]:
     share, _ = _shares(task, window_tokens)
-    answer = (yield from _asked(task, [live.asking(share, task.rules)]))[0]
+    answer = (yield from _answers(task, [live.asking(share, task.rules)]))[0]
     summary = yield from _verified(task, answer, "model")
     return replace(summary, live=True)
 
@@ -234,8 +234,8 @@ def _verified(task: _Task, answer: str, fallback_level: str) -> Flow[Summary]:
     )
     if reason is not None:
         raise SummarizationFailedError(reason)
-    said = tuple(f for f in task.facts if f.message_id not in task.tool_ids)  # what a tool says corrects nobody
-    repair = partial(repaired, text, said, copies=task.limit < REFERENCED_TOKENS)
+    spoken_facts = tuple(f for f in task.facts if f.message_id not in task.tool_ids)  # what a tool says corrects nobody
+    repair = partial(repaired, text, spoken_facts, copies=task.limit < REFERENCED_TOKENS)
     better, lines = yield from _off_loop(repair, task.entries)
     if lines:
         task.facts = tuple(f._replace(weight=f.weight * CHOSEN) if f.line in lines else f for f in task.facts)
@@ -264,16 +264,16 @@ def _reduced(task: _Task, blocks: Sequence[str], previous: str, share: int, room
         carried = task.counter.count_text(previous) + 8 if previous else 0
         parts = yield from _in_pieces(task, blocks, room - carried)
         if len(parts) == 1:
-            return (yield from _asked(task, [ask(parts[0], previous=previous)]))[0]
+            return (yield from _answers(task, [ask(parts[0], previous=previous)]))[0]
         parts = yield from _in_pieces(task, blocks, room - max(carried, share + 8))
         if len(parts) == 2:  # as cheap in calls as it gets, and nothing to gain by doing both at once
-            first = (yield from _asked(task, [ask(parts[0], previous=previous)]))[0]
-            return (yield from _asked(task, [ask(parts[1], previous=first)]))[0]
+            first = (yield from _answers(task, [ask(parts[0], previous=previous)]))[0]
+            return (yield from _answers(task, [ask(parts[1], previous=first)]))[0]
         if merging and len(parts) >= len(blocks):
             raise SummarizationFailedError(
                 f"{len(parts)} partial summaries cannot be reduced further: the summariser ignores its limit of {share} tokens"
             )
-        texts = yield from _asked(task, [ask(p, previous="") for p in parts])
+        texts = yield from _answers(task, [ask(p, previous="") for p in parts])
         blocks = [f'<part number="{i}">\n{strip_control_chars(text)}\n</part>' for i, text in enumerate(texts, 1)]
         merging = True
 
@@ -282,7 +282,7 @@ def _in_pieces(task: _Task, blocks: Sequence[str], room: int) -> Flow[list[str]]
     return (yield from off_loop(partial(pieces, blocks, room, task.counter), sum(map(len, blocks))))
 
 
-def _asked(task: _Task, requests: Sequence[Request]) -> Flow[list[str]]:
+def _answers(task: _Task, requests: Sequence[Request]) -> Flow[list[str]]:
     """Returns the answers in order; asks several at once where the driver can."""
     if task.calls_left is not None and task.calls + len(requests) > task.calls_left:
         raise SummarizationFailedError(
@@ -412,9 +412,9 @@ def _split_summary(entry: Entry) -> Iterable[Entry]:
             words.append(line)
             continue
         text, key = line[: reference.start() if reference else None].removeprefix("- "), f"{entry.id}:{index}"
-        said = tool_result("", text, id=key) if heading == DATA_HEADING else user(text, id=key)
+        line_message = tool_result("", text, id=key) if heading == DATA_HEADING else user(text, id=key)
         number = int(reference[1]) if reference else 0
-        lines.append(Entry(key, 0, replace(said, kind="summary"), 0, number=number))
+        lines.append(Entry(key, 0, replace(line_message, kind="summary"), 0, number=number))
     message = replace(entry.message, parts=(TextPart("\n".join(words)),))
     # the summary's own words stand in no numbered record of the conversation
     return (replace(entry, message=message, number=0), *lines)

@@ -133,13 +133,13 @@ def _shorter(entry: Entry, parts: int, focus: Focus) -> Message:
 def _with_texts(message: Message) -> Message:
     """Returns the output with the texts of its documents and search results in its result, where they can be shortened."""
     texts = {i: medium_of(p).text for i, p in enumerate(message.parts) if isinstance(p, MediaPart)}
-    found = [text for text in texts.values() if text]
-    if not found:
+    media_texts = [text for text in texts.values() if text]
+    if not media_texts:
         return message
     parts = [part for i, part in enumerate(message.parts) if not texts.get(i)]
     at = next(i for i, part in enumerate(parts) if isinstance(part, ToolResultPart))
     result = cast("ToolResultPart", parts[at])
-    content = "\n".join([result.content, *found] if result.content else found)
+    content = "\n".join([result.content, *media_texts] if result.content else media_texts)
     return replace(message, parts=(*parts[:at], replace(result, content=content), *parts[at + 1 :]))
 
 
@@ -148,7 +148,7 @@ def repeated_outputs(entries: Sequence[Entry]) -> frozenset[str]:
     cut: set[tuple[str, str]] = set()
     newest: dict[tuple[str, str], str] = {}
     for entry, calls in answered_calls(entries):
-        answered = set(map(_asked, calls))
+        answered = set(map(_call_key, calls))
         if entry.shown_seq:
             cut |= answered
         elif answered & cut:
@@ -156,7 +156,7 @@ def repeated_outputs(entries: Sequence[Entry]) -> frozenset[str]:
     return frozenset(newest.values())
 
 
-def _asked(call: ToolCallPart) -> tuple[str, str]:
+def _call_key(call: ToolCallPart) -> tuple[str, str]:
     """Returns a key that is equal for calls with the same name and the same arguments, in whatever order they stand."""
     try:
         return call.name, json.dumps(json.loads(call.arguments), sort_keys=True)
@@ -170,7 +170,7 @@ class _Calls:
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries
         self._answered: dict[int, tuple[ToolCallPart, ...]] = {}
-        self._asked: dict[int, int] = {}
+        self._question_index: dict[int, int] = {}
         newest: dict[tuple[tuple[str, str], ...], str] = {}
         superseded: set[str] = set()
         question_index = -1
@@ -178,8 +178,8 @@ class _Calls:
             if is_question(entry.message):
                 question_index = index
             elif entry.message.role == "tool":
-                self._answered[index], self._asked[index] = answered, question_index
-                same = tuple(map(_asked, answered))
+                self._answered[index], self._question_index[index] = answered, question_index
+                same = tuple(map(_call_key, answered))
                 if same and same in newest:
                     superseded.add(newest[same])
                 newest[same] = entry.id
@@ -187,7 +187,7 @@ class _Calls:
 
     def focus(self, index: int, question: str) -> Focus:
         """Returns what an output was asked for: its own question and the newest one, and the values of its call."""
-        question_index = self._asked.get(index, -1)
+        question_index = self._question_index.get(index, -1)
         own = self._entries[question_index].message.text if question_index >= 0 else ""
         texts = (own, question) if question != own else (own,)
         return Focus("\n".join(texts), "\n".join(map(_values, self._answered.get(index, ()))))

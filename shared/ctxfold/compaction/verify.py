@@ -96,7 +96,7 @@ class _Literals(_Values):
         if fact.kind == "call":
             return fact.value in self.folded
         if len(fact.value) <= SHORT_VALUE and fact.kind in ("number", "field", "amount"):
-            return self._has_beside(fact)
+            return self._has_with_owner(fact)
         return self.has_value(fact) and self._has_owner(fact)
 
     def _has_owner(self, fact: Fact) -> bool:
@@ -104,12 +104,12 @@ class _Literals(_Values):
         lines = self._by_value.get(fact.value, ()) if fact.owner else ()
         return not lines or any(fact.owner in line.folded for line in lines)
 
-    def _has_beside(self, fact: Fact) -> bool:
+    def _has_with_owner(self, fact: Fact) -> bool:
         lines = self._by_value.get(fact.value, [])
         if fact.kind == "field" and fact.value in self.folded:
             lines = [*lines, *(line for line in self.lines if within(fact.value, line.folded))]
         words = frozenset(terms(fact.key)) if lines else frozenset[str]()
-        return any(fact.owner in line.folded and _beside(fact, words, line) for line in lines)
+        return any(fact.owner in line.folded and _states_value(fact, words, line) for line in lines)
 
     def _has_rule(self, fact: Fact) -> bool:
         rule_terms = frozenset(terms(fact.text))
@@ -223,8 +223,8 @@ _ROLE_LINE = re.compile(r"\W*(?:user|human|assistant|ai|customer|agent|用户|�
 def _continues(text: str, source_text: str) -> bool:
     """Tells whether a text reads as the next message of a chat: a script of turns, an answer or a question to the reader."""
     lines = [line for line in text.splitlines() if line.strip()]
-    spoken = [line for line in lines if _ROLE_LINE.match(line)]
-    if len(spoken) > 1 and len(spoken) >= 0.6 * len(lines):
+    role_lines = [line for line in lines if _ROLE_LINE.match(line)]
+    if len(role_lines) > 1 and len(role_lines) >= 0.6 * len(lines):
         return True
     opens = bool(_CHAT_OPENING.match(text))
     asks = lines[-1].rstrip().endswith(("?", "？")) and bool(_TO_YOU.search(lines[-1]))
@@ -282,7 +282,7 @@ def _line(text: str) -> _Line:
     return _Line(" ".join(text.casefold().split()), keyed, values, frozenset(terms(text)), negated(text))
 
 
-def _beside(fact: Fact, words: frozenset[str], line: _Line) -> bool:
+def _states_value(fact: Fact, words: frozenset[str], line: _Line) -> bool:
     """Tells whether the line has the value for this key: where the key has values of its own, the value is one of them."""
     values_of_key = {value for value, key in line.keyed if key & words}
     return (
