@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "nobody_speaks_for_an_excerpt",
-            "context=_speakers_for_excerpts(view, tail),",
+            "context=_dialogue_with_excerpts(view, tail),",
             "context=(),",
             "retrieval/test_recall_beside_excerpts.py",
         ),
@@ -257,26 +257,26 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_second_reply_to_the_same_messages_is_lost",
-            "    if (taken := _taken_by(attempt)) is None:\n",
-            "    if (taken := None) is None:\n",
+            "    if (shared_turn := _shared_turn(attempt)) is None:\n",
+            "    if (shared_turn := None) is None:\n",
             "llamaindex/test_llm_agents.py::test_two_requests_with_the_same_messages_at_once",
         ),
         (
             "a_turn_in_which_others_wait_goes_on_with_the_first_reply",
-            "taken = others > 0 or turn.entries",
-            "taken = turn.entries",
+            "is_shared = others > 0 or turn.entries",
+            "is_shared = turn.entries",
             "llamaindex/test_llm_agents.py::test_two_requests_that_ask_one_new_question_at_once",
         ),
         (
             "the_process_that_opened_a_turn_loses_its_reply_to_a_faster_one",
-            "            taken = state.entry(asked[-1].id) is not None\n",
-            "            taken = turn_id != attempt.new_turn and state.entry(asked[-1].id) is not None\n",
+            "            is_shared = state.entry(own_entries[-1].id) is not None\n",
+            "            is_shared = turn_id != attempt.new_turn and state.entry(own_entries[-1].id) is not None\n",
             "llamaindex/test_overlapping_requests.py::test_two_processes_answer_one_question_and_both_replies_stay",
         ),
         (
             "a_reply_with_calls_loses_its_question_to_the_calls_of_another_process",
-            "if taken in state.open else []",
-            "if taken in state.open and not waiting else []",
+            "if shared_turn in state.open else []",
+            "if shared_turn in state.open and not waiting else []",
             "llamaindex/test_overlapping_requests.py::test_two_replies_with_calls_of_two_processes_both_go_on",
         ),
         (
@@ -1676,8 +1676,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "forks_that_are_made_meanwhile_keep_it",
-            "names = [name for name in made if name not in seen]",
-            "names = [name for name in made if name in seen]",
+            "names = [name for name in fork_names if name not in known_names]",
+            "names = [name for name in fork_names if name in known_names]",
             "erasure/test_erase_forks.py::test_a_fork_that_is_made_during_an_erasure",
         ),
         (

@@ -172,11 +172,11 @@ def _check_room(
 
 
 def _restored(ports: Ports, messages: Mapping[int, Message]) -> list[Draft]:
-    made = [draft(ports, Restored(message, seq)) for seq, message in messages.items()]
-    if made:
+    drafts = [draft(ports, Restored(message, seq)) for seq, message in messages.items()]
+    if drafts:
         seq, message = list(messages.items())[-1]
-        made[-1] = draft(ports, Restored(message, seq, tuple(d.id for d in made[:-1])))
-    return made
+        drafts[-1] = draft(ports, Restored(message, seq, tuple(d.id for d in drafts[:-1])))
+    return drafts
 
 
 def _round(open_session: OpenSession, record: Record, message: Message) -> Flow[dict[int, Message]]:

@@ -113,9 +113,9 @@ def _session_of_place(engine: Engine, place: SessionKey, incoming: IncomingList)
 
 
 def _has_passed_open_turn(open_session: OpenSession, incoming: IncomingList) -> bool:
-    """Returns True where the list has gone on from an open turn in another way than the turn: nobody continues that one.
+    """Returns True where the list continues an open turn differently from the session: nobody will continue the stored one.
 
-    The list has other words or calls in a message of the turn, or an answer behind its question and not all of its messages.
+    The list has other text or calls in a message of the turn, or an answer after its question and not all of its messages.
     The turn of a run that failed would be discarded then, and its question with it.
     """
     with open_session.lock:
@@ -125,8 +125,8 @@ def _has_passed_open_turn(open_session: OpenSession, incoming: IncomingList) -> 
         own = [e for e in entries if e.id in positions]
         if any(not is_same(e, incoming.message(positions[e.id])) for e in own):
             return True
-        behind = range(positions[own[-1].id] + 1, len(positions)) if 0 < len(own) < len(entries) else ()
-        if any(incoming.message(i).role == "assistant" for i in behind):
+        later_positions = range(positions[own[-1].id] + 1, len(positions)) if 0 < len(own) < len(entries) else ()
+        if any(incoming.message(i).role == "assistant" for i in later_positions):
             return True
     return False
 
@@ -176,8 +176,8 @@ def _newest_shown(open_session: OpenSession, ids: Sequence[str]) -> Sequence[str
     visible = _visible_ids(open_session)
     newest = [*ids[max(0, len(ids) - len(visible) - LEFT_OUT) :]]
     unbroken = len([*takewhile(visible.__contains__, reversed(newest))])
-    found = visible.difference(open_session.state.pins)
-    oldest = next((i for i, message_id in enumerate(newest) if message_id in found), len(newest))
+    unpinned = visible.difference(open_session.state.pins)
+    oldest = next((i for i, message_id in enumerate(newest) if message_id in unpinned), len(newest))
     return newest[min(oldest, len(newest) - unbroken) :]
 
 

@@ -63,17 +63,17 @@ class ReplyPlace:
 
 def place_of(attempt: TurnAttempt, ports: Ports) -> ReplyPlace:
     """Returns the place of a reply: the turn in which it was asked, or a turn of its own behind one that others share."""
-    if (taken := _taken_by(attempt)) is None:
+    if (shared_turn := _shared_turn(attempt)) is None:
         return ReplyPlace(attempt.turn_id)
     own_turn = attempt.new_turn if attempt.turn_id != attempt.new_turn else ports.ids.new()
     state = attempt.open_session.state
-    shared = state.view(taken).turn
+    shared = state.view(shared_turn).turn
     questions, waiting = _added_questions(attempt, shared), bool(open_calls(shared))
     # calls that wait there are stored again before their results, if these come
     ended: list[tuple[str, TurnStatus]] = (
-        [(taken, "aborted" if waiting else "completed")] if taken in state.open else []
+        [(shared_turn, "aborted" if waiting else "completed")] if shared_turn in state.open else []
     )
-    return ReplyPlace(own_turn, ended, {attempt.turn_id, taken}, questions)
+    return ReplyPlace(own_turn, ended, {attempt.turn_id, shared_turn}, questions)
 
 
 def take_over(open_session: OpenSession, turn_ids: Collection[str], taker: str) -> None:
@@ -84,33 +84,33 @@ def take_over(open_session: OpenSession, turn_ids: Collection[str], taker: str) 
         taken_over.update(dict.fromkeys(waiting, taker))
 
 
-def _taken_by(attempt: TurnAttempt) -> str | None:
+def _shared_turn(attempt: TurnAttempt) -> str | None:
     """Returns the turn in which other requests wait, or were faster: the reply is a turn of its own then, behind that one.
 
-    They ask the same, as an agent does that goes on after a cancellation, or have added a question or gone back behind some of
-    the messages. None where the turn is this request's alone.
+    They repeat the question, as an agent does that continues after a cancellation, or have added a question, or have rewound
+    past some of the messages. Returns None where no other request uses the turn.
     """
     open_session, turn_id = attempt.open_session, attempt.turn_id
-    asked = attempt.sent.view.turn if attempt.sent is not None else ()
+    own_entries = attempt.sent.view.turn if attempt.sent is not None else ()
     with open_session.lock:
         state, taken_over = open_session.state, open_session.taken_over
         if turn_id in taken_over:
             return taken_over[turn_id]
-        if not asked:
+        if not own_entries:
             return None
         turn = state.open.get(turn_id)
         if turn is None:
-            taken = state.entry(asked[-1].id) is not None
+            is_shared = state.entry(own_entries[-1].id) is not None
         else:
             others = open_session.in_flight[turn_id] - (turn_id in attempt.entered)
-            taken = others > 0 or turn.entries[-1].id != asked[-1].id
-    return turn_id if taken else None
+            is_shared = others > 0 or turn.entries[-1].id != own_entries[-1].id
+    return turn_id if is_shared else None
 
 
 def _added_questions(attempt: TurnAttempt, shared: Sequence[Entry]) -> Sequence[Entry]:
-    """Returns what a shared turn has behind the messages of this request, if these are questions: they belong behind the reply."""
-    asked = attempt.sent.view.turn if attempt.sent is not None else ()
-    later = [*dropwhile(lambda e: e.id != asked[-1].id, shared)][1:] if asked else []
+    """Returns the messages that a shared turn has after those of this request, if all are questions: they follow the reply."""
+    own_entries = attempt.sent.view.turn if attempt.sent is not None else ()
+    later = [*dropwhile(lambda e: e.id != own_entries[-1].id, shared)][1:] if own_entries else []
     return later if all(is_question(e.message) for e in later) else ()
 
 

@@ -162,21 +162,21 @@ class Scrub:
         later = ids[ids.index(message_id) + 1 :] if message_id in ids else []
         return next((i for i in later if i not in self.erased_ids), None)
 
-    def _snapshot(self, taken: Snapshot) -> Snapshot:
-        goal = _as_given(GoalSet(taken.goal, tuple(Subgoal(*s) for s in taken.subgoals), taken.given))
+    def _snapshot(self, snapshot: Snapshot) -> Snapshot:
+        goal = _as_given(GoalSet(snapshot.goal, tuple(Subgoal(*s) for s in snapshot.subgoals), snapshot.given))
         changes: dict[str, Any] = {
-            name: self._slots(getattr(taken, name)) for name in ("system", "compressed", "live", "deferred")
+            name: self._slots(getattr(snapshot, name)) for name in ("system", "compressed", "live", "deferred")
         }
         changes |= {
-            "open": {t: OpenSlots(at_s=o.at_s, entries=self._slots(o.entries)) for t, o in taken.open.items()},
-            "pins": tuple(p for p in taken.pins if p not in self.erased_ids),
-            "revertible": tuple(r for r in taken.revertible if r not in self.emptied),
+            "open": {t: OpenSlots(at_s=o.at_s, entries=self._slots(o.entries)) for t, o in snapshot.open.items()},
+            "pins": tuple(p for p in snapshot.pins if p not in self.erased_ids),
+            "revertible": tuple(r for r in snapshot.revertible if r not in self.emptied),
             "goal": goal.goal,
             "subgoals": tuple((s.text, s.since, s.completed) for s in goal.subgoals),
             # counts of two counters must not be mixed: without a name they are all made anew
-            "counter": taken.counter if taken.counter == self.counter_id else "",
+            "counter": snapshot.counter if snapshot.counter == self.counter_id else "",
         }
-        return taken.model_copy(update=changes)
+        return snapshot.model_copy(update=changes)
 
     def _slots(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
         return tuple(
@@ -363,13 +363,13 @@ def _forked_from(key: SessionKey, names: Iterable[str]) -> Flow[tuple[str, ...]]
 def _erased(engine: Engine, key: SessionKey, choose: _Choice) -> Flow[Erasure]:
     """Erases the chosen messages from the newest log, and from the logs that share its beginning."""
     records: Sequence[Record] = ()
-    made: _Made = {}
+    rewritten: _Made = {}
     for _ in range(TRIES):
         # a long log takes seconds: writers that come meanwhile must not make the next try as long
         records = yield from _newest(key, records)
         stored = first_records(records)
         erased_ids = choose(records) & stored.keys()
-        rewrites = yield from _rewrite(engine.ports, key, records, erased_ids, made)
+        rewrites = yield from _rewrite(engine.ports, key, records, erased_ids, rewritten)
         names = (yield from StoreCall(Store.copies, key)) if erased_ids else ()
         rewrites += yield from _taken_over(engine.ports, key, records, erased_ids, names)
         rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites)
@@ -405,7 +405,11 @@ def _taken_over(
 
 
 def _made_meanwhile(
-    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str] | None, seen: Sequence[str]
+    ports: Ports,
+    key: SessionKey,
+    records: Sequence[Record],
+    erased_ids: frozenset[str] | None,
+    known_names: Sequence[str],
 ) -> Flow[tuple[list[Rewrite], bool]]:
     """Erases from sessions that were forked during the erasure; returns their rewrites, and True when the store has settled.
 
@@ -414,10 +418,10 @@ def _made_meanwhile(
     names: list[str] = []
     for _ in range(TRIES):
         if erased_ids is None:  # the session is gone: only its forks know of it
-            made = yield from _forked_from(key, (yield from StoreCall(Store.sessions, key.owner)))
+            fork_names = yield from _forked_from(key, (yield from StoreCall(Store.sessions, key.owner)))
         else:
-            made = yield from StoreCall(Store.copies, key)
-        names = [name for name in made if name not in seen]
+            fork_names = yield from StoreCall(Store.copies, key)
+        names = [name for name in fork_names if name not in known_names]
         rewrites = yield from _taken_over(ports, key, records, erased_ids, names)
         try:
             return rewrites, not rewrites or (yield from StoreCall(Store.erase, tuple(rewrites)))
@@ -485,7 +489,7 @@ def _newest(key: SessionKey, known: Sequence[Record]) -> Flow[Sequence[Record]]:
 
 
 def _rewrite(
-    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str], made: _Made | None = None
+    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str], rewritten: _Made | None = None
 ) -> Flow[list[Rewrite]]:
     """Returns the change that erases these messages from the log of one session, in a list; an empty list without ids.
 
@@ -503,11 +507,11 @@ def _rewrite(
             policy = body.policy
         if isinstance(body, Compacted) and scrub.covers(record.body):
             sources = scrub.cover(body)
-            written = (made or {}).get(record.id)
+            written = (rewritten or {}).get(record.id)
             if written is None or written[:3] != (body, sources, policy):
                 written = (body, sources, policy, (yield from _resummarised(body, sources, policy, ports)))
-            if made is not None:
-                made[record.id] = written
+            if rewritten is not None:
+                rewritten[record.id] = written
             body = written[3]
         scrub.note(record, body)
         if body != record.body:

@@ -135,7 +135,7 @@ class PassageFitter:
                 likeness=likeness,
                 readings=open_session.passage_cache,
                 older=older,
-                context=_speakers_for_excerpts(view, tail),
+                context=_dialogue_with_excerpts(view, tail),
                 reaching=_works_with_tools(view),
             )
             return (yield from chosen(matches, share_tokens, counter, now_s=now_s))
@@ -149,16 +149,16 @@ def _works_with_tools(view: View) -> bool:
     return any(e.message.role == "tool" for e in newest)
 
 
-def _speakers_for_excerpts(view: View, tail: Container[int]) -> list[Entry]:
-    """Returns what users and models said, before the question, beside tool outputs that are excerpts; without any, nothing.
+def _dialogue_with_excerpts(view: View, tail: Container[int]) -> list[Entry]:
+    """Returns the users' and models' messages before the question, if some tool output there is shown as an excerpt.
 
     Messages of the `tail` that may give way are left out.
     """
     before, _ = view.parted()
     if not any(e.shown_seq for e in before):
         return []
-    spoken = (e for e in before if e.message.role in ("user", "assistant") and e.message.kind == "message")
-    return [e for e in spoken if not e.shown_seq and e.seq not in tail]
+    dialogue = (e for e in before if e.message.role in ("user", "assistant") and e.message.kind == "message")
+    return [e for e in dialogue if not e.shown_seq and e.seq not in tail]
 
 
 def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> list[Sequence[Entry]]:
@@ -214,9 +214,9 @@ def _fitting(turns: Sequence[Sequence[Entry]], room_tokens: int) -> list[Entry]:
 
 def _without(view: View, seqs: Collection[int]) -> View:
     """Returns the view without these live messages."""
-    left = [e for e in view.live if e.seq not in seqs]
-    removed_tokens = sum(e.tokens for e in view.live) - sum(e.tokens for e in left)
-    return replace(view, live=Prefix(left), tokens=view.tokens - removed_tokens)
+    remaining = [e for e in view.live if e.seq not in seqs]
+    removed_tokens = sum(e.tokens for e in view.live) - sum(e.tokens for e in remaining)
+    return replace(view, live=Prefix(remaining), tokens=view.tokens - removed_tokens)
 
 
 def _near(
