@@ -1874,8 +1874,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "sql_deletes_rows_of_format_2_that_it_did_not_move",
-            "(*key, *last))\n        return (key.owner, key.session, *last), len(found)",
-            "(*key, last[0] + chr(0xFFFF), last[1]))\n        return (key.owner, key.session, *last), len(found)",
+            "(*key, *last))\n        return (key.owner, key.session, *last), len(old_rows)",
+            "(*key, last[0] + chr(0xFFFF), last[1]))\n        return (key.owner, key.session, *last), len(old_rows)",
             "stores/test_search_index.py::test_the_20_best_are_the_same_before_and_after",
         ),
         (
@@ -1886,8 +1886,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "sql_stops_before_enough_hits",
-            "if len(leaves) == limit and len(found[term]) < newest:",
-            "if len(leaves) > limit and len(found[term]) < newest:",
+            "if len(leaves) == limit and len(hits_by_term[term]) < newest:",
+            "if len(leaves) > limit and len(hits_by_term[term]) < newest:",
             "stores/test_search_index.py::test_newest_hits_behind_leaves_that_an_erasure_emptied",
         ),
     ),
@@ -2036,8 +2036,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "stores/sql_replica.py",
         (
             "a_replica_that_is_behind_is_read",
-            "return self._newest(owner, session) == wanted and",
-            "return len(self._newest(owner, session)) <= len(wanted) and",
+            "return self._newest(owner, session) == newest and",
+            "return len(self._newest(owner, session)) <= len(newest) and",
             "stores/test_replica.py::test_what_a_replica_does_not_have_yet_is_shown",
         ),
         (
@@ -2081,8 +2081,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_move_copies_behind_writers_for_ever",
-            "if len(found) == _ROWS else None), len(found)",
-            "if found else None), len(found)",
+            "if len(copied_keys) == _ROWS else None), len(copied_keys)",
+            "if copied_keys else None), len(copied_keys)",
             "stores/test_partitions.py::test_privileges_stay",
         ),
         (

@@ -253,8 +253,8 @@ class OwnedItems:
     def newest(self, kinds: Sequence[str] | None, newest: int, everything: bool) -> tuple[MemoryItem, ...]:
         """Returns the newest items first, those in force unless `everything` is wanted."""
         rows = sorted(self.rows.values(), key=_age, reverse=True)
-        found = (i for _, i in rows if (everything or i.live) and (kinds is None or i.kind in kinds))
-        return tuple(islice(found, newest))
+        matching = (i for _, i in rows if (everything or i.live) and (kinds is None or i.kind in kinds))
+        return tuple(islice(matching, newest))
 
     def forget(self, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
         chosen = [self.rows[i] for i in dict.fromkeys(ids) if i in self.rows and not self.rows[i][1].forgotten]
@@ -328,10 +328,10 @@ def unseen(drafts: Iterable[Fresh], stored: Mapping[str, str]) -> list[Fresh]:
     new: dict[str, Fresh] = {}
     for item in drafts:
         twin = new.get(item.draft.id)
-        found = stored.get(item.draft.id) if twin is None else twin.fingerprint
-        if found is None:
+        known_fingerprint = stored.get(item.draft.id) if twin is None else twin.fingerprint
+        if known_fingerprint is None:
             new[item.draft.id] = item
-        elif found != item.fingerprint:
+        elif known_fingerprint != item.fingerprint:
             raise MessageConflictError(_conflict(item.draft))
     return list(new.values())
 

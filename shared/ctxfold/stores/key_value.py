@@ -143,7 +143,7 @@ class KeyValueStore(BaseStore):
                 raise erased_meanwhile(key)
             if expect is not None and expect != state.seq and not written_at(ready, stored, expect):
                 raise HeadMovedError(expect, state.seq)
-            new = unseen(ready, {name: found for name, (found, _) in stored.items()})
+            new = unseen(ready, {name: stored_fingerprint for name, (stored_fingerprint, _) in stored.items()})
             state = _add(entries, key, state, new, payloads)
             for document in documents:
                 state = _index(entries, key, state, document)
@@ -180,8 +180,8 @@ class KeyValueStore(BaseStore):
         checked_key(key)
         with self._begin(write=False) as entries:
             end = min(max(seq, 0), (_state(entries, key) or _State()).seq + 1)
-            found = entries.scan(_key(_SNAPSHOT, *key, number=0), _key(_SNAPSHOT, *key, number=end), reverse=True)
-            return next((_last_number(name) for name, _ in found), 0)
+            snapshots = entries.scan(_key(_SNAPSHOT, *key, number=0), _key(_SNAPSHOT, *key, number=end), reverse=True)
+            return next((_last_number(name) for name, _ in snapshots), 0)
 
     def postings(
         self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
@@ -322,8 +322,8 @@ def _sessions(entries: KeyValueTransaction, owner: str) -> tuple[str, ...]:
 
 def _stored_ids(entries: KeyValueTransaction, key: SessionKey, ids: Iterable[str]) -> dict[str, tuple[str, int]]:
     """Returns fingerprint and seq of those records that are there, by id."""
-    found = ((name, entries.get(_key(_ID, *key, name))) for name in dict.fromkeys(ids))
-    pairs = ((name, json.loads(value)) for name, value in found if value is not None)
+    values = ((name, entries.get(_key(_ID, *key, name))) for name in dict.fromkeys(ids))
+    pairs = ((name, json.loads(value)) for name, value in values if value is not None)
     return {name: (str(pair[0]), int(pair[1])) for name, pair in pairs}
 
 
@@ -431,12 +431,12 @@ def _hits(
     prefix = _prefix(_TERM, *key, term) if term else _prefix(_DOCUMENT, *key)
     if among is not None:
         names = (prefix + seq.to_bytes(8, "big") for seq in sorted(set(among)) if 0 < seq < 1 << 63)
-        found = [(name, stored) for name in names if (stored := entries.get(name)) is not None]
+        entries_of_term = [(name, stored) for name in names if (stored := entries.get(name)) is not None]
     elif newest is None:
-        found = list(entries.scan(prefix, _after(prefix)))
+        entries_of_term = list(entries.scan(prefix, _after(prefix)))
     else:
-        found = [*islice(entries.scan(prefix, _after(prefix), reverse=True), newest)][::-1]
-    hits = ((name, json.loads(stored) if term else (0, stored)) for name, stored in found)
+        entries_of_term = [*islice(entries.scan(prefix, _after(prefix), reverse=True), newest)][::-1]
+    hits = ((name, json.loads(stored) if term else (0, stored)) for name, stored in entries_of_term)
     return tuple((_last_number(name), int(count), int(length)) for name, (count, length) in hits)
 
 

@@ -79,13 +79,13 @@ class _Log:
         """Returns the hits of a term in order of seq: all, the newest, or those in some documents; of "", the documents."""
         if not term:
             seqs = self.documents.keys() if among is None else self.documents.keys() & set(among)
-            found = sorted((seq, 0, self.documents[seq]) for seq in seqs)
-            return tuple(found if newest is None else found[max(0, len(found) - newest) :])
-        found = self.terms.get(term, [])
+            hits = sorted((seq, 0, self.documents[seq]) for seq in seqs)
+            return tuple(hits if newest is None else hits[max(0, len(hits) - newest) :])
+        hits = self.terms.get(term, [])
         if among is not None:
-            places = ((seq, bisect_left(found, (seq,))) for seq in sorted(set(among)))
-            return tuple(found[at] for seq, at in places if at < len(found) and found[at][0] == seq)
-        return tuple(found if newest is None else found[max(0, len(found) - newest) :])
+            places = ((seq, bisect_left(hits, (seq,))) for seq in sorted(set(among)))
+            return tuple(hits[at] for seq, at in places if at < len(hits) and hits[at][0] == seq)
+        return tuple(hits if newest is None else hits[max(0, len(hits) - newest) :])
 
 
 class MemoryStore(BaseStore):

@@ -42,26 +42,26 @@ def leaf_key(term: bytes, seq: int) -> bytes:
     return b"%b\0%b" % (term, seq.to_bytes(8, "big"))
 
 
-def hits_of(data: bytes, term: bytes, wanted: Sequence[int] | None = None) -> list[Hit]:
-    """Returns the hits of a term in a leaf, as they stand; with `wanted`, seqs in order, only those in these documents."""
+def hits_of(data: bytes, term: bytes, among: Sequence[int] | None = None) -> list[Hit]:
+    """Returns the hits of a term in a leaf, as they stand; with `among`, seqs in order, only those in these documents."""
     if data.find(bytes((len(term),)) + term) < 0:  # most leaves that are read have it; this is quick in the others
         return []
-    return [hit for _, hits in _runs(data, term, wanted) for hit in hits]
+    return [hit for _, hits in _runs(data, term, among) for hit in hits]
 
 
 def all_hits(data: bytes) -> dict[bytes, list[Hit]]:
     """Returns all hits of a leaf by term, each in order; a document that is there twice counts once."""
-    found: dict[bytes, list[Hit]] = {}
+    hits_by_term: dict[bytes, list[Hit]] = {}
     again: set[bytes] = set()
     for term, hits in _runs(data):
-        if term in found:
-            found[term] += hits
+        if term in hits_by_term:
+            hits_by_term[term] += hits
             again.add(term)
         else:
-            found[term] = hits
+            hits_by_term[term] = hits
     for term in again:
-        found[term] = _once(found[term])
-    return found
+        hits_by_term[term] = _once(hits_by_term[term])
+    return hits_by_term
 
 
 def with_hits(data: bytes, new: Mapping[bytes, Sequence[Hit]]) -> bytes:
@@ -92,28 +92,28 @@ def divided(first_key: bytes, data: bytes, new: Mapping[bytes, Sequence[Hit]]) -
         return [(first_key, b"".join(run for _, run in runs))]
     size = LEAF_BYTES * _FULL if in_order else total / max(2, ceil(total / (LEAF_BYTES * _HALF)))
     leaves: list[tuple[bytes, list[bytes]]] = [(first_key, [])]
-    held = 0
+    leaf_size = 0
     for key, run in runs:
-        if held and held + len(run) > size:
+        if leaf_size and leaf_size + len(run) > size:
             leaves.append((key, []))
-            held = 0
+            leaf_size = 0
         leaves[-1][1].append(run)
-        held += len(run)
+        leaf_size += len(run)
     return [(key, b"".join(parts)) for key, parts in leaves]
 
 
 def placed(first_keys: Sequence[bytes], hits: Mapping[bytes, list[Hit]]) -> dict[bytes, dict[bytes, list[Hit]]]:
     """Returns the hits by the first key of the leaf, and by term, where they belong; keys and hits are in order."""
-    found: dict[bytes, dict[bytes, list[Hit]]] = {}
+    by_leaf: dict[bytes, dict[bytes, list[Hit]]] = {}
     for term, each in hits.items():
         at = bisect_right(first_keys, leaf_key(term, each[0][0]))
         if at == len(first_keys) or leaf_key(term, each[-1][0]) < first_keys[at]:  # nearly always
-            found.setdefault(first_keys[at - 1] if at else FIRST_KEY, {})[term] = each
+            by_leaf.setdefault(first_keys[at - 1] if at else FIRST_KEY, {})[term] = each
             continue
         for hit in each:
             at = bisect_right(first_keys, leaf_key(term, hit[0]))
-            found.setdefault(first_keys[at - 1] if at else FIRST_KEY, {}).setdefault(term, []).append(hit)
-    return found
+            by_leaf.setdefault(first_keys[at - 1] if at else FIRST_KEY, {}).setdefault(term, []).append(hit)
+    return by_leaf
 
 
 def without_documents(first_key: bytes, data: bytes, seqs: frozenset[int]) -> tuple[bytes, bytes] | None:
@@ -123,11 +123,13 @@ def without_documents(first_key: bytes, data: bytes, seqs: frozenset[int]) -> tu
     """
     if not any(hit[0] in seqs for _, hits in _runs(data) for hit in hits):
         return None
-    left = {t: kept for t, hits in sorted(all_hits(data).items()) if (kept := [h for h in hits if h[0] not in seqs])}
-    if not left:
+    remaining = {
+        t: kept for t, hits in sorted(all_hits(data).items()) if (kept := [h for h in hits if h[0] not in seqs])
+    }
+    if not remaining:
         return first_key, b""
-    term, hits = next(iter(left.items()))
-    return (first_key and leaf_key(term, hits[0][0])), with_hits(b"", left)
+    term, hits = next(iter(remaining.items()))
+    return (first_key and leaf_key(term, hits[0][0])), with_hits(b"", remaining)
 
 
 def _once(hits: Iterable[Hit]) -> list[Hit]:
@@ -168,9 +170,9 @@ def _encoded(term: bytes, hits: Sequence[Hit]) -> bytes:
 
 
 def _runs(
-    data: bytes, only: bytes | None = None, wanted: Sequence[int] | None = None
+    data: bytes, only: bytes | None = None, among: Sequence[int] | None = None
 ) -> Iterator[tuple[bytes, list[Hit]]]:
-    """Yields the term and the hits of each run; of the term `only`, and in the documents `wanted`, where these are given."""
+    """Yields the term and the hits of each run; of the term `only`, and in the documents `among`, where these are given."""
     at, end = 0, len(data)
     try:
         while at < end:
@@ -180,7 +182,7 @@ def _runs(
             columns = _columns(widths, size)
             if only is None or only == term:
                 values = columns.unpack_from(data, at)
-                decoded = _decoded if wanted is None else partial(_decoded_among, wanted)
+                decoded = _decoded if among is None else partial(_decoded_among, among)
                 yield term, decoded(values, size, bool(term), bool(widths & 0x30))
             at += columns.size
         if at > end:
@@ -198,17 +200,17 @@ def _decoded(values: tuple[int, ...], size: int, counted: bool, many: bool) -> l
     return list(zip(seqs, counts, values[-size:], strict=True))
 
 
-def _decoded_among(wanted: Sequence[int], values: tuple[int, ...], size: int, counted: bool, many: bool) -> list[Hit]:
+def _decoded_among(among: Sequence[int], values: tuple[int, ...], size: int, counted: bool, many: bool) -> list[Hit]:
     """Returns the hits of a run in these documents: few of its 64, which are looked up in its columns."""
     first, at = values[0], 1
     last = first + values[size - 1] if size > 1 else first
-    found: list[Hit] = []
-    for seq in wanted[bisect_left(wanted, first) : bisect_right(wanted, last)]:
+    hits: list[Hit] = []
+    for seq in among[bisect_left(among, first) : bisect_right(among, last)]:
         if seq == first:
             place = 0
         else:
             place = at = bisect_left(values, seq - first, at, size)
             if at == size or values[at] != seq - first:
                 continue
-        found.append((seq, values[size + place] if many else int(counted), values[place - size]))
-    return found
+        hits.append((seq, values[size + place] if many else int(counted), values[place - size]))
+    return hits

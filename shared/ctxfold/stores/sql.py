@@ -111,10 +111,10 @@ class SqlStore(SqlTables):
         if self._ready and self._address.file == self._file:
             return
         with self._creation:
-            found = self._address.file
-            if self._ready and found == self._file:
+            file_before = self._address.file
+            if self._ready and file_before == self._file:
                 return
-            if self._ready and found is None:
+            if self._ready and file_before is None:
                 raise StoreUnavailableError(
                     f"the file of {self._address.name} was deleted while it was open: put it back, or open a new store"
                 )
@@ -123,7 +123,7 @@ class SqlStore(SqlTables):
             self._ready, self._file = False, None
             self._tried(self._create, alone=True)
             file = self._address.file
-            if file != found:
+            if file != file_before:
                 self._engine.dispose()  # connections that are opened from here on lead to `file`, or the next call sees it
             self._ready, self._file = True, file
             if self._upgrade and self._index.old_rows:
@@ -138,24 +138,24 @@ class SqlStore(SqlTables):
             upgrade_tables,
         )
 
-        found = stored_version(connection, self._address)
-        while found is None and not self._address.sqlite:
+        version = stored_version(connection, self._address)
+        while version is None and not self._address.sqlite:
             self._create_on_server(connection)
-            found = stored_version(connection, self._address)
-        if found != FORMAT_VERSION:
-            if found is None and not self._address.in_memory:
+            version = stored_version(connection, self._address)
+        if version != FORMAT_VERSION:
+            if version is None and not self._address.in_memory:
                 connection.execute("PRAGMA journal_mode=WAL")
             with transaction(connection, self._address, self._timeout_s):
                 self._lock_creation(connection)
-                if found is not None and (self._upgrade or found < STAYS_FORMAT):
+                if version is not None and (self._upgrade or version < STAYS_FORMAT):
                     upgrade_tables(connection, self._engine.dialect)
                 else:
-                    partitioned = found is not None and stored_partitions(connection) is not None
+                    partitioned = version is not None and stored_partitions(connection) is not None
                     create_tables(connection, self._engine.dialect, partitioned=partitioned)
-            found = stored_version(connection, self._address)
+            version = stored_version(connection, self._address)
         if not self._address.sqlite:
             self._look_for_partitions(connection)
-        self._index.old_rows = found == STAYS_FORMAT or self._index.any_old_row(connection)
+        self._index.old_rows = version == STAYS_FORMAT or self._index.any_old_row(connection)
 
     def _create_on_server(self, connection: Driven) -> None:
         """Makes the tables of a new store, those with partitions in several transactions; completes what another process began."""

@@ -97,10 +97,10 @@ class StoreAddress:
         if not self.sqlite or self.in_memory or path is None or path.startswith("file:"):
             return None
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     @property
     def proxied(self) -> bool:
@@ -380,8 +380,8 @@ def translated(error: Exception, address: StoreAddress, timeout_s: float) -> Sto
         return StoreUnavailableError(
             f"{address.name} cancelled a statement ({reason}): try again, or raise the server's statement_timeout"
         )
-    gone = not state and type(error).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
-    if gone or isinstance(error, Dropped) or state.startswith(_OUT_OF_REACH_STATES):
+    is_unreachable = not state and type(error).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
+    if is_unreachable or isinstance(error, Dropped) or state.startswith(_OUT_OF_REACH_STATES):
         return StoreUnavailableError(f"cannot reach {address.name} ({reason}): check server, address and login")
     return StoreError(f"{address.name} refused a statement ({reason}): nothing was written")
 

@@ -52,12 +52,12 @@ class Index:
 
     def hits(self, connection: Driven, key: SessionKey, terms: Sequence[str]) -> dict[str, tuple[Hit, ...]]:
         """Returns all hits of each term, oldest first."""
-        found = self._old(connection, self.rows.sql.postings_in, key, terms)
+        old = self._old(connection, self.rows.sql.postings_in, key, terms)
         names = {term: stored_term(term) for term in terms}
         ranges = [(leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)) for name in names.values()]
         leaves = self._leaves(connection, key, ranges, _ALL)
         return {
-            t: _joined(found.get(t, ()), data, name)
+            t: _joined(old.get(t, ()), data, name)
             for (t, name), data in zip(names.items(), map(_data, leaves), strict=True)
         }
 
@@ -72,40 +72,40 @@ class Index:
         names = {term: stored_term(term) for term in terms}
         ranges = [(leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)) for name in names.values()]
         limit = _leaves_for(newest)
-        found: dict[str, tuple[Hit, ...]] = {}
+        hits_by_term: dict[str, tuple[Hit, ...]] = {}
         unfinished: list[str] = []
         for (term, name), leaves in zip(names.items(), self._leaves(connection, key, ranges, limit), strict=True):
-            found[term] = _joined(old.get(term, ()), _data(leaves), name)[-newest:]
-            if len(leaves) == limit and len(found[term]) < newest:  # an erasure has made leaves of few hits
+            hits_by_term[term] = _joined(old.get(term, ()), _data(leaves), name)[-newest:]
+            if len(leaves) == limit and len(hits_by_term[term]) < newest:  # an erasure has made leaves of few hits
                 unfinished.append(term)
         if unfinished:
-            found |= {t: hits[-newest:] for t, hits in self.hits(connection, key, unfinished).items()}
-        return found
+            hits_by_term |= {t: hits[-newest:] for t, hits in self.hits(connection, key, unfinished).items()}
+        return hits_by_term
 
     def hits_among(
         self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]
     ) -> dict[str, tuple[Hit, ...]]:
         """Returns the hits of each term in these documents."""
-        wanted = sorted(set(seqs))
+        among = sorted(set(seqs))
         old: dict[str, list[Any]] = {}
         if self.old_rows:
             sql = self.rows.sql.hits_among_in
-            old = {t: self.rows.listed(connection, sql, (*key, indexed_term(t)), wanted) for t in terms}
+            old = {t: self.rows.listed(connection, sql, (*key, indexed_term(t)), among) for t in terms}
         names = {term: stored_term(term) for term in terms}
-        stretches = _stretches(wanted)
+        stretches = _stretches(among)
         ranges = [(leaf_key(n, low), leaf_key(n, high)) for n in names.values() for low, high in stretches]
         leaves = self._leaves(connection, key, ranges, _ALL)
-        found: dict[str, tuple[Hit, ...]] = {}
+        hits_by_term: dict[str, tuple[Hit, ...]] = {}
         for at, (term, name) in enumerate(names.items()):
             mine = {k: d for each in leaves[at * len(stretches) : (at + 1) * len(stretches)] for k, d in each}
-            found[term] = _joined(old.get(term, ()), list(mine.values()), name, wanted)
-        return found
+            hits_by_term[term] = _joined(old.get(term, ()), list(mine.values()), name, among)
+        return hits_by_term
 
     def owner_hits(
         self, connection: Driven, owner: str, terms: Sequence[str], newest: int
     ) -> dict[str, dict[str, tuple[Hit, ...]]]:
         """Returns the newest hits of each term in each session of the owner, by session: one statement per term."""
-        found: dict[str, dict[str, tuple[Hit, ...]]] = {}
+        by_session: dict[str, dict[str, tuple[Hit, ...]]] = {}
         limit = _leaves_for(newest)
         sqlite = self.rows.dialect == "sqlite"
         for term in terms:
@@ -126,8 +126,8 @@ class Index:
                 if len(data_of_leaves) == limit and len(hits) < newest:
                     hits = self.newest_hits(connection, SessionKey(owner, session), [term], newest)[term]
                 if hits:
-                    found.setdefault(session, {})[term] = hits
-        return found
+                    by_session.setdefault(session, {})[term] = hits
+        return by_session
 
     def totals(self, connection: Driven, key: SessionKey) -> tuple[int, int]:
         """Returns the number of documents and the sum of their lengths, counted."""
@@ -169,9 +169,9 @@ class Index:
         if not changed:
             return
         self.rows.many(connection, self.rows.sql.drop_leaf, [(*key, old) for old, _, _ in changed])
-        kept = [(*key, new, data) for _, new, data in changed if data]
-        if kept:
-            self.rows.many(connection, self.rows.sql.put_leaf, kept)
+        new_leaves = [(*key, new, data) for _, new, data in changed if data]
+        if new_leaves:
+            self.rows.many(connection, self.rows.sql.put_leaf, new_leaves)
 
     def _put(self, connection: Driven, key: SessionKey, hits: Mapping[bytes, list[Hit]], *, small: bool) -> None:
         """Puts hits into the leaves where they belong, and divides those that become too long."""
@@ -180,10 +180,12 @@ class Index:
         for each in hits.values():
             each.sort()
         if small:
-            found = connection.execute(self.rows.sql.every_leaf, (*key, _ALL)).fetchall()
+            stored_leaves = connection.execute(self.rows.sql.every_leaf, (*key, _ALL)).fetchall()
         else:
-            found = self._leaves_of(connection, key, [leaf_key(t, hit[0]) for t, each in hits.items() for hit in each])
-        data_by_key: dict[bytes, bytes] = dict(found)
+            stored_leaves = self._leaves_of(
+                connection, key, [leaf_key(t, hit[0]) for t, each in hits.items() for hit in each]
+            )
+        data_by_key: dict[bytes, bytes] = dict(stored_leaves)
         written: list[tuple[object, ...]] = []
         for first_key, new in placed(sorted(data_by_key), hits).items():
             data = data_by_key.get(first_key, b"")
@@ -208,19 +210,19 @@ class Index:
             return None
         key = SessionKey(str(row[0]), str(row[1]))
         session = connection.execute(self.rows.sql.lock, tuple(key)).fetchone()
-        found = connection.execute(self.rows.sql.old_rows, (*key, MOVED_ROWS)).fetchall()
-        if not found:  # another process came first
+        old_rows = connection.execute(self.rows.sql.old_rows, (*key, MOVED_ROWS)).fetchall()
+        if not old_rows:  # another process came first
             return (key.owner, key.session, str(row[2]), int(row[3])), 0
         if session is not None:
             counts: dict[bytes, dict[int, Hit]] = {}
-            for term, seq, count, length in found:
+            for term, seq, count, length in old_rows:
                 hits = counts.setdefault(stored_term(renewed(str(term))), {})
                 hits[int(seq)] = (int(seq), int(count) + (hits[int(seq)][1] if int(seq) in hits else 0), int(length))
             moved = {term: list(hits.values()) for term, hits in counts.items()}
             self._put(connection, key, moved, small=int(session[2]) <= _SMALL_ARCHIVE)
-        last = (str(found[-1][0]), int(found[-1][1]))
+        last = (str(old_rows[-1][0]), int(old_rows[-1][1]))
         connection.execute(self.rows.sql.drop_old_rows, (*key, *last))
-        return (key.owner, key.session, *last), len(found)
+        return (key.owner, key.session, *last), len(old_rows)
 
     def truncate_old_rows(self, connection: Driven) -> None:
         """Gives the space of the empty old table back to PostgreSQL's disk at once."""
@@ -241,25 +243,25 @@ class Index:
             self.rows.many(connection, self.rows.sql.insert_term, rows)
 
     def _old(self, connection: Driven, sql: str, key: SessionKey, terms: Sequence[str]) -> dict[str, list[Hit]]:
-        found: dict[str, list[Hit]] = {}
+        hits_by_term: dict[str, list[Hit]] = {}
         if self.old_rows:
             names: dict[str, list[str]] = {}
             for term in terms:
                 names.setdefault(indexed_term(term), []).append(term)
             for name, *hit in self.rows.listed(connection, sql, key, sorted(names)):
                 for term in names[str(name)]:
-                    found.setdefault(term, []).append((hit[0], hit[1], hit[2]))
-        return found
+                    hits_by_term.setdefault(term, []).append((hit[0], hit[1], hit[2]))
+        return hits_by_term
 
     def _old_of_owner(self, connection: Driven, owner: str, term: str, newest: int) -> dict[str, list[Hit]]:
-        found: dict[str, list[Hit]] = {}
+        hits_by_session: dict[str, list[Hit]] = {}
         if self.old_rows:
             name = indexed_term(term)
             sqlite = self.rows.dialect == "sqlite"
             values = (owner, owner, name, owner, name, newest - 1) if sqlite else (owner, name, newest, owner)
             for session, seq, count, length in connection.execute(self.rows.sql.owner_hits, values):
-                found.setdefault(str(session), []).append((seq, count, length))
-        return found
+                hits_by_session.setdefault(str(session), []).append((seq, count, length))
+        return hits_by_session
 
     # leaves
 
@@ -270,12 +272,12 @@ class Index:
         if not ranges:
             return []
         sql = self.rows.sql.leaves
-        found: list[list[tuple[bytes, bytes]]] = [[] for _ in ranges]
+        leaves: list[list[tuple[bytes, bytes]]] = [[] for _ in ranges]
         if self.rows.dialect != "sqlite":
             lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
             for at, first_key, data in connection.execute(sql, (lows, highs, *key, *key, limit)):
-                found[int(at) - 1].append((first_key, data))
-            return found
+                leaves[int(at) - 1].append((first_key, data))
+            return leaves
         read: list[tuple[bytes, bytes]] = []
         read_from = b""
         for at in sorted(range(len(ranges)), key=ranges.__getitem__, reverse=True):
@@ -284,16 +286,16 @@ class Index:
                 read = read[-1:]  # the lowest leaf of the range above holds all of this one, too
             else:
                 read = connection.execute(sql, (*key, high, *key, low, low, limit)).fetchall()
-            found[at], read_from = read, low
-        return found
+            leaves[at], read_from = read, low
+        return leaves
 
     def _leaves_of(self, connection: Driven, key: SessionKey, keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         """Returns each leaf in which one of the keys belongs, once."""
         if self.rows.dialect != "sqlite":
             sql = self.rows.sql.leaves_of
             return [(first, data) for first, data in connection.execute(sql, (*key, *key, list(keys)))]
-        found = self._leaves(connection, key, [(k, k) for k in keys], 1)
-        return list({leaf[0]: leaf for leaves in found for leaf in leaves}.values())
+        leaf_lists = self._leaves(connection, key, [(k, k) for k in keys], 1)
+        return list({leaf[0]: leaf for leaves in leaf_lists for leaf in leaves}.values())
 
 
 def _data(leaves: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
@@ -301,20 +303,20 @@ def _data(leaves: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def _joined(
-    old: Iterable[Sequence[int]], leaves: Iterable[bytes], term: bytes, wanted: Sequence[int] | None = None
+    old: Iterable[Sequence[int]], leaves: Iterable[bytes], term: bytes, among: Sequence[int] | None = None
 ) -> tuple[Hit, ...]:
     """Returns the hits of a term in rows of format 2 and in leaves, in order, those that are in both once.
 
-    With `wanted`, seqs in order, only those in these documents.
+    With `among`, seqs in order, only those in these documents.
     """
-    found: dict[int, Hit] = {hit[0]: (hit[0], hit[1], hit[2]) for hit in old}
+    hits_by_seq: dict[int, Hit] = {hit[0]: (hit[0], hit[1], hit[2]) for hit in old}
     for data in leaves:
-        if term or wanted is None:
-            found.update({hit[0]: hit for hit in hits_of(data, term, wanted)})
+        if term or among is None:
+            hits_by_seq.update({hit[0]: hit for hit in hits_of(data, term, among)})
         else:
             lengths = _documents_of(data)
-            found.update({seq: lengths[seq] for seq in wanted if seq in lengths})
-    return tuple([found[seq] for seq in sorted(found)])
+            hits_by_seq.update({seq: lengths[seq] for seq in among if seq in lengths})
+    return tuple([hits_by_seq[seq] for seq in sorted(hits_by_seq)])
 
 
 @lru_cache(maxsize=64)
@@ -330,10 +332,10 @@ def _leaves_for(newest: int) -> int:
 
 def _stretches(seqs: Sequence[int]) -> list[tuple[int, int]]:
     """Returns (first, last) of seqs that are near each other."""
-    found: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
     for seq in seqs:
-        if found and seq - found[-1][1] <= _NEAR:
-            found[-1] = (found[-1][0], seq)
+        if stretches and seq - stretches[-1][1] <= _NEAR:
+            stretches[-1] = (stretches[-1][0], seq)
         else:
-            found.append((seq, seq))
-    return found
+            stretches.append((seq, seq))
+    return stretches

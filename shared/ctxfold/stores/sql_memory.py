@@ -76,9 +76,9 @@ def _without_quotations(rows: Rows, connection: Driven, owner: str, removed_item
     return [_Row(owner, str(place), replace(decode_item(payload), replaces="")) for place, payload in stored]
 
 
-def _write(rows: Rows, connection: Driven, made: Sequence[_Row]) -> None:
-    if made:
-        rows.many(connection, rows.sql.put_memory, [row.values() for row in made])
+def _write(rows: Rows, connection: Driven, new_rows: Sequence[_Row]) -> None:
+    if new_rows:
+        rows.many(connection, rows.sql.put_memory, [row.values() for row in new_rows])
 
 
 def _locked(rows: Rows, connection: Driven, owner: str) -> None:

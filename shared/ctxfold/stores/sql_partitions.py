@@ -60,16 +60,16 @@ def _partitioned() -> tuple[str, ...]:
     return tuple(name for name in owned_tables() if name != "ctxfold_terms")
 
 
-def check_stored(stored: int | None, wanted: int, address: StoreAddress) -> None:
+def check_stored(stored: int | None, requested: int, address: StoreAddress) -> None:
     """Raises ConfigError where a store that exists does not have the number of partitions that its user wants."""
     if stored is None:
         raise ConfigError(
-            f"{address.name} is not partitioned, and partitions={wanted} applies only when a store is created: leave it out, "
-            "or move the "
-            f"store with SqlStore(url).partition({wanted})"
+            f"{address.name} is not partitioned, and partitions={requested} applies only when a store is created: "
+            "leave it out, or move the "
+            f"store with SqlStore(url).partition({requested})"
         )
-    if stored != wanted:
-        raise ConfigError(f"{address.name} has {stored} partitions, not {wanted}: leave partitions= out")
+    if stored != requested:
+        raise ConfigError(f"{address.name} has {stored} partitions, not {requested}: leave partitions= out")
 
 
 # creation
@@ -97,9 +97,9 @@ def create_partitioned(transact: Callable[[Callable[[Driven], object]], object],
         )
 
     transact(begin)
-    found: list[int | None] = []
-    transact(lambda c: found.append(stored_partitions(c)))
-    if (begun := found[-1]) is not None:
+    counts: list[int | None] = []
+    transact(lambda c: counts.append(stored_partitions(c)))
+    if (begun := counts[-1]) is not None:
         for first in range(0, _tables(begun), _MADE_AT_ONCE):
 
             def make(connection: Driven, first: int = first) -> None:
@@ -178,9 +178,9 @@ def _begun(connection: Driven) -> _Move | None:
     row = connection.execute(f"SELECT value FROM ctxfold_meta WHERE key = '{_MOVE}' FOR UPDATE").fetchone()
     if row is None:
         return None
-    found = json.loads(row[0])
-    after = found.pop("after")
-    return _Move(**found, after=None if after is None else tuple(after))
+    fields = json.loads(row[0])
+    after = fields.pop("after")
+    return _Move(**fields, after=None if after is None else tuple(after))
 
 
 def move_some(connection: Driven, dialect: Dialect) -> int | None:
@@ -232,12 +232,12 @@ def cancel_some(connection: Driven) -> bool:
         connection.execute(f"DROP FUNCTION {_new(table)}_both()")
         _note(connection, replace(move, watched=move.watched - 1))
     elif move.made:
-        left = max(0, move.made - _MADE_AT_ONCE)
-        for number in reversed(range(left, move.made)):
+        remaining = max(0, move.made - _MADE_AT_ONCE)
+        for number in reversed(range(remaining, move.made)):
             at, remainder = divmod(number, 1 + move.partitions)
             table = _partitioned()[at]
             connection.execute(f"DROP TABLE {f'{table}_p{remainder - 1}' if remainder else _new(table)}")
-        _note(connection, replace(move, made=left))
+        _note(connection, replace(move, made=remaining))
     else:
         connection.execute(f"DELETE FROM ctxfold_meta WHERE key = '{_MOVE}'")
     return True
@@ -319,14 +319,14 @@ def _copy(
     both already, so that the end is reached however many there are.
     """
     columns, keys = ", ".join(column_names(table)), ", ".join(key_names(table))
-    behind = "" if after is None else f"WHERE ({keys}) > ({', '.join(['%s'] * len(after))}) "
-    found: list[Any] = connection.execute(
-        f"WITH batch AS MATERIALIZED (SELECT {columns} FROM {table} {behind}ORDER BY {keys} LIMIT {_ROWS} FOR SHARE), "
+    where = "" if after is None else f"WHERE ({keys}) > ({', '.join(['%s'] * len(after))}) "
+    copied_keys: list[Any] = connection.execute(
+        f"WITH batch AS MATERIALIZED (SELECT {columns} FROM {table} {where}ORDER BY {keys} LIMIT {_ROWS} FOR SHARE), "
         f"copied AS (INSERT INTO {_new(table)} ({columns}) SELECT {columns} FROM batch ON CONFLICT DO NOTHING) "
         f"SELECT {keys} FROM batch ORDER BY {keys}",
         after or (),
     ).fetchall()
-    return (_key(found[-1]) if len(found) == _ROWS else None), len(found)
+    return (_key(copied_keys[-1]) if len(copied_keys) == _ROWS else None), len(copied_keys)
 
 
 def _key(row: Any) -> tuple[str | int, ...]:

@@ -51,18 +51,18 @@ class Replica(SqlTables):
         primary = self._primary
         # as partitions and format require
         self._sql, self._rows, self._index = (primary._sql, primary._rows, primary._index)
-        wanted = primary._newest(owner, session)
-        return self._newest(owner, session) == wanted and time.monotonic() >= self._rests_until_s
+        newest = primary._newest(owner, session)
+        return self._newest(owner, session) == newest and time.monotonic() >= self._rests_until_s
 
     def _read(self, work: Callable[[Driven], T]) -> T:
         if time.monotonic() >= self._rests_until_s:
             try:
-                found = super()._read(work)
+                result = super()._read(work)
             except StoreError as error:
                 self._rest(error)
             else:
                 self._back()
-                return found
+                return result
         return self._primary._read(work)
 
     def _write(self, work: Callable[[Driven], T], *, provisional: bool = False) -> T:
@@ -89,7 +89,7 @@ class Replica(SqlTables):
     def _check(self, connection: Driven) -> None:
         from ctxfold.stores.sql_schema import FORMAT_VERSION, stored_version
 
-        found = stored_version(connection, self._address)
-        if found != FORMAT_VERSION:
-            has = "no tables of ctxfold" if found is None else f"store format {found}, and not {FORMAT_VERSION}"
+        version = stored_version(connection, self._address)
+        if version != FORMAT_VERSION:
+            has = "no tables of ctxfold" if version is None else f"store format {version}, and not {FORMAT_VERSION}"
             raise StoreFormatError(f"{self._address.name} has {has}: give the URL of a replica of {self._primary!r}")

@@ -90,10 +90,10 @@ class Rows:
 
     def range(self, connection: Driven, key: SessionKey, after: int, upto: int | None) -> tuple[Record, ...]:
         if upto is None:
-            found = connection.execute(self.sql.read, (*key, after))
+            rows = connection.execute(self.sql.read, (*key, after))
         else:
-            found = connection.execute(self.sql.read_upto, (*key, after, upto))
-        return tuple(stored_record(row) for row in found)
+            rows = connection.execute(self.sql.read_upto, (*key, after, upto))
+        return tuple(stored_record(row) for row in rows)
 
     def listed(
         self,
@@ -111,8 +111,8 @@ class Rows:
             # few lengths, so that drivers find the prepared statement again
             size = 1 << (len(chunk) - 1).bit_length()
             chunk += chunk[-1:] * (size - len(chunk))
-            found = connection.execute(sql + self.marks(size, self.dialect), (*key, *chunk))
-            rows.extend(found.fetchall())
+            result = connection.execute(sql + self.marks(size, self.dialect), (*key, *chunk))
+            rows.extend(result.fetchall())
         if order is not None:
             rows.sort(key=lambda row: row[order])
         return rows

@@ -184,16 +184,16 @@ def stored_version(connection: Driven, address: StoreAddress) -> int | None:
     if connection.execute(present).fetchone() is None:
         return None
     row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'format_version'").fetchone()
-    found = "" if row is None else str(row[0])
+    version = "" if row is None else str(row[0])
     if row is None and _in_the_making(connection, address):
         return None
-    if not found.isdecimal():
+    if not version.isdecimal():
         raise StoreCorruptError(f"{address.name} has ctxfold tables without a format version: restore a copy")
-    if int(found) > FORMAT_VERSION:
+    if int(version) > FORMAT_VERSION:
         raise StoreFormatError(
-            f"{address.name} has store format {found}, this ctxfold reads {FORMAT_VERSION}: upgrade ctxfold"
+            f"{address.name} has store format {version}, this ctxfold reads {FORMAT_VERSION}: upgrade ctxfold"
         )
-    return int(found)
+    return int(version)
 
 
 def _in_the_making(connection: Driven, address: StoreAddress) -> bool:

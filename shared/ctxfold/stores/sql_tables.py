@@ -85,7 +85,7 @@ class SqlTables(BaseStore):
         self._ready = False
         self._file: tuple[int, int] | None = None
         self._forked_in_use = False
-        self._beside = nullcontext()
+        self._unqueued = nullcontext()
         self._make_locks()
         self._finalizer = weakref.finalize(self, self._engine.dispose)
 
@@ -104,7 +104,7 @@ class SqlTables(BaseStore):
         self._forking = False
         self._creation = threading.Lock()
         # SQLite lets waiting writers poll; threads that share this store queue here instead
-        self._alone = _Queue(self._address, self._timeout_s) if self._address.sqlite else self._beside
+        self._alone = _Queue(self._address, self._timeout_s) if self._address.sqlite else self._unqueued
 
     def before_fork(self) -> None:
         """Ends SQLite's running calls and closes its connections.
@@ -180,7 +180,7 @@ class SqlTables(BaseStore):
         tries = _TRIES_TO_SERIALIZE if self._address.serializable else self._tries
         for attempt in range(1, tries + 1):
             try:
-                with self._alone if alone else self._beside:
+                with self._alone if alone else self._unqueued:
                     file = self._file
                     with connected(self._engine) as connection:
                         result = work(connection)
@@ -265,18 +265,20 @@ class SqlTables(BaseStore):
 
     def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
         checked_key(key)
-        wanted = sorted({seq for seq in seqs if 0 < seq < 1 << 63})
+        checked_seqs = sorted({seq for seq in seqs if 0 < seq < 1 << 63})
         return self._read(
             lambda c: tuple(
-                stored_record(row) for row in self._rows.listed(c, self._sql.fetch_in, key, wanted, order=0)
+                stored_record(row) for row in self._rows.listed(c, self._sql.fetch_in, key, checked_seqs, order=0)
             )
         )
 
     def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
         checked_key(key)
-        wanted = sorted({name for name in ids if "\0" not in name})
+        checked_ids = sorted({name for name in ids if "\0" not in name})
         return self._read(
-            lambda c: tuple(stored_record(row) for row in self._rows.listed(c, self._sql.find_in, key, wanted, order=0))
+            lambda c: tuple(
+                stored_record(row) for row in self._rows.listed(c, self._sql.find_in, key, checked_ids, order=0)
+            )
         )
 
     def numbered(self, key: SessionKey, number: int) -> Record | None:
@@ -295,15 +297,15 @@ class SqlTables(BaseStore):
         self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
     ) -> Postings:
         checked_key(key)
-        wanted = list(dict.fromkeys(terms))
+        distinct_terms = list(dict.fromkeys(terms))
 
         def work(connection: Driven) -> tuple[Any, dict[str, tuple[Hit, ...]]]:
             totals = connection.execute(self._sql.archive, tuple(key)).fetchone()
             if among is not None:
-                return totals, self._index.hits_among(connection, key, wanted, among)
+                return totals, self._index.hits_among(connection, key, distinct_terms, among)
             if newest is not None:
-                return totals, self._index.newest_hits(connection, key, wanted, newest)
-            return totals, self._index.hits(connection, key, wanted)
+                return totals, self._index.newest_hits(connection, key, distinct_terms, newest)
+            return totals, self._index.hits(connection, key, distinct_terms)
 
         totals, by_term = self._read(work)
         documents, length = (0, 0) if totals is None else (int(totals[0]), int(totals[1]))
@@ -311,18 +313,18 @@ class SqlTables(BaseStore):
 
     def owner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:
         checked_key(SessionKey(owner, ""))
-        wanted = list(dict.fromkeys(terms))
+        distinct_terms = list(dict.fromkeys(terms))
 
         def work(connection: Driven) -> tuple[list[Any], dict[str, dict[str, tuple[Hit, ...]]]]:
             sizes = connection.execute(self._sql.owner_archives, (owner,)).fetchall()
-            return sizes, self._index.owner_hits(connection, owner, wanted, newest)
+            return sizes, self._index.owner_hits(connection, owner, distinct_terms, newest)
 
-        sizes, found = self._read(work)
+        sizes, by_session = self._read(work)
         return {
             str(session): Postings(
                 int(documents),
                 int(length),
-                {term: found.get(str(session), {}).get(term, ()) for term in terms},
+                {term: by_session.get(str(session), {}).get(term, ()) for term in terms},
             )
             for session, documents, length in sizes
         }
