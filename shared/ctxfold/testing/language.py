@@ -82,16 +82,16 @@ def is_chinese(text: str) -> bool:
 
 def sentences(text: str) -> list[str]:
     """Returns the sentences and lines of the text, in order, verbatim."""
-    found: list[str] = []
-    held = ""
+    complete: list[str] = []
+    pending = ""
     for piece in _BREAK.split(text):
-        held = f"{held} {piece}" if held else piece
-        if len(held) < 400 and _ABBREVIATION.search(held):
+        pending = f"{pending} {piece}" if pending else piece
+        if len(pending) < 400 and _ABBREVIATION.search(pending):
             continue
-        if held.strip():
-            found.append(held.strip())
-        held = ""
-    return [*found, held.strip()] if held.strip() else found
+        if pending.strip():
+            complete.append(pending.strip())
+        pending = ""
+    return [*complete, pending.strip()] if pending.strip() else complete
 
 
 def unlabelled(sentence: str) -> str:
@@ -159,36 +159,36 @@ def _bigrams(run: str) -> list[str]:
 
 def words(text: str) -> frozenset[str]:
     """Returns all terms of the text that a question's word can match."""
-    found: set[str] = set()
+    terms: set[str] = set()
     for word in _latin(text):
-        found.add(word)
+        terms.add(word)
         if _HANGUL.search(word):
-            found.update(_bigrams(word))
+            terms.update(_bigrams(word))
     for run in _CJK_RUN.findall(text):
-        found.update(run)
-        found.update(_bigrams(run))
+        terms.update(run)
+        terms.update(_bigrams(run))
         for part in _CJK_STOP.split(run):
             if part:
-                found.update(_bigrams(part))
-    return frozenset(found)
+                terms.update(_bigrams(part))
+    return frozenset(terms)
 
 
 def query(text: str) -> tuple[Word, ...]:
     """Returns the weights of a question's content words: names, numbers and owners count twice, kinds of answer half."""
     strong = _entities(text)
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for word in _latin(text):
         if _HANGUL.search(word):
             grams = _bigrams(word)
-            found.update((gram, 1 / len(grams)) for gram in grams)
+            weights.update((gram, 1 / len(grams)) for gram in grams)
         else:
-            found[word] = 2.0 if word in strong else 0.5 if word in _GENERIC_STEMS else 1.0
+            weights[word] = 2.0 if word in strong else 0.5 if word in _GENERIC_STEMS else 1.0
     for run in _CJK_RUN.finditer(text):
         for part, owner in _parts(run.group()):
             grams = _bigrams(part)
             weight = 0.5 if part in _GENERIC else 2.0 if owner else 1.0
-            found.update((gram, weight / len(grams)) for gram in grams)
-    return tuple(Word(word, weight) for word, weight in found.items())
+            weights.update((gram, weight / len(grams)) for gram in grams)
+    return tuple(Word(word, weight) for word, weight in weights.items())
 
 
 def _parts(run: str) -> Iterator[tuple[str, bool]]:
@@ -204,15 +204,15 @@ def _parts(run: str) -> Iterator[tuple[str, bool]]:
 
 def _entities(text: str) -> set[str]:
     """Stems of names (a capital inside the sentence), identifiers, numbers and possessives."""
-    found: set[str] = set()
+    stems: set[str] = set()
     for match in _WORD.finditer(text):
         raw = match.group()
         first = not text[: match.start()].strip(" \"'(“")
         owner_or_joined = re.search(r"['’]s$|\w[-_]\w", raw) is not None
         shaped = owner_or_joined or any(character.isdigit() for character in raw)
         if shaped or (raw[0].isupper() and not first) or (len(raw) > 1 and raw.isupper()):
-            found.add(stem(raw))
-    return found
+            stems.add(stem(raw))
+    return stems
 
 
 def flatten_json(value: Any, path: str = "") -> Iterator[str]:

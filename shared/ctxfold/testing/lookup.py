@@ -79,7 +79,7 @@ def part_text(part: Any) -> str | None:
 
 def message_sentences(message: Mapping[str, Any]) -> list[str]:
     """Returns every sentence of a message: its text, JSON results by record, and the arguments of its calls."""
-    found: list[str] = []
+    sentences: list[str] = []
     texts = [content_text(message.get("content"))]
     texts += [str(as_mapping(call.get("function")).get("arguments", "")) for call in calls_of(message)]
     for text in texts:
@@ -87,8 +87,8 @@ def message_sentences(message: Mapping[str, Any]) -> list[str]:
             parsed = json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
         except ValueError:
             parsed = None
-        found += language.sentences(text) if parsed is None else language.flatten_json(parsed)
-    return found
+        sentences += language.sentences(text) if parsed is None else language.flatten_json(parsed)
+    return sentences
 
 
 def question_of(messages: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
@@ -102,9 +102,9 @@ def question_of(messages: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None
             break
         if message.get("role") == "user":
             read = language.sentences(content_text(message.get("content")))
-            asked = [sentence for sentence in read if language.is_question(sentence)]
-            if asked:
-                return index, asked[-1]
+            questions = [sentence for sentence in read if language.is_question(sentence)]
+            if questions:
+                return index, questions[-1]
     return None
 
 
@@ -126,43 +126,43 @@ def _statement(sentence: str) -> str | None:
 
 def candidates(messages: Sequence[Mapping[str, Any]], *, without: int, question: str) -> list[Sentence]:
     """Returns the statements of all other messages, in order, without earlier equal questions and "I do not know."."""
-    found: list[Sentence] = []
-    asked = _same(question)
+    statements: list[Sentence] = []
+    same_question = _same(question)
     for index, message in enumerate(messages):
         if index == without:
             continue
         before: frozenset[str] = frozenset()
         for sentence in message_sentences(message):
             text = _statement(sentence)
-            if text is None or _same(text) == asked or _same(text) in _UNKNOWN_SAME:
+            if text is None or _same(text) == same_question or _same(text) in _UNKNOWN_SAME:
                 continue
             own = language.words(text)
             # "Her number is 12." speaks of whom the sentence before names
             carried = before - own if _PRONOUN.match(language.unlabelled(text)) else frozenset[str]()
-            found.append(Sentence(text, index, str(message.get("role", "")), own, carried))
+            statements.append(Sentence(text, index, str(message.get("role", "")), own, carried))
             before = own
-    return found
+    return statements
 
 
 def answer(messages: Sequence[Mapping[str, Any]], *, without: int, question: str) -> Answer:
     """Returns the sentence with most of the question's content words, rare ones first; the newest of equal ones."""
     read = candidates(messages, without=without, question=question)
     unknown = UNKNOWN[language.is_chinese(question)]
-    asked = language.query(question)
+    query = language.query(question)
     spread = Counter(word for sentence in read for word in sentence.words)
-    weights = {word.text: word.weight * _rarity(spread[word.text], len(read)) for word in asked}
+    weights = {word.text: word.weight * _rarity(spread[word.text], len(read)) for word in query}
     total = sum(weights.values())
     best, best_score = None, 0.0
-    told = language.words(question) if language.asks_for_more(question) else frozenset[str]()
+    question_words = language.words(question) if language.asks_for_more(question) else frozenset[str]()
     for sentence in read:
-        if sentence.words <= told:  # repeats the question: tells nothing
+        if sentence.words <= question_words:  # repeats the question: tells nothing
             continue
         own = sum(weight for word, weight in weights.items() if word in sentence.words)
         carried = sum(weight for word, weight in weights.items() if word in sentence.carried)
-        held = own + _CARRIED * carried
-        if not own or held / total < _ENOUGH:
+        weight_sum = own + _CARRIED * carried
+        if not own or weight_sum / total < _ENOUGH:
             continue
-        score = round(held / total + _fits(question, sentence.text), 6)
+        score = round(weight_sum / total + _fits(question, sentence.text), 6)
         if score >= best_score:
             best, best_score = sentence, score
     return Answer(language.unlabelled(best.text) if best else unknown, best, best_score, len(read))
@@ -217,9 +217,9 @@ def summarise(sentences: Iterable[str], *, limit_tokens: int, count: Callable[[s
     worth = [score / math.sqrt(cost) for score, cost in zip(scores, costs, strict=True)]
     ranking = sorted(range(len(ordered)), key=lambda index: (-worth[index], -index))
     chosen: set[int] = set()
-    left = limit_tokens
+    room_tokens = limit_tokens
     for index in ranking:
-        if scores[index] >= 0.3 and costs[index] <= left:
+        if scores[index] >= 0.3 and costs[index] <= room_tokens:
             chosen.add(index)
-            left -= costs[index]
+            room_tokens -= costs[index]
     return "\n".join(sentence for index, sentence in enumerate(ordered) if index in chosen)

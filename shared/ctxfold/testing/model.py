@@ -60,8 +60,8 @@ def reply(body: Body, *, count: Callable[[str], int], room: int | None, thinking
 
 def own_summary(body: Body, *, count: Callable[[str], int]) -> str:
     """Returns the summary that a service writes of a request's messages on its own side."""
-    asked: Message = {"role": "user", "content": "Summarise the conversation above."}
-    transcript = to_summarise([*messages_of(body), asked]) or []
+    instruction: Message = {"role": "user", "content": "Summarise the conversation above."}
+    transcript = to_summarise([*messages_of(body), instruction]) or []
     return lookup.summarise(transcript, limit_tokens=_DEFAULT_SUMMARY_TOKENS, count=count) or "Nothing to report."
 
 
@@ -79,23 +79,23 @@ def _text(
         allowed = limit or min(_DEFAULT_SUMMARY_TOKENS, _DEFAULT_SUMMARY_TOKENS if room is None else room)
         text = lookup.summarise(transcript, limit_tokens=allowed, count=count)
         return text or "Nothing to report.", f"Kept what states facts, out of {len(transcript)} sentences."
-    asked = lookup.question_of(messages)
-    if asked is None:
+    located = lookup.question_of(messages)
+    if located is None:
         return _acknowledge(messages)
-    index, question = asked
-    found = lookup.answer(messages, without=index, question=question)
-    if found.sentence is None:
-        return found.text, f"Read {found.read} sentences; none matches the question well enough."
-    where = f"message {found.sentence.message} ({found.sentence.role})"
-    return found.text, f"Read {found.read} sentences; the best match is in {where}, score {found.score:.2f}."
+    index, question = located
+    answer = lookup.answer(messages, without=index, question=question)
+    if answer.sentence is None:
+        return answer.text, f"Read {answer.read} sentences; none matches the question well enough."
+    where = f"message {answer.sentence.message} ({answer.sentence.role})"
+    return answer.text, f"Read {answer.read} sentences; the best match is in {where}, score {answer.score:.2f}."
 
 
 def _acknowledge(messages: Sequence[Message]) -> tuple[str, str]:
     """Returns the reply to a statement, which it notes, or to a tool's result, which it reports."""
     last: Message = messages[-1] if messages else {}
     if last.get("role") == "tool":
-        found = lookup.message_sentences(last)
-        text = found[0] if found else "The tool returned nothing."
+        sentences = lookup.message_sentences(last)
+        text = sentences[0] if sentences else "The tool returned nothing."
         return text, f"Message {len(messages) - 1} is a tool result."
     users = [lookup.content_text(one.get("content")) for one in messages if one.get("role") == "user"]
     noted = "好的。" if users and language.is_chinese(users[-1]) else "Noted."
@@ -130,16 +130,16 @@ def to_summarise(messages: Sequence[Message]) -> list[str] | None:
 
 def _meant(messages: Sequence[Message], instruction: str) -> Sequence[Message]:
     """Returns the messages of the span whose ends the instruction names by how they begin; all messages where it names none."""
-    start, end = (_place(messages, found) if found else None for found in (s.search(instruction) for s in _ENDS))
+    start, end = (_place(messages, match) if match else None for match in (s.search(instruction) for s in _ENDS))
     return messages[start or 0 : end]
 
 
-def _place(messages: Sequence[Message], found: re.Match[str]) -> int | None:
+def _place(messages: Sequence[Message], match: re.Match[str]) -> int | None:
     """Returns the position of the message whose beginning an instruction quotes."""
-    quoted = json.loads(found["quote"])
+    quoted = json.loads(match["quote"])
     places = [i for i, one in enumerate(messages) if _beginning(one).startswith(quoted)]
-    wanted = int(found["number"] or 1)
-    return places[wanted - 1] if wanted <= len(places) else None
+    number = int(match["number"] or 1)
+    return places[number - 1] if number <= len(places) else None
 
 
 def _beginning(message: Message) -> str:
@@ -187,9 +187,9 @@ def _forced(body: Body) -> tuple[ScriptedCall, ...] | str | None:
         tools = [tool for tool in tools if tool.get("name") == name]
     if not tools:
         return f"tool_choice is {json.dumps(choice)}, but no such tool is in 'tools'."
-    asked = _asked_calls(messages_of(body), tools)
-    if asked:
-        return asked
+    named_calls = _asked_calls(messages_of(body), tools)
+    if named_calls:
+        return named_calls
     arguments = json.dumps(minimal(as_mapping(tools[0].get("parameters")) or {"type": "object"}), ensure_ascii=False)
     return (ScriptedCall(str(tools[0]["name"]), arguments),)
 
@@ -213,10 +213,10 @@ def _asked_calls(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sc
 
 def _shape(body: Body) -> Mapping[str, Any] | None:
     """Returns the JSON schema that the reply must have."""
-    wanted = as_mapping(body.get("response_format"))
-    if wanted.get("type") == "json_schema":
-        return as_mapping(as_mapping(wanted.get("json_schema")).get("schema")) or {"type": "object"}
-    return {"type": "object"} if wanted.get("type") == "json_object" else None
+    response_format = as_mapping(body.get("response_format"))
+    if response_format.get("type") == "json_schema":
+        return as_mapping(as_mapping(response_format.get("json_schema")).get("schema")) or {"type": "object"}
+    return {"type": "object"} if response_format.get("type") == "json_object" else None
 
 
 def _fit(text: str, limit: int, count: Callable[[str], int]) -> str:
@@ -295,11 +295,11 @@ def _number(schema: Schema) -> float | int:
 
 
 def _resolve(reference: str, root: Schema) -> Schema:
-    found: Any = root
+    value: Any = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         if part:
-            found = as_mapping(found).get(part.replace("~1", "/").replace("~0", "~"))
-    return as_mapping(found)
+            value = as_mapping(value).get(part.replace("~1", "/").replace("~0", "~"))
+    return as_mapping(value)
 
 
 def _merged(schemas: list[Schema], root: Schema) -> Schema:

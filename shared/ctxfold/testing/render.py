@@ -32,7 +32,7 @@ class Completion:
     summary: str = ""
     alone: bool = False
     summary_tokens: tuple[int, int] = (0, 0)  # read and written for it
-    told: tuple[str, ...] = ()  # the user's own messages before it
+    user_texts: tuple[str, ...] = ()  # the user's own messages before it
 
     def calls(self) -> list[dict[str, Any]]:
         """Returns the tool calls, each with an id."""

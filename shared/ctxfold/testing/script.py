@@ -130,9 +130,9 @@ class ScriptPlayer:
     def reply(self, body: Body) -> Reply | None:
         """Returns the reply to this request."""
         if self._ask is not None:
-            found = self._ask(body)
-            wrong = None if found is None else _wrong(found)
-            return found if wrong is None else api_error(500, f"What the script function returned {wrong}.")
+            reply = self._ask(body)
+            wrong = None if reply is None else _wrong(reply)
+            return reply if wrong is None else api_error(500, f"What the script function returned {wrong}.")
         if self._next >= len(self._items):
             message = f"The script of {len(self._items)} replies is exhausted: give ModelServer(script=...) more."
             return api_error(500, message, code="script_exhausted")

@@ -14,7 +14,7 @@ from ctxfold.testing.strict import Strict, refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ApiRequest:
     """A request as it arrived. `body` has the wire's own form, `path` is without its query."""
 
     path: str
@@ -32,7 +32,7 @@ class ServedWire(ABC):
         """Returns True for the path of a request in this format."""
 
     @abstractmethod
-    def chat_body(self, asked: Asked) -> dict[str, Any]:
+    def chat_body(self, api_request: ApiRequest) -> dict[str, Any]:
         """Returns the request as the body of a chat completion.
 
         It has `model`, `messages`, `tools`, `max_tokens` and `stream` where the request says so, so that scripts, the lookup
@@ -40,14 +40,16 @@ class ServedWire(ABC):
         """
 
     @abstractmethod
-    def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
+    def refusal(
+        self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
+    ) -> ErrorReply | None:
         """Returns the error that the request earns; `produced` maps the ids of calls to the reasoning they were sent with."""
 
-    def compaction(self, asked: Asked, prompt_tokens: int) -> Literal["alone", "beside"] | None:
+    def compaction(self, api_request: ApiRequest, prompt_tokens: int) -> Literal["alone", "beside"] | None:
         """Returns whether the request gets the server's own summary of its messages, in place of a reply or beside it."""
         return None
 
-    def without_compaction(self, asked: Asked) -> ErrorReply | None:
+    def without_compaction(self, api_request: ApiRequest) -> ErrorReply | None:
         """Returns the error of a server that does not compact, for a request that asks for it."""
         return None
 
@@ -56,7 +58,7 @@ class ServedWire(ABC):
         """Returns the body of a reply that is not streamed."""
 
     @abstractmethod
-    def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
+    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
         """Yields the frames of a streamed reply; the last one goes out together with the end of the body."""
 
     def error(self, error: ErrorReply) -> ErrorReply:
@@ -70,15 +72,17 @@ class ChatCompletions(ServedWire):
     def serves(self, path: str) -> bool:
         return path.endswith("/chat/completions")
 
-    def chat_body(self, asked: Asked) -> dict[str, Any]:
-        return dict(asked.body)
+    def chat_body(self, api_request: ApiRequest) -> dict[str, Any]:
+        return dict(api_request.body)
 
-    def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
-        return refusal(asked.body, strict, produced)
+    def refusal(
+        self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
+    ) -> ErrorReply | None:
+        return refusal(api_request.body, strict, produced)
 
     def whole(self, completion: render.Completion) -> bytes:
         return render.as_json(completion)
 
-    def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
-        usage = bool(as_mapping(asked.body.get("stream_options")).get("include_usage"))
+    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
+        usage = bool(as_mapping(api_request.body.get("stream_options")).get("include_usage"))
         return render.as_events(completion, include_usage=usage)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import Body, ErrorReply, api_error, as_mapping, as_mappings, chat_call
-from ctxfold.testing.served import Asked, ServedWire
+from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
 
 Block = Mapping[str, Any]
@@ -55,8 +55,8 @@ class Messages(ServedWire):
     def serves(self, path: str) -> bool:
         return path.endswith("/messages")
 
-    def chat_body(self, asked: Asked) -> dict[str, Any]:
-        body = asked.body
+    def chat_body(self, api_request: ApiRequest) -> dict[str, Any]:
+        body = api_request.body
         system = "\n\n".join(_texts(body.get("system")))
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         for row in _since_compaction(_rows(body)):
@@ -74,22 +74,24 @@ class Messages(ServedWire):
             chat["tool_choice"] = _CHOICES.get(str(choice.get("type")), named)
         return chat | {name: body[name] for name in ("max_tokens", "thinking") if name in body}
 
-    def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
+    def refusal(
+        self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
+    ) -> ErrorReply | None:
         if strict is None:
             return None
-        body, rows = asked.body, _rows(asked.body)
-        message = _parameters(body) or _compactions(asked, rows) or _turns(rows) or _blocks(rows) or _pairs(rows)
+        body, rows = api_request.body, _rows(api_request.body)
+        message = _parameters(body) or _compactions(api_request, rows) or _turns(rows) or _blocks(rows) or _pairs(rows)
         message = message or _marks(body, rows) or _thinking(body, rows, produced)
         return api_error(400, message) if message else None
 
-    def compaction(self, asked: Asked, prompt_tokens: int) -> Literal["alone", "beside"] | None:
-        edit = _edit(asked.body)
+    def compaction(self, api_request: ApiRequest, prompt_tokens: int) -> Literal["alone", "beside"] | None:
+        edit = _edit(api_request.body)
         if edit is None or prompt_tokens < int(as_mapping(edit.get("trigger")).get("value") or _DEFAULT_TRIGGER):
             return None
         return "alone" if edit.get("pause_after_compaction") is True else "beside"
 
-    def without_compaction(self, asked: Asked) -> ErrorReply | None:
-        if _edit(asked.body) is None:
+    def without_compaction(self, api_request: ApiRequest) -> ErrorReply | None:
+        if _edit(api_request.body) is None:
             return None
         known = "'clear_thinking_20251015', 'clear_tool_uses_20250919'"
         return api_error(
@@ -115,7 +117,7 @@ class Messages(ServedWire):
         message = _message(completion, _managed_usage(completion))
         return render.encode({**message, "content": content, "stop_reason": _finish(completion)})
 
-    def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
+    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
         usage = _managed_usage(completion)
         late = ("output_tokens", "output_tokens_details", "iterations")
         counted = {name: usage.pop(name) for name in late if name in usage}
@@ -273,9 +275,9 @@ def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     results = _of(row, "tool_result")
     for result in results:
         yield {"role": "tool", "tool_call_id": result.get("tool_use_id"), "content": _shown(result.get("content"))}
-    said = _shown(row.get("content"))
-    if said or not results:
-        yield {"role": "user", "content": said}
+    text = _shown(row.get("content"))
+    if text or not results:
+        yield {"role": "user", "content": text}
 
 
 def _shown(content: Any) -> str | list[dict[str, Any]]:
@@ -330,11 +332,11 @@ def _since_compaction(rows: Rows) -> Rows:
     return rows[max(compacted, default=0) :]
 
 
-def _compactions(asked: Asked, rows: Rows) -> str | None:
+def _compactions(api_request: ApiRequest, rows: Rows) -> str | None:
     """Checks that the header of the compaction beta is there, and that compaction blocks go back as they came."""
     blocks = [(i, place, b) for i, row in enumerate(rows) for place, b in enumerate(_content(row.get("content")))]
     blocks = [(i, place, b) for i, place, b in blocks if b.get("type") == "compaction"]
-    edit, named = _edit(asked.body), asked.headers.get("anthropic-beta", "").split(",")
+    edit, named = _edit(api_request.body), api_request.headers.get("anthropic-beta", "").split(",")
     if (blocks or edit is not None) and _COMPACT_BETA not in named:
         where = "context_management" if edit is not None else f"messages.{blocks[0][0]}.content.{blocks[0][1]}"
         return f"{where}: Extra inputs are not permitted"
@@ -412,9 +414,9 @@ def _pairs(rows: Rows) -> str | None:
                 f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately after: "
                 f"{', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` block in the next message."
             )
-        asked = [use.get("id") for use in _of(rows[index - 1], "tool_use")] if index else []
+        call_ids = [use.get("id") for use in _of(rows[index - 1], "tool_use")] if index else []
         for place, block in enumerate(_content(row.get("content"))):
-            if block.get("type") == "tool_result" and block.get("tool_use_id") not in asked:
+            if block.get("type") == "tool_result" and block.get("tool_use_id") not in call_ids:
                 return (
                     f"messages.{index}.content.{place}: unexpected `tool_use_id` found in `tool_result` blocks: "
                     f"{block.get('tool_use_id')}. Each `tool_result` block must have a corresponding `tool_use` block in the "
@@ -443,7 +445,9 @@ def _thinking(body: Body, rows: Rows, produced: LruCache[str, str]) -> str | Non
     after a question, nor for a turn that this server sent with thinking.
     """
     mode = as_mapping(body.get("thinking")).get("type")
-    asked = max((i for i, row in enumerate(rows) if row["role"] == "user" and not _of(row, "tool_result")), default=0)
+    question_index = max(
+        (i for i, row in enumerate(rows) if row["role"] == "user" and not _of(row, "tool_result")), default=0
+    )
     for index, row in enumerate(rows):
         blocks = _content(row.get("content"))
         for place, block in enumerate(blocks):
@@ -452,9 +456,9 @@ def _thinking(body: Body, rows: Rows, produced: LruCache[str, str]) -> str | Non
             if block.get("signature") != render.signature("messages", str(block.get("thinking"))):
                 return f"messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
         calls = _of(row, "tool_use")
-        if index <= asked or not calls or mode in ("adaptive", "disabled"):
+        if index <= question_index or not calls or mode in ("adaptive", "disabled"):
             continue
-        needed = mode == "enabled" and index == asked + 1
+        needed = mode == "enabled" and index == question_index + 1
         needed = needed or any(produced.get(str(use.get("id"))) for use in calls)
         if needed and blocks[0].get("type") not in _THINKING:
             return (

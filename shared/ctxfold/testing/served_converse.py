@@ -13,7 +13,7 @@ from zlib import crc32
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import ErrorReply, as_list, as_mapping, as_mappings, chat_call
-from ctxfold.testing.served import Asked, ServedWire
+from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
 
 _PATH = re.compile(r"/model/(?P<model>[^/]+)/converse(?P<stream>-stream)?$")
@@ -52,37 +52,41 @@ class Converse(ServedWire):
     def serves(self, path: str) -> bool:
         return _PATH.search(path) is not None
 
-    def chat_body(self, asked: Asked) -> dict[str, Any]:
-        found = _PATH.search(asked.path)
-        system = "\n\n".join(_text(as_list(asked.body.get("system"))))
+    def chat_body(self, api_request: ApiRequest) -> dict[str, Any]:
+        match = _PATH.search(api_request.path)
+        system = "\n\n".join(_text(as_list(api_request.body.get("system"))))
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-        for row in _rows(asked):
+        for row in _rows(api_request):
             messages += _chat_messages(row)
-        config = as_mapping(asked.body.get("toolConfig"))
+        config = as_mapping(api_request.body.get("toolConfig"))
         tools = [as_mapping(as_mapping(tool).get("toolSpec")) for tool in as_list(config.get("tools"))]
         body: dict[str, Any] = {
-            "model": unquote(found["model"]) if found else "",
+            "model": unquote(match["model"]) if match else "",
             "messages": messages,
             "tools": [{"type": "function", "function": _function(tool)} for tool in tools if tool],
-            "stream": found is not None and found["stream"] is not None,
+            "stream": match is not None and match["stream"] is not None,
         }
         choice = as_mapping(config.get("toolChoice"))
         if choice:
             name = as_mapping(choice.get("tool")).get("name")
             named = {"type": "function", "function": {"name": name}}
             body["tool_choice"] = named if name else "required" if "any" in choice else "auto"
-        limit = as_mapping(asked.body.get("inferenceConfig")).get("maxTokens")
+        limit = as_mapping(api_request.body.get("inferenceConfig")).get("maxTokens")
         return body if limit is None else {**body, "max_tokens": limit}
 
-    def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
+    def refusal(
+        self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
+    ) -> ErrorReply | None:
         if strict is None:
             return None
-        rows = _rows(asked)
-        config = as_mapping(asked.body.get("toolConfig"))
+        rows = _rows(api_request)
+        config = as_mapping(api_request.body.get("toolConfig"))
         checks = (_turns(rows), _blocks(rows), _tools(config, rows), _pairs(rows))
-        message = next((found for found in checks if found), None)
-        thinking = as_mapping(as_mapping(asked.body.get("additionalModelRequestFields")).get("thinking"))
-        message = message or _cache_points(asked.body, rows) or _reasoning(rows, produced, str(thinking.get("type")))
+        message = next((problem for problem in checks if problem), None)
+        thinking = as_mapping(as_mapping(api_request.body.get("additionalModelRequestFields")).get("thinking"))
+        message = (
+            message or _cache_points(api_request.body, rows) or _reasoning(rows, produced, str(thinking.get("type")))
+        )
         return None if message is None else ErrorReply(400, {"message": message})
 
     def whole(self, completion: render.Completion) -> bytes:
@@ -106,7 +110,7 @@ class Converse(ServedWire):
             }
         )
 
-    def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
+    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
         reply, number = completion.reply, 0
         yield _event("messageStart", {"role": "assistant"})
         if reply.reasoning:
@@ -163,8 +167,8 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 # a request as a chat completion
 
 
-def _rows(asked: Asked) -> list[Mapping[str, Any]]:
-    return as_mappings(asked.body.get("messages"))
+def _rows(api_request: ApiRequest) -> list[Mapping[str, Any]]:
+    return as_mappings(api_request.body.get("messages"))
 
 
 def _content(row: Mapping[str, Any]) -> list[Block]:
@@ -177,8 +181,8 @@ def _text(blocks: Sequence[Any]) -> list[str]:
 
 def _of(row: Mapping[str, Any], kind: str) -> list[Block]:
     """Returns the blocks of a kind, without those of tools that the service runs itself."""
-    found = [as_mapping(block[kind]) for block in _content(row) if kind in block]
-    return [block for block in found if block.get("type") != "server_tool_use"]
+    blocks = [as_mapping(block[kind]) for block in _content(row) if kind in block]
+    return [block for block in blocks if block.get("type") != "server_tool_use"]
 
 
 def _function(tool: Block) -> dict[str, Any]:
@@ -198,8 +202,8 @@ def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**message, "tool_calls": calls} if calls else message
         return
     for result in _of(row, "toolResult"):
-        told = "".join(_text(as_list(result.get("content"))))
-        yield {"role": "tool", "tool_call_id": result.get("toolUseId"), "content": told}
+        result_text = "".join(_text(as_list(result.get("content"))))
+        yield {"role": "tool", "tool_call_id": result.get("toolUseId"), "content": result_text}
     if text or not _of(row, "toolResult"):
         yield {"role": "user", "content": text}
 
@@ -295,7 +299,9 @@ def _reasoning(rows: Rows, produced: LruCache[str, str], mode: str) -> str | Non
     Models that think as they see fit accept turns that begin without, those that always think none that this server has sent
     with it. One that thinks by a budget does not for the first turn after a question.
     """
-    asked = max((i for i, row in enumerate(rows) if row["role"] == "user" and not _of(row, "toolResult")), default=0)
+    question_index = max(
+        (i for i, row in enumerate(rows) if row["role"] == "user" and not _of(row, "toolResult")), default=0
+    )
     for index, row in enumerate(rows):
         sent = [
             as_mapping(b["reasoningContent"]).get("reasoningText") for b in _content(row) if "reasoningContent" in b
@@ -304,12 +310,12 @@ def _reasoning(rows: Rows, produced: LruCache[str, str], mode: str) -> str | Non
             if text.get("signature") != render.signature("converse", str(text.get("text"))):
                 return f"{_MODEL_SAID}messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
         calls = _of(row, "toolUse")
-        wanted = mode == "enabled" and calls and index == asked + 1
-        wanted = wanted or any(produced.get(str(use.get("toolUseId"))) for use in calls)
+        is_required = mode == "enabled" and calls and index == question_index + 1
+        is_required = is_required or any(produced.get(str(use.get("toolUseId"))) for use in calls)
         if (
             mode not in ("adaptive", "disabled")
-            and index > asked
-            and wanted
+            and index > question_index
+            and is_required
             and "reasoningContent" not in _content(row)[0]
         ):
             return (

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapping, as_mappings, chat_call
-from ctxfold.testing.served import Asked, ServedWire
+from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
 
 _PATH = re.compile(r"/models/([^/]+):(generateContent|streamGenerateContent)$")
@@ -45,20 +45,22 @@ class GenerateContent(ServedWire):
     def serves(self, path: str) -> bool:
         return _PATH.search(path) is not None
 
-    def chat_body(self, asked: Asked) -> dict[str, Any]:
-        model, method = _named(asked)
-        generation = as_mapping(asked.body.get("generationConfig"))
+    def chat_body(self, api_request: ApiRequest) -> dict[str, Any]:
+        model, method = _named(api_request)
+        generation = as_mapping(api_request.body.get("generationConfig"))
         body: dict[str, Any] = {
             "model": model,
-            "messages": _messages(asked.body),
+            "messages": _messages(api_request.body),
             "stream": method == "streamGenerateContent",
         }
-        tools = [_tool(as_mapping(one)) for tool in as_mappings(asked.body.get("tools")) for one in _declared(tool)]
+        tools = [
+            _tool(as_mapping(one)) for tool in as_mappings(api_request.body.get("tools")) for one in _declared(tool)
+        ]
         if tools:
             body["tools"] = tools
         if "maxOutputTokens" in generation:
             body["max_tokens"] = generation["maxOutputTokens"]
-        calling = as_mapping(as_mapping(asked.body.get("toolConfig")).get("functionCallingConfig"))
+        calling = as_mapping(as_mapping(api_request.body.get("toolConfig")).get("functionCallingConfig"))
         if calling.get("mode") in _CHOICES:
             named = as_list(calling.get("allowedFunctionNames"))
             choice = {"type": "function", "function": {"name": named[0]}} if named else _CHOICES[calling["mode"]]
@@ -73,21 +75,23 @@ class GenerateContent(ServedWire):
             body["response_format"] = form
         return body
 
-    def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
-        contents = as_list(asked.body.get("contents"))
+    def refusal(
+        self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
+    ) -> ErrorReply | None:
+        contents = as_list(api_request.body.get("contents"))
         if not contents or not all(isinstance(one, Mapping) for one in contents):
             return api_error(400, "* GenerateContentRequest.contents: contents is not specified")
         if strict is None:
             return None
         checks = (_empty(contents), _pairs(contents), _signatures(contents, produced))
-        message = next((found for found in checks if found), None)
+        message = next((problem for problem in checks if problem), None)
         return api_error(400, message) if message else None
 
     def whole(self, completion: render.Completion) -> bytes:
         parts, finish = _parts(completion)
         return render.encode(_reply(completion, parts, finish))
 
-    def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
+    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
         parts, finish = _parts(completion)
         for piece in render.pieces(completion.reply.reasoning, None):
             yield _event(_reply(completion, [{"text": piece, "thought": True}]))
@@ -118,8 +122,8 @@ class GenerateContent(ServedWire):
         return ErrorReply(error.status, {"error": fields}, error.headers)
 
 
-def _named(asked: Asked) -> tuple[str, str]:
-    match = _PATH.search(asked.path)
+def _named(api_request: ApiRequest) -> tuple[str, str]:
+    match = _PATH.search(api_request.path)
     return (unquote(match[1]), match[2]) if match is not None else ("", "")
 
 
@@ -263,11 +267,11 @@ def _pairs(contents: Sequence[Mapping[str, Any]]) -> str | None:
 
 def _signatures(contents: Sequence[Mapping[str, Any]], produced: LruCache[str, str]) -> str | None:
     """Checks that the first call of every step of the current turn is signed, and that no signature has changed."""
-    asked = [i for i, one in enumerate(contents) if one.get("role") == "user" and _text(one.get("parts"))]
+    question_indexes = [i for i, one in enumerate(contents) if one.get("role") == "user" and _text(one.get("parts"))]
     for index, content in enumerate(contents):
         for number, part in enumerate(_calls(content)):
             call, signature = as_mapping(part["functionCall"]), part.get("thoughtSignature")
-            if signature is None and number == 0 and index > max(asked, default=-1):
+            if signature is None and number == 0 and index > max(question_indexes, default=-1):
                 return (
                     "Function call is missing a thought_signature in functionCall parts. This is required for tools to work "
                     "correctly, and missing thought_signature may lead to degraded model performance. Additional data, "

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import ErrorReply, api_error, as_list, as_mapping, as_mappings
-from ctxfold.testing.served import Asked, ServedWire
+from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
 
 Item = Mapping[str, Any]
@@ -64,8 +64,8 @@ class Responses(ServedWire):
     def serves(self, path: str) -> bool:
         return path.endswith(("/responses", _COMPACT_PATH))
 
-    def chat_body(self, asked: Asked) -> dict[str, Any]:
-        body = asked.body
+    def chat_body(self, api_request: ApiRequest) -> dict[str, Any]:
+        body = api_request.body
         messages: list[dict[str, Any]] = []
         if body.get("instructions"):
             messages.append({"role": "system", "content": body["instructions"]})
@@ -93,30 +93,34 @@ class Responses(ServedWire):
             chat["response_format"] = {"type": shape["type"], "json_schema": {"schema": shape.get("schema")}}
         return chat
 
-    def refusal(self, asked: Asked, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
+    def refusal(
+        self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
+    ) -> ErrorReply | None:
         if strict is None:
             return None
-        body, items = asked.body, _items(asked.body)
+        body, items = api_request.body, _items(api_request.body)
         if not items:
             return api_error(400, "One of 'input' or 'previous_response_id' must be provided.", param="input")
         refused = _sealed(items, stored=body.get("store") is not False)
         message = refused or _parameters(body, items) or _reasoning(items) or _pairs(items)
-        message = message or (_only_compacts(body) if asked.path.endswith(_COMPACT_PATH) else _managed(body))
+        message = message or (_only_compacts(body) if api_request.path.endswith(_COMPACT_PATH) else _managed(body))
         if message is None or isinstance(message, ErrorReply):
             return message
         return api_error(400, message, param="input")
 
-    def compaction(self, asked: Asked, prompt_tokens: int) -> Literal["alone", "beside"] | None:
-        if asked.path.endswith(_COMPACT_PATH):
+    def compaction(self, api_request: ApiRequest, prompt_tokens: int) -> Literal["alone", "beside"] | None:
+        if api_request.path.endswith(_COMPACT_PATH):
             return "alone"
-        thresholds = [one.get("compact_threshold") for one in as_mappings(asked.body.get("context_management"))]
+        thresholds = [one.get("compact_threshold") for one in as_mappings(api_request.body.get("context_management"))]
         return "beside" if any(isinstance(t, int) and prompt_tokens >= t for t in thresholds) else None
 
-    def without_compaction(self, asked: Asked) -> ErrorReply | None:
-        if asked.path.endswith(_COMPACT_PATH):
-            return api_error(404, f"Invalid URL (POST {asked.path})")
+    def without_compaction(self, api_request: ApiRequest) -> ErrorReply | None:
+        if api_request.path.endswith(_COMPACT_PATH):
+            return api_error(404, f"Invalid URL (POST {api_request.path})")
         return (
-            api_error(400, "Unknown parameter: 'context_management'.") if "context_management" in asked.body else None
+            api_error(400, "Unknown parameter: 'context_management'.")
+            if "context_management" in api_request.body
+            else None
         )
 
     def whole(self, completion: render.Completion) -> bytes:
@@ -124,15 +128,15 @@ class Responses(ServedWire):
             return render.encode(_response(completion, _output(completion)))
         read, written = completion.summary_tokens
         usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-        told = [
+        user_items = [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
-            for text in completion.told
+            for text in completion.user_texts
         ]
-        identity, output = _reply_id(completion), [*told, _compaction(completion)]
+        identity, output = _reply_id(completion), [*user_items, _compaction(completion)]
         body = {"id": f"resp_{identity}", "object": "response.compaction", "created_at": completion.created}
         return render.encode({**body, "output": output, "usage": _usage(usage)})
 
-    def frames(self, completion: render.Completion, asked: Asked) -> Iterator[bytes]:
+    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
         events = list(_events(completion))
         for number, event in enumerate(events):
             payload = render.encode({**event, "sequence_number": number})
@@ -280,12 +284,12 @@ def _text_events(item: Item, place: Mapping[str, Any], chunks: int | None) -> It
 
 
 def _items(body: Mapping[str, Any]) -> list[Item]:
-    given = body.get("input")
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+    model_input = body.get("input")
+    if isinstance(model_input, str):
+        return [{"role": "user", "content": model_input}]
     return [
         {"type": "message", **as_mapping(item)} if "role" in as_mapping(item) else as_mapping(item)
-        for item in as_list(given)
+        for item in as_list(model_input)
     ]
 
 

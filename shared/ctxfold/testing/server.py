@@ -21,7 +21,7 @@ import ctxfold.testing.render as render
 from ctxfold.errors import ConfigError
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import Body, ErrorReply, RawReply, Reply, Script, Scripted, ScriptPlayer, api_error
-from ctxfold.testing.served import Asked, ChatCompletions, ServedWire
+from ctxfold.testing.served import ApiRequest, ChatCompletions, ServedWire
 from ctxfold.testing.served_anthropic import COUNT_PATH, Messages
 from ctxfold.testing.served_converse import Converse
 from ctxfold.testing.served_gemini import GenerateContent
@@ -57,7 +57,7 @@ class ModelServer:
     body in the form of chat completions, whatever wire format it came in. `requests` keeps each request, with its `body` as it
     came. `strict` adds what that provider refuses, or, with "alternating", a template that wants user and assistant to take turns;
     `context_window` is in tokens. Attributes may be read from any thread. The server writes summaries of its own where a wire has
-    them, unless `compacts` is set to False: then it refuses to be asked.
+    them, unless `compacts` is set to False: then it refuses such requests.
     """
 
     def __init__(
@@ -252,15 +252,15 @@ class ModelServer:
             return await self._chat(wire, request, writer)
         if request.method == "GET" and path == "/models":
             row = {"id": self.model, "object": "model", "created": 0, "owned_by": "ctxfold"}
-            found = ErrorReply(200, {"object": "list", "data": [row]})
+            reply = ErrorReply(200, {"object": "list", "data": [row]})
         elif request.method == "POST" and path == "/tokenize":
-            found = self._tokenize(request)
+            reply = self._tokenize(request)
         elif request.method == "POST" and path.endswith(COUNT_PATH):
-            found = self._count(request)
+            reply = self._count(request)
         else:
             message = f"Unknown request URL: {request.method} {request.path}."
-            found = api_error(404, message, code="unknown_url")
-        return await self._send(found, writer)
+            reply = api_error(404, message, code="unknown_url")
+        return await self._send(reply, writer)
 
     def _tokenize(self, request: http.HttpRequest) -> ErrorReply:
         body = _parsed(request.body)
@@ -275,26 +275,26 @@ class ModelServer:
         body, wire = _parsed(request.body), Messages()
         if body is None:
             return wire.error(api_error(400, "The request body is not a JSON object."))
-        asked = Asked(request.path, request.headers, {**body, "max_tokens": _MANY_TOKENS})
-        refused = wire.refusal(asked, self.strict, self._produced)
+        api_request = ApiRequest(request.path, request.headers, {**body, "max_tokens": _MANY_TOKENS})
+        refused = wire.refusal(api_request, self.strict, self._produced)
         if refused is not None:
             return wire.error(refused)
-        return ErrorReply(200, {"input_tokens": self._meter.prompt(wire.chat_body(asked)).total})
+        return ErrorReply(200, {"input_tokens": self._meter.prompt(wire.chat_body(api_request)).total})
 
     async def _chat(self, wire: ServedWire, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
         body = _parsed(request.body)
         headers = {name: "[redacted]" if name in _CREDENTIALS else value for name, value in request.headers.items()}
-        # a copy: who reads what was asked cannot change what is being answered
+        # a copy: who reads the request cannot change what is being answered
         self._requests.append(RecordedRequest(request.path, headers, dict(body or {}), request.body))
         self._asked += 1
         if body is None:
             return await self._send(wire.error(api_error(400, "The request body is not a JSON object.")), writer)
-        asked = Asked(request.path, request.headers, body)
+        api_request = ApiRequest(request.path, request.headers, body)
         try:
-            refused = None if self.compacts else wire.without_compaction(asked)
-            refused = refused or wire.refusal(asked, self.strict, self._produced)
-            chat = wire.chat_body(asked) if refused is None else {}
-            reply, prompt = self._reply(wire, asked, chat) if refused is None else (refused, Prompt("", (), ()))
+            refused = None if self.compacts else wire.without_compaction(api_request)
+            refused = refused or wire.refusal(api_request, self.strict, self._produced)
+            chat = wire.chat_body(api_request) if refused is None else {}
+            reply, prompt = self._reply(wire, api_request, chat) if refused is None else (refused, Prompt("", (), ()))
         except Exception as error:  # noqa: BLE001  # what this server cannot digest is the client's to see
             return await self._send(wire.error(api_error(500, f"{type(error).__name__}: {error}")), writer)
         match reply:
@@ -303,35 +303,39 @@ class ModelServer:
             case RawReply():
                 return await self._play(reply, writer)
             case Scripted():
-                completion = self._compacted(wire, asked, await self._completion(reply, prompt, chat), prompt, chat)
+                completion = self._compacted(
+                    wire, api_request, await self._completion(reply, prompt, chat), prompt, chat
+                )
                 if chat.get("stream"):
-                    return await self._stream(wire, completion, asked, writer)
+                    return await self._stream(wire, completion, api_request, writer)
                 writer.write(http.plain(200, wire.whole(completion)))
                 await writer.drain()
                 return True
 
     def _compacted(
-        self, wire: ServedWire, asked: Asked, completion: render.Completion, prompt: Prompt, chat: Body
+        self, wire: ServedWire, api_request: ApiRequest, completion: render.Completion, prompt: Prompt, chat: Body
     ) -> render.Completion:
         """Returns the reply with the server's own summary, where the request asks for one."""
-        mode = wire.compaction(asked, prompt.total)
+        mode = wire.compaction(api_request, prompt.total)
         if mode is None:
             return completion
         summary = model.own_summary(chat, count=self._meter.text)
         spent = prompt.total, self._meter.text(summary)
-        told = tuple(str(one.get("content") or "") for one in model.messages_of(chat) if one.get("role") == "user")
-        return replace(completion, summary=summary, alone=mode == "alone", summary_tokens=spent, told=told)
+        user_texts = tuple(
+            str(one.get("content") or "") for one in model.messages_of(chat) if one.get("role") == "user"
+        )
+        return replace(completion, summary=summary, alone=mode == "alone", summary_tokens=spent, user_texts=user_texts)
 
-    def _reply(self, wire: ServedWire, asked: Asked, body: Body) -> tuple[Reply, Prompt]:
+    def _reply(self, wire: ServedWire, api_request: ApiRequest, body: Body) -> tuple[Reply, Prompt]:
         """Returns the model's reply, or the error that a request gets which does not fit."""
         prompt = self._meter.prompt(body)
-        wanted = int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
+        reply_tokens = int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
         window = self.context_window
-        if window is not None and prompt.total + wanted > window:
-            message = overflow_message(window, prompt.total, wanted)
+        if window is not None and prompt.total + reply_tokens > window:
+            message = overflow_message(window, prompt.total, reply_tokens)
             code = "invalid_request_error" if self.strict == "deepseek" else "context_length_exceeded"
             return api_error(400, message, param="messages", code=code), prompt
-        if wire.compaction(asked, prompt.total) == "alone":
+        if wire.compaction(api_request, prompt.total) == "alone":
             return Scripted(""), prompt
         played = None if self._player is None else self._player.reply(body)
         if played is not None:
@@ -361,11 +365,11 @@ class ModelServer:
         return completion
 
     async def _stream(
-        self, wire: ServedWire, completion: render.Completion, asked: Asked, writer: asyncio.StreamWriter
+        self, wire: ServedWire, completion: render.Completion, api_request: ApiRequest, writer: asyncio.StreamWriter
     ) -> bool:
         headers = {"content-type": wire.stream_type, "cache-control": "no-cache"}
         writer.write(http.head(200, {**headers, "transfer-encoding": "chunked"}))
-        *events, done = wire.frames(completion, asked)
+        *events, done = wire.frames(completion, api_request)
         for event in events:
             writer.write(http.chunk(event))
             await writer.drain()

@@ -245,10 +245,14 @@ class StoreSuite(ABC):
         documents = [Document(1, {"hello": 2, long: 1}, 3), Document(2, {"hello": 1, odd: 4}, 5), Document(3, {}, 0)]
         store.append(KEY, [_said("a"), _said("b"), _said("c")], documents=documents)
         store.append(KEY, [], documents=[*documents, Document(4, {"hello": 1}, 1), Document(4, {"hello": 1}, 1)])
-        found = store.postings(KEY, ["hello", long, odd, "absent", "hello"])
-        assert (found.documents, found.total_length) == (4, 9)
-        assert found.by_term["hello"] == ((1, 2, 3), (2, 1, 5), (4, 1, 1))
-        assert (found.by_term[long], found.by_term[odd], found.by_term["absent"]) == (((1, 1, 3),), ((2, 4, 5),), ())
+        postings = store.postings(KEY, ["hello", long, odd, "absent", "hello"])
+        assert (postings.documents, postings.total_length) == (4, 9)
+        assert postings.by_term["hello"] == ((1, 2, 3), (2, 1, 5), (4, 1, 1))
+        assert (postings.by_term[long], postings.by_term[odd], postings.by_term["absent"]) == (
+            ((1, 1, 3),),
+            ((2, 4, 5),),
+            (),
+        )
         assert store.postings(ABSENT, ["hello"]).documents == 0
 
     def test_postings_can_be_limited(self, store: Store) -> None:
@@ -304,9 +308,9 @@ class StoreSuite(ABC):
         assert [r.body.kind for r in records] == ["erased", "message_added", "erased"]
         assert [r.number for r in records] == [1, 2, 3]
         assert store.head(KEY) == Head(3, 0)
-        found = store.postings(KEY, ["secret", "both"])
-        assert (found.documents, found.total_length) == (1, 1)
-        assert found.by_term == {"secret": (), "both": ((2, 1, 1),)}
+        postings = store.postings(KEY, ["secret", "both"])
+        assert (postings.documents, postings.total_length) == (1, 1)
+        assert postings.by_term == {"secret": (), "both": ((2, 1, 1),)}
         assert _names(store.append(KEY, [Draft("a", Erased(("a",)))], known=3)) == [], "the id stays taken"
 
     def test_erase_does_nothing_once_a_log_has_grown(self, store: Store) -> None:
@@ -368,21 +372,21 @@ class StoreSuite(ABC):
         assert vectors.vectors(OTHER, "one") == {2: b"there"}
 
     def test_erasure_removes_vectors_for_good(self, store: Store, vectors: VectorIndex) -> None:
-        made = {0: b"about", 1: b"of a", 2: b"of b"}
+        vectors_by_seq = {0: b"about", 1: b"of a", 2: b"of b"}
         for key in (KEY, OTHER):
             store.append(key, [_said("a"), _said("b")])
-            vectors.put_vectors(key, "one", made)
+            vectors.put_vectors(key, "one", vectors_by_seq)
         erased = Record(1, "a", Erased(("a",)), "t1", 1.5, 1)
         store.erase([Rewrite(KEY, 2, ("a",), (erased,), (), ())])
         assert vectors.vectors(KEY, "one") == {2: b"of b"}
-        vectors.put_vectors(KEY, "one", made)  # by a worker that had read the message before
+        vectors.put_vectors(KEY, "one", vectors_by_seq)  # by a worker that had read the message before
         assert vectors.vectors(KEY, "one") == {2: b"of b"}
         store.erase([], gone=[KEY])
-        vectors.put_vectors(KEY, "one", made)
+        vectors.put_vectors(KEY, "one", vectors_by_seq)
         assert (vectors.embedders(KEY), vectors.vectors(KEY, "one")) == ({}, {})
         assert vectors.vectors(OTHER, "one") == {1: b"of a", 2: b"of b"}
         store.erase_owner("ann")
-        vectors.put_vectors(OTHER, "one", made)
+        vectors.put_vectors(OTHER, "one", vectors_by_seq)
         store.append(OTHER, [_said("a"), _said("b")])
         assert (vectors.embedders(OTHER), vectors.vectors(OTHER, "one")) == ({}, {})
 
@@ -472,9 +476,9 @@ class StoreSuite(ABC):
         store.remember("ann", [_item("i4", "public", key="k", session="s1", sources=("m3",))])
         store.remember("bob", [_item("i1", "bob's", session="s1", sources=("m1",))])
         store.erase([Rewrite(KEY, 1, ("m1",), (), (), ())])
-        left = store.memories("ann", everything=True)
-        assert {i.text for i in left} == {"other", "of another session", "public"}
-        assert {i.replaces for i in left} == {""}
+        remaining = store.memories("ann", everything=True)
+        assert {i.text for i in remaining} == {"other", "of another session", "public"}
+        assert {i.replaces for i in remaining} == {""}
         store.erase([], gone=[KEY])
         assert _remembered(store, everything=True) == ["of another session"]
         store.erase_owner("ann")

@@ -34,7 +34,7 @@ def refusal(body: Body, strict: Strict | None, produced: LruCache[str, str]) -> 
     if not messages:
         return api_error(400, "Invalid 'messages': empty array, at least 1 is expected.", param="messages")
     checks = (_roles(messages), _arguments(messages, any_text=strict == "openai"), _pairs(messages))
-    message = next((found for found in checks if found), None)
+    message = next((problem for problem in checks if problem), None)
     if message is None and strict == "alternating":
         message = _alternation(messages)
     if message is None and thinks(body, strict, reasoning=False):
