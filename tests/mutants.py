@@ -386,7 +386,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "names_within_dotted_names_are_one_word",
-            "        found += _words_within(piece)\n",
+            "        terms += _words_within(piece)\n",
             "",
             "retrieval/test_recall.py::test_a_name_in_camel_case_is_found_by_its_words_and_as_a_whole",
         ),

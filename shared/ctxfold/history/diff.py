@@ -198,7 +198,7 @@ def compare(
         # a short answer may also stand among the examples of a prompt
         new_messages = tuple(messages[max(index + 1, _repeated_in_view(live, messages)) :])
     copied, last_id = _copied_replies(live, message, new_messages)
-    return Reconciled(new_messages[copied:], left_behind=_left_behind(live, last_id) if whole else ())
+    return Reconciled(new_messages[copied:], left_behind=_superseded_after(live, last_id) if whole else ())
 
 
 def _newest_known(
@@ -216,17 +216,17 @@ def _newest_known(
     turn_of: dict[str, str | None] = {e.id: None for e in live[-_LOOK_BACK:]} if given_ids else {}
     turn_of |= {e.id: turn_id for turn_id, entries in open_turns.items() for e in entries}
     waiting = {t: entries[-1] for t, entries in open_turns.items() if entries and t not in in_flight}
-    last_of_turn: dict[str, str | None] = {_said(e.message): None for e in live[-1:]}
-    last_of_turn |= {_said(last.message): turn_id for turn_id, last in waiting.items()}
+    last_of_turn: dict[str, str | None] = {_stripped_key(e.message): None for e in live[-1:]}
+    last_of_turn |= {_stripped_key(last.message): turn_id for turn_id, last in waiting.items()}
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
-        known, key = (turn_of, message.id) if message.id in given_ids else (last_of_turn, _said(message))
+        known, key = (turn_of, message.id) if message.id in given_ids else (last_of_turn, _stripped_key(message))
         if key in known:
             return index, known[key]
     return None
 
 
-def _said(message: Message) -> str:
+def _stripped_key(message: Message) -> str:
     """Returns the content key of a message without the white space around its text, which many callers strip."""
     text = message.text
     if text == text.strip():
@@ -252,9 +252,9 @@ def repeated_by_content(live: Sequence[Entry], messages: Sequence[Message]) -> i
     and as many as stand there one after the other."""
     if not live or len(messages) < 3:
         return 0
-    newest = _said(live[-1].message) if is_final(live[-1].message) else None
+    newest = _stripped_key(live[-1].message) if is_final(live[-1].message) else None
     answers = (i for i in range(len(messages) - 2, 0, -1) if messages[i].role == "assistant")
-    copied = next((i + 1 for i in answers if _said(messages[i]) == newest), 0)
+    copied = next((i + 1 for i in answers if _stripped_key(messages[i]) == newest), 0)
     return max(copied, _repeated_in_view(live, messages))
 
 
@@ -279,14 +279,14 @@ def _repeated_in_view(live: Sequence[Entry], messages: Sequence[Message]) -> int
 def _in_common(entries: Iterable[Entry], messages: Sequence[Message]) -> int:
     """Returns how many messages have the content of the entries, from the first on."""
     pairs = zip(entries, messages, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: _said(pair[0].message) == _said(pair[1]), pairs))
+    return sum(1 for _ in takewhile(lambda pair: _stripped_key(pair[0].message) == _stripped_key(pair[1]), pairs))
 
 
 def _position(live: Sequence[Entry], message_id: str) -> int | None:
     return next((i for i in range(len(live) - 1, -1, -1) if live[i].id == message_id), None)
 
 
-def _left_behind(live: Sequence[Entry], message_id: str) -> tuple[str, ...]:
+def _superseded_after(live: Sequence[Entry], message_id: str) -> tuple[str, ...]:
     """Returns the messages after this one if a reply is among them; a message that was only added, such as a note, stays."""
     position = _position(live, message_id)
     later = () if position is None else live[position + 1 :]
@@ -390,8 +390,8 @@ def finished_count(messages: Sequence[Message]) -> int:
 
 def asked_after_results(messages: Sequence[Message]) -> int:
     """Returns the position of the newest question that directly follows a tool's result; 0 when none does."""
-    found = enumerate(pairwise(messages), start=1)
-    return max((at for at, (a, b) in found if a.role == "tool" and is_question(b)), default=0)
+    pairs = enumerate(pairwise(messages), start=1)
+    return max((at for at, (a, b) in pairs if a.role == "tool" and is_question(b)), default=0)
 
 
 def split_settled(

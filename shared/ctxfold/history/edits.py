@@ -77,8 +77,8 @@ def prompt_changes(state: SessionState, prompts: Sequence[str]) -> list[Body]:
     prompts = [text for text in prompts if text not in others]
     fresh = not state.live and not state.compressed and not state.open
     bodies: list[Body] = []
-    taken = {e.id for e in own}  # of two prompts the first may have gone
-    free = (name for number in count(1) if (name := f"{PROMPT_ID}{number}") not in taken)
+    own_ids = {e.id for e in own}  # of two prompts the first may have gone
+    free = (name for number in count(1) if (name := f"{PROMPT_ID}{number}") not in own_ids)
     for index, text in enumerate(prompts):
         name = own[index].id if index < len(own) else next(free)
         message = validated(system(text, id=name))

@@ -49,15 +49,15 @@ class Reading:
     at_s: float
     calls: tuple[str, ...] = ()
     _sentences: tuple[tuple[str, frozenset[str]], ...] | None = None
-    _said: int = 0
+    _text_count: int = 0
 
     @property
     def sentences(self) -> tuple[tuple[str, frozenset[str]], ...]:
         """Returns each sentence, or record of JSON or a table, or line of a tool call, with its terms."""
         if self._sentences is None:
-            said = records(self.text.removesuffix("\n".join(self.calls)))
-            self._said = len(said)
-            parts = [*said, *(each for call in self.calls for each in sentences(call))]
+            text_records = records(self.text.removesuffix("\n".join(self.calls)))
+            self._text_count = len(text_records)
+            parts = [*text_records, *(each for call in self.calls for each in sentences(call))]
             self._sentences = tuple((each, frozenset(term_counts(each))) for each in parts)
         return self._sentences
 
@@ -65,7 +65,7 @@ class Reading:
     def terms(self) -> tuple[frozenset[str], frozenset[str]]:
         """Returns the terms of the text, and those of the tool calls."""
         terms = [each for _, each in self.sentences]
-        return frozenset[str]().union(*terms[: self._said]), frozenset[str]().union(*terms[self._said :])
+        return frozenset[str]().union(*terms[: self._text_count]), frozenset[str]().union(*terms[self._text_count :])
 
 
 def stamp(text: str) -> str:

@@ -90,9 +90,9 @@ class LiveIndex:
 
     def without(self, seqs: Collection[int]) -> LiveIndex:
         """Returns the index without these messages."""
-        left = {term: tuple([hit for hit in hits if hit[0] not in seqs]) for term, hits in self.hits.items()}
+        remaining = {term: tuple([hit for hit in hits if hit[0] not in seqs]) for term, hits in self.hits.items()}
         lengths = {seq: length for seq, length in self.lengths.items() if seq not in seqs}
-        return LiveIndex({term: hits for term, hits in left.items() if hits}, lengths)
+        return LiveIndex({term: hits for term, hits in remaining.items() if hits}, lengths)
 
     def with_messages(self, messages: Iterable[tuple[int, Mapping[str, int]]]) -> LiveIndex:
         """Returns the index with these messages too, each the seq of its record and how often it has each term."""

@@ -155,12 +155,12 @@ def _terms_of(token: str) -> tuple[str, ...]:
     if _IS_CJK.match(word):
         return tuple(word[i : i + 2] for i in range(max(1, len(word) - 1)))
     pieces = _PIECE.split(token)
-    found = [word[:MAX_TERM_CHARS]] if len(pieces) > 1 else []
+    terms = [word[:MAX_TERM_CHARS]] if len(pieces) > 1 else []
     for piece in pieces:
         if (lower := piece.lower()) not in STOP_WORDS:
-            found.append(_stem(lower[:MAX_TERM_CHARS]))
-        found += _words_within(piece)
-    return tuple(found)
+            terms.append(_stem(lower[:MAX_TERM_CHARS]))
+        terms += _words_within(piece)
+    return tuple(terms)
 
 
 def _words_within(name: str) -> Iterator[str]:
@@ -202,8 +202,8 @@ def records(text: str) -> list[str]:
         except (ValueError, RecursionError):
             value = None
         whole = isinstance(value, dict) and len(text) <= WHOLE_OBJECT_CHARS
-        if found := [_dumped(value)] if whole else _json_records(value):
-            return [f"{before[0]}{found[0]}", *found[1:]]
+        if json_records := [_dumped(value)] if whole else _json_records(value):
+            return [f"{before[0]}{json_records[0]}", *json_records[1:]]
     lines = text.split("\n")
     separator = _column_separator(lines)
     if separator is None:
