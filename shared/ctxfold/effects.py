@@ -592,14 +592,16 @@ class TakeLease(Effect[bool]):
     ttl_s: float
 
     def perform(self, ports: Ports) -> bool:
-        taken = ports.store.lease(self.key, self.name, self.holder, now_s=ports.clock.now_s(), ttl_s=self.ttl_s)
-        record_lease(taken=taken)
-        return taken
+        acquired = ports.store.lease(self.key, self.name, self.holder, now_s=ports.clock.now_s(), ttl_s=self.ttl_s)
+        record_lease(taken=acquired)
+        return acquired
 
     async def aperform(self, ports: Ports) -> bool:
-        taken = await ports.store.alease(self.key, self.name, self.holder, now_s=ports.clock.now_s(), ttl_s=self.ttl_s)
-        record_lease(taken=taken)
-        return taken
+        acquired = await ports.store.alease(
+            self.key, self.name, self.holder, now_s=ports.clock.now_s(), ttl_s=self.ttl_s
+        )
+        record_lease(taken=acquired)
+        return acquired
 
 
 def release_after(work: Flow[T], key: SessionKey, name: str, holder: str) -> Flow[T]:

@@ -330,8 +330,8 @@ class WindowGauge:
     def forecast(self) -> str:
         """Returns the room that is left and the distance to the next compaction, in words."""
         until = self.until_compaction_tokens
-        coming = "compaction is off" if until is None else f"{until:,} until the next compaction"
-        return f"{self.room_tokens:,} tokens left, {coming}"
+        distance = "compaction is off" if until is None else f"{until:,} until the next compaction"
+        return f"{self.room_tokens:,} tokens left, {distance}"
 
     def __str__(self) -> str:
         share = self.used_tokens / self.budget_tokens

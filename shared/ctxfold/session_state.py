@@ -357,18 +357,18 @@ def _fold_from(key: SessionKey, at: int, undone: frozenset[str], ports: Ports) -
     return state
 
 
-def _loaded(key: SessionKey, at: int, taken: Record, ports: Ports) -> Flow[SessionState]:
+def _loaded(key: SessionKey, at: int, record: Record, ports: Ports) -> Flow[SessionState]:
     """Returns the state of a snapshot; reads it again when an erasure came between the snapshot and the texts."""
     while True:
-        snapshot = parse_snapshot(taken.body.state if isinstance(taken.body, SnapshotTaken) else "")
+        snapshot = parse_snapshot(record.body.state if isinstance(record.body, SnapshotTaken) else "")
         texts = yield from StoreCall(Store.fetch, key, snapshot.seqs())
         try:
             return load_state(key, snapshot, texts, at=at, counter_id=ports.counter.id, count=ports.counter.count)
         except StoreCorruptError:
             again = yield from StoreCall(Store.fetch, key, (at,))
-            if not again or again[0].body == taken.body:
+            if not again or again[0].body == record.body:
                 raise
-            taken = again[0]
+            record = again[0]
 
 
 def draft(
@@ -470,10 +470,10 @@ def close_turns(open_session: OpenSession, turn_ids: Sequence[str], status: Turn
 def _snapshot(open_session: OpenSession, ports: Ports) -> Flow[None]:
     with open_session.lock:
         head, head_id = open_session.state.head, open_session.state.head_id
-        taken = snapshot_draft(open_session.state, ports)
+        snapshot = snapshot_draft(open_session.state, ports)
     with suppress(HeadMovedError):  # another writer was first: the next append takes it
         records = yield from StoreCall(
-            Store.append, open_session.key, (taken,), known=head, expect=head, known_id=head_id
+            Store.append, open_session.key, (snapshot,), known=head, expect=head, known_id=head_id
         )
         with open_session.lock:
             open_session.state.apply(records)

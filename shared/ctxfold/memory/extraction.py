@@ -135,8 +135,8 @@ def _described(row: MemoryKind) -> str:
 def _numbered(entries: Sequence[Entry], kinds: Sequence[str]) -> dict[str, Message]:
     """Returns the messages that items may be extracted from, by the number that the model sees."""
     roles = {role for kind in kinds for role in MEMORY_KINDS[kind].roles}
-    spoken = [e.message for e in entries if e.message.kind == "message" and e.message.role in roles]
-    return {str(n): m for n, m in enumerate((m for m in spoken if m.text.strip()), 1)}
+    candidates = [e.message for e in entries if e.message.kind == "message" and e.message.role in roles]
+    return {str(n): m for n, m in enumerate((m for m in candidates if m.text.strip()), 1)}
 
 
 def _blocks(messages: Mapping[str, Message]) -> list[str]:

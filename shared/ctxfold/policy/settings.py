@@ -271,12 +271,12 @@ def policy_for(
         values["strategy"] = strategy
     values["summary_tokens"] = values.get("summary_tokens") or min(2_048, max(64, (window - reserve) // 5))
     try:
-        made = Policy.model_validate(values)
+        policy = Policy.model_validate(values)
     except ValidationError as error:
         raise _config_error(error) from None
-    if made.trigger is not None:
-        with_prices(made.trigger, {})  # a model name in place of prices is an error now, not at the first turn
-    return made
+    if policy.trigger is not None:
+        with_prices(policy.trigger, {})  # a model name in place of prices is an error now, not at the first turn
+    return policy
 
 
 def policy_from(

@@ -537,9 +537,9 @@ class SessionHandle(FlowMethods, Closing):
         """
         key, records = parse_session(path)
         rules: dict[str, Any] = {**stored_policy(records), **settings}
-        made: Any = cls
+        construct: Any = cls
         name = name_or_own("session name", session_id, key.session)
-        context: Self = made(backend, session_id=name, store=store, **rules)
+        context: Self = construct(backend, session_id=name, store=store, **rules)
         try:
             context._run(load_log(context._engine, context._key, [(r.seq, r) for r in records]))
             context._run(context._edit(editing.reopen))

@@ -123,8 +123,8 @@ def learn_from_session(
     checked_kinds = check_kinds(kinds or [k for k in EXTRACTED if not MEMORY_KINDS[k].experimental])
     open_session = yield from load_session()
     records = yield from StoreCall(Store.read, open_session.key)
-    said = [(r, m) for r in records if (m := stored_message(r)) is not None]
-    newest = {m.id: Entry(m.id, r.seq, m, 0) for r, m in said if m.visibility != "user"}
+    stored_messages = [(r, m) for r in records if (m := stored_message(r)) is not None]
+    newest = {m.id: Entry(m.id, r.seq, m, 0) for r, m in stored_messages if m.visibility != "user"}
     items, event = yield from learn(open_session, tuple(newest.values()), engine.ports, kinds=checked_kinds)
     engine.events.emit(event)
     return items
