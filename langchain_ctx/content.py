@@ -47,14 +47,14 @@ def parts_of(content: Content, role: Role, calls: Collection[str] = ()) -> tuple
     parts: list[Part] = []
     layout: Layout = []
     for block in content:
-        part, place = _taken(block, role, calls)
+        part, place = _part_and_layout(block, role, calls)
         layout.append(place)
         if part is not None:
             parts.append(part)
     return parts, layout
 
 
-def _taken(block: str | dict[Any, Any], role: Role, calls: Collection[str]) -> tuple[Part | None, Any]:
+def _part_and_layout(block: str | dict[Any, Any], role: Role, calls: Collection[str]) -> tuple[Part | None, Any]:
     if isinstance(block, str):
         return (TextPart(block) if block else None), ["s", len(block)]
     kind = str(block.get("type"))

@@ -198,7 +198,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         new = self._incoming(messages, self.context)
         if not new:
             return
-        unasked = self._may_lack_its_question(new) and _ended(self.context.view())
+        unasked = self._may_lack_its_question(new) and _ends_with_answer(self.context.view())
         try:
             if (reply := self._reply_to_shown(new)) is not None:
                 self._sessions.run(self._key, partial(self._learn, new, reply))
@@ -218,7 +218,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         new = self._incoming(messages, context)
         if not new:
             return
-        unasked = self._may_lack_its_question(new) and _ended(await context.aview())
+        unasked = self._may_lack_its_question(new) and _ends_with_answer(await context.aview())
         try:
             if (reply := self._reply_to_shown(new)) is not None:
                 await self._sessions.arun(self._key, partial(self._learn, new, reply))
@@ -247,9 +247,9 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
     def _learn(self, new: Sequence[Message], reply: int, engine: Engine) -> Flow[None]:
         """Learns from the usage of a reply, which also tells what the chain has put beside the messages."""
         open_session = yield from engine.open(self._key, reread=False)
-        count, asked = engine.ports.counter.count, (*(self._snapshot or ()), *new[:reply])
+        count, sent_messages = engine.ports.counter.count, (*(self._snapshot or ()), *new[:reply])
         yield from calibrate_from_reply(
-            engine, open_session, new[reply], lambda: self._overhead_tokens + sum(count(m) for m in asked)
+            engine, open_session, new[reply], lambda: self._overhead_tokens + sum(count(m) for m in sent_messages)
         )
 
     def _may_lack_its_question(self, new: Sequence[Message]) -> bool:
@@ -330,7 +330,7 @@ class HistoryFactory(SharesSessions, Closing):
         await self._sessions.aclose()
 
 
-def _ended(view: View) -> bool:
+def _ends_with_answer(view: View) -> bool:
     """Returns True when the conversation ends with an answer."""
     last = view.last()
     return last is not None and is_final(last.message)

@@ -114,14 +114,14 @@ class _ReturnsReasoning:
         self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
     ) -> ChatGenerationChunk | None:
         base: Any = super()
-        made: ChatGenerationChunk | None = base._convert_chunk_to_generation_chunk(
+        generation: ChatGenerationChunk | None = base._convert_chunk_to_generation_chunk(
             chunk, default_chunk_class, base_generation_info
         )
         inner: dict[str, Any] = chunk.get("chunk") or {}
         choices: Sequence[dict[str, Any]] = chunk.get("choices") or inner.get("choices") or ()
-        if made is not None and choices:
-            _keep(made.message, choices[0].get("delta"))
-        return made
+        if generation is not None and choices:
+            _keep(generation.message, choices[0].get("delta"))
+        return generation
 
 
 def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage], model: BaseChatModel) -> None:

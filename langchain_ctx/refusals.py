@@ -49,8 +49,8 @@ def unless_refused() -> Runnable[Any, Any]:
 def _accepted(reply: Any) -> Any:
     message: BaseMessage = reply if isinstance(reply, BaseMessage) else reply["raw"]
     if (block := refusal_block(message)) is not None:
-        said = f": {block['refusal']}" if block["refusal"] else ""
-        error = ModelRefusalError(f"the model refused to answer{said}")
+        reason = f": {block['refusal']}" if block["refusal"] else ""
+        error = ModelRefusalError(f"the model refused to answer{reason}")
         error.raw_message = message  # type: ignore[attr-defined]
         raise error
     return reply

@@ -43,14 +43,14 @@ class Report:
 
     def send(self) -> None:
         """Hands the events so far to the run's callbacks."""
-        for name, data in self._taken():
+        for name, data in self._take_events():
             dispatch_custom_event(name, data)
 
     async def asend(self) -> None:
-        for name, data in self._taken():
+        for name, data in self._take_events():
             await adispatch_custom_event(name, data)
 
-    def _taken(self) -> list[tuple[str, dict[str, Any]]]:
+    def _take_events(self) -> list[tuple[str, dict[str, Any]]]:
         events, self._events = self._events, []
         if not events:
             return []

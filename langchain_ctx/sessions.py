@@ -353,12 +353,12 @@ class Sessions(SessionPool):
     def open(self, **session: Any) -> AgentContext:
         if self._window is not None:
             return super().open(**session)
-        window = self._settings["context_window"] = self._window_asked()
+        window = self._settings["context_window"] = self._called_window()
         context = super().open(**session)
         self._window = window
         return context
 
-    def _window_asked(self) -> int:
+    def _called_window(self) -> int:
         """Returns the window of the model that is being called."""
         model = called_model()
         if model is None:
