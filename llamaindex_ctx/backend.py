@@ -145,14 +145,14 @@ class LlamaIndexBackend:
         return self._window or told_window(self.llm)
 
     def send(self, request: Request) -> Reply:
-        messages, options = self._asked(request)
+        messages, options = self._call_arguments(request)
         with self.translated():
             if request.tools:
                 return whole_reply(self._calling().chat_with_tools(chat_history=messages, **options), self.model)
             return whole_reply(self.llm.chat(messages, **options), self.model)
 
     async def asend(self, request: Request) -> Reply:
-        messages, options = self._asked(request)
+        messages, options = self._call_arguments(request)
         with self.translated():
             if request.tools:
                 answer = await self._calling().achat_with_tools(chat_history=messages, **options)
@@ -161,7 +161,7 @@ class LlamaIndexBackend:
             return whole_reply(answer, self.model)
 
     def open_stream(self, request: Request) -> ChunkStream:
-        messages, options = self._asked(request)
+        messages, options = self._call_arguments(request)
         with self.translated():
             if request.tools:
                 source = self._calling().stream_chat_with_tools(chat_history=messages, **options)
@@ -170,7 +170,7 @@ class LlamaIndexBackend:
         return self.read_stream(source, CumulativeChunks(self.model)).begin()
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        messages, options = self._asked(request)
+        messages, options = self._call_arguments(request)
         with self.translated():
             if request.tools:
                 source = await self._calling().astream_chat_with_tools(chat_history=messages, **options)
@@ -184,7 +184,7 @@ class LlamaIndexBackend:
     async def aclose(self) -> None:
         """Does nothing: the LLM belongs to its creator."""
 
-    def _asked(self, request: Request) -> tuple[list[ChatMessage], dict[str, Any]]:
+    def _call_arguments(self, request: Request) -> tuple[list[ChatMessage], dict[str, Any]]:
         if request.tools:
             self._calling()
         return bare_messages(request.messages, self.llm), self._options(request)

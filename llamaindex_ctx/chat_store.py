@@ -163,7 +163,7 @@ class CtxChatStore(BaseChatStore, Closing):
         """Stores messages at the end: all of them, or none when it raises."""
         context = self.context(key)
         with self._turn(key):
-            fresh = _taken(messages, context, context.view().messages)
+            fresh = _converted(messages, context, context.view().messages)
             if fresh:
                 context.add(fresh)
 
@@ -181,8 +181,8 @@ class CtxChatStore(BaseChatStore, Closing):
         context = self.context(key)
 
         def rest(stored: Sequence[Message]) -> list[Message] | None:
-            kept = [_as_stored(m) for m in stored if m.id not in ids]
-            return None if len(kept) == len(stored) else _rewritten(kept, context)
+            remaining = [_as_stored(m) for m in stored if m.id not in ids]
+            return None if len(remaining) == len(stored) else _rewritten(remaining, context)
 
         with self._turn(key):
             context.revise(rest)
@@ -205,11 +205,11 @@ class CtxChatStore(BaseChatStore, Closing):
         if not -len(stored) <= idx < len(stored):
             return None
         removed = stored[idx]
-        if removed.tool_calls or removed.tool_results or not self._taken_out(key, removed.id):
+        if removed.tool_calls or removed.tool_results or not self._remove_live(key, removed.id):
             self._drop(key, frozenset([removed.id]))
         return _as_put(removed)
 
-    def _taken_out(self, key: str, message_id: str) -> bool:
+    def _remove_live(self, key: str, message_id: str) -> bool:
         """Removes a live message through the engine. Returns False for one that is not live."""
         try:
             with self._turn(key):
@@ -359,14 +359,14 @@ def _names(key: str, status: MessageStatus | None) -> tuple[str, ...]:
             return (key + ARCHIVED, key)
 
 
-def _taken(messages: Sequence[ChatMessage], context: AgentContext, view: Sequence[Message] = ()) -> list[Message]:
+def _converted(messages: Sequence[ChatMessage], context: AgentContext, view: Sequence[Message] = ()) -> list[Message]:
     conversation = [m for m in listed(messages) if isinstance(m, str) or not is_section(m)]
     return from_chat_messages(conversation, context.new_id, unanswered(view), stray=_as_user)
 
 
 def _rewritten(messages: Sequence[ChatMessage], context: AgentContext) -> list[Message]:
     """Returns the messages as a separate history, each under an id of its own."""
-    return with_distinct_ids(_taken(messages, context), context.new_id)
+    return with_distinct_ids(_converted(messages, context), context.new_id)
 
 
 def _as_user(message: Message) -> Message:

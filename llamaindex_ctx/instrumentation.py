@@ -37,7 +37,7 @@ class SessionEvent(BaseEvent):
 
 def tell(event: Event) -> None:
     """Passes an engine's event to LlamaIndex's handlers; to be subscribed to a context."""
-    if _heard():
+    if _has_event_handlers():
         dispatcher.event(SessionEvent(session=event.session, name=type(event).__name__, event=event))
 
 
@@ -46,7 +46,7 @@ def span(method: F) -> F:
     traced: Any = dispatcher.span(method)
 
     def bound(self: object) -> Any:
-        return (traced if _heard() or _traced() else method).__get__(self, type(self))
+        return (traced if _has_event_handlers() or _traced() else method).__get__(self, type(self))
 
     if inspect.iscoroutinefunction(method):
 
@@ -63,7 +63,7 @@ def span(method: F) -> F:
     return cast("F", called)
 
 
-def _heard() -> bool:
+def _has_event_handlers() -> bool:
     """Returns True if there is an event handler; most processes have none, and making an event costs more than this check."""
     return any(not isinstance(h, NullEventHandler) for place in _places() for h in place.event_handlers)
 

@@ -68,12 +68,12 @@ def write_request(messages: Sequence[ChatMessage], options: Mapping[str, Any], *
 def _sent(messages: Sequence[ChatMessage]) -> list[Message]:
     """Returns the messages with a result for every call, as strict providers require, and with the contents of files."""
     new_id = UuidIds().new
-    taken = [_with_extras(from_chat_message(with_files(message), new_id()), message) for message in messages]
+    converted = [_with_extras(from_chat_message(with_files(message), new_id()), message) for message in messages]
     for index, message in enumerate(messages):
         if is_section(message):
             # a round begins at a user's message, not at recalled text
-            taken[index] = replace(taken[index], kind="section")
-    return answered(paired(taken, new_id), new_id)
+            converted[index] = replace(converted[index], kind="section")
+    return answered(paired(converted, new_id), new_id)
 
 
 def _with_extras(message: Message, source: ChatMessage) -> Message:

@@ -118,7 +118,7 @@ def media_block(part: MediaPart, fields: Mapping[str, Any]) -> MediaBlock:
     rest = dict(fields)
     has_bytes = rest.pop("_bytes")
     kind = part.kind
-    data = _held(json.loads(part.data)) if has_bytes else None
+    data = _payload(json.loads(part.data)) if has_bytes else None
     values = {**rest, _BYTES[kind]: data}
     try:
         return _TYPES[kind].model_validate(values)
@@ -127,7 +127,7 @@ def media_block(part: MediaPart, fields: Mapping[str, Any]) -> MediaBlock:
         return _TYPES[kind].model_construct(None, **values)
 
 
-def _held(wire: Mapping[str, Any]) -> bytes:
+def _payload(wire: Mapping[str, Any]) -> bytes:
     if wire["type"] == "input_audio":
         return str(wire["input_audio"]["data"]).encode()
     inner = wire[wire["type"]]

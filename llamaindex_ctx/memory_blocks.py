@@ -164,12 +164,12 @@ class Blocks:
     def bind(self, context: AgentContext) -> None:
         """Makes them the blocks of that session from now on."""
         self._session = (context.owner, context.session)
-        context.subscribe(self._heard)
+        context.subscribe(self._on_event)
 
     def belong_to(self, query: Query) -> bool:
         return self._session == (query.owner, query.session)
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, HistoryCompacted) and self._session is not None and event.session == self._session[1]:
             self._covered.extend(event.covered)
 
@@ -184,11 +184,11 @@ class Blocks:
             self.side.run(self.afeed(context))
 
     async def afeed(self, context: AgentContext) -> None:
-        number, ids = self._taken()
+        number, ids = self._next_batch()
         if not ids:
             return
         try:
-            stored = [await _found(context, message_id) for message_id in ids]
+            stored = [await _message_or_none(context, message_id) for message_id in ids]
         except BaseException:
             self._covered.extendleft(reversed(ids))
             raise
@@ -196,9 +196,9 @@ class Blocks:
         for block in self.blocks:  # before anything is awaited: whoever is cancelled then owes them still
             self._owe(block, [(number, m.model_copy(deep=True)) for m in messages])
         name = _name(context.owner, context.session)
-        await asyncio.gather(*(self._give(block, name) for block in self.blocks))
+        await asyncio.gather(*(self._deliver(block, name) for block in self.blocks))
 
-    def _taken(self) -> tuple[int, list[str]]:
+    def _next_batch(self) -> tuple[int, list[str]]:
         """Returns a new batch of compacted messages: its number, higher than those before, and the ids."""
         ids: list[str] = []
         with self._lock:
@@ -213,7 +213,7 @@ class Blocks:
             owed = [*self._owed.get(block.name, ()), *messages]
             self._owed[block.name] = sorted(owed, key=itemgetter(0))  # batches may fail out of order
 
-    async def _give(self, block: Block, session: str) -> None:
+    async def _deliver(self, block: Block, session: str) -> None:
         with self._lock:
             owed = self._owed.pop(block.name, [])
         if not owed:
@@ -241,7 +241,7 @@ def _name(owner: str, session: str) -> str:
     return name_path(session) if owner == "default" else name_path(owner, session)
 
 
-async def _found(context: AgentContext, message_id: str) -> Message | None:
+async def _message_or_none(context: AgentContext, message_id: str) -> Message | None:
     try:
         return await context.aget(message_id)
     except MessageNotFoundError:

@@ -60,13 +60,13 @@ class FunctionCounter:
 
     def _check(self) -> None:
         try:
-            made: object = self._tokenize("a")
+            result: object = self._tokenize("a")
         except Exception:  # noqa: BLE001 - it may know few characters
             return
-        if not hasattr(made, "__len__"):
+        if not hasattr(result, "__len__"):
             raise ConfigError(
-                f"tokenizer_fn returned {kind_of(made)}: it must return the tokens, as tiktoken's encode does; to count in another "
-                "way pass counter=, an object with an id and count(text)"
+                f"tokenizer_fn returned {kind_of(result)}: it must return the tokens, as tiktoken's encode does; to count in "
+                "another way pass counter=, an object with an id and count(text)"
             )
 
     def _count_of(self, text: str) -> str:

@@ -147,7 +147,7 @@ def place_of(session_id: str | None, owner: str, store: str | Store | None, sett
     if store is not None and also is not None:
         raise ConfigError(f"store and {also} both say where the messages are: give one")
     if chat_store is not None:
-        return _beside_chat_store(session_id, owner, chat_store)
+        return _place_of_chat_store(session_id, owner, chat_store)
     if engine is not None:
         store = _url_of(engine)
     return Place(session_id, owner, store if store is not None else uri)
@@ -161,7 +161,7 @@ def _only(one: str, other: str, settings: dict[str, Any]) -> Any:
     return first if first is not None else second
 
 
-def _beside_chat_store(session_id: str, owner: str, chat_store: object) -> Place:
+def _place_of_chat_store(session_id: str, owner: str, chat_store: object) -> Place:
     histories = chat_store.histories if isinstance(chat_store, CtxAsyncChatStore) else chat_store
     if isinstance(histories, CtxChatStore):
         if owner not in ("default", histories.owner):

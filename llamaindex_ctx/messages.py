@@ -52,7 +52,7 @@ from llamaindex_ctx.metadata import (
     mark,
     section,
 )
-from llamaindex_ctx.tool_rounds import calls_beside, paired, with_call_ids
+from llamaindex_ctx.tool_rounds import calls_in_kwargs, paired, with_call_ids
 
 _LLAMAINDEX_ROLES: Final[dict[str, MessageRole]] = {role.value: role for role in MessageRole}
 _block: TypeAdapter[ContentBlock] = TypeAdapter(ContentBlock)
@@ -80,18 +80,18 @@ def to_chat_messages(messages: Iterable[Message]) -> list[ChatMessage]:
     return converted
 
 
-def _with_paired_ids(made: ChatMessage, message: Message) -> ChatMessage:
+def _with_paired_ids(converted: ChatMessage, message: Message) -> ChatMessage:
     """Replaces the ids that the message came with by those that pair calls and results: services match them by id."""
-    calls, results, kwargs = message.tool_calls, message.tool_results, made.additional_kwargs
+    calls, results, kwargs = message.tool_calls, message.tool_results, converted.additional_kwargs
     # calls that only `additional_kwargs` has are the last ones
-    for block, call in zip((b for b in made.blocks if isinstance(b, ToolCallBlock)), calls, strict=False):
+    for block, call in zip((b for b in converted.blocks if isinstance(b, ToolCallBlock)), calls, strict=False):
         block.tool_call_id = call.id
-    beside: object = kwargs.get("tool_calls")
-    if isinstance(beside, list):
-        kwargs["tool_calls"] = with_call_ids(cast("list[object]", beside), [c.id for c in calls])
+    kwargs_calls: object = kwargs.get("tool_calls")
+    if isinstance(kwargs_calls, list):
+        kwargs["tool_calls"] = with_call_ids(cast("list[object]", kwargs_calls), [c.id for c in calls])
     if results and results[0].call_id:
         kwargs["tool_call_id"] = results[0].call_id
-    return made
+    return converted
 
 
 def with_distinct_call_ids(message: ChatMessage, message_id: str) -> ChatMessage:
@@ -136,13 +136,13 @@ def to_chat_message(message: Message) -> ChatMessage:
         marks[REPLY_KEY] = note
     blocks = None if original is None else _restored(parts, cast("list[Json]", original["blocks"]))
     if original is None or blocks is None:
-        made = _plain(message, parts)
+        converted = _plain(message, parts)
     else:
-        made = ChatMessage(
+        converted = ChatMessage(
             role=_LLAMAINDEX_ROLES[original["role"]], blocks=blocks, additional_kwargs=original["kwargs"]
         )
-    made.additional_kwargs = Noted(made.additional_kwargs, marks)
-    return made
+    converted.additional_kwargs = Noted(converted.additional_kwargs, marks)
+    return converted
 
 
 def _only_text(message: Message) -> str | None:
@@ -185,8 +185,8 @@ def _of_text(message: Message, text: str) -> ChatMessage:
         "additional_kwargs": Noted({}, {ID_KEY: message.id}),
         "blocks": [{"text": text}],
     }
-    made: ChatMessage = _text_message.validate_python(fields)
-    return made
+    converted: ChatMessage = _text_message.validate_python(fields)
+    return converted
 
 
 def _plain(message: Message, parts: Sequence[Part]) -> ChatMessage:
@@ -586,7 +586,7 @@ class _Reading:
             self.parts.insert(0, ReasoningPart(reasoning))
             self.spec.insert(0, {"k": "hidden"})
         known = {p.id for p in self.parts if isinstance(p, ToolCallPart)}
-        for call in calls_beside(self.kwargs.get("tool_calls")):
+        for call in calls_in_kwargs(self.kwargs.get("tool_calls")):
             # one without an id stands for one of the blocks too
             if call.id not in known and (call.id or not known):
                 self._put(replace(call, id=self._call_id(call.id)), {"k": "hidden"})

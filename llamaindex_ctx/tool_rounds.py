@@ -133,7 +133,7 @@ def finished(messages: Sequence[Message]) -> Sequence[Message]:
     return messages[:last]
 
 
-def calls_beside(value: Any) -> Iterable[ToolCallPart]:
+def calls_in_kwargs(value: Any) -> Iterable[ToolCallPart]:
     """Returns the tool calls in `additional_kwargs`: in the shape of OpenAI, Anthropic, or LlamaIndex's own selection."""
     for item in cast("list[object]", value) if isinstance(value, list) else ():
         call = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
@@ -148,7 +148,7 @@ def calls_beside(value: Any) -> Iterable[ToolCallPart]:
 
 def with_call_ids(calls: Sequence[object], ids: Sequence[str]) -> list[object]:
     """Returns the tool calls in `additional_kwargs` under these ids; unchanged where they are not the same calls."""
-    if len(calls) != len(ids) or len(list(calls_beside(calls))) != len(ids):
+    if len(calls) != len(ids) or len(list(calls_in_kwargs(calls))) != len(ids):
         return list(calls)
     named = zip(cast("Sequence[dict[str, Any]]", calls), ids, strict=True)
     return [{**call, "tool_id" if "tool_id" in call else "id": call_id} for call, call_id in named]

@@ -616,15 +616,15 @@ class _IncomingMessages:
             if message.role == MessageRole.TOOL and ID_KEY not in message.additional_kwargs:
                 # an agent hands the same object to its memory later: a CtxMemory over this session then knows it
                 mark(message, **{ID_KEY: uuid.uuid4().hex})
-        taken = answered(from_chat_messages(messages), UuidIds().new)
-        lead = next((i for i, m in enumerate(taken) if m.role != "system"), len(taken))
-        rest = taken[lead:]
+        converted = answered(from_chat_messages(messages), UuidIds().new)
+        lead = next((i for i, m in enumerate(converted) if m.role != "system"), len(converted))
+        rest = converted[lead:]
         # a memory's summary is an ordinary message here
         listed = tuple(m if m.kind == "message" else replace(m, kind="message") for m in rest if m.kind != "section")
         if not listed:
             raise EmptyMessagesError("no message to send besides system messages: give the user's")
         injected = "\n\n".join(m.text for m in rest if m.kind == "section")
-        prompts = taken[:lead]
+        prompts = converted[:lead]
         if any(m.id not in caller_ids for m in prompts):
             # those of earlier calls, which a memory over the same session shows, give way to the caller's own
             prompts = [m for m in prompts if not m.id.startswith(PROMPT_ID)]
