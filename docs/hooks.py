@@ -71,14 +71,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def _led(match: re.Match[str], source: Path, name: str) -> str:
     words, (target, _, heading) = match[1], match[2].partition("#")
-    found = (source.parent / target).resolve()
+    target_path = (source.parent / target).resolve()
     borrowed = {path: page for page, path in BORROWED.items()}
-    if found in borrowed:
-        inside = borrowed[found]
-    elif (name in BORROWED or name.startswith("reference/")) and found.is_relative_to(ROOT / "docs"):
-        inside = found.relative_to(ROOT / "docs").as_posix()
-    elif not found.is_relative_to(ROOT / "docs") and found.exists():
-        return f"{words} (`{found.relative_to(ROOT).as_posix()}` in the repository)"
+    if target_path in borrowed:
+        inside = borrowed[target_path]
+    elif (name in BORROWED or name.startswith("reference/")) and target_path.is_relative_to(ROOT / "docs"):
+        inside = target_path.relative_to(ROOT / "docs").as_posix()
+    elif not target_path.is_relative_to(ROOT / "docs") and target_path.exists():
+        return f"{words} (`{target_path.relative_to(ROOT).as_posix()}` in the repository)"
     else:
         return match[0]
     up = "../" * name.count("/")

@@ -29,12 +29,12 @@ FEWEST_LETTERS: Final = 8
 
 def collect(root: Path = ROOT) -> dict[str, list[str]]:
     """Returns the messages of each error class, sorted; values that a message is filled with are the placeholder."""
-    found: dict[str, set[str]] = defaultdict(set)
+    messages_by_class: dict[str, set[str]] = defaultdict(set)
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             for name, message in _messages(ast.parse(path.read_text(encoding="utf-8"))):
-                found[name].add(message)
-    return {name: sorted(found[name], key=str.casefold) for name in sorted(found)}
+                messages_by_class[name].add(message)
+    return {name: sorted(messages_by_class[name], key=str.casefold) for name in sorted(messages_by_class)}
 
 
 def listed(messages: Mapping[str, list[str]]) -> str:
