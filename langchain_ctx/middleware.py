@@ -36,7 +36,7 @@ from ctxfold.engine.attach import BRANCH, Attachment
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.request import Options
 from ctxfold.engine.turn import TurnInput, ask
-from ctxfold.errors import ConfigError, CtxError
+from ctxfold.errors import ConfigError, CtxError, TurnClosedError
 from ctxfold.history.diff import newest_known, split_settled
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, ToolSpec
@@ -243,6 +243,12 @@ class AgentTurn:
 
     def run(self, attach: Callable[[Engine], Flow[Visit]], engine: Engine) -> Flow[Any]:
         """Returns the agent's response, in the session that the flow `attach` finds."""
+        try:
+            return (yield from self._run(attach, engine))
+        except TurnClosedError:  # a cancelled run took back a question of the list meanwhile: the list has it still
+            return (yield from self._run(attach, engine))
+
+    def _run(self, attach: Callable[[Engine], Flow[Visit]], engine: Engine) -> Flow[Any]:
         visit = yield from attach(engine)
         self._key = visit.key
         settled, messages = self._unseen(visit.attachment)

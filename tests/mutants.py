@@ -1084,6 +1084,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/turn.py",
         (
+            "a_list_that_goes_on_from_a_question_taken_back_fails",
+            "if turn_input.given_ids is None or turn_input.attached:",
+            "if True:",
+            "llamaindex/test_overlapping_requests.py::test_a_list_goes_on_from_a_question_that_is_taken_back_meanwhile",
+        ),
+        (
             "a_list_asks_behind_the_reply_that_it_lacks",
             "attempt.ends_with is None and _is_newest(open_session, reply):",
             "False:",
@@ -1188,6 +1194,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "engine/engine.py",
+        (
+            "a_question_that_was_taken_back_is_lost",
+            "if hold_in is not None and turn == turn_id:",
+            "if False:",
+            "langchain/test_taken_back.py::test_an_agent_keeps_the_question_of_a_cancelled_run",
+        ),
         (
             "a_late_result_without_an_id_finds_no_call",
             "elif dropped := (yield from dropped_calls(open_session, checked)):",

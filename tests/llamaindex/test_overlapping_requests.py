@@ -19,6 +19,7 @@ from ctxfold.errors import TurnClosedError
 from llamaindex_ctx import CtxLLM, with_context
 from tests.llamaindex.served_llm import LOOK
 from tests.properties.machine import assert_legal
+from tests.support.taking_back import Moment, TakingBack
 
 TOOLS: list[FunctionTool] = [LOOK]
 
@@ -243,3 +244,24 @@ async def test_a_question_that_was_taken_back_elsewhere_is_asked_again(two: TwoP
         await two.answer(1, other)
     await two.answer(2, await two.ask(1, question))
     assert two.told() == ["Q?", "R2."]
+
+
+@pytest.mark.parametrize("moment", ["looked for", "written"])
+async def test_a_list_goes_on_from_a_question_that_is_taken_back_meanwhile(moment: Moment) -> None:
+    backend, store = Waiting(), TakingBack(moment)
+    inner = CtxLLM(model="m", backend=backend, context_window=60_000, max_tokens=500)
+    chat = with_context(inner, session_id="s", store=store)
+    listed = [_message("user", "Wait.")]
+    cancelled = asyncio.create_task(chat.achat(list(listed)))
+    while not backend.requests:
+        await asyncio.sleep(0)
+    cancelled.cancel()
+    listed.append(_message("user", "Next?", ctxfold_id="next"))
+    answered = asyncio.create_task(chat.achat(list(listed)))
+    while len(backend.requests) < 2 and not answered.done():
+        await asyncio.sleep(0)
+    backend.release(1, calls=0)
+    await answered
+    with suppress(asyncio.CancelledError):
+        await cancelled
+    assert [m.text for m in chat.context().messages()] == ["Wait.", "Next?", "R1."]

@@ -241,6 +241,8 @@ class Engine:
         if not new_messages:
             return Added((), turn if turn in open_session.state.open else None)
         if turn in open_session.state.closed:
+            if hold_in is not None and turn == turn_id:
+                check_open(open_session, turn)  # what the messages go on from was taken back with it
             turn = None
         store = self._store_and_make_room if hold_in is None else partial(self._store, hold_in=hold_in)
         open_turn = yield from store(

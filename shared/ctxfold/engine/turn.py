@@ -26,7 +26,14 @@ from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import FRAME_TOKENS
 from ctxfold.engine.request import Options, build_request, note_prefix, scratch_tokens, with_passages
 from ctxfold.engine.section_placement import PlacedSections, place_sections, put_at_head, take_from_head
-from ctxfold.errors import BackendError, BudgetError, ContextOverflowError, MessageConflictError, MessageTooLargeError
+from ctxfold.errors import (
+    BackendError,
+    BudgetError,
+    ContextOverflowError,
+    MessageConflictError,
+    MessageTooLargeError,
+    TurnClosedError,
+)
 from ctxfold.events import Appended
 from ctxfold.history.cuts import open_calls
 from ctxfold.history.diff import Reconciled, asked_after_results, finished_count
@@ -223,7 +230,20 @@ def _ingest_finished_turns(engine: Engine, attempt: TurnAttempt, turn_input: Tur
 
 
 def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow[Message | None]:
-    """Stores the new messages in the attempt's turn. Returns the reply instead when all is known and was answered already."""
+    """Stores the new messages in the attempt's turn. Returns the reply instead when all is known and was answered already.
+
+    A question that the messages follow may be taken back meanwhile, by the cancelled call that asked it: a whole list has it
+    still. An attached list is the rest of one, so that its caller attaches it anew.
+    """
+    try:
+        return (yield from _ingest_new(engine, attempt, turn_input))
+    except TurnClosedError:
+        if turn_input.given_ids is None or turn_input.attached:
+            raise
+        return (yield from _ingest_new(engine, attempt, turn_input))
+
+
+def _ingest_new(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow[Message | None]:
     open_session = attempt.open_session
     new = yield from _new_messages(engine, attempt, turn_input)
     new = yield from _end_answered_turn(engine, open_session, new, turn_input.options)
