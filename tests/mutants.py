@@ -55,6 +55,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/excerpts.py",
         (
+            "code_that_handles_errors_reports_them",
+            "if not code or _EXCEPTION.match(u)",
+            "if True or _EXCEPTION.match(u)",
+            "compaction/test_statements.py::test_code_states_no_facts",
+        ),
+        (
             "names_that_begin_like_an_error_are_errors",
             'if line[end - 1] != ":" and not _ENDING.match(line.lower(), end):',
             "if False:",
@@ -143,8 +149,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine/recall.py",
         (
             "two_fifths_of_a_small_share_are_enough",
-            "enough = max(ENOUGH * share_tokens, min(ENOUGH_TOKENS, share_tokens))",
-            "enough = ENOUGH * share_tokens",
+            "if room_tokens >= min(ENOUGH_TOKENS, share_tokens) or",
+            "if room_tokens >= 0.4 * share_tokens or",
             "retrieval/test_tail_gives_way.py::test_older_messages_give_way_where_few_long_messages_would_find_room",
         ),
         (
@@ -232,10 +238,10 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_tail_gives_way.py::test_the_larger_the_window_the_more_of_the_tail_stays",
         ),
         (
-            "the_tail_gives_way_where_half_of_recalls_share_is_free",
-            "ENOUGH = 0.4",
-            "ENOUGH = 0.5",
-            "retrieval/test_tail_gives_way.py::test_where_two_fifths_of_recalls_share_are_free_nothing_gives_way",
+            "the_tail_gives_way_where_two_thousand_tokens_are_free",
+            "ENOUGH_TOKENS = 2_000",
+            "ENOUGH_TOKENS = 2_400",
+            "retrieval/test_tail_gives_way.py::test_where_two_thousand_tokens_are_free_nothing_gives_way",
         ),
     ),
     *_of(
@@ -425,6 +431,15 @@ MUTANTS: tuple[Mutant, ...] = (
             "guessed[term] <= max(FEW, documents // RARE)",
             "guessed[term] <= documents // RARE",
             "retrieval/test_recall.py::test_terms_that_many_messages_of_a_short_session_have_are_read_in_full",
+        ),
+    ),
+    *_of(
+        "history/terms.py",
+        (
+            "what_is_left_of_short_forms_is_searched_for",
+            'return tuple(term_counts(_SHORT_FORM.sub(" ", query)))',
+            "return tuple(term_counts(query))",
+            "retrieval/test_recall.py::test_short_forms_of_stop_words_are_no_terms",
         ),
     ),
     *_of(
@@ -2463,6 +2478,30 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "compaction/facts.py",
+        (
+            "lines_of_code_are_facts",
+            "            if not is_code(message.text):\n",
+            "            if True:\n",
+            "compaction/test_statements.py::test_code_states_no_facts",
+        ),
+        (
+            "arguments_of_a_call_are_chosen_one_by_one",
+            "    if len(text) > MAX_CALL_CHARS or any(leaf.record for leaf in leaves):\n",
+            "    if True:\n",
+            "compaction/test_statements.py::test_a_call_is_one_line_with_its_path",
+        ),
+        (
+            "failures_of_tools_are_no_facts",
+            "            yield from _failures(message, tool, number, role)\n",
+            "",
+            "compaction/test_statements.py::test_what_a_tool_reports_as_a_failure_is_a_fact",
+        ),
+        (
+            "an_identifier_of_a_record_stands_alone",
+            "            line = next((each for each in beside if each.record == leaf.record and each.text), line)\n",
+            "            pass\n",
+            "compaction/test_statements.py::test_an_identifier_stands_with_a_value_of_its_record",
+        ),
         (
             "an_older_value_stays_beside_the_newer",
             "replaced.add(older.line)",

@@ -29,6 +29,74 @@ def lines(messages: Sequence[Message], *replies: str, window: int = 8_000) -> li
     return summary.splitlines()
 
 
+CODE = """\
+   1: import os
+   2:
+   3: def load(path):
+   4:     # The file has 4711 lines, never more.
+   5:     try:
+   6:         return open(path)
+   7:     except KeyError:
+   8:         raise ValueError("the limit is 99")
+   9:     finally:
+  10:         close(path)"""
+
+
+def tool_run(name: str, output: str, **arguments: object) -> list[Message]:
+    call = ToolCallPart("c1", name, json.dumps(arguments))
+    return [
+        user("Go on.", id="q"),
+        Message("call", "assistant", (call,)),
+        tool_result("c1", output, id="result", name=name),
+        assistant("Done.", id="done"),
+    ]
+
+
+def test_code_states_no_facts() -> None:
+    """Lines of a source file, one here and one there, tell a reader nothing."""
+    shown = "\n".join(lines(tool_run("read_file", CODE, path="src/load.py")))
+    assert "read_file: " not in shown.replace("assistant called read_file: path src/load.py", "")
+
+
+def test_a_call_is_one_line_with_its_path() -> None:
+    """The path is known from elsewhere, and still belongs to the lines that were read."""
+    said = [user("Please look at src/load.py.", id="first"), assistant("Yes.", id="yes")]
+    shown = lines([*said, *tool_run("read_file", CODE, path="src/load.py", start_line=958, end_line=1218)])
+    assert "- assistant called read_file: path src/load.py, start_line 958, end_line 1218 (#4)" in shown
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "app.py", line 9, in <module>
+    main(sys.argv)
+  File "app.py", line 7, in main
+    return load(path)
+  File "app.py", line 3, in load
+    return open(path, mode)
+TypeError: open() takes 1 argument (2 given)"""
+
+
+@pytest.mark.parametrize(
+    ("output", "failure"),
+    [
+        (TRACEBACK, "TypeError: open() takes 1 argument (2 given)"),
+        ("main.c:12:5: error: no type 'strin'\n  strin x;\n  f(x);\n}\n", "main.c:12:5: error: no type 'strin'"),
+    ],
+)
+def test_what_a_tool_reports_as_a_failure_is_a_fact(output: str, failure: str) -> None:
+    assert f"- bash: {failure} (#3)" in lines(tool_run("bash", output, command="make"))
+
+
+def test_an_identifier_stands_with_a_value_of_its_record() -> None:
+    """A list of bare identifiers says nothing about any of them."""
+    flights = [{"flight_number": f"HAT{n}", "gate": f"row {n} of the hall"} for n in range(100, 160)]
+    shown = lines(tool_run("search_flights", json.dumps(flights), origin="SFO"), window=3_000)
+    (line,) = (each for each in shown if each.startswith("- search_flights: "))
+    records = line.removeprefix("- search_flights: ").partition(" (#")[0].split("; ")
+    assert 3 < len(records) < 60
+    assert all(", gate row" in record for record in records), line
+
+
 PEOPLE = (
     "[2024-05-01 10:20] Anna: My locker is 41.",
     "[2024-05-01 10:21] Ben: Yep",

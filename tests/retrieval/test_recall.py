@@ -687,6 +687,24 @@ def test_a_neighbour_that_is_archived_later_is_found_by_the_next_question() -> N
     assert [sorted(matches.scores) for matches in asked] == [[1], [1, 2]]
 
 
+@pytest.mark.parametrize(
+    "question", ["What's Anna's plan?", "What’s Anna’s plan?", "Didn't I'd, we'll or won't Anna plan?"]
+)
+def test_short_forms_of_stop_words_are_no_terms(question: str) -> None:
+    """What is left of them, such as "s", or "didn" and "t", stands in many messages, and would be a rare word in others."""
+    said = [
+        "It's late.",
+        "Nobody didn't come.",
+        "I'd go.",
+        "Perhaps we'll stay.",
+        "Ben won't.",
+        "The plan of Anna is to wait.",
+    ]
+    with AgentContext(context_window=8_000) as ctx:
+        ctx.add([user(text, id=f"m{n}") for n, text in enumerate([*said, *(f"Quiet day {n}." for n in range(40))])])
+        assert [hit.message_id for hit in ctx.search(question)] == ["m5"]
+
+
 def test_age_decides_where_few_words_of_the_question_match() -> None:
     apart = [f"Quiet day {n}." for n in range(400)]
     said = ["The zebra came.", *apart, "The zebra came again, and this is all that we saw of it."]

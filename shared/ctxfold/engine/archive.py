@@ -30,7 +30,7 @@ from ctxfold.history.records import (
     Undone,
 )
 from ctxfold.history.snapshot import message_in, stored_message
-from ctxfold.history.terms import sentences, term_counts
+from ctxfold.history.terms import query_terms, sentences, term_counts
 from ctxfold.history.view import Entry, View
 from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, Role
@@ -74,12 +74,12 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
 
     Exact while no term of the query occurs in more than some thousand messages; beyond, work is bounded as in `retrieval.bm25`.
     """
-    query_terms = term_counts(query)
-    if not query_terms or limit < 1:
+    terms = query_terms(query)
+    if not terms or limit < 1:
         return ()
     documents = yield from live_documents(open_session.view())
     visible = LiveIndex().with_messages((document.seq, document.terms) for document in documents)
-    ranking, weights, _ = yield from ranked(open_session.key, tuple(query_terms), live_index=visible, probe=PROBE)
+    ranking, weights, _ = yield from ranked(open_session.key, terms, live_index=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
     for start in range(0, len(ranking), 4 * limit):
         scores = dict(ranking[start : start + 4 * limit])

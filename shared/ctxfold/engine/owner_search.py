@@ -12,7 +12,7 @@ from ctxfold.errors import SessionNotFoundError
 from ctxfold.history.posting_cache import Hit as Posting
 from ctxfold.history.records import OFFLOADED, Record, SessionKey
 from ctxfold.history.snapshot import stored_message
-from ctxfold.history.terms import term_counts
+from ctxfold.history.terms import query_terms
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.protocols import Document, OwnerIndex, Ports, Postings, Store, Uncounted
 from ctxfold.retrieval.bm25 import bm25, frequencies, idf
@@ -70,7 +70,7 @@ def search_owner(ports: Ports, owner: str, query: str, scope: SearchScope, *, li
     occurs in more archived messages than are read of each; of a more frequent one, the newest in each session count.
     """
     limit = whole_number("limit", limit, "give the largest number of results")
-    terms = tuple(term_counts(query))
+    terms = query_terms(query)
     if not terms:
         return ()
     return (yield from ArchiveRead(iter(StoreQuery(_searched(ports, owner, terms, scope, limit))), owner))

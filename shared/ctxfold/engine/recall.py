@@ -23,9 +23,8 @@ _log = logging.getLogger("ctxfold")
 
 # largest budget in which older turns give way to recall, since what follows the gap is not cached
 GIVES_WAY_TOKENS = 8_192
-ENOUGH = 0.4  # of recall's share: where so much of it is free, nothing gives way
-# the least that is enough, or the whole share if smaller: a question about long messages needs some five
-ENOUGH_TOKENS = 800
+# where so much of recall's share is free, or all of it, nothing gives way: a question about long messages needs some ten
+ENOUGH_TOKENS = 2_000
 # with tools, one part in so many of the budget stays free: the turn's next tool rounds then keep the prefix
 FREE_PART = 8
 SMALL_TOKENS = 1_600  # budget from which on the part of the tail that stays grows faster than the budget
@@ -165,12 +164,11 @@ def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> li
     """Returns the turns that may give way to recall: all but the newest ones, which fit in `_kept_tokens`.
 
     The newest turn stays too, unless it takes more than half of the budget, and so does a turn with a message that has to stay.
-    Nothing gives way in a large window, or where the room that is left is enough: see ENOUGH and ENOUGH_TOKENS.
+    Nothing gives way in a large window, or where the room that is left is enough: see ENOUGH_TOKENS.
     """
     view, rules = stage.view, stage.rules
     share_tokens = rules.recall_share_tokens
-    enough = max(ENOUGH * share_tokens, min(ENOUGH_TOKENS, share_tokens))
-    if room_tokens >= enough or rules.budget_tokens > GIVES_WAY_TOKENS:
+    if room_tokens >= min(ENOUGH_TOKENS, share_tokens) or rules.budget_tokens > GIVES_WAY_TOKENS:
         return []
     entries = [*view.parted()[0]]
     cuts = legal_cuts(entries)

@@ -33,6 +33,10 @@ _LACKS_E = re.compile(r"[^aeiou]?[aeiouy][^aeiouwxy]")  # what is left of "moved
 # a time, a name or a heading, if any
 _BEFORE_JSON = re.compile(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\n{\[]{1,80}:\s)?(?=[{\[])")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+|(?<=[}\]]),\s*")
+# of stop words; what is left of one would be a term of its own: "s", or "didn" and "t"
+_SHORT_FORM = re.compile(
+    r"\b(?:are|could|did|do|does|had|has|have|is|should|was|were|would|ca|wo)n['’]t\b|['’](?:d|ll|m|re|s|ve)\b", re.I
+)
 
 STOP_WORDS = frozenset(
     [
@@ -178,6 +182,11 @@ _terms_of_word = lru_cache(maxsize=16_384)(_terms_of)
 def term_counts(text: str) -> Counter[str]:
     """Returns how often each term occurs."""
     return Counter(terms(text))
+
+
+def query_terms(query: str) -> tuple[str, ...]:
+    """Returns the terms that a query searches for, each once; short forms of stop words, as in "what's" and "didn't", have none."""
+    return tuple(term_counts(_SHORT_FORM.sub(" ", query)))
 
 
 def sentences(text: str) -> list[str]:

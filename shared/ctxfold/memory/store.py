@@ -10,7 +10,7 @@ from ctxfold.effects import Flow, StoreCall
 from ctxfold.errors import ConfigError, MessageError
 from ctxfold.history.memory_items import MemoryItem
 from ctxfold.history.records import SessionKey
-from ctxfold.history.terms import term_counts
+from ctxfold.history.terms import query_terms, term_counts
 from ctxfold.memory.categories import MEMORY_KINDS
 from ctxfold.protocols import Ports, Postings, Store
 from ctxfold.retrieval.bm25 import bm25, frequencies, idf
@@ -90,7 +90,7 @@ def ranked_items(items: Sequence[MemoryItem], query: str) -> list[Recollection]:
     """Returns all items, ranked by BM25 over their words, then by confidence, then the newest first."""
     counts = [_counts(f"{i.key} {i.text}") for i in items]
     lengths = [sum(dict(c).values()) for c in counts]
-    by_term: dict[str, list[tuple[int, int, int]]] = {term: [] for term in term_counts(query)}
+    by_term: dict[str, list[tuple[int, int, int]]] = {term: [] for term in query_terms(query)}
     for index, item_counts in enumerate(counts):
         for term, count in item_counts:
             if term in by_term:

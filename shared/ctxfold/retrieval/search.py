@@ -18,7 +18,7 @@ from ctxfold.effects import Flow, StoreCall, off_loop
 from ctxfold.history.passage_cache import Chunk, PassageCache, Reading, stamp
 from ctxfold.history.posting_cache import LiveIndex
 from ctxfold.history.records import SessionKey
-from ctxfold.history.terms import term_counts
+from ctxfold.history.terms import query_terms
 from ctxfold.history.view import Entry
 from ctxfold.protocols import Store
 from ctxfold.retrieval.bm25 import K1, B, Ranked, Ranking, best_first, ranked, sizes
@@ -89,8 +89,8 @@ def search(
     `context` are visible messages beside outputs that are excerpts: they speak for these, as neighbours, and are not found.
     With `reaching`, nothing is found for a question that does not reach back: of which no message has the terms that matter.
     """
-    query_terms, likeness = term_counts(query), likeness or {}
-    if budget_tokens <= 0 or not (query_terms or likeness):
+    terms, likeness = query_terms(query), likeness or {}
+    if budget_tokens <= 0 or not (terms or likeness):
         return Matches({}, {}, {}, {})
     readings = readings or PassageCache()
     tail = {e.seq: e.message for e in older if not e.shown_seq and e.message.kind == "message"}
@@ -98,7 +98,7 @@ def search(
     unarchived = tail | speaking
     unread_chars = sum(map(searchable_chars, readings.unread(unarchived)))
     live_index = yield from off_loop(lambda: readings.live_index(unarchived, index_terms), unread_chars)
-    found = yield from ranked(key, tuple(query_terms), hits=readings.hits, live_index=live_index)
+    found = yield from ranked(key, terms, hits=readings.hits, live_index=live_index)
     nothing = Matches({}, {}, found.weights, {})
     if tail and _tail_matches_better(found.scores, tail, unarchived):
         return nothing
@@ -163,7 +163,7 @@ def _covered(matches: Matches, context: Mapping[int, Collection[str]]) -> float:
     return best / total if total else 0.0
 
 
-def _rare_terms_said(context: Sequence[Entry], live: LiveIndex, query_terms: Iterable[str]) -> dict[int, set[str]]:
+def _rare_terms_said(context: Sequence[Entry], live: LiveIndex, terms: Iterable[str]) -> dict[int, set[str]]:
     """Returns which of the query's terms each message of the context has, without those that are usual in its role.
 
     Each command has the words of "Read the page of Visby.", and each call the name of the tool: they say nothing about an output.
@@ -171,7 +171,7 @@ def _rare_terms_said(context: Sequence[Entry], live: LiveIndex, query_terms: Ite
     roles = {e.seq: e.message.role for e in context}
     most = {role: RARE_SHARE * (count + 1) for role, count in Counter(roles.values()).items()}
     said: dict[int, set[str]] = {seq: set() for seq in roles}
-    for term in query_terms:
+    for term in terms:
         seqs = [seq for seq, _, _ in live.hits.get(term, ()) if seq in roles]
         times = Counter(map(roles.__getitem__, seqs))
         for seq in seqs:
