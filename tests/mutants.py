@@ -238,10 +238,10 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_tail_gives_way.py::test_the_larger_the_window_the_more_of_the_tail_stays",
         ),
         (
-            "the_tail_gives_way_where_two_thousand_tokens_are_free",
+            "the_tail_gives_way_where_1600_tokens_are_free",
+            "ENOUGH_TOKENS = 1_600",
             "ENOUGH_TOKENS = 2_000",
-            "ENOUGH_TOKENS = 2_400",
-            "retrieval/test_tail_gives_way.py::test_where_two_thousand_tokens_are_free_nothing_gives_way",
+            "retrieval/test_tail_gives_way.py::test_where_1600_tokens_are_free_nothing_gives_way",
         ),
     ),
     *_of(

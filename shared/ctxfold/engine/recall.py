@@ -24,7 +24,7 @@ _log = logging.getLogger("ctxfold")
 # largest budget in which older turns give way to recall, since what follows the gap is not cached
 GIVES_WAY_TOKENS = 8_192
 # where so much of recall's share is free, or all of it, nothing gives way: a question about long messages needs some ten
-ENOUGH_TOKENS = 2_000
+ENOUGH_TOKENS = 1_600
 # with tools, one part in so many of the budget stays free: the turn's next tool rounds then keep the prefix
 FREE_PART = 8
 SMALL_TOKENS = 1_600  # budget from which on the part of the tail that stays grows faster than the budget
