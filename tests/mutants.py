@@ -2498,7 +2498,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_identifier_of_a_record_stands_alone",
-            "            line = next((each for each in beside if each.record == leaf.record and each.text), line)\n",
+            "            line = next((each for each in neighbours if each.record == leaf.record and each.text), line)\n",
             "            pass\n",
             "compaction/test_statements.py::test_an_identifier_stands_with_a_value_of_its_record",
         ),

@@ -58,6 +58,12 @@ def test_code_states_no_facts() -> None:
     assert "read_file: " not in shown.replace("assistant called read_file: path src/load.py", "")
 
 
+@pytest.mark.parametrize("ending", ["(12 ms)", "(see above);", "(2021)"])
+def test_words_in_parentheses_at_the_end_of_a_line_are_no_code(ending: str) -> None:
+    report = "\n".join(f"The box of Anna in hall {n} has the number 47{n} {ending}" for n in range(11, 17))
+    assert any("has the number 4711" in line for line in lines(tool_run("read_report", report, page=1)))
+
+
 def test_a_call_is_one_line_with_its_path() -> None:
     """The path is known from elsewhere, and still belongs to the lines that were read."""
     said = [user("Please look at src/load.py.", id="first"), assistant("Yes.", id="yes")]

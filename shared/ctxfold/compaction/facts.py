@@ -344,8 +344,8 @@ def _records(leaves: Sequence[_Leaf], source: str, number: int, message_id: str,
     for place, leaf in enumerate(leaves):
         line = lines[place]
         if not leaf.entry:
-            beside = (*lines[place + 1 : place + 2], *lines[max(0, place - 1) : place])
-            line = next((each for each in beside if each.record == leaf.record and each.text), line)
+            neighbours = (*lines[place + 1 : place + 2], *lines[max(0, place - 1) : place])
+            line = next((each for each in neighbours if each.record == leaf.record and each.text), line)
         yield _StatedLine(line, _placed(((f, 1.0) for f in leaf.facts), line, role))
 
 

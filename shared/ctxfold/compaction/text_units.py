@@ -24,7 +24,7 @@ _NOTE = re.compile(
 )
 # a stripped line of code, by its end or by its beginning behind the number of a listing; words that begin sentences do not count
 _CODE = re.compile(
-    r"[;{}(\[\\]$|\)[:;,]?$|\],$"
+    r"[{}(\[\\]$|\w\([^()]*\)[:;,]?$|\)\)[:;,]?$|\],$"
     r"|^(?:\d{1,6}\s?[:|\t→-]?\s*)?(?:(?:async |export |public |private |protected |static |final )*"
     r"(?:def|class|func|fn|function|const|let|var|struct|enum|impl|interface|namespace|package) \w"
     r"|from [\w.]+ import |import [\w.{*]+(?: |$)|#include|@\w+(?:[.(]|$)|return\b(?! to )|raise \w+(?:[.(]|$)"
