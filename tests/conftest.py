@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 from ctxfold import AgentContext
-from tests.support.connections import open_connections, watch_async_clients
+from tests.support.connections import left_connections, watch_connections
 from tests.support.driven import Driven, context
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _default = "ci" if os.environ.get("CI") else "dev"
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", _default))
 
 
-watch_async_clients()
+watch_connections()
 
 # files of few tests that take long, the longest first: what begins last should not leave one worker alone
 LONG = (
@@ -104,6 +104,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """Fails the test that leaves an async connection open, rather than the one in which it is collected."""
+    result = yield
+    assert not (left := left_connections()), f"close the model's async client in the event loop that used it: {left}"
+    return result
+
+
 @pytest.fixture(autouse=True)
 def stock_databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Closes the databases that LlamaIndex's memories open and cannot close: their threads would end in a later test's time."""
@@ -136,13 +144,6 @@ def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SSL_CERT_FILE", str(bundle))
         yield
-
-
-@pytest.fixture(autouse=True)
-def async_connections() -> Iterator[None]:
-    """Fails the test that leaves an async connection open, rather than the one in which it is collected."""
-    yield
-    assert not open_connections(), "close the model's async client in the event loop that used it"
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -81,6 +81,8 @@ async def closed(model: Any) -> None:
     if isinstance(client, BaseChatOpenAI):
         client.root_client.close()
         await client.root_async_client.close()
+    elif anthropic := getattr(client, "_async_client", None):
+        await anthropic.close()
 
 
 def model_settings(url: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from langchain_ctx import (
     to_langchain,
     with_context,
 )
+from tests.langchain.faces import closed
 from tests.langchain.running import T
 from tests.langchain.test_chat_anthropic import _block, _event, _thought, weather
 from tests.wire.raw_server import Play, RawServer
@@ -125,7 +126,7 @@ async def test_a_reply_comes_back_as_it_came(how: str, version: str) -> None:
             assert kept.response_metadata == said.response_metadata
         await asked(model, "and now?", how)
         assert bare(server.bodies[1]["messages"][1]["content"]) == BLOCKS
-        await model.aclose()
+        await closed(model)
 
 
 @VERSION
@@ -138,7 +139,7 @@ async def test_a_tool_round_goes_back_as_it_came(how: str, version: str) -> None
         assert [c["args"] for c in said.tool_calls] == [{"city": "Ulm"}]
         await asked(bound, [HumanMessage("warm?"), said, ToolMessage("22", tool_call_id="toolu_1")], how)
         assert bare(server.bodies[1]["messages"][1]["content"]) == [*BLOCKS, CALL]
-        await model.aclose()
+        await closed(model)
 
 
 @VERSION
@@ -157,6 +158,7 @@ async def test_an_agent_hands_them_back(how: str, version: str) -> None:
         kept = [to_langchain(m) for m in middleware.context("t").messages() if m.role == "assistant"]
         listed = [m for m in agent.get_state(T).values["messages"] if isinstance(m, AIMessage)]
         assert [m.content for m in kept] == [m.content for m in listed]
+        await closed(model)
 
 
 async def test_a_session_over_a_langchain_model_keeps_them() -> None:
@@ -292,7 +294,7 @@ async def test_tokens_read_from_a_cache_and_written_to_it(how: str) -> None:
         assert usage.reported == Usage(160, 5, cache_read_tokens=100, cache_write_tokens=50)
         assert usage.cost is not None
         assert usage.cost.spent * 1e6 == pytest.approx(10 + 100 * 10 + 50 * 100 + 5 * 1_000)
-        await model.aclose()
+        await closed(model)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from langchain_openai import ChatOpenAI
 
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, with_context
+from tests.langchain.faces import closed
 
 LOOK: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 CALL = Scripted("", "thought of the first", (ScriptedCall("look", "{}"), ScriptedCall("look", "{}")))
@@ -95,6 +96,7 @@ async def test_signed_thinking_goes_to_chat_anthropic_from_the_same_model_only(
         history.append(with_context(asks, session_id="s", context_window=50_000).invoke(history))
         history.append(HumanMessage("q2", id="h2"))
         await with_context(goes_on, session_id="s", context_window=50_000).ainvoke(history)
+        await closed(goes_on)
         content = own.requests[0].body["messages"][1]["content"]
         blocks = [{"type": "text"}] if isinstance(content, str) else content
         assert [block["type"] for block in blocks] == kinds

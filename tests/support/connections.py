@@ -1,41 +1,38 @@
 """Finds the async connections that a test leaves open.
 
-LangChain's packages cache their HTTP clients. Once the cache is full, a connection that nobody closed is collected in a later test,
-and its ResourceWarning fails that one.
+Clients of models cache their connections. One that nobody closed is collected in a later test, and its ResourceWarning fails
+that one.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
-import httpx
+__all__ = ["left_connections", "watch_connections"]
 
-__all__ = ["open_connections", "watch_async_clients"]
-
-_clients: WeakSet[httpx.AsyncClient] = WeakSet()
+_connections: WeakKeyDictionary[asyncio.BaseTransport, asyncio.AbstractEventLoop] = WeakKeyDictionary()
 
 
-def watch_async_clients() -> None:
-    """Notes every `httpx.AsyncClient` that is made from now on."""
-    made = httpx.AsyncClient.__init__
+def watch_connections() -> None:
+    """Notes every connection that an event loop opens from now on, whichever client asks for it."""
+    connect = asyncio.BaseEventLoop.create_connection
 
-    def noted(self: httpx.AsyncClient, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        _clients.add(self)
+    async def noted(self: asyncio.BaseEventLoop, *args: Any, **settings: Any) -> Any:
+        transport, protocol = await connect(self, *args, **settings)
+        _connections[transport] = self
+        return transport, protocol
 
-    httpx.AsyncClient.__init__ = noted  # type: ignore[method-assign]
+    asyncio.BaseEventLoop.create_connection = noted  # type: ignore[method-assign]
 
 
-def open_connections() -> list[str]:
-    """The connections of clients that were not closed; each client is reported once."""
-    found: list[str] = []
-    for client in [one for one in _clients if not one.is_closed]:
-        fields: dict[str, Any] = vars(client)
-        transports: list[Any] = [fields["_transport"], *fields["_mounts"].values()]
-        pools = [one._pool for one in transports if hasattr(one, "_pool")]
-        left = [str(connection) for pool in pools for connection in pool.connections]
-        if left:
-            _clients.discard(client)
-            found += left
-    return found
+def left_connections() -> list[str]:
+    """The connections that are open although their event loop is closed; each is reported once."""
+    left: list[str] = []
+    for transport, loop in list(_connections.items()):
+        if loop.is_closed():
+            del _connections[transport]
+            if (one := transport.get_extra_info("socket")) is not None and one.fileno() != -1:
+                left.append(repr(one))
+    return left
