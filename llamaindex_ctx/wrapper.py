@@ -188,7 +188,8 @@ class RunSessions(SessionPool):
         if context is None:
             question_start = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
             earlier, fresh = tuple(messages[:question_start]), tuple(messages[question_start:])
-            return Run(self.open(session_id="run"), earlier, fresh, learnt)
+            # nobody can read back from a run, and a memory beside it has numbers of its own
+            return Run(self.open(session_id="run", references=False), earlier, fresh, learnt)
         return Run(context, (), tuple(messages[answered:]))
 
     def keep_run(self, context: AgentContext, messages: Sequence[Message], answer: Message) -> None:

@@ -80,7 +80,43 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "compaction/text_units.py",
+        (
+            "notes_without_a_reference_are_text",
+            "if not reference or m[2] == reference",
+            "if m[2] == reference",
+            "compaction/test_excerpts.py::test_a_shorter_excerpt_counts_what_the_output_has",
+        ),
+    ),
+    *_of(
+        "compaction/tool_summaries.py",
+        (
+            "summaries_of_outputs_always_have_references",
+            'pair.result.reference if rules.references else ""',
+            "pair.result.reference",
+            "compaction/test_pairs.py::test_the_whole_output_is_named_where_references_are",
+        ),
+    ),
+    *_of(
         "compaction/tool_outputs.py",
+        (
+            "outputs_that_arrive_always_have_references",
+            'OWN_REFERENCE if rules.references else ""',
+            "OWN_REFERENCE",
+            "compaction/test_excerpts.py::test_a_session_without_references_names_no_message",
+        ),
+        (
+            "outputs_that_give_way_always_have_references",
+            'entry.reference if clearing.rules.references else ""',
+            "entry.reference",
+            "compaction/test_excerpts.py::test_outputs_shrink_step_by_step_at_epochs",
+        ),
+        (
+            "arguments_always_have_references",
+            'entry.reference if rules.references else ""',
+            "entry.reference",
+            "compaction/test_excerpts.py::test_a_session_without_references_names_no_message",
+        ),
         (
             "what_fits_is_not_whole",
             "if tokens <= min(share, in_round, most):",
@@ -148,6 +184,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/recall.py",
         (
+            "passages_always_have_references",
+            "text = render(passages, references=stage.rules.references)",
+            "text = render(passages)",
+            "compaction/test_excerpts.py::test_a_session_without_references_names_no_message",
+        ),
+        (
+            "passages_for_which_turns_give_way_always_have_references",
+            "text = render(shown, references=rules.references)",
+            "text = render(shown)",
+            "compaction/test_excerpts.py::test_a_session_without_references_names_no_message",
+        ),
+        (
             "two_fifths_of_a_small_share_are_enough",
             "if room_tokens >= min(ENOUGH_TOKENS, share_tokens) or",
             "if room_tokens >= 0.4 * share_tokens or",
@@ -185,8 +233,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_message_is_shown_and_recalled",
-            "text = render(p for p in passages if p.number not in numbers)",
-            "text = render(passages)",
+            "shown = (p for p in passages if p.number not in numbers)",
+            "shown = passages",
             "retrieval/test_tail_gives_way.py::test_no_message_is_shown_twice",
         ),
         (

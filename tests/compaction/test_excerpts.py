@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ctxfold import Message, MessageCounter, ToolResultPart, assistant, text_counter, tool_result, user
+from ctxfold import Message, MessageCounter, ToolCallPart, ToolResultPart, assistant, text_counter, tool_result, user
 from ctxfold.compaction.excerpts import Focus
 from ctxfold.compaction.tool_outputs import excerpt, sized
 from ctxfold.policy.settings import EXCERPT_TOKENS, policy_for
@@ -316,6 +317,51 @@ def test_an_excerpt_of_an_excerpt_keeps_its_note_and_its_line_numbers() -> None:
     assert "test_total_733" in second
 
 
+@pytest.mark.parametrize("reference", ["#17", ""])
+@pytest.mark.parametrize("what", ["lines"])
+def test_a_shorter_excerpt_counts_what_the_output_has(what: str, reference: str) -> None:
+    page = f"<!DOCTYPE html><body>{''.join(f'<p>Room {n} has key {n * 37}.</p><p>Floor {n}</p>' for n in range(200))}</body>"
+    text = page if what == "page" else LOG
+    message = tool_result("c", text, id="r17")
+    shorter = excerpt(message, reference=reference, max_chars=1_200)
+    shortest = excerpt(shorter, reference=reference, max_chars=400, again=True).text
+    assert len(shortest) < 600
+    assert re.findall(r"characters|page|#\d+|; line", shortest.partition("[... ")[2].partition("]")[0]) == [
+        "characters",
+        *(["page"] if what == "page" else []),
+        *(["#17"] if reference else []),
+        *([] if what == "page" else ["; line"]),
+    ]
+    assert shortest.count("left out") == 1
+    assert f"of {len(text)} characters left out" in shortest
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({}, ["Facts, verbatim:", "Passages recalled", "here, the tool was given all]", "characters left out;"]),
+        ({"context_window": 14_000}, ["Facts, verbatim:", "Passages recalled"]),
+    ],
+)
+def test_a_session_without_references_names_no_message(make: Make, settings: Any, parts: list[str]) -> None:
+    backend = scripted(*["Noted."] * 40)
+    ctx = make(backend, **{"context_window": 4_000, "references": False, **settings})
+    for n in range(24):
+        note = {"text": f"locker {n} is green. " * 60, "rows": ["ab" * 60] * 12}
+        write = ToolCallPart(f"w{n}", "write", json.dumps(note))
+        ctx.add(
+            [user(f"Note locker {n}: it has code {n * 117}-B.", id=f"u{n}"), assistant("", id=f"a{n}", calls=[write])]
+        )
+        ctx.add([tool_result(f"w{n}", f"row of locker {n} written\n" * 40, id=f"r{n}"), assistant("Done.", id=f"z{n}")])
+        if n % 4 == 3:
+            ctx.add([user("List.", id=f"v{n}"), *tool_round(f"t{n}", f"Locker {n} has been looked at.\n" * 600)])
+            ctx.send("Which code has locker 3?")
+    shown = "\n".join(m.text + "".join(c.arguments for c in m.tool_calls) for r in backend.requests for m in r.messages)
+    assert [part for part in parts if part not in shown] == []
+    assert re.findall(r"#\d+", shown) == []
+    assert ctx.search("code 351-B")[0].reference == "#13", "it can be searched, and read by the numbers of a search"
+
+
 def test_an_excerpt_that_is_handed_in_again_is_the_output_that_it_stands_for(make: Make) -> None:
     ctx = make(context_window=2_000)
     asked, result = tool_round("t", "found 12 boxes " * 600)
@@ -326,9 +372,10 @@ def test_an_excerpt_that_is_handed_in_again_is_the_output_that_it_stands_for(mak
     assert ctx.get(result.id).text == result.text
 
 
-def test_outputs_shrink_step_by_step_at_epochs(make: Make) -> None:
+@pytest.mark.parametrize("references", [True, False])
+def test_outputs_shrink_step_by_step_at_epochs(make: Make, references: bool) -> None:
     """An old output keeps a quarter first; the next epoch takes more of it."""
-    ctx = make(context_window=12_000)
+    ctx = make(context_window=12_000, references=references)
     lengths: list[int] = []
     for n in range(30):
         text = "\n".join(f"{n}.{i} entry of the list" for i in range(120))
@@ -339,6 +386,9 @@ def test_outputs_shrink_step_by_step_at_epochs(make: Make) -> None:
     assert len(steps) >= 3, lengths
     assert steps == sorted(steps, reverse=True)
     assert steps[0] / 6 < steps[1] < steps[0] / 2
+    excerpts = [m.text for m in ctx.view().messages if "left out" in m.text]
+    assert excerpts
+    assert all(("archived as #" in text) == references and text.count("left out") == 1 for text in excerpts)
 
 
 def test_an_output_that_was_asked_for_again_gives_way_first(make: Make) -> None:

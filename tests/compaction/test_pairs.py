@@ -128,6 +128,20 @@ def test_what_has_no_summary_yet_gives_way_to_an_excerpt_beside_them(make: Make)
     assert "left out" in shown["t2"]
 
 
+@pytest.mark.parametrize("references", [True, False])
+def test_the_whole_output_is_named_where_references_are(references: bool) -> None:
+    with context(
+        summarizer=scripted(*[short] * 9), context_window=5_000, auto_compact=False, references=references
+    ) as ctx:
+        filled(ctx, 9)
+        assert ctx.summarize_tools() == 3
+        ctx.set_policy(auto_compact=True)
+        filled(ctx, 5, start=9)
+        shown = next(m.text for m in ctx.window().messages if m.id == "t0")
+    assert "[summary of " in shown
+    assert ("archived as #3]" in shown) == references
+
+
 @pytest.mark.parametrize("strategy", ["tiered", "tool_summaries"])
 def test_in_the_background_of_ordinary_turns(strategy: str) -> None:
     settings = {"tool_summaries": True} if strategy == "tiered" else {}

@@ -149,6 +149,7 @@ def test_a_list_is_compacted_without_a_session(compacted: Any, strategy: str, ke
     rest = [m for m in found if m.kind == "message"]
     assert [m.id for m in rest] == ["s", *kept, "a3", "g", "t-a", "t-r0", "t-r1", "z"]
     assert all(m in LISTED for m in rest), "word for word"
+    assert all("#" not in m.text for m in found), "no session, no references"
     check_sequence(rest[1:])
 
 

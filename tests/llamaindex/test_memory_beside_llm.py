@@ -410,6 +410,36 @@ async def test_a_list_that_ends_with_the_answer_is_asked(session: str | None) ->
         await inner.aclose()
 
 
+async def test_references_are_those_of_the_memory() -> None:
+    """A run numbers its messages too, and nobody can read them back: in one request a number would name two messages."""
+
+    def script(_: Any) -> Scripted:
+        number = len(server.requests)
+        return Scripted("Green." if number % 7 == 0 else "", tool_calls=(ScriptedCall("find"),) if number % 7 else ())
+
+    def find() -> str:
+        """Looks for the keys."""
+        at = len(server.requests)
+        return "\n".join(f"Key {at}-{n} is in shed {n * at}." for n in range(200))
+
+    async with ModelServer(script=script, context_window=4_000) as server:
+        inner = CtxLLM(model="m", base_url=server.base_url, api_key="x", context_window=4_000, max_tokens=400)
+        with CtxMemory.from_defaults(context_window=4_000) as memory, with_context(inner) as llm:
+            for number in range(4):
+                agent = FunctionAgent(llm=llm, tools=[FunctionTool.from_defaults(find)])
+                await agent.run(f"In which shed is key {number + 1}-5?", memory=memory)
+            first, *later = [[m for m in r.body["messages"] if m["content"]] for r in server.requests]
+            asked = [messages for messages in (first, *later[:6]) if "#" in str(messages)]
+            assert asked == [], "the memory has nothing before the first run is over"
+            results = [m["content"] for messages in later for m in messages if m["role"] == "tool"]
+            noted = [text for text in results if "archived as #" in text]
+            assert noted
+            for text in noted:
+                reference = text.partition("archived as ")[2].partition(";")[0]
+                assert memory.context.get(reference).text.startswith(text[:8])
+        await inner.aclose()
+
+
 @pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
 async def test_passages_of_a_memory_give_way_to_tools_and_rounds(way: str) -> None:
     """The memory fills its window with passages, and knows neither the tools of the agent nor the rounds of its run."""

@@ -88,8 +88,8 @@ class SessionPool(Closing):
         return self.at(session_id, owner)
 
     def open(self, **session: Any) -> AgentContext:
-        """Returns a session in an engine of its own; without `store`, in a memory of its own."""
-        context = AgentContext(**session, **self._settings)
+        """Returns a session in an engine of its own; without `store`, in a memory of its own. `session` precedes the settings."""
+        context = AgentContext(**{**self._settings, **session})
         context.subscribe(self._subscriber)
         return context
 

@@ -166,5 +166,6 @@ def _session_for(
             "preserve_n_last", preserve_n_last, "give how many of the newest messages stay, 1 or more"
         ),
         summary_tokens=summary_tokens,
+        references=False,  # nobody can read back from it
         auto_compact=False,
     )

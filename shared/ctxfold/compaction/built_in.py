@@ -237,7 +237,7 @@ class BetweenRounds:
         reason = f"between rounds: {case.used_tokens} of {rules.budget_tokens} tokens used"
         plans: list[Plan] = []
         for entries, turn_id in ((own[: len(own) - len(view.turn)], None), (view.turn, case.facts.turn_id)):
-            bound = Clearing(bound_ids=sign_bound(entries, view), excluded_tools=rules.exclude_tools)
+            bound = Clearing(rules, bound_ids=sign_bound(entries, view))
             shown, saved = clear_tools(entries, budget_tokens=0, keep=keep, counter=case.counter, clearing=bound)
             if shown:
                 plans.append(Plan("clear_tools", reason, before, before - saved, shown=shown, turn_id=turn_id))

@@ -90,11 +90,17 @@ def excerpt_of(text: str, *, reference: str, max_chars: int, focus: Focus, again
     """Returns about `max_chars` characters of the text, plus a note on what is left out and where it is.
 
     Kept are beginning and end; lines that report a failure, with their place; and units that `focus` asks about. JSON is cut by
-    record, HTML is shown as text. With `again`, the text is an excerpt with this reference, and a shorter one is made of it.
+    record, HTML is shown as text. With `again`, the text is an excerpt with this reference, and a shorter one is made of it. Where
+    `reference` is "", the note says only how much is left out.
     """
     source = TextUnits.of_excerpt(text, reference) if again else None
     source = source or TextUnits.of(text)
     return _Selection(source, max_chars).filled(focus).rendered(reference)
+
+
+def referring(words: str, reference: str) -> str:
+    """Returns the part of a note that refers to the whole text; "" without a reference."""
+    return f"{words} {reference}" if reference else ""
 
 
 def failure_lines(text: str, most: int) -> list[str]:
@@ -356,9 +362,11 @@ class _Selection:
         texts = [text.strip("\n") for _, text in groups]
         shown = sum(map(len, texts))
         left_out = max(0, source.whole_chars - shown)
-        note = f"{left_out} of {source.whole_chars} characters left out; the whole output is archived as {reference}"
+        note = f"{left_out} of {source.whole_chars} characters left out"
         if source.kind == "markup":
-            note = f"{left_out} of {source.whole_chars} characters left out; the text of a page, archived whole as {reference}"
+            note += f"; the text of a page{referring(', archived whole as', reference)}"
+        else:
+            note += referring("; the whole output is archived as", reference)
         if not groups:
             return f"[... {note}]"
         by_line = source.kind in ("lines", "diff")

@@ -160,13 +160,13 @@ class ClearToolOutputs:
             counter=case.counter,
             newer_tokens=scope.newer_tokens,
             clearing=Clearing(
+                rules,
                 order=order,
                 enough_tokens=enough,
                 gently=self.gently,
                 last_resort=not self.spare_repeated,
                 question=newest_user_text(view),
                 bound_ids=sign_bound(entries, view),
-                excluded_tools=rules.exclude_tools,
                 first_ids=first_ids,
                 first_only=first_only,
             ),
@@ -193,8 +193,7 @@ class ShortenArguments:
         newest = _newest_caller(view)
         for scope in (_Scope(view.live, None, 0), _Scope(view.turn, case.facts.turn_id, 0)):
             keep = _unchangeable(scope, case) | sign_bound(scope.entries, view) | {newest}
-            excluded = case.rules.exclude_tools
-            shown, saved = shortened_calls(scope.entries, keep=keep, counter=case.counter, excluded=excluded)
+            shown, saved = shortened_calls(scope.entries, keep=keep, counter=case.counter, rules=case.rules)
             if saved >= needed:
                 before = view.tokens
                 text = f"{reason} take {saved} of {case.rules.budget_tokens} tokens"

@@ -20,7 +20,9 @@ CODE_CHARS = 8_000  # of the beginning of a text, in which code is looked for
 CODE_SHARE, LISTED_CODE_SHARE = 0.3, 0.15  # of the lines, so that a text, or one with numbered lines, counts as code
 LEAST_CODE_LINES = 4
 _NOTE = re.compile(
-    r"^\[\.\.\. [\d,]+ of ([\d,]+) characters left out; .*?archived as (#\S+?)(?:; line (\d+))?\]$", re.M
+    r"^\[\.\.\. [\d,]+ of ([\d,]+) characters left out"
+    r"(?:; .*?archived as (#\S+?)|(?:; the text of a page)?)(?:; line (\d+))?\]$",
+    re.M,
 )
 # a stripped line of code, by its end or by its beginning behind the number of a listing; words that begin sentences do not count
 _CODE = re.compile(
@@ -63,8 +65,8 @@ class TextUnits:
 
     @classmethod
     def of_excerpt(cls, text: str, reference: str) -> TextUnits | None:
-        """Returns the units of an excerpt without its markers; None where the text has no note with this reference."""
-        notes = [m for m in _NOTE.finditer(text) if m[2] == reference]
+        """Returns the units of an excerpt without its markers; None where the text has no note with this reference (any for "")."""
+        notes = [m for m in _NOTE.finditer(text) if not reference or m[2] == reference]
         if not notes:
             return None
         note = notes[0]

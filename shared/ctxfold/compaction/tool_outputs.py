@@ -10,7 +10,7 @@ from itertools import chain, takewhile
 from math import inf
 from typing import Any, cast
 
-from ctxfold.compaction.excerpts import NOTHING, Focus, excerpt_of
+from ctxfold.compaction.excerpts import NOTHING, Focus, excerpt_of, referring
 from ctxfold.history.cuts import answered_calls, round_tokens
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import OWN_REFERENCE, with_own_reference
@@ -36,24 +36,24 @@ class Clearing:
     """Says which outputs give way, and how far.
 
     Args:
+        rules: calls of `exclude_tools` keep their arguments, and `references` says whether an excerpt names its message.
         order: the indices of tool outputs in the order in which they give way; None for oldest first.
         enough_tokens: goes on until as many are saved; None for all.
         gently: an output keeps a quarter of what is shown of it now.
         last_resort: outputs of calls that were made again after their first output had been cut give way too, last.
         question: the newest question, for which excerpts keep what bears on it.
         bound_ids: messages whose calls keep their arguments, as a service checks them.
-        excluded_tools: tools whose calls keep their arguments.
         first_ids: outputs that give way before others, however new they are.
         first_only: nothing but these and superseded outputs gives way.
     """
 
+    rules: Policy
     order: Sequence[int] | None = None
     enough_tokens: int | None = None
     gently: bool = False
     last_resort: bool = False
     question: str = ""
     bound_ids: Collection[str] = ()
-    excluded_tools: Collection[str] = ()
     first_ids: Collection[str] = ()
     first_only: bool = False
 
@@ -102,13 +102,15 @@ def clear_tools(
     saved = 0
     for index in indices:
         entry = entries[index]
+        reference = entry.reference if clearing.rules.references else ""
         if entry.id in keep or (entry.id in repeated and not clearing.last_resort):
             continue
         if entry.message.role == "tool":
             least = entry.id in first or not clearing.gently
-            shown = _shorter(entry, 0 if least else SHRINK, calls.focus(index, clearing.question))
+            focus = calls.focus(index, clearing.question)
+            shown = _shorter(entry, reference, 0 if least else SHRINK, focus)
         elif entry.message.tool_calls and not entry.shown_seq and entry.id not in clearing.bound_ids:
-            shown = with_short_arguments(entry.message, reference=entry.reference, excluded=clearing.excluded_tools)
+            shown = with_short_arguments(entry.message, reference=reference, excluded=clearing.rules.exclude_tools)
         else:
             continue
         gain = entry.tokens - counter.count(shown) if shown is not entry.message else 0
@@ -120,14 +122,14 @@ def clear_tools(
     return tuple(stand_ins[i] for i in sorted(stand_ins)), saved
 
 
-def _shorter(entry: Entry, parts: int, focus: Focus) -> Message:
+def _shorter(entry: Entry, reference: str, parts: int, focus: Focus) -> Message:
     """Returns an excerpt with one part in `parts` of the text that is shown now; with 0, the shortest excerpt."""
     message = _with_texts(entry.message)
     longest = max((len(r.content) for r in message.tool_results), default=0)
     most = max(EXCERPT_CHARS, longest // parts if parts else 0)
     if entry.shown_seq and longest <= most + 2 * EXCERPT_CHARS:
         return entry.message
-    return excerpt(message, reference=entry.reference, max_chars=most, focus=focus, again=bool(entry.shown_seq))
+    return excerpt(message, reference=reference, max_chars=most, focus=focus, again=bool(entry.shown_seq))
 
 
 def _with_texts(message: Message) -> Message:
@@ -216,7 +218,7 @@ def excerpt(
 ) -> Message:
     """Returns the tool message with each result cut to an excerpt, and the reference by which to read the whole back.
 
-    With `again`, the results are excerpts, of which shorter ones are made.
+    With `again`, the results are excerpts, of which shorter ones are made. `reference` is "" where nobody can read it back.
     """
     cut = partial(excerpt_of, reference=reference, max_chars=max_chars, focus=focus, again=again)
     parts = tuple(
@@ -232,17 +234,18 @@ def excerpt(
 
 
 def shortened_calls(
-    entries: Sequence[Entry], *, keep: Collection[str], counter: TokenCounter, excluded: Collection[str]
+    entries: Sequence[Entry], *, keep: Collection[str], counter: TokenCounter, rules: Policy
 ) -> tuple[tuple[Message, ...], int]:
     """Returns stand-ins for all messages whose calls have large arguments, and the tokens that they save.
 
-    Calls of the tools in `excluded` keep theirs.
+    Calls of the tools in `rules.exclude_tools` keep theirs.
     """
     stand_ins: list[Message] = []
     saved = 0
     for entry in entries:
         if entry.message.tool_calls and not entry.shown_seq and entry.id not in keep:
-            shown = with_short_arguments(entry.message, reference=entry.reference, excluded=excluded)
+            reference = entry.reference if rules.references else ""
+            shown = with_short_arguments(entry.message, reference=reference, excluded=rules.exclude_tools)
             gain = entry.tokens - counter.count(shown) if shown is not entry.message else 0
             if gain >= MIN_SAVED_TOKENS:
                 stand_ins.append(shown)
@@ -284,8 +287,8 @@ def _shortened(value: Any, reference: str) -> Any:
         texts = all(isinstance(item, str) for item in items)
         if texts and len(items) > MOST_ITEMS and sum(map(len, items)) >= ARGUMENT_CHARS:
             left_out = len(items) - MOST_ITEMS // 2
-            note = f"[... {left_out} of {len(items)} items left out here, the tool was given all; archived whole as {reference}]"
-            items = [*items[: MOST_ITEMS // 2 - 1], note, items[-1]]
+            note = f"{left_out} of {len(items)} items{_given_all(reference)}"
+            items = [*items[: MOST_ITEMS // 2 - 1], f"[... {note}]", items[-1]]
         return [_shortened(item, reference) for item in items]
     return value
 
@@ -298,8 +301,12 @@ def _shortened_text(text: str, reference: str) -> str:
     if 0 <= (start := tail.find("\n")) < KEPT_ARGUMENT_CHARS // 3:
         tail = tail[start + 1 :]
     left_out = len(text) - len(head) - len(tail)
-    note = f"{left_out} of {len(text)} characters left out here, the tool was given all; archived whole as {reference}"
+    note = f"{left_out} of {len(text)} characters{_given_all(reference)}"
     return strip_control_chars(f"{head}\n[... {note}]\n{tail}")
+
+
+def _given_all(reference: str) -> str:
+    return f" left out here, the tool was given all{referring('; archived whole as', reference)}"
 
 
 def _without_copies(part: Opaque, copies: Sequence[tuple[ToolCallPart, ToolCallPart]]) -> Opaque:
@@ -377,6 +384,7 @@ class _Arrivals:
         self._next_number = 1 + next((e.number for e in self._stored() if e.number), 0)
         self._excerpts: int | None = None  # since the newest question, counted when that is needed first
         self._most = {r.tool: r.excerpt_tokens for r in rules.tool_rules if r.excerpt_tokens is not None}
+        self._reference = OWN_REFERENCE if rules.references else ""
 
     def pairs(self, messages: Sequence[Message]) -> list[tuple[Message, Message | None]]:
         pairs: list[tuple[Message, Message | None]] = []
@@ -425,15 +433,15 @@ class _Arrivals:
     def _fitting(self, message: Message, tokens: int, target: int, focus: Focus, *, most: float) -> Message:
         message = _with_texts(message)
         most_chars = max(80, _chars(message, tokens, target - NOTE_TOKENS))
-        shown = excerpt(message, reference=OWN_REFERENCE, max_chars=most_chars, focus=focus)
+        shown = excerpt(message, reference=self._reference, max_chars=most_chars, focus=focus)
         needed = self._count(shown)
         if needed > 1.1 * target and most_chars > 80:
             # what is chosen is denser than the whole
             most_chars = max(80, most_chars * (target - NOTE_TOKENS) // max(1, needed - NOTE_TOKENS))
-            shown = excerpt(message, reference=OWN_REFERENCE, max_chars=most_chars, focus=focus)
+            shown = excerpt(message, reference=self._reference, max_chars=most_chars, focus=focus)
         while most_chars > 80 and self._count(shown) > most:
             most_chars = max(80, most_chars * 3 // 4)
-            shown = excerpt(message, reference=OWN_REFERENCE, max_chars=most_chars, focus=focus)
+            shown = excerpt(message, reference=self._reference, max_chars=most_chars, focus=focus)
         return shown
 
     def _excerpts_before(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ctxfold.compaction.background import summary_lease_s
+from ctxfold.compaction.excerpts import referring
 from ctxfold.compaction.summarize import Summary, summarize
 from ctxfold.compaction.tool_outputs import outputs_of
 from ctxfold.effects import Flow, Start, TakeLease, release_after
@@ -144,7 +145,8 @@ def _summarised(open_session: OpenSession, rules: Policy, ports: Ports, pair: _P
         calls_left=None if calls_left is None else max(0, calls_left - pairs.calls),
         lead=pair.calls,
     )
-    shown = None if summary.fallback_level == "truncate" else _stand_in(pair.result, summary)
+    reference = pair.result.reference if rules.references else ""
+    shown = None if summary.fallback_level == "truncate" else _stand_in(pair.result.message, summary, reference)
     with open_session.lock:
         pairs.calls += summary.calls
         pairs.usage += summary.usage
@@ -156,10 +158,9 @@ def _summarised(open_session: OpenSession, rules: Policy, ports: Ports, pair: _P
     return True
 
 
-def _stand_in(entry: Entry, summary: Summary) -> Message:
+def _stand_in(message: Message, summary: Summary, reference: str) -> Message:
     """Returns the tool message with the summary as its first result, and a reference to the whole output."""
-    message, whole = entry.message, len(entry.message.text)
-    note = f"[summary of {whole} characters; the whole output is archived as {entry.reference}]"
+    note = f"[summary of {len(message.text)} characters{referring('; the whole output is archived as', reference)}]"
     texts = iter((f"{summary.text}\n{note}",))
     parts: list[Part] = [
         replace(p, content=next(texts, "[see the summary before]")) if isinstance(p, ToolResultPart) else p

@@ -75,7 +75,8 @@ class PassageFitter:
                 staying = _fitting(turns, room - tokens_of(passages, self.ports.counter))
                 hidden = frozenset(e.seq for e in older) - {e.seq for e in staying}
                 numbers = {e.number for e in staying if not e.shown_seq}
-                text = render(p for p in passages if p.number not in numbers)
+                shown = (p for p in passages if p.number not in numbers)
+                text = render(shown, references=rules.references)
                 open_session.keep_request_text(question.id, question, text, hidden)
                 return _without(view, hidden), text
         return view, (yield from self.recall(open_session, stage, question, room_tokens))
@@ -101,7 +102,8 @@ class PassageFitter:
         known = open_session.request_text(question.id, question)
         if known is not None and not known.hidden and self.count_text(known.text) <= share:
             return known.text
-        text = render((yield from self._found(open_session, stage, question, share)))
+        passages = yield from self._found(open_session, stage, question, share)
+        text = render(passages, references=stage.rules.references)
         if keep:
             open_session.keep_request_text(question.id, question, text)
         return text

@@ -152,7 +152,7 @@ class Policy(BaseModel):
     )
     references: bool = Field(
         default=True,
-        description="lines of a summary name their source messages, such as `#17`",
+        description="summaries, excerpts and recalled passages name the messages that they come from, such as `#17`",
     )
     memory: tuple[Learnt, ...] = Field(
         default=(),

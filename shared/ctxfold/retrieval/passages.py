@@ -234,17 +234,18 @@ def tokens_of(recalled: Sequence[Passage], counter: TokenCounter) -> int:
     return _heading_cost(counter.count_text) + sum(p.tokens for p in recalled) if recalled else 0
 
 
-def render(recalled: Iterable[Passage]) -> str:
+def render(recalled: Iterable[Passage], *, references: bool = True) -> str:
     """Returns the passages as one text that marks them as data, each with a reference to its message; "" without any.
 
-    `- #17 user: text`; the number reads the whole message back (`AgentContext.get("#17")`).
+    `- #17 user: text`; the number reads the whole message back (`AgentContext.get("#17")`). Without `references`, no line has one.
     """
-    lines = [_line(p.number, p.role, p.name, p.text, p.day) for p in recalled]
+    lines = [_line(p.number if references else 0, p.role, p.name, p.text, p.day) for p in recalled]
     return "\n".join([HEADING, *lines]) if lines else ""
 
 
 def _line(number: int, role: str, name: str, text: str, day: str = "") -> str:
-    return f"- #{number} {role}: {f'[{day}] ' if day else ''}{_quoted(name, text)}"
+    reference = f"#{number} " if number else ""
+    return f"- {reference}{role}: {f'[{day}] ' if day else ''}{_quoted(name, text)}"
 
 
 @lru_cache(maxsize=4_096)  # called to see whether it fits, then to show it, and often for the next question
