@@ -87,6 +87,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "if m[2] == reference",
             "compaction/test_excerpts.py::test_a_shorter_excerpt_counts_what_the_output_has",
         ),
+        (
+            "pages_have_lines",
+            'if "; the text of a page" in note[0]:',
+            "if False:",
+            "compaction/test_excerpts.py::test_a_shorter_excerpt_counts_what_the_output_has",
+        ),
     ),
     *_of(
         "compaction/tool_summaries.py",

@@ -318,7 +318,7 @@ def test_an_excerpt_of_an_excerpt_keeps_its_note_and_its_line_numbers() -> None:
 
 
 @pytest.mark.parametrize("reference", ["#17", ""])
-@pytest.mark.parametrize("what", ["lines"])
+@pytest.mark.parametrize("what", ["lines", "page"])
 def test_a_shorter_excerpt_counts_what_the_output_has(what: str, reference: str) -> None:
     page = f"<!DOCTYPE html><body>{''.join(f'<p>Room {n} has key {n * 37}.</p><p>Floor {n}</p>' for n in range(200))}</body>"
     text = page if what == "page" else LOG

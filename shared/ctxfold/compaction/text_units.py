@@ -21,7 +21,7 @@ CODE_SHARE, LISTED_CODE_SHARE = 0.3, 0.15  # of the lines, so that a text, or on
 LEAST_CODE_LINES = 4
 _NOTE = re.compile(
     r"^\[\.\.\. [\d,]+ of ([\d,]+) characters left out"
-    r"(?:; .*?archived as (#\S+?)|(?:; the text of a page)?)(?:; line (\d+))?\]$",
+    r"(?:; .*?archived (?:whole )?as (#\S+?)|(?:; the text of a page)?)(?:; line (\d+))?\]$",
     re.M,
 )
 # a stripped line of code, by its end or by its beginning behind the number of a listing; words that begin sentences do not count
@@ -89,6 +89,8 @@ class TextUnits:
                 at = marker.end() + 1
                 breaks.add(len(starts))
         kind = "lines" if numbered and "; line" in note[0] else "pieces"
+        if "; the text of a page" in note[0]:
+            kind = "markup"
         whole = int(note[1].replace(",", ""))
         return cls(text, starts, ends, whole, kind, numbers, frozenset(breaks))
 
