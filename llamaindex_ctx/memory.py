@@ -32,7 +32,15 @@ from llamaindex_ctx.chat_store import CtxChatStore
 from llamaindex_ctx.chat_store_copy import ChatStoreCopy
 from llamaindex_ctx.instrumentation import span
 from llamaindex_ctx.memory_blocks import Block, asking
-from llamaindex_ctx.memory_factory import FunctionCounter, Tokenizer, live_at, open_live, source_of, window_rules
+from llamaindex_ctx.memory_factory import (
+    FunctionCounter,
+    Tokenizer,
+    live_at,
+    open_live,
+    reply_reserve,
+    source_of,
+    window_rules,
+)
 from llamaindex_ctx.memory_settings import StockSettings, place_of, placed, stock_rules, warn_unused
 from llamaindex_ctx.messages import (
     archive_stays,
@@ -503,6 +511,8 @@ def _opened(settings: Mapping[str, Any], *, recall: bool) -> tuple[Live, Sequenc
     rules = {**stock_rules(rules, limit), **rules}
     if rules.get("policy") is None or window is not None or limit is not None:
         rules |= window_rules(window, limit, llm)
+        if rules.get("policy") is None and rules.get("reply_reserve_tokens") is None:
+            rules |= reply_reserve(rules["context_window"], llm)
     if not recall:
         rules.setdefault("recall_ratio", 0.0)  # sections are looked for all the same
     if blocks is None:

@@ -105,6 +105,17 @@ def window_rules(context_window: int | None, token_limit: int | None, llm: LLM |
     return {"context_window": window, "reply_reserve_tokens": window - token_limit}
 
 
+def reply_reserve(window: object, llm: LLM | None) -> dict[str, int]:
+    """Returns the reserve for a reply of an LLM whose `max_tokens` are more than the share that is kept by default.
+
+    A service counts them as a part of the request. Three quarters of the window or more are not taken for such a limit.
+    """
+    most: object = getattr(llm, "max_tokens", None)
+    if not isinstance(most, int) or not isinstance(window, int):
+        return {}
+    return {"reply_reserve_tokens": most} if window // 5 < most < 3 * window // 4 else {}
+
+
 def source_of(store: str | Store | None, llm: LLM | None) -> Source:
     """Returns the source for `store`: a URL, a registered name, a Store, or None for memory."""
     from ctxfold.connect import open_store

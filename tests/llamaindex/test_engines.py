@@ -91,6 +91,35 @@ def test_the_answer_comes_from_the_retriever_too(server: ModelServer, llms: Made
     assert "seven" in engine.chat("When does the canteen open?").response
 
 
+@pytest.mark.parametrize("kind", ["simple"])
+@pytest.mark.parametrize("max_tokens", [200, 1_800])
+def test_a_full_memory_leaves_room_for_documents_and_for_the_reply(kind: str, max_tokens: int, llms: Made) -> None:
+    """An engine with a retriever does not say what it adds, and raises where that finds no room; a service counts `max_tokens`."""
+    with ModelServer(context_window=4_000, strict="openai") as server:
+        llm = llms(server, window=4_000)
+        llm.max_tokens = max_tokens
+        memory = CtxMemory.from_defaults(llm=llm)
+        engine = made(kind, llm, memory)
+        for number in range(24):
+            engine.chat(f"Locker {number} has the key {number * 117}. {'It stands beside the door of the hall. ' * 16}")
+        assert sum(m.role == "user" for m in memory.get_all()) == 24
+        assert memory.context.usage().compactions > 0
+        assert "1287" in str(engine.chat("Which key has locker 11?"))
+
+
+@pytest.mark.parametrize("max_tokens", [None, 100, 400, 900, 1_600, 4_000])
+def test_the_reply_reserve_is_a_fifth_or_what_the_llm_may_say(
+    max_tokens: int | None, server: ModelServer, llms: Made
+) -> None:
+    llm = llms(server, window=WINDOW)
+    llm.max_tokens = max_tokens
+    reserve = CtxMemory.from_defaults(llm=llm).context.policy.reply_reserve_tokens
+    assert reserve == (900 if max_tokens == 900 else 400)
+    given = CtxMemory.from_defaults(llm=llm, reply_reserve_tokens=300)
+    assert given.context.policy.reply_reserve_tokens == 300
+    assert CtxMemory.from_defaults(llm=llm, token_limit=1_500).token_limit == 1_500
+
+
 def test_a_chat_history_given_with_a_call_replaces_the_conversation(server: ModelServer, llms: Made) -> None:
     memory = CtxMemory.from_defaults(context_window=WINDOW)
     engine = made("simple", llms(server), memory)
