@@ -7,6 +7,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Unpack, cast
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -18,11 +19,12 @@ from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, Messag
 from llama_index.core.storage.chat_store.loading import load_chat_store  # pyright: ignore[reportUnknownVariableType]
 from pydantic import Field, PrivateAttr
 
-from ctxfold import Section
+from ctxfold import Section, Window
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.sessions import check_settings
-from ctxfold.errors import ConfigError, MessageTooLargeError, WindowTooSmallError
+from ctxfold.effects import Flow, flow_of
+from ctxfold.errors import ConfigError, ContextOverflowError, MessageTooLargeError, WindowTooSmallError
 from ctxfold.messages import MediaPart, Message, ToolCallPart
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
@@ -61,6 +63,10 @@ from llamaindex_ctx.metadata import is_section, is_summary
 from llamaindex_ctx.store_registry import Live, drop_live, find_live, forget, name_of, stored_name
 from llamaindex_ctx.summarizer import check_llm
 from llamaindex_ctx.tool_rounds import finished, unanswered
+
+# for what a retriever adds: the share that LlamaIndex's `Memory` leaves free too, no more than recall may take, and no less than
+# LlamaIndex's 500 tokens of padding and its instructions, without which its engines raise
+DOCUMENTS_SHARE, LEAST_DOCUMENTS_TOKENS, MOST_DOCUMENTS_TOKENS = 0.3, 900, 4_096
 
 
 class CtxMemory(BaseMemory, Closing):
@@ -207,16 +213,12 @@ class CtxMemory(BaseMemory, Closing):
         """Returns the window as new objects. It fits beside `initial_token_count` tokens and never splits a tool round.
 
         Passages recalled for `input`, or for the newest user message, are in an additional user message: before the newest user
-        message if that is last, else at the end. They are never stored.
+        message if that is last, else at the end. They are never stored. With an `input` that is not put yet, the window leaves
+        room for the documents that come with it.
         """
         self._check_room(initial_token_count)
         with self._asking(kwargs):
-            window = self.context.window(
-                recall=self._looks,
-                question=question(input),
-                overhead_tokens=initial_token_count,
-                whole_tail=True,  # the list may come back through `set`
-            )
+            window = self.context.run_flow(lambda _: self._window(question(input), initial_token_count))
         self._feed()
         self._live.beside_text = window.recalled
         return as_window(to_chat_messages(finished(window.messages)), window.recalled)
@@ -227,12 +229,7 @@ class CtxMemory(BaseMemory, Closing):
     ) -> list[ChatMessage]:
         self._check_room(initial_token_count)
         with self._asking(kwargs, on_loop=True):
-            window = await self.context.awindow(
-                recall=self._looks,
-                question=question(input),
-                overhead_tokens=initial_token_count,
-                whole_tail=True,  # the list may come back through `set`
-            )
+            window = await self.context.arun_flow(lambda _: self._window(question(input), initial_token_count))
         await self._afeed()
         self._live.beside_text = window.recalled
         return as_window(await shown(finished(window.messages)), window.recalled)
@@ -254,6 +251,27 @@ class CtxMemory(BaseMemory, Closing):
     async def _afeed(self) -> None:
         if self._live.blocks is not None:
             await self._live.blocks.afeed(self.context)
+
+    def _window(self, asked: str | None, initial_token_count: int) -> Flow[Window]:
+        """Returns the window, with room for the documents that a chat engine with a retriever sends with its question.
+
+        Such an engine puts the question later, and does not say how much it adds. Without room for it, it raises for this
+        question and for every later one.
+        """
+        newest = (yield from flow_of(AgentContext.view)(self.context)).last() if asked else None
+        documents = 0
+        if asked is not None and newest is not None and newest.message.role == "assistant":
+            room = self.context.policy.budget_tokens - initial_token_count - self.context.counter.count_text(asked)
+            documents = min(MOST_DOCUMENTS_TOKENS, max(LEAST_DOCUMENTS_TOKENS, int(DOCUMENTS_SHARE * room)))
+            documents = documents if documents <= room // 2 else 0
+        window = partial(flow_of(AgentContext.window), self.context, recall=self._looks, question=asked)
+        window = partial(window, whole_tail=True)  # the list may come back through `set`
+        try:
+            return (yield from window(overhead_tokens=initial_token_count + documents))
+        except (ContextOverflowError, MessageTooLargeError):
+            if not documents:
+                raise
+        return (yield from window(overhead_tokens=initial_token_count))
 
     def _check_room(self, tokens: int) -> None:
         budget = self.context.policy.budget_tokens

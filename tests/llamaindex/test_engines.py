@@ -91,7 +91,7 @@ def test_the_answer_comes_from_the_retriever_too(server: ModelServer, llms: Made
     assert "seven" in engine.chat("When does the canteen open?").response
 
 
-@pytest.mark.parametrize("kind", ["simple"])
+@pytest.mark.parametrize("kind", ["simple", "context", "condense"])
 @pytest.mark.parametrize("max_tokens", [200, 1_800])
 def test_a_full_memory_leaves_room_for_documents_and_for_the_reply(kind: str, max_tokens: int, llms: Made) -> None:
     """An engine with a retriever does not say what it adds, and raises where that finds no room; a service counts `max_tokens`."""
