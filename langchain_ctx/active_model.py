@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 
+from ctxfold.adapters.model_calls import BorrowedModel
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.protocols import (
     AsyncChunkStream,
@@ -79,10 +80,9 @@ def called_model() -> BaseChatModel | None:
     return None if caller is None else caller.model
 
 
-class CallersModel:
+class CallersModel(BorrowedModel):
     """The backend of a session whose model is that of the current call."""
 
-    scratch_role = "user"  # a system message at the end is refused by several services
     capabilities = BackendCapabilities()
 
     @property
@@ -107,12 +107,6 @@ class CallersModel:
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         return await _needed(_caller().aopen_stream)(request)
-
-    def close(self) -> None:
-        """Does nothing: models belong to their creators."""
-
-    async def aclose(self) -> None:
-        """Does nothing: models belong to their creators."""
 
 
 class CallersSummarizer(CallersModel):

@@ -8,6 +8,7 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from ctxfold.adapters.model_calls import BorrowedModel
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream, ContextBackend, Reply, Request
 from langchain_ctx.errors import as_backend_error
@@ -20,7 +21,7 @@ from langchain_ctx.reasoning import check_model
 _ALONE: RunnableConfig = {"callbacks": [], "tags": ["nostream"], "run_name": "ctxfold", "configurable": {}}
 
 
-class LangChainBackend:
+class LangChainBackend(BorrowedModel):
     """A backend over a LangChain chat model: text, tools, and reasoning where the model returns it.
 
     `max_tokens`, `temperature`, `thinking` and `model` are passed on where the model has a field of that name, `extra` as
@@ -29,7 +30,6 @@ class LangChainBackend:
     model.
     """
 
-    scratch_role = "user"  # a system message at the end is refused by several services
     capabilities = BackendCapabilities()
 
     def __init__(
@@ -73,12 +73,6 @@ class LangChainBackend:
         runnable, messages, options = self._call(request)
         source = runnable.astream(messages, self._config.copy(), **options)
         return await read_stream(source, ForeignChunks(), self.model).abegin()
-
-    def close(self) -> None:
-        """Does nothing: the model belongs to its creator."""
-
-    async def aclose(self) -> None:
-        """Does nothing: the model belongs to its creator."""
 
     def _call(
         self, request: Request

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
 
-T = TypeVar("T")
 _CALLBACKS: ContextVar[Any] = ContextVar("ctxfold_callbacks", default=None)
 
 
@@ -23,29 +22,6 @@ def listening(config: RunnableConfig | None) -> Generator[None, None, None]:
         yield
     finally:
         _CALLBACKS.reset(token)
-
-
-def each_listening(pieces: Generator[T, None, None], config: RunnableConfig | None) -> Generator[T, None, None]:
-    """Yields the pieces; the block is entered only while one is made."""
-    with closing(pieces):
-        while True:
-            with listening(config):
-                try:
-                    piece = next(pieces)
-                except StopIteration:
-                    return
-            yield piece
-
-
-async def aeach_listening(pieces: AsyncGenerator[T, None], config: RunnableConfig | None) -> AsyncGenerator[T, None]:
-    async with aclosing(pieces):
-        while True:
-            with listening(config):
-                try:
-                    piece = await anext(pieces)
-                except StopAsyncIteration:
-                    return
-            yield piece
 
 
 def listeners() -> list[BaseCallbackHandler]:

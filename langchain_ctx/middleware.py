@@ -27,7 +27,6 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
-from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.adapters.history_tools import HISTORY_TOOLS, HistoryTool, history_tools
 from ctxfold.adapters.model_calls import original_error
 from ctxfold.compaction.live_prefix import answers_freely
@@ -71,7 +70,7 @@ from langchain_ctx.models import chosen_model, is_configurable, model_name
 from langchain_ctx.reasoning import returning
 from langchain_ctx.reporting import Report, annotated, reporting
 from langchain_ctx.session_routing import MADE_FROM, Address, first_id, placed, session_key
-from langchain_ctx.sessions import ContextSettings, ErasesThreads, PoolOf, Sessions, Visit
+from langchain_ctx.sessions import ContextSettings, HoldsSessions, Sessions, Visit
 from langchain_ctx.summarizer import asking_for_summary, limits
 from langchain_ctx.tools import counted, is_free
 
@@ -356,7 +355,7 @@ def response_of(reply: Reply) -> ModelResponse[Any]:
     return response
 
 
-class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSessions, Closing):
+class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
     """Gives the model a window that fits. The agent's own message list stays complete and unchanged.
 
     ```python
@@ -417,9 +416,6 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
             of_model=True,
             settings=settings,
         )
-
-    def __repr__(self) -> str:
-        return f"ContextMiddleware({self._pool().shown})"
 
     @property
     def name(self) -> str:
@@ -553,9 +549,6 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
         self._writer.seen(model)
         return returning(model)
 
-    def _pool(self) -> PoolOf:
-        return PoolOf(self._sessions, self._session, self._owner)
-
     def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
         self._caches.clear()
         return super().erase(thread, owner=owner)
@@ -563,10 +556,3 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], ErasesThreads, SharesSes
     async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
         self._caches.clear()
         return await super().aerase(thread, owner=owner)
-
-    def close(self) -> None:
-        """Closes the store if this middleware opened it."""
-        self._sessions.close()
-
-    async def aclose(self) -> None:
-        await self._sessions.aclose()

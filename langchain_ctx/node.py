@@ -12,7 +12,6 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
-from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.effects import Flow
 from ctxfold.engine.attach import Attachment, cursor_at, follow
 from ctxfold.engine.engine import Engine
@@ -31,11 +30,11 @@ from langchain_ctx.inner_model import asked
 from langchain_ctx.message_lists import LangChainList, converted_from, leading_count, prompt_text
 from langchain_ctx.messages import named
 from langchain_ctx.session_routing import MADE_FROM, Address, first_id, key_or_own, placed, session_key
-from langchain_ctx.sessions import ContextSettings, ErasesThreads, PoolOf, Sessions
+from langchain_ctx.sessions import ContextSettings, HoldsSessions, Sessions
 from langchain_ctx.tools import counted
 
 
-class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
+class ContextNode(Runnable[Any, Any], HoldsSessions):
     """Takes a whole conversation and returns the messages to send to the model. The list itself stays complete and unchanged.
 
     ```python
@@ -101,17 +100,11 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
             settings=settings,
         )
 
-    def __repr__(self) -> str:
-        return f"ContextNode({self._pool().shown})"
-
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
         """Returns a session of this node: window, usage, pins, explain, export; the fixed one when none is named."""
         key = key_or_own(session, owner, self._session, self._owner)
         last = self._sessions.subgraphs.cursor(key)  # a branch if the list was rewritten
         return self._sessions.at(key.session if last is None else last.session, key.owner)
-
-    def _pool(self) -> PoolOf:
-        return PoolOf(self._sessions, self._session, self._owner)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Returns a list for a list or a prompt, and for a graph's state the update with the list."""
@@ -228,13 +221,6 @@ class ContextNode(Runnable[Any, Any], ErasesThreads, SharesSessions, Closing):
     def _output(self, value: Any, request: Request) -> Any:
         messages = asked(request.messages)
         return messages if isinstance(value, PromptValue | Sequence) else {self._output_key: messages}
-
-    def close(self) -> None:
-        """Closes the store if this node opened it."""
-        self._sessions.close()
-
-    async def aclose(self) -> None:
-        await self._sessions.aclose()
 
 
 def _conversation(messages: Sequence[BaseMessage]) -> LangChainList:

@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
@@ -15,11 +16,12 @@ from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messag
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 
+from ctxfold.adapters.model_calls import aeach_within, each_within
 from ctxfold.engine.attach import BRANCH
 from ctxfold.errors import ConfigError
 from ctxfold.history.records import SessionKey
 from ctxfold.validation import check_name, kind_of
-from langchain_ctx.callbacks import aeach_listening, each_listening, listening
+from langchain_ctx.callbacks import listening
 
 WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
 RUN = ":"  # between a node of such a place and its run
@@ -193,7 +195,7 @@ class AddressedChatModel(BaseChatModel, ABC):
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
         pieces = super().stream(input, config, stop=stop, **self._addressed(config, kwargs, input))
-        return each_listening(cast("Generator[AIMessageChunk, None, None]", pieces), config)
+        return each_within(cast("Generator[AIMessageChunk, None, None]", pieces), partial(listening, config))
 
     def astream(
         self,
@@ -204,7 +206,7 @@ class AddressedChatModel(BaseChatModel, ABC):
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
         pieces = super().astream(input, config, stop=stop, **self._addressed(config, kwargs, input))
-        return aeach_listening(cast("AsyncGenerator[AIMessageChunk, None]", pieces), config)
+        return aeach_within(cast("AsyncGenerator[AIMessageChunk, None]", pieces), partial(listening, config))
 
     if not TYPE_CHECKING:  # the base has overloads by version, which hold here too
 

@@ -18,6 +18,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel
 
 from ctxfold import MemoryStore, Section
+from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.adapters.sessions import EngineSettings, SessionPool, warn_caller
 from ctxfold.connect import check_overhead, message_counter, session_rules
@@ -482,6 +483,32 @@ class ErasesThreads(ABC):
     async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
         pool = self._pool()
         return await pool.sessions.aerase(thread, name_or_own("owner", owner, pool.owner))
+
+
+class ClosesSessions(SharesSessions, Closing):
+    """Closes an object's pool of sessions, which closes the store if it was opened for them; copies share the pool."""
+
+    _sessions: Sessions
+
+    def close(self) -> None:
+        """Closes the store if this object opened it."""
+        self._sessions.close()
+
+    async def aclose(self) -> None:
+        await self._sessions.aclose()
+
+
+class HoldsSessions(ErasesThreads, ClosesSessions):
+    """An object that was made for one pool of sessions, and perhaps for one of its sessions."""
+
+    _session: str | None
+    _owner: str
+
+    def _pool(self) -> PoolOf:
+        return PoolOf(self._sessions, self._session, self._owner)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._pool().shown})"
 
 
 class KeepsSessions(ErasesThreads):

@@ -20,6 +20,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
 
+from ctxfold.adapters.model_calls import BorrowedModel
 from ctxfold.adapters.summaries import SummaryWriter
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.compaction.summarize import Summary
@@ -59,7 +60,7 @@ def _config() -> RunnableConfig:
     }
 
 
-class ChatModelSummarizer:
+class ChatModelSummarizer(BorrowedModel):
     """Asks a LangChain chat model.
 
     The callbacks of the surrounding call receive the summary as a separate run, tagged "ctxfold:summary", with its usage. Its
@@ -68,7 +69,6 @@ class ChatModelSummarizer:
     `max_tokens` is passed on where the model has a field of that name; `options` are passed with every call.
     """
 
-    scratch_role = "user"
     capabilities = BackendCapabilities()
 
     def __init__(self, model: Runnable[Any, Any], options: Mapping[str, Any] | None = None) -> None:
@@ -102,12 +102,6 @@ class ChatModelSummarizer:
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         return _played(await self.asend(request))
 
-    def close(self) -> None:
-        """Does nothing: the model belongs to its creator."""
-
-    async def aclose(self) -> None:
-        """Does nothing: the model belongs to its creator."""
-
     def _arguments(self, request: Request) -> dict[str, Any]:
         return {**self._options, **limits(self._model, request)}
 
@@ -123,14 +117,12 @@ class ChatModelSummarizer:
         )
 
 
-class ReportedSummarizer:
+class ReportedSummarizer(BorrowedModel):
     """Asks a backend of ctxfold's own, and reports each call as a run of LangChain's, with its usage.
 
     So a usage callback counts the summaries of `ChatCtx`, as it counts those of every other model. `answers` says that the backend
     is the one that answers in the session: then it may be asked on the live prefix.
     """
-
-    scratch_role = "user"
 
     def __init__(self, backend: ContextBackend, *, answers: bool = False) -> None:
         self._backend = backend
@@ -176,12 +168,6 @@ class ReportedSummarizer:
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         return await self._backend.aopen_stream(request)
-
-    def close(self) -> None:
-        """Does nothing: the backend belongs to its creator."""
-
-    async def aclose(self) -> None:
-        """Does nothing: the backend belongs to its creator."""
 
     def _run(self, request: Request) -> CallbackManagerForLLMRun:
         manager = CallbackManager.configure(listeners(), inheritable_tags=TAGS)

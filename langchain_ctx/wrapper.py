@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
@@ -27,8 +27,8 @@ from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field
 
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
-from ctxfold._lifecycle import Closing, SharesSessions, not_pickled
-from ctxfold.adapters.model_calls import ModelStream, original_error
+from ctxfold._lifecycle import Closing, not_pickled
+from ctxfold.adapters.model_calls import ModelStream, aeach_within, each_within, original_error
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError
@@ -51,7 +51,7 @@ from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, check_reasoning, returning
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
-from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
+from langchain_ctx.sessions import ContextSettings, HoldsSessions, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ChatModelSummarizer
 from langchain_ctx.tools import counted, is_free
 
@@ -59,25 +59,6 @@ if TYPE_CHECKING:
     from langchain.chat_models.base import (
         _ConfigurableModel,  # pyright: ignore[reportPrivateUsage] - what init_chat_model returns
     )
-
-
-def each(events: Iterator[Any], caller: Caller) -> Generator[Any, None, None]:
-    """Yields the events; the caller is set only while an event is made, not while it is passed on."""
-    while True:
-        with calling(caller):
-            event = next(events, None)
-        if event is None:
-            return
-        yield event
-
-
-async def aeach(events: AsyncIterator[Any], caller: Caller) -> AsyncGenerator[Any, None]:
-    while True:
-        with calling(caller):
-            event = await anext(events, None)
-        if event is None:
-            return
-        yield event
 
 
 def options_of(kwargs: Mapping[str, Any]) -> Options:
@@ -432,7 +413,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         caller = self._caller(options, rest, open_stream=open_stream)
         with translated(), original_error():
             events = Conversation(self.sessions, address, question).stream()
-            with closing(events), closing(each(events, caller)) as seen:
+            with closing(each_within(events, partial(calling, caller))) as seen:
                 for _ in seen:
                     yield from pieces.take()
             yield from pieces.take()
@@ -462,7 +443,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         caller = self._caller(options, rest, aopen_stream=aopen_stream)
         with translated(), original_error():
             events = Conversation(self.sessions, address, question).astream()
-            async with aclosing(events), aclosing(aeach(events, caller)) as seen:
+            async with aclosing(aeach_within(events, partial(calling, caller))) as seen:
                 async for _ in seen:
                     for piece in pieces.take():
                         yield piece
@@ -479,7 +460,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             await self.sessions.aclose()
 
 
-class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions, SharesSessions, Closing):
+class ConfigurableContextModel(Runnable[LanguageModelInput, Any], HoldsSessions, KeepsSessions):
     """The result of `with_context` for a model that the config of each call selects; the selected models share the sessions."""
 
     def __init__(
@@ -496,12 +477,6 @@ class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions,
         self._writer = writer
         self._session = session
         self._owner = owner
-
-    def _pool(self) -> PoolOf:
-        return PoolOf(self._sessions, self._session, self._owner)
-
-    def __repr__(self) -> str:
-        return f"ConfigurableContextModel({self._pool().shown})"
 
     def chosen(self, config: RunnableConfig | None = None) -> Runnable[LanguageModelInput, Any]:
         """Returns the model that this config selects, with its context managed and with all bound arguments."""
@@ -542,13 +517,6 @@ class ConfigurableContextModel(Runnable[LanguageModelInput, Any], KeepsSessions,
         return ConfigurableContextModel(
             configurable, sessions=self._sessions, writer=self._writer, session=self._session, owner=self._owner
         )
-
-    def close(self) -> None:
-        """Closes the store that was opened for the sessions; the models belong to LangChain."""
-        self._sessions.close()
-
-    async def aclose(self) -> None:
-        await self._sessions.aclose()
 
 
 def _placed(chain: Any, of: Callable[[BaseChatModel], BaseChatModel]) -> Any:

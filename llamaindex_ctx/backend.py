@@ -12,7 +12,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM
 from llama_index.core.tools.types import BaseTool, ToolMetadata, ToolOutput
 
-from ctxfold.adapters.model_calls import ModelStream, as_backend_error
+from ctxfold.adapters.model_calls import BorrowedModel, ModelStream, as_backend_error
 from ctxfold.errors import ConfigError
 from ctxfold.messages import Message, ReasoningPart, ToolSpec
 from ctxfold.protocols import (
@@ -116,7 +116,7 @@ def _thinking(response: ChatResponse) -> str:
     return "".join(b.content or "" for b in response.message.blocks if isinstance(b, ThinkingBlock))
 
 
-class LlamaIndexBackend:
+class LlamaIndexBackend(BorrowedModel):
     """A backend over a LlamaIndex LLM: text, tools where the LLM supports function calls, and reasoning where it returns it.
 
     `max_tokens` and `temperature` are passed on where the LLM has a field of that name, `stop` and `extra` as keyword
@@ -124,7 +124,6 @@ class LlamaIndexBackend:
     LLM.
     """
 
-    scratch_role = "user"  # a system message at the end is refused by several services
     capabilities = BackendCapabilities()
 
     def __init__(self, llm: LLM, *, context_window: int | None = None) -> None:
@@ -177,12 +176,6 @@ class LlamaIndexBackend:
             else:
                 source = await self.llm.astream_chat(messages, **options)
         return await self.read_stream(source, CumulativeChunks(self.model)).abegin()
-
-    def close(self) -> None:
-        """Does nothing: the LLM belongs to its creator."""
-
-    async def aclose(self) -> None:
-        """Does nothing: the LLM belongs to its creator."""
 
     def _call_arguments(self, request: Request) -> tuple[list[ChatMessage], dict[str, Any]]:
         if request.tools:

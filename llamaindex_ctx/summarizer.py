@@ -12,6 +12,7 @@ from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.llm import LLM
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
+from ctxfold.adapters.model_calls import BorrowedModel
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import assistant
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream, ContextBackend, Reply, Request
@@ -66,12 +67,14 @@ def marked(what: str) -> dict[str, Any]:
     return {**active_instrument_tags.get(), "ctxfold": what}
 
 
-class LlmSummarizer:
+class LlmSummarizer(BorrowedModel):
     """A backend that asks a LlamaIndex LLM for summaries only, without streaming: nothing of them reaches a user's stream.
 
     Its instrumentation events have the tag `ctxfold: summary`. The prompt states the length of a summary in words, because LLM
     classes have different names for a token limit.
     """
+
+    capabilities = BackendCapabilities()
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
@@ -83,9 +86,6 @@ class LlmSummarizer:
     @property
     def context_window(self) -> int | None:
         return told_window(self.llm)
-
-    scratch_role = "user"
-    capabilities = BackendCapabilities()
 
     def send(self, request: Request) -> Reply:
         """Returns the summary; every exception of the LLM is raised as BackendError."""
@@ -107,12 +107,6 @@ class LlmSummarizer:
         """Tags the LLM's events within the block as a summary's, and raises every exception of the LLM as BackendError."""
         with _translated(self.model), instrument_tags(marked("summary")):
             yield
-
-    def close(self) -> None:
-        """Does nothing: the LLM belongs to its creator."""
-
-    async def aclose(self) -> None:
-        """Does nothing: the LLM belongs to its creator."""
 
 
 def _chat(request: Request) -> list[ChatMessage]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from functools import lru_cache
 from types import new_class
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, cast
@@ -45,6 +45,45 @@ def original_error() -> Generator[None]:
         if error.kind == "context_overflow" or not isinstance(cause, Exception):
             raise
         raise cause from cause.__cause__
+
+
+class BorrowedModel:
+    """What backends over a framework's own model have in common: it belongs to its creator, so that closing them does nothing."""
+
+    scratch_role = "user"  # a system message at the end is refused by several services
+
+    def close(self) -> None:
+        """Does nothing: the model belongs to its creator."""
+
+    async def aclose(self) -> None:
+        """Does nothing: the model belongs to its creator."""
+
+
+def each_within(
+    pieces: Generator[M, None, None], block: Callable[[], AbstractContextManager[None]]
+) -> Generator[M, None, None]:
+    """Yields the pieces, and closes them at the end; the block is entered only while one is made, not while it is passed on."""
+    with closing(pieces):
+        while True:
+            with block():
+                try:
+                    piece = next(pieces)
+                except StopIteration:
+                    return
+            yield piece
+
+
+async def aeach_within(
+    pieces: AsyncGenerator[M, None], block: Callable[[], AbstractContextManager[None]]
+) -> AsyncGenerator[M, None]:
+    async with aclosing(pieces):
+        while True:
+            with block():
+                try:
+                    piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+            yield piece
 
 
 class ChunkReader(Protocol[Piece_contra]):
