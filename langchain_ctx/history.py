@@ -14,7 +14,7 @@ from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, message_to_dict
 
 from ctxfold._lifecycle import Closing, SharesSessions
-from ctxfold.effects import Flow
+from ctxfold.effects import Flow, flow_of
 from ctxfold.engine.calibrate import calibrate_from_reply
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
@@ -29,7 +29,7 @@ from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals
 from langchain_ctx.messages import check_messages, from_langchain, named, to_langchain
 from langchain_ctx.session_routing import session_key
-from langchain_ctx.sessions import ContextSettings, PoolOf, Sessions
+from langchain_ctx.sessions import ClosesSessions, ContextSettings, PoolOf, Sessions
 
 MirrorOf: TypeAlias = Callable[[str, str], BaseChatMessageHistory]
 
@@ -198,16 +198,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         new = self._incoming(messages, self.context)
         if not new:
             return
-        unasked = self._may_lack_its_question(new) and _ends_with_answer(self.context.view())
-        try:
-            if (reply := self._reply_to_shown(new)) is not None:
-                self._sessions.run(self._key, partial(self._learn, new, reply))
-            self.context.add(new, skip_orphans=True)
-        except StoreError as error:
-            self._failures.keep(self._key, error, len(new))
-            raise
-        self._snapshot = None
-        if unasked:
+        if self.context.run_flow(partial(self._store, self.context, new)):
             self._warn_of_overlap()
         if self._mirror is not None:
             with self._mirrored(len(new)):
@@ -218,16 +209,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         new = self._incoming(messages, context)
         if not new:
             return
-        unasked = self._may_lack_its_question(new) and _ends_with_answer(await context.aview())
-        try:
-            if (reply := self._reply_to_shown(new)) is not None:
-                await self._sessions.arun(self._key, partial(self._learn, new, reply))
-            await context.aadd(new, skip_orphans=True)
-        except StoreError as error:
-            self._failures.keep(self._key, error, len(new))
-            raise
-        self._snapshot = None
-        if unasked:
+        if await context.arun_flow(partial(self._store, context, new)):
             self._warn_of_overlap()
         if self._mirror is not None:
             with self._mirrored(len(new)):
@@ -238,6 +220,24 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
             raise EmptyMessagesError("no message to add: give at least one")
         check_messages(messages)
         return with_refusals(new_messages(messages, self._snapshot, new_id=context.new_id))
+
+    def _store(self, context: AgentContext, new: Sequence[Message], engine: Engine) -> Flow[bool]:
+        """Stores messages; returns True for an answer without its question on a history that a chain has read.
+
+        Overlapping runs lose user turns.
+        """
+        unasked = self._snapshot is not None and new[0].role == "assistant"
+        if unasked:
+            unasked = _ends_with_answer((yield from flow_of(AgentContext.view)(context)))
+        try:
+            if (reply := self._reply_to_shown(new)) is not None:
+                yield from self._learn(new, reply, engine)
+            yield from flow_of(AgentContext.add)(context, new, skip_orphans=True)
+        except StoreError as error:
+            self._failures.keep(self._key, error, len(new))
+            raise
+        self._snapshot = None
+        return unasked
 
     def _reply_to_shown(self, new: Sequence[Message]) -> int | None:
         """Returns the place of the first reply, if its request began with the messages that were read here; else None."""
@@ -251,10 +251,6 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         yield from calibrate_from_reply(
             engine, open_session, new[reply], lambda: self._overhead_tokens + sum(count(m) for m in sent_messages)
         )
-
-    def _may_lack_its_question(self, new: Sequence[Message]) -> bool:
-        """Returns True for an answer without its question on a history that a chain has read: overlapping runs lose user turns."""
-        return self._snapshot is not None and new[0].role == "assistant"
 
     def _warn_of_overlap(self) -> None:
         warnings.warn(
@@ -302,7 +298,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
             await self._sessions.aclose()
 
 
-class HistoryFactory(SharesSessions, Closing):
+class HistoryFactory(ClosesSessions):
     """Returns a new history per call, all over one engine; close it when the chain is done.
 
     The parameters are those of `history_factory_config`: `session_id`, and `owner` to separate users.
@@ -322,12 +318,6 @@ class HistoryFactory(SharesSessions, Closing):
         key = session_key(session_id, owner)
         mirror = None if self._mirror is None else self._mirror(key.session, key.owner)
         return CtxChatMessageHistory.over(self._sessions, self._failures, key, self._overhead_tokens, mirror)
-
-    def close(self) -> None:
-        self._sessions.close()
-
-    async def aclose(self) -> None:
-        await self._sessions.aclose()
 
 
 def _ends_with_answer(view: View) -> bool:
