@@ -241,6 +241,18 @@ class HttpBackend(ABC, Closing):
         name = resolved.model or self.model
         return self._body(self._profile_for(name), resolved, model=name, stream=stream)
 
+    def canonical_bytes(self, request: Request) -> bytes:
+        """Returns tools, then the conversation as it is sent, one JSON object a line, keys sorted.
+
+        A request extends another when these bytes do.
+        """
+        name = request.model or self.model
+        return self._canonical_lines(self._profile_for(name), request, model=name)
+
+    @abstractmethod
+    def _canonical_lines(self, profile: Profile, request: Request, *, model: str) -> bytes:
+        """Returns the lines of `canonical_bytes` for a model and its profile."""
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(provider={self._row.name!r}, model={self._model!r})"
 

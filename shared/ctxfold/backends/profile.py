@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ctxfold.errors import ConfigError
-from ctxfold.messages import Message, ProviderSummary, ToolCallPart, is_question
+from ctxfold.messages import Message, ProviderSummary, ToolCallPart, ToolSpec, is_question
 from ctxfold.protocols import Request, Wire
 from ctxfold.tokens.text import RatioCounter, TextCounter, text_counter
 
@@ -438,6 +438,12 @@ def tool_choice(profile: Profile, request: Request) -> str | None:
             f"provider {profile.name!r} cannot force a tool call while thinking: use tool_choice='auto' or thinking=False"
         )
     return choice
+
+
+def function_fields(tool: ToolSpec, schema_field: str) -> dict[str, Any]:
+    """Returns the name, the description if any, and the schema of a tool; one without parameters has an empty object."""
+    about = {"description": tool.description} if tool.description else {}
+    return {"name": tool.name, **about, schema_field: dict(tool.parameters) or {"type": "object", "properties": {}}}
 
 
 def without_refused(profile: Profile, body: Mapping[str, Any], thinking: bool | str | None) -> dict[str, Any]:

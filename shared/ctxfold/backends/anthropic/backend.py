@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.backends.anthropic.parse import MessagesParser
-from ctxfold.backends.anthropic.request import canonical_lines, compacts, project, request_body
+from ctxfold.backends.anthropic.request import compacts, project, request_body, tool_body
 from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.backends.profile import Profile, counter_for
+from ctxfold.backends.profile import Profile, block_lines, counter_for
 from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request
@@ -33,12 +33,10 @@ class AnthropicBackend(HttpBackend):
         name = model or self.model
         return project(self._profile_for(name), messages, model=name, unbound_before=unbound_before).rows
 
-    def canonical_bytes(self, request: Request) -> bytes:
-        """Returns tools, system and blocks, one JSON object a line: a request extends another when these bytes do."""
-        name = request.model or self.model
-        return canonical_lines(
-            self._profile_for(name), request.tools, request.messages, model=name, unbound_before=request.unbound_before
-        )
+    def _canonical_lines(self, profile: Profile, request: Request, *, model: str) -> bytes:
+        projected = project(profile, request.messages, model=model, unbound_before=request.unbound_before)
+        rows = ((row["role"], row["content"]) for row in projected.rows)
+        return block_lines(map(tool_body, request.tools), projected.system, rows)
 
     def _count_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in body.items() if name in _COUNTED}

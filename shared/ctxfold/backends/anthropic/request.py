@@ -14,8 +14,8 @@ from ctxfold.backends.profile import (
     CacheRules,
     Profile,
     arguments_object,
-    block_lines,
     check_extra,
+    function_fields,
     keeps_reasoning,
     provider_summary,
     round_start,
@@ -375,17 +375,4 @@ def fitting_thinking(thinking: Mapping[str, Any], max_tokens: int, model: str) -
 
 
 def tool_body(tool: ToolSpec) -> ContentBlock:
-    row: ContentBlock = {"name": tool.name}
-    if tool.description:
-        row["description"] = tool.description
-    row["input_schema"] = dict(tool.parameters) or {"type": "object", "properties": {}}
-    return row
-
-
-def canonical_lines(
-    profile: Profile, tools: Sequence[ToolSpec], messages: Sequence[Message], *, model: str, unbound_before: int = 0
-) -> bytes:
-    """Returns tools, then system, then every block with its role, one JSON object a line, keys sorted."""
-    projected = project(profile, messages, model=model, unbound_before=unbound_before)
-    rows = ((row["role"], row["content"]) for row in projected.rows)
-    return block_lines(map(tool_body, tools), projected.system, rows)
+    return function_fields(tool, "input_schema")

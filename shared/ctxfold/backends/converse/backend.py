@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from pydantic import SecretStr
 
 from ctxfold.backends.converse.parse import ConverseParser
-from ctxfold.backends.converse.request import canonical_lines, project, request_body
+from ctxfold.backends.converse.request import project, request_body, tool_body
 from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.backends.profile import Profile, load_profile
+from ctxfold.backends.profile import Profile, block_lines, load_profile
 from ctxfold.errors import ConfigError
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Ids, Request
@@ -87,12 +87,10 @@ class BedrockBackend(HttpBackend):
         name = model or self.model
         return project(self._profile_for(name), messages, model=name, unbound_before=unbound_before).rows
 
-    def canonical_bytes(self, request: Request) -> bytes:
-        """Returns tools, system and blocks, one JSON object a line: a request extends another when these bytes do."""
-        name = request.model or self.model
-        return canonical_lines(
-            self._profile_for(name), request.tools, request.messages, model=name, unbound_before=request.unbound_before
-        )
+    def _canonical_lines(self, profile: Profile, request: Request, *, model: str) -> bytes:
+        projected = project(profile, request.messages, model=model, unbound_before=request.unbound_before)
+        rows = ((row["role"], row["content"]) for row in projected.rows)
+        return block_lines(map(tool_body, request.tools), projected.system, rows)
 
     def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
         return request_body(profile, request, model=model)

@@ -22,7 +22,6 @@ from ctxfold.backends.media import DOCUMENT_FORMATS, Block, chat_form, media_blo
 from ctxfold.backends.profile import (
     Profile,
     arguments_object,
-    block_lines,
     check_extra,
     thinking_fields,
     tool_choice,
@@ -200,7 +199,7 @@ def request_body(profile: Profile, request: Request, *, model: str) -> dict[str,
     tools: list[Block] = []
     if choice != "none":
         own = cast("Sequence[Block]", request.extra.get("tools") or ())
-        tools = [*({"toolSpec": _tool(tool)} for tool in request.tools), *own]
+        tools = [*({"toolSpec": tool_body(tool)} for tool in request.tools), *own]
     messages = _sent(profile, request.messages, tools)
     projected = project(
         profile, messages, model=model, unbound_before=request.unbound_before, refused_before=request.refused_before
@@ -271,7 +270,7 @@ def _ran_tool(part: Part) -> bool:
     return any("toolUse" in block or "toolResult" in block for block in as_dicts(json.loads(part.details)))
 
 
-def _tool(tool: ToolSpec) -> Block:
+def tool_body(tool: ToolSpec) -> Block:
     row: Block = {"name": tool.name}
     if tool.description.strip():
         row["description"] = tool.description
@@ -332,12 +331,3 @@ def _within(body: dict[str, Any], model: str) -> dict[str, Any]:
     if not body["inferenceConfig"]:
         del body["inferenceConfig"]
     return body
-
-
-def canonical_lines(
-    profile: Profile, tools: Sequence[ToolSpec], messages: Sequence[Message], *, model: str, unbound_before: int = 0
-) -> bytes:
-    """Returns tools, then system, then every block with its role, one JSON object a line, keys sorted."""
-    projected = project(profile, messages, model=model, unbound_before=unbound_before)
-    rows = ((row["role"], row["content"]) for row in projected.rows)
-    return block_lines(map(_tool, tools), projected.system, rows)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.backends.gemini.parse import GeminiParser
-from ctxfold.backends.gemini.request import canonical_lines, project, request_body
+from ctxfold.backends.gemini.request import project, request_body, tool_body
 from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.backends.profile import Profile
+from ctxfold.backends.profile import Profile, block_lines
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Request
 
@@ -32,12 +32,10 @@ class GeminiBackend(HttpBackend):
         name = model or self.model
         return project(self._profile_for(name), messages, model=name, refused_before=refused_before).contents
 
-    def canonical_bytes(self, request: Request) -> bytes:
-        """Returns tools, system and parts, one JSON object a line: a request extends another when these bytes do."""
-        name = request.model or self.model
-        return canonical_lines(
-            self._profile_for(name), request.tools, request.messages, model=name, refused_before=request.refused_before
-        )
+    def _canonical_lines(self, profile: Profile, request: Request, *, model: str) -> bytes:
+        projected = project(profile, request.messages, model=model, refused_before=request.refused_before)
+        rows = ((row["role"], row["parts"]) for row in projected.contents)
+        return block_lines(map(tool_body, request.tools), projected.system, rows)
 
     def _count_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         counted = {name: value for name, value in body.items() if name in _COUNTED}

@@ -14,8 +14,8 @@ from ctxfold.backends.media import chat_form, media_block, unread
 from ctxfold.backends.profile import (
     Profile,
     arguments_object,
-    block_lines,
     check_extra,
+    function_fields,
     keeps_reasoning,
     round_start,
     thinking_fields,
@@ -258,17 +258,4 @@ def _merged(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any
 
 def tool_body(tool: ToolSpec) -> dict[str, Any]:
     """Returns the declaration of a function."""
-    row: dict[str, Any] = {"name": tool.name}
-    if tool.description:
-        row["description"] = tool.description
-    row["parametersJsonSchema"] = dict(tool.parameters) or {"type": "object", "properties": {}}
-    return row
-
-
-def canonical_lines(
-    profile: Profile, tools: Sequence[ToolSpec], messages: Sequence[Message], *, model: str, refused_before: int = 0
-) -> bytes:
-    """Returns tools, then system, then every part with its role, one JSON object a line, keys sorted."""
-    projected = project(profile, messages, model=model, refused_before=refused_before)
-    rows = ((row["role"], row["parts"]) for row in projected.contents)
-    return block_lines(map(tool_body, tools), projected.system, rows)
+    return function_fields(tool, "parametersJsonSchema")

@@ -23,11 +23,9 @@ class OpenAIChatBackend(HttpBackend):
         """Returns the messages in the form of requests, with reasoning only where the profile asks for it."""
         return project(self._profile_for(model), messages, model=model or self.model)
 
-    def canonical_bytes(self, request: Request) -> bytes:
-        """Returns tools, then messages, one JSON object a line: a request extends another when these bytes do."""
-        name = request.model or self.model
+    def _canonical_lines(self, profile: Profile, request: Request, *, model: str) -> bytes:
         # not joined: a message that joins the one before it would seem to change it
-        rows = project(self._profile_for(name), request.messages, model=name, joined=False)
+        rows = project(profile, request.messages, model=model, joined=False)
         return canonical_lines(request.tools, rows)
 
     def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:

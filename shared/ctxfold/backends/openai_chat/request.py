@@ -17,6 +17,7 @@ from ctxfold.backends.profile import (
     RequestRules,
     arguments_object,
     check_extra,
+    function_fields,
     json_lines,
     keeps_reasoning,
     round_start,
@@ -64,11 +65,7 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
 
 
 def tool_body(tool: ToolSpec) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description:
-        function["description"] = tool.description
-    function["parameters"] = dict(tool.parameters) or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": function_fields(tool, "parameters")}
 
 
 def canonical_lines(tools: Iterable[ToolSpec], messages: Iterable[Mapping[str, Any]]) -> bytes:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.backends.openai_responses.items import Item
 from ctxfold.backends.openai_responses.parse import ResponsesParser
-from ctxfold.backends.openai_responses.request import canonical_lines, project, request_body
-from ctxfold.backends.profile import Profile, counter_for
+from ctxfold.backends.openai_responses.request import project, request_body, tool_body
+from ctxfold.backends.profile import Profile, counter_for, json_lines
 from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request
@@ -38,10 +38,11 @@ class OpenAIResponsesBackend(HttpBackend):
         name = model or self.model
         return project(self._profile_for(name), messages, model=name, refused_before=refused_before).items
 
-    def canonical_bytes(self, request: Request) -> bytes:
-        """Returns tools, instructions and items, one JSON object a line: a request extends another when these bytes do."""
-        name = request.model or self.model
-        return canonical_lines(self._profile_for(name), request, model=name)
+    def _canonical_lines(self, profile: Profile, request: Request, *, model: str) -> bytes:
+        projected = project(profile, request.messages, model=model, refused_before=request.refused_before, joined=False)
+        lines: list[Any] = [tool_body(tool) for tool in request.tools]
+        lines += [{"role": "system", "content": projected.instructions}] if projected.instructions else []
+        return json_lines([*lines, *projected.items])
 
     def _summary_blocks(self, reply: Reply) -> tuple[list[dict[str, Any]], int]:
         """Returns the output of a compaction, which keeps user messages as they were, and ends with the compaction item."""

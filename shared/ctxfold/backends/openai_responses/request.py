@@ -13,7 +13,7 @@ from ctxfold.backends.profile import (
     Profile,
     arguments_object,
     check_extra,
-    json_lines,
+    function_fields,
     keeps_reasoning,
     provider_summary,
     round_start,
@@ -88,21 +88,7 @@ def _listed(value: object) -> list[Any]:
 
 def tool_body(tool: ToolSpec) -> dict[str, Any]:
     """Returns a function tool. `strict` is off, because its default here would make optional parameters required."""
-    row: dict[str, Any] = {"type": "function", "name": tool.name}
-    if tool.description:
-        row["description"] = tool.description
-    row["parameters"] = dict(tool.parameters) or {"type": "object", "properties": {}}
-    row["strict"] = False
-    return row
-
-
-def canonical_lines(profile: Profile, request: Request, *, model: str) -> bytes:
-    """Returns tools, then instructions, then items, one JSON object a line, keys sorted."""
-    projected = project(profile, request.messages, model=model, refused_before=request.refused_before, joined=False)
-    lines: list[Any] = [tool_body(tool) for tool in request.tools]
-    lines += [{"role": "system", "content": projected.instructions}] if projected.instructions else []
-    lines += projected.items
-    return json_lines(lines)
+    return {"type": "function", **function_fields(tool, "parameters"), "strict": False}
 
 
 # a conversation as items
