@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, MetaData, Table, Text, collate, make_url, text
 from sqlalchemy.schema import CreateIndex, CreateTable
@@ -38,23 +38,24 @@ Table(
     Column("value", Text, nullable=False),
     sqlite_with_rowid=False,
 )
-Table(
+
+
+def _of_session(name: str, *columns: Column[Any], rowid: bool = False) -> Table:
+    """Defines a table whose rows belong to a session of an owner, by which their key begins."""
+    owner, session = Column("owner", Text, primary_key=True), Column("session", Text, primary_key=True)
+    return Table(name, _metadata, owner, session, *columns, sqlite_with_rowid=rowid)
+
+
+_of_session(
     "ctxfold_sessions",
-    _metadata,
-    Column("owner", Text, primary_key=True),
-    Column("session", Text, primary_key=True),
     Column("head", BigInteger, nullable=False),
     Column("snapshot_seq", BigInteger, nullable=False),
     Column("documents", BigInteger, nullable=False),
     Column("total_length", BigInteger, nullable=False),
     Column("numbered", BigInteger, nullable=False, server_default="0"),
-    sqlite_with_rowid=False,
 )
-_records = Table(
+_records = _of_session(
     "ctxfold_records",
-    _metadata,
-    Column("owner", Text, primary_key=True),
-    Column("session", Text, primary_key=True),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("record_id", Text, nullable=False),
     Column("turn_id", Text),
@@ -63,95 +64,54 @@ _records = Table(
     Column("at_s", Double, nullable=False),
     Column("payload", Text, nullable=False),
     Column("number", BigInteger),
+    rowid=True,
 )
-_only_snapshots = text("kind = 'snapshot_taken'")
-_only_numbered = text("number IS NOT NULL")
-_INDEXES = {
-    "sqlite": (
-        Index("ctxfold_records_by_id", _records.c.owner, _records.c.session, _records.c.record_id, unique=True),
-        Index(
-            "ctxfold_records_snapshots",
-            _records.c.owner,
-            _records.c.session,
-            _records.c.seq,
-            sqlite_where=_only_snapshots,
-        ),
-        Index(
-            "ctxfold_records_numbers",
-            _records.c.owner,
-            _records.c.session,
-            _records.c.number,
-            sqlite_where=_only_numbered,
-        ),
-    ),
+
+
+def _record_indexes(dialect: str) -> tuple[Index, ...]:
+    names = (_records.c.owner, _records.c.session, _records.c.record_id)
     # in a collation of their own: with cached plans or stale statistics PostgreSQL mixes up indexes that begin alike
     # and reads the whole session (100 ms instead of 1 at 100,000 records)
-    "postgresql": (
-        Index(
-            "ctxfold_records_by_id",
-            collate(_records.c.owner, "C"),
-            collate(_records.c.session, "C"),
-            collate(_records.c.record_id, "C"),
-            unique=True,
-        ),
-        Index(
-            "ctxfold_records_snapshots",
-            collate(_records.c.owner, "C"),
-            collate(_records.c.session, "C"),
-            _records.c.seq,
-            postgresql_where=_only_snapshots,
-        ),
-        Index(
-            "ctxfold_records_numbers",
-            collate(_records.c.owner, "C"),
-            collate(_records.c.session, "C"),
-            _records.c.number,
-            postgresql_where=_only_numbered,
-        ),
-    ),
-}
+    owner, session, record_id = names if dialect == "sqlite" else (collate(name, "C") for name in names)
+    snapshots: dict[str, Any] = {f"{dialect}_where": text("kind = 'snapshot_taken'")}
+    numbers: dict[str, Any] = {f"{dialect}_where": text("number IS NOT NULL")}
+    return (
+        Index("ctxfold_records_by_id", owner, session, record_id, unique=True),
+        Index("ctxfold_records_snapshots", owner, session, _records.c.seq, **snapshots),
+        Index("ctxfold_records_numbers", owner, session, _records.c.number, **numbers),
+    )
+
+
+_INDEXES = {dialect: _record_indexes(dialect) for dialect in ("sqlite", "postgresql")}
+
 # hits by search term, packed by `posting_leaves`; those of the empty term stand for the documents themselves
-Table(
+_of_session(
     "ctxfold_postings",
-    _metadata,
-    Column("owner", Text, primary_key=True),
-    Column("session", Text, primary_key=True),
     Column("first_key", LargeBinary, primary_key=True),
     Column("data", LargeBinary, nullable=False),
-    sqlite_with_rowid=False,
 )
 # the same in format 2; its rows move to the leaves in the background, and the empty table stays for workers that still read it
-Table(
+_of_session(
     "ctxfold_terms",
-    _metadata,
-    Column("owner", Text, primary_key=True),
-    Column("session", Text, primary_key=True),
     Column("term", Text, primary_key=True),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("count", BigInteger, nullable=False),
     Column("length", BigInteger, nullable=False),
-    sqlite_with_rowid=False,
 )
 # vectors of a message's chunks by embedder; what is known of the embedder itself stands under seq 0
-Table(
+_of_session(
     "ctxfold_vectors",
-    _metadata,
-    Column("owner", Text, primary_key=True),
-    Column("session", Text, primary_key=True),
     Column("embedder", Text, primary_key=True),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("data", LargeBinary, nullable=False),
+    rowid=True,
 )
 # work that one worker at a time may do, until a moment in Unix time
-Table(
+_of_session(
     "ctxfold_leases",
-    _metadata,
-    Column("owner", Text, primary_key=True),
-    Column("session", Text, primary_key=True),
     Column("name", Text, primary_key=True),
     Column("holder", Text, nullable=False),
     Column("until_s", Double, nullable=False),
-    sqlite_with_rowid=False,
 )
 
 # what was learnt: `place` is a digest of what no two items in force share, `state` live, superseded or forgotten
