@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, get_args
 
@@ -33,6 +32,7 @@ from ctxfold.messages import (
     ToolResultPart,
     Usage,
 )
+from ctxfold.protocols import UuidIds
 from ctxfold.validation import is_a, json_problem, kind_of
 from langchain_ctx.content import RESULT_SEPARATOR, as_json, content_of, parts_of
 
@@ -196,11 +196,10 @@ def check_messages(messages: Iterable[BaseMessage]) -> None:
             )
 
 
-def _uuid() -> str:
-    return uuid.uuid4().hex
+_new_id = UuidIds().new
 
 
-def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _uuid) -> Message:
+def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _new_id) -> Message:
     """Converts a LangChain message for the engine; one without id gets a new id. Raises UnknownRoleError for unsupported roles."""
     check_messages((message,))
     role, extras = _role(message)

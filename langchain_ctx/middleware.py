@@ -141,10 +141,6 @@ def _tool(spec: ToolSpec, context_of: Callable[[Runtime], AgentContext]) -> Base
     )
 
 
-def takes_tools(model: BaseChatModel) -> bool:
-    return type(model).bind_tools is not BaseChatModel.bind_tools
-
-
 @dataclass(frozen=True, slots=True)
 class AgentList:
     """The messages of a request without the leading system messages, each with an id.
@@ -533,7 +529,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
 
     def _usable_tools(self, request: ModelRequest[Any]) -> list[Any]:
         """Returns the tools of the request, without the history tools where the model takes no tools at all."""
-        if takes_tools(request.model):
+        if type(request.model).bind_tools is not BaseChatModel.bind_tools:
             return request.tools
         own = {tool.name for tool in self.tools}
         return [t for t in request.tools if getattr(t, "name", None) not in own]

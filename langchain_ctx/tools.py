@@ -157,16 +157,12 @@ def call_settings(schema: Any, method: Method, *, strict: bool | None) -> dict[s
         }
     if method == "json_schema":
         function = convert_to_openai_tool(schema, strict=strict)["function"]
-        body: dict[str, Any] = {"name": function["name"], "schema": _json_schema(schema, strict=strict)}
+        body: dict[str, Any] = {"name": function["name"], "schema": convert_to_json_schema(schema, strict=strict)}
         if strict is not None:
             body["strict"] = strict
         form = {"type": "json_schema", "json_schema": body}
         return {"response_format": form, "ls_structured_output_format": output_format}
     raise ConfigError(f"method {method!r}: use 'function_calling', 'json_schema' or 'json_mode'")
-
-
-def _json_schema(schema: Any, *, strict: bool | None) -> dict[str, Any]:
-    return convert_to_json_schema(schema, strict=strict)
 
 
 def parsed(model: Runnable[Any, Any], schema: Any, method: Method, *, include_raw: bool) -> Runnable[Any, Any]:

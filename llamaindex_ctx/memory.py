@@ -399,7 +399,8 @@ class CtxMemory(BaseMemory, Closing):
         budget = self.context.policy.budget_tokens
         newest = next((m for m in reversed(fresh) if m.role == "user"), None)
         # no text has more tokens than bytes, and counting costs; media have a size of their own
-        if newest is not None and (4 * len(newest.text) > budget or _has_media(newest)):
+        media = newest is not None and any(isinstance(part, MediaPart) for part in newest.parts)
+        if newest is not None and (4 * len(newest.text) > budget or media):
             tokens = self.context.counter.count(newest)
             if tokens > budget:
                 raise MessageTooLargeError(
@@ -492,10 +493,6 @@ class CtxMemory(BaseMemory, Closing):
             self._live.blocks.side.close()
         if self._live.copy is not None:
             self._live.copy.side.close()
-
-
-def _has_media(message: Message) -> bool:
-    return any(isinstance(part, MediaPart) for part in message.parts)
 
 
 def _is_of_run(messages: Sequence[Message]) -> bool:

@@ -133,7 +133,7 @@ def place_of(session_id: str | None, owner: str, store: str | Store | None, sett
 
     A chat store takes precedence over an engine, and an engine over a URL, as in `Memory`.
     """
-    chat_store = _only("chat_store", "sql_store", settings)
+    chat_store = _chat_store(settings)
     key = settings.pop("chat_store_key", None)
     uri, engine = settings.pop("async_database_uri", None), settings.pop("async_engine", None)
     if session_id is not None and key not in (None, DEFAULT_CHAT_STORE_KEY, session_id):
@@ -153,11 +153,11 @@ def place_of(session_id: str | None, owner: str, store: str | Store | None, sett
     return Place(session_id, owner, store if store is not None else uri)
 
 
-def _only(one: str, other: str, settings: dict[str, Any]) -> Any:
-    """Returns the value of a setting that has two names."""
-    first, second = settings.pop(one, None), settings.pop(other, None)
+def _chat_store(settings: dict[str, Any]) -> Any:
+    """Takes the chat store out of the settings, under either of its names."""
+    first, second = settings.pop("chat_store", None), settings.pop("sql_store", None)
     if first is not None and second is not None and first is not second:
-        raise ConfigError(f"{one} and {other} are the same setting: give one")
+        raise ConfigError("chat_store and sql_store are the same setting: give one")
     return first if first is not None else second
 
 

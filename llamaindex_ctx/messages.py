@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from ctxfold.messages import (
     ToolCallPart,
     ToolResultPart,
 )
+from ctxfold.protocols import UuidIds
 from ctxfold.validation import is_a, json_problem, kind_of
 from llamaindex_ctx.media import MEDIA_BLOCKS, media_block, media_part, plain_media_block
 from llamaindex_ctx.metadata import (
@@ -395,8 +395,7 @@ _ROLES: Final[Mapping[MessageRole, Role]] = {
 }
 
 
-def _new_id() -> str:
-    return uuid.uuid4().hex
+_new_id = UuidIds().new
 
 
 def from_chat_messages(

@@ -452,7 +452,7 @@ class HttpBackend(ABC, Closing):
             "accept": self.stream_type if stream else "application/json",
             "content-type": "application/json",
             "accept-encoding": "identity",  # a compressing proxy would hold chunks back
-            **_lowered(_key_headers(self._row, self._key)),
+            **_key_headers(self._row, self._key),
             **{name: value.get_secret_value() for name, value in self._headers.items()},
         }
         fields = self.request_body(request, stream=stream)
@@ -538,10 +538,6 @@ def _basic(login: str) -> str:
     return f"Basic {base64.b64encode(f'{unquote(user)}:{unquote(password)}'.encode()).decode()}"
 
 
-def _lowered(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
-
-
 def _headers(headers: Mapping[str, str] | None) -> dict[str, SecretStr]:
     """Returns the checked headers, names in lower case; all values are secrets, because each may be a credential."""
     checked: dict[str, SecretStr] = {}
@@ -579,10 +575,10 @@ def _key(row: Profile, api_key: str | SecretStr | None, *, required: bool) -> Se
 
 
 def _key_headers(row: Profile, key: SecretStr | None) -> dict[str, str]:
-    """Returns the profile's headers with the key inserted; without a key, headers that need one are left out."""
+    """Returns the profile's headers with the key inserted, names in lower case; without a key, those that need one are left out."""
     secret = key.get_secret_value() if key is not None else None
     return {
-        name: value.replace("{key}", secret or "")
+        name.lower(): value.replace("{key}", secret or "")
         for name, value in row.headers.items()
         if secret is not None or "{key}" not in value
     }

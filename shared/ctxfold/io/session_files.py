@@ -312,12 +312,17 @@ def _checked(key: SessionKey, numbered: Sequence[tuple[int, Record]], ports: Por
 
 def _check_legal(state: SessionState, numbered: Sequence[tuple[int, Record]]) -> None:
     lines = {r.seq: number for number, r in numbered}
-    waiting: Counter[str] = Counter()
-    last = numbered[-1][0] if numbered else 0
-    for entry in state.view():
-        last = lines.get(entry.seq, last)
+    _check_rounds([(lines[entry.seq], entry.message) for entry in state.view()])
+
+
+def _check_rounds(numbered: Sequence[tuple[int, Message]], *, waiting: Collection[str] = ()) -> None:
+    """Checks that calls and results pair up, after `waiting` calls; each message comes with the number of its line."""
+    waiting, last = Counter(waiting), 0
+    for last, message in numbered:
+        if message.visibility == "user":
+            continue
         try:
-            waiting = check_sequence((entry.message,), waiting=waiting)
+            waiting = check_sequence((message,), waiting=waiting)
         except CtxError as error:
             raise ImportLineError(last, str(error)) from error
     if waiting:
@@ -350,7 +355,8 @@ def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) ->
         starts = yield from open_turn_starts(open_session, [line.message for line in lines], names)
         turns = list(dict.fromkeys(turn for _, turn in starts))
         place = turns[-1] if turns else None
-        _check_rounds(fresh, waiting=open_calls(open_session.view(place).turn) if place else ())
+        waiting = open_calls(open_session.view(place).turn) if place else ()
+        _check_rounds([(line.number, line.message) for line in fresh], waiting=waiting)
         pins = [line.message.id for line in lines if line.pinned]
         _check_pins(engine, open_session, lines)
         drafts: list[Draft] = [closing_draft(engine.ports, turn, "completed") for turn in turns[:-1]]
@@ -395,19 +401,6 @@ def _new_names(open_session: OpenSession, lines: Sequence[Line]) -> Flow[dict[st
             except MessageConflictError as error:
                 raise ImportLineError(line.number, str(error)) from error
         raise
-
-
-def _check_rounds(lines: Sequence[Line], *, waiting: Collection[str]) -> None:
-    waiting = Counter(waiting)
-    for line in lines:
-        if line.message.visibility == "user":
-            continue
-        try:
-            waiting = check_sequence((line.message,), waiting=waiting)
-        except CtxError as error:
-            raise ImportLineError(line.number, str(error)) from error
-    if waiting:
-        raise ImportLineError(lines[-1].number, f"tool calls without results: {', '.join(sorted(waiting))}")
 
 
 def _check_pins(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) -> None:

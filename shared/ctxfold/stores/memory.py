@@ -110,9 +110,12 @@ class MemoryStore(BaseStore):
     def __repr__(self) -> str:
         return "MemoryStore()"
 
-    def _log(self, key: SessionKey) -> _Log | None:
+    def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError("this MemoryStore is closed: open a new one")
+
+    def _log(self, key: SessionKey) -> _Log | None:
+        self._check_open()
         return self._logs.get(checked_key(key))
 
     def head(self, key: SessionKey) -> Head | None:
@@ -198,8 +201,7 @@ class MemoryStore(BaseStore):
     def sessions(self, owner: str) -> tuple[str, ...]:
         checked_key(SessionKey(owner, ""))
         with self._lock:
-            if self._closed:
-                raise StoreUnavailableError("this MemoryStore is closed: open a new one")
+            self._check_open()
             return tuple(sorted(key.session for key in self._logs if key.owner == owner))
 
     def copies(self, key: SessionKey) -> tuple[str, ...]:
@@ -255,8 +257,7 @@ class MemoryStore(BaseStore):
             return self._owned(owner).forget(ids)
 
     def _owned(self, owner: str) -> OwnedItems:
-        if self._closed:
-            raise StoreUnavailableError("this MemoryStore is closed: open a new one")
+        self._check_open()
         return self._items.setdefault(owner, OwnedItems())
 
     def close(self) -> None:
