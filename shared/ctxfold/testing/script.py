@@ -40,6 +40,21 @@ def chat_call(identity: object, name: object, arguments: object) -> dict[str, An
     return {"id": identity, "type": "function", "function": function}
 
 
+def chat_tool(described: Mapping[str, Any], parameters: object) -> dict[str, Any]:
+    """Returns a tool in the form of chat completions, with the name and the description of another form."""
+    function = {
+        "name": described.get("name"),
+        "description": described.get("description", ""),
+        "parameters": parameters,
+    }
+    return {"type": "function", "function": function}
+
+
+def chat_choice(name: object) -> dict[str, Any]:
+    """Returns the choice of a tool by its name, in the form of chat completions."""
+    return {"type": "function", "function": {"name": name}}
+
+
 @dataclass(frozen=True, slots=True)
 class ScriptedCall:
     """A tool call; `arguments` is sent unchanged, also when it is not JSON."""

@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
-from ctxfold.testing.script import Body, ErrorReply, api_error, as_mapping, as_mappings, chat_call
+from ctxfold.testing.script import (
+    Body,
+    ErrorReply,
+    api_error,
+    as_mapping,
+    as_mappings,
+    chat_call,
+    chat_choice,
+    chat_tool,
+)
 from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
 
@@ -34,7 +43,7 @@ _TYPES = {
     529: "overloaded_error",
 }
 _FINISH = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
-_CHOICES = {"auto": "auto", "none": "none", "any": "required"}
+_CHOICES: Mapping[str, object] = {"auto": "auto", "none": "none", "any": "required"}
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]+")
 _COMPACT = "compact_20260112"
 _COMPACT_BETA = "compact-2026-01-12"
@@ -65,13 +74,12 @@ class Messages(ServedWire):
         chat: dict[str, Any] = {
             "model": body.get("model"),
             "messages": messages,
-            "tools": [{"type": "function", "function": _function(tool)} for tool in tools if "input_schema" in tool],
+            "tools": [chat_tool(tool, tool["input_schema"]) for tool in tools if "input_schema" in tool],
             "stream": body.get("stream") is True,
         }
         choice = as_mapping(body.get("tool_choice"))
         if choice:
-            named = {"type": "function", "function": {"name": choice.get("name")}}
-            chat["tool_choice"] = _CHOICES.get(str(choice.get("type")), named)
+            chat["tool_choice"] = _CHOICES.get(str(choice.get("type")), chat_choice(choice.get("name")))
         return chat | {name: body[name] for name in ("max_tokens", "thinking") if name in body}
 
     def refusal(
@@ -253,11 +261,6 @@ def _of(row: Mapping[str, Any], kind: str) -> list[Block]:
 
 def _texts(content: Any) -> list[str]:
     return [str(block.get("text") or "") for block in _content(content) if block.get("type") == "text"]
-
-
-def _function(tool: Block) -> dict[str, Any]:
-    named = {"name": tool.get("name"), "description": tool.get("description", "")}
-    return {**named, "parameters": tool["input_schema"]}
 
 
 def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
-from ctxfold.testing.script import ErrorReply, as_list, as_mapping, as_mappings, chat_call
+from ctxfold.testing.script import ErrorReply, as_list, as_mapping, as_mappings, chat_call, chat_choice, chat_tool
 from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
 
@@ -63,14 +63,13 @@ class Converse(ServedWire):
         body: dict[str, Any] = {
             "model": unquote(match["model"]) if match else "",
             "messages": messages,
-            "tools": [{"type": "function", "function": _function(tool)} for tool in tools if tool],
+            "tools": [chat_tool(tool, as_mapping(tool.get("inputSchema")).get("json")) for tool in tools if tool],
             "stream": match is not None and match["stream"] is not None,
         }
         choice = as_mapping(config.get("toolChoice"))
         if choice:
             name = as_mapping(choice.get("tool")).get("name")
-            named = {"type": "function", "function": {"name": name}}
-            body["tool_choice"] = named if name else "required" if "any" in choice else "auto"
+            body["tool_choice"] = chat_choice(name) if name else "required" if "any" in choice else "auto"
         limit = as_mapping(api_request.body.get("inferenceConfig")).get("maxTokens")
         return body if limit is None else {**body, "max_tokens": limit}
 
@@ -183,11 +182,6 @@ def _of(row: Mapping[str, Any], kind: str) -> list[Block]:
     """Returns the blocks of a kind, without those of tools that the service runs itself."""
     blocks = [as_mapping(block[kind]) for block in _content(row) if kind in block]
     return [block for block in blocks if block.get("type") != "server_tool_use"]
-
-
-def _function(tool: Block) -> dict[str, Any]:
-    schema = as_mapping(tool.get("inputSchema")).get("json")
-    return {"name": tool.get("name"), "description": tool.get("description", ""), "parameters": schema}
 
 
 def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,17 @@ from urllib.parse import unquote
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
-from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapping, as_mappings, chat_call
+from ctxfold.testing.script import (
+    Body,
+    ErrorReply,
+    api_error,
+    as_list,
+    as_mapping,
+    as_mappings,
+    chat_call,
+    chat_choice,
+    chat_tool,
+)
 from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
 
@@ -53,18 +63,16 @@ class GenerateContent(ServedWire):
             "messages": _messages(api_request.body),
             "stream": method == "streamGenerateContent",
         }
-        tools = [
-            _tool(as_mapping(one)) for tool in as_mappings(api_request.body.get("tools")) for one in _declared(tool)
-        ]
-        if tools:
-            body["tools"] = tools
+        tools = as_mappings(api_request.body.get("tools"))
+        declared = [one for tool in tools for one in as_mappings(tool.get("functionDeclarations"))]
+        if declared:
+            body["tools"] = [_tool(one) for one in declared]
         if "maxOutputTokens" in generation:
             body["max_tokens"] = generation["maxOutputTokens"]
         calling = as_mapping(as_mapping(api_request.body.get("toolConfig")).get("functionCallingConfig"))
         if calling.get("mode") in _CHOICES:
             named = as_list(calling.get("allowedFunctionNames"))
-            choice = {"type": "function", "function": {"name": named[0]}} if named else _CHOICES[calling["mode"]]
-            body["tool_choice"] = choice
+            body["tool_choice"] = chat_choice(named[0]) if named else _CHOICES[calling["mode"]]
         if generation.get("responseMimeType") == "application/json":
             schema = generation.get("responseJsonSchema")
             form = (
@@ -127,14 +135,8 @@ def _named(api_request: ApiRequest) -> tuple[str, str]:
     return (unquote(match[1]), match[2]) if match is not None else ("", "")
 
 
-def _declared(tool: Mapping[str, Any]) -> list[Any]:
-    return as_list(tool.get("functionDeclarations"))
-
-
 def _tool(declared: Mapping[str, Any]) -> dict[str, Any]:
-    schema = declared.get("parametersJsonSchema", declared.get("parameters", {}))
-    function = {"name": declared.get("name"), "description": declared.get("description", ""), "parameters": schema}
-    return {"type": "function", "function": function}
+    return chat_tool(declared, declared.get("parametersJsonSchema", declared.get("parameters", {})))
 
 
 def _messages(body: Body) -> list[dict[str, Any]]:

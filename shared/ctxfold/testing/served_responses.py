@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
-from ctxfold.testing.script import ErrorReply, api_error, as_list, as_mapping, as_mappings
+from ctxfold.testing.script import ErrorReply, api_error, as_list, as_mapping, as_mappings, chat_choice
 from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
 
@@ -84,8 +84,7 @@ class Responses(ServedWire):
         }
         if body.get("tool_choice") is not None:
             choice = body["tool_choice"]
-            named = {"type": "function", "function": {"name": as_mapping(choice).get("name")}}
-            chat["tool_choice"] = choice if isinstance(choice, str) else named
+            chat["tool_choice"] = choice if isinstance(choice, str) else chat_choice(as_mapping(choice).get("name"))
         if body.get("max_output_tokens") is not None:
             chat["max_tokens"] = body["max_output_tokens"]
         shape = as_mapping(as_mapping(body.get("text")).get("format"))

@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self, cast, get_args
 
 import ctxfold.testing.http as http
 import ctxfold.testing.model as model
 import ctxfold.testing.render as render
+from ctxfold._lifecycle import Closing
 from ctxfold.errors import ConfigError
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import Body, ErrorReply, RawReply, Reply, Script, Scripted, ScriptPlayer, api_error
@@ -50,7 +50,7 @@ class RecordedRequest:
     body_bytes: bytes
 
 
-class ModelServer:
+class ModelServer(Closing):
     """A model server on 127.0.0.1, in a thread of its own, from `start` or `with` to `close` or the end of the block.
 
     `model="lookup"` answers from the messages of each request alone; `script=` plays a list, or asks a function of the request's
@@ -146,18 +146,8 @@ class ModelServer:
     def __enter__(self) -> Self:
         return self if self._thread is not None else self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     async def __aenter__(self) -> Self:
         return await asyncio.to_thread(self.__enter__)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _run(self, ready: concurrent.futures.Future[int]) -> None:
         try:
