@@ -117,6 +117,11 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, default=_plain))
 
 
+def print_result(payload: object, text: str, *, as_json: bool) -> None:
+    """Prints the result of a command: the payload as JSON, or the text."""
+    print_json(payload) if as_json else output().print(text)
+
+
 def _plain(value: object) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 

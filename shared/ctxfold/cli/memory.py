@@ -9,7 +9,20 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ctxfold.cli.common import OWNER, AsJson, Name, Owner, StoreUrl, opened, output, print_json, session, shown, within
+from ctxfold.cli.common import (
+    OWNER,
+    AsJson,
+    Name,
+    Owner,
+    StoreUrl,
+    opened,
+    output,
+    print_json,
+    print_result,
+    session,
+    shown,
+    within,
+)
 from ctxfold.errors import ConfigError, MessageNotFoundError
 
 memory = typer.Typer(help="List, add and forget the memory items of an owner.", no_args_is_help=True)
@@ -97,4 +110,4 @@ def forget(
         forgotten = place.forget(owner, chosen)
         place.erase(())  # removes the text from the file as well
         payload = {"forgotten": [i.id for i in forgotten]}
-        print_json(payload) if as_json else output().print(f"forgotten: {len(forgotten)} items")
+        print_result(payload, f"forgotten: {len(forgotten)} items", as_json=as_json)

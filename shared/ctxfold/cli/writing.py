@@ -25,6 +25,7 @@ from ctxfold.cli.common import (
     output,
     output_file,
     print_json,
+    print_result,
     progress,
     session,
     session_in,
@@ -36,7 +37,6 @@ from ctxfold.engine.erase import Erasure
 from ctxfold.engine.retention import Pruned, Retention
 from ctxfold.errors import ConfigError, SessionNotFoundError
 from ctxfold.history.records import OFFLOADED
-from ctxfold.history.view import View
 from ctxfold.io.session_files import Zone, file_rules, parse_lines
 from ctxfold.protocols import Store, UuidIds, Wire
 
@@ -88,15 +88,10 @@ def undo(name: Name, store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = Fa
     with within(as_json=as_json), session(store, name, owner) as context:
         before = context.view()
         context.undo()
-        _print_change(before, context.view(), as_json=as_json)
-
-
-def _print_change(before: View, after: View, *, as_json: bool) -> None:
-    payload = {"messages": [len(before), len(after)], "tokens": [before.tokens, after.tokens]}
-    if as_json:
-        print_json(payload)
-    else:
-        output().print(f"{len(before)} -> {len(after)} messages, {before.tokens} -> {after.tokens} tokens")
+        after = context.view()
+        payload = {"messages": [len(before), len(after)], "tokens": [before.tokens, after.tokens]}
+        text = f"{len(before)} -> {len(after)} messages, {before.tokens} -> {after.tokens} tokens"
+        print_result(payload, text, as_json=as_json)
 
 
 def fork(
@@ -111,7 +106,7 @@ def fork(
     with within(as_json=as_json), session(store, name, owner) as context:
         view = context.fork(new, at=at).view()
         payload = {"session": new, "messages": len(view), "tokens": view.tokens}
-        print_json(payload) if as_json else output().print(f"{shown(new)}: {len(view)} messages, {view.tokens} tokens")
+        print_result(payload, f"{shown(new)}: {len(view)} messages, {view.tokens} tokens", as_json=as_json)
 
 
 def export(
@@ -131,8 +126,7 @@ def export(
             lines = context.export_jsonl(path, zone=cast("Zone", zone), native=native)
         if is_stdout(file):
             return
-        payload = {"file": str(file), "lines": lines}
-        print_json(payload) if as_json else output().print(f"{lines} lines in {file}")
+        print_result({"file": str(file), "lines": lines}, f"{lines} lines in {file}", as_json=as_json)
 
 
 def import_(
@@ -159,7 +153,7 @@ def import_(
             with progress().status("reading"):
                 count = context.import_jsonl(file)
             payload = {"session": name, "messages": count}
-            print_json(payload) if as_json else output().print(f"{count} messages into {shown(name)}")
+            print_result(payload, f"{count} messages into {shown(name)}", as_json=as_json)
 
 
 def _exists(url: str, name: str, owner: str) -> bool:
@@ -256,14 +250,12 @@ def partition(
             with progress().status("cancelling"):
                 cancelled = place.cancel_partition()
             outcome = "cancelled: the tables are as before" if cancelled else "no move is under way"
-            print_json({"cancelled": cancelled}) if as_json else output().print(outcome)
+            print_result({"cancelled": cancelled}, outcome, as_json=as_json)
             return
         with progress().status("moving") as status:
             copied = place.partition(partitions, progress=lambda rows: status.update(f"moving: {rows:,} rows copied"))
         payload = {"partitions": partitions, "copied": copied}
-        print_json(payload) if as_json else output().print(
-            f"{partitions} partitions, {copied} rows copied by this call"
-        )
+        print_result(payload, f"{partitions} partitions, {copied} rows copied by this call", as_json=as_json)
 
 
 def _pruned(
